@@ -49,10 +49,10 @@ def test_every_pair_is_found_once(seed: int, max_bits: int, num_queries: int, nu
 @pytest.mark.parametrize("size", CORPUS_SIZES)
 def test_blocks_cannot_all_differ_in_more_than_their_radius(max_bits: int, size: int) -> None:
     blocks = blocks_for(max_bits, size, size)
-    bits = [bit for block in blocks for bit in block.bits]
+    bits = [block.start + bit for block in blocks for bit in range(block.size)]
     assert len(set(bits)) == len(bits)
     assert set(bits) <= set(range(64))
-    assert sum(block.radius + 1 for block in blocks) > max_bits or blocks == (Block((), 0),)
+    assert sum(block.radius + 1 for block in blocks) > max_bits or blocks == (Block(0, 0, 0),)
 
 
 @pytest.mark.parametrize("size", CORPUS_SIZES)

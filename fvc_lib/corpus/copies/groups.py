@@ -1,8 +1,8 @@
 """Leakage groups: connected components over everything that makes two videos the same footage.
 
-Linked are videos with one stated group (an FVC cascade), one source id, one content, or perceptual hashes that are
-near each other. Split by row instead, an oracle that only recognises the cascade scores AUC 0.996 on FVC-2018; split
-by these groups it scores 0.5.
+Videos are linked by one stated group (an FVC cascade), one source id, one content, or near perceptual hashes. Split by
+row instead, an oracle that only recognises the cascade scores AUC 0.996 on FVC-2018; split by these groups it scores
+0.5.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-Why = Literal["same_source", "same_content", "near_duplicate"]
+_Why = Literal["same_source", "same_content", "near_duplicate"]
 _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of a video without one
 
 
@@ -21,14 +21,9 @@ class GroupMember:
     """One video file and the facts that decide its group."""
 
     path: str  # names the file in merge reports; unique
-    source_id: str  # what the label source calls the video
-    content_sha256: str | None  # hash of the file's content; none: a row of a label table, whatever became of its video
-    stated_group: str | None = None  # the group the label source gave, if any
-
-    @property
-    def own_name(self) -> tuple[str, str]:
-        """Name of a group without a stated one: the content, or the source if there is none."""
-        return ("source", self.source_id) if self.content_sha256 is None else ("video", self.content_sha256)
+    source_id: str  # name of the video in the label source
+    content_sha256: str | None  # hash of the file's content; None: a row of a label table, with or without a video
+    stated_group: str | None = None  # the group in the label source, if any
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Merge:
     """One link between sets of videos that the label source keeps apart."""
 
     group_id: str  # the group they are in now
-    why: Why  # what linked them
+    why: _Why
     evidence: str  # the source id, the start of the content hash, or the two near-duplicate paths
     first: str  # the stated group, or the path of a video that had none, on one side
     second: str  # the same on the other side
@@ -44,7 +39,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Group ids in the order of the members, and what was merged."""
+    """Group ids in the order of the members, and the links that merged groups."""
 
     group_ids: tuple[str, ...]
     merges: tuple[Merge, ...]
@@ -87,10 +82,10 @@ def join_groups(
 ) -> Grouping:
     """Give every member the id of its connected component.
 
-    A component with exactly one stated group keeps that name; with several it is named after the first of them in
-    sorted order, as ``f138+3 more``; without any it is ``video <first 16 hex of its smallest content hash>``, or
+    A component with exactly one stated group keeps that name. With several it is named after the first of them in
+    sorted order, as ``f138+3 more``. Without any it is ``video <first 16 hex of its smallest content hash>``, or
     ``source <source id>`` where there is no content. Ids and merges do not depend on the order of the arguments.
-    Members are never joined for lacking a stated group.
+    Lacking a stated group joins nothing.
 
     Args:
         members: the videos; files with one content are separate members.
@@ -101,77 +96,60 @@ def join_groups(
     Raises:
         IndexError: a near-duplicate position is out of range.
     """
-    groups_of = _groups_by_source(members, memberships)
+    groups_of = defaultdict[str, set[str]](set)
+    own = ((member.source_id, member.stated_group) for member in members if member.stated_group is not None)
+    for source_id, group in (*memberships, *own):
+        groups_of[source_id].add(group)
+
+    def home(member: GroupMember) -> _Node:
+        groups = groups_of.get(member.source_id)
+        return ("group", min(groups)) if groups else ("source", member.source_id)
+
+    named: dict[_Node, str] = {("group", group): group for group in sorted(set().union(*groups_of.values()))}
     ordered = sorted(members, key=lambda member: member.path)
-    # The node that stands for a member: a stated group of its source, or the source itself.
-    home_of: dict[str, _Node] = {
-        member.path: ("group", groups_of[member.source_id][0])
-        if member.source_id in groups_of
-        else ("source", member.source_id)
-        for member in ordered
-    }
-    named: dict[_Node, str] = {("group", group): group for groups in groups_of.values() for group in groups}
     for member in ordered:
-        named.setdefault(home_of[member.path], member.path)
+        named.setdefault(home(member), member.path)
     number = {node: place for place, node in enumerate(named)}
     names = list(named.values())  # of each component by its label: the smallest in it
-    components, links = Components(len(names)), []
+    components, links = Components(len(names)), list[tuple[int, _Why, str, str, str]]()
 
-    def link(first: _Node, second: _Node, why: Why, evidence: str) -> None:
-        one, other = (names[components.label[number[node]]] for node in (first, second))
+    def link(first: _Node, second: _Node, why: _Why, evidence: str) -> None:
+        sides = sorted(names[components.label[number[node]]] for node in (first, second))
         if components.join(number[first], number[second]):
-            smaller, larger = sorted((one, other))
-            names[components.label[number[first]]] = smaller
-            links.append((number[first], why, evidence, smaller, larger))
+            names[components.label[number[first]]] = sides[0]
+            links.append((number[first], why, evidence, sides[0], sides[1]))
 
     for source_id in sorted(groups_of):
-        first, *others = groups_of[source_id]
+        first, *others = sorted(groups_of[source_id])
         for other in others:
             link(("group", first), ("group", other), "same_source", source_id)
     first_home: dict[str, _Node] = {}
     for member in ordered:
+        if member.content_sha256 is not None:
+            first_of_content = first_home.setdefault(member.content_sha256, home(member))
+            link(first_of_content, home(member), "same_content", member.content_sha256[:16])
+    by_path = {member.path: home(member) for member in ordered}
+    for one, two in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
+        link(by_path[one], by_path[two], "near_duplicate", f"{one} ~ {two}")
+
+    stated, unstated = defaultdict[int, list[str]](list), dict[int, str]()
+    for node, place in number.items():
+        if node[0] == "group":
+            stated[int(components.label[place])].append(node[1])
+    label_of = [int(components.label[number[home(member)]]) for member in members]
+    for label, member in zip(label_of, members, strict=True):
         content = member.content_sha256
-        if content is not None:
-            home = home_of[member.path]
-            link(first_home.setdefault(content, home), home, "same_content", content[:16])
-    for one, other in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
-        link(home_of[one], home_of[other], "near_duplicate", f"{one} ~ {other}")
-
-    label = {node: int(components.label[place]) for node, place in number.items()}
-    group_ids = _component_names(label, members, home_of)
-    return Grouping(
-        tuple(group_ids[label[home_of[member.path]]] for member in members),
-        tuple(Merge(group_ids[int(components.label[place])], why, evidence, a, b)
-              for place, why, evidence, a, b in links if int(components.label[place]) in group_ids),
-    )  # fmt: skip
-
-
-def _groups_by_source(members: Iterable[GroupMember], memberships: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    groups: defaultdict[str, set[str]] = defaultdict(set)
-    for source_id, group in memberships:
-        groups[source_id].add(group)
-    for member in members:
-        if member.stated_group is not None:
-            groups[member.source_id].add(member.stated_group)
-    return {source_id: sorted(found) for source_id, found in groups.items()}
-
-
-def _component_names(
-    label: dict[_Node, int], members: Sequence[GroupMember], home_of: dict[str, _Node]
-) -> dict[int, str]:
-    """Return group ids by label."""
-    stated: defaultdict[int, list[str]] = defaultdict(list)
-    smallest: dict[int, tuple[str, str]] = {}
-    for (kind, name), root in label.items():
-        if kind == "group":
-            stated[root].append(name)
-    for member in members:
-        root = label[home_of[member.path]]
-        smallest[root] = min(member.own_name, smallest.get(root, member.own_name))
-    names = {}
-    for root, (kind, name) in smallest.items():
-        groups = sorted(stated[root])
-        own = f"{kind} {name[:16] if kind == 'video' else name}"
-        more = f"+{len(groups) - 1} more" if len(groups) > 1 else ""
-        names[root] = f"{groups[0]}{more}" if groups else own
-    return names
+        name = f"source {member.source_id}" if content is None else f"video {content[:16]}"
+        unstated[label] = min(name, unstated.get(label, name))
+    group_ids = {
+        label: f"{min(stated[label])}+{len(stated[label]) - 1} more"
+        if len(stated[label]) > 1
+        else (*stated[label], name)[0]
+        for label, name in unstated.items()
+    }
+    merges = []
+    for place, why, evidence, one, two in links:
+        group_id = group_ids.get(int(components.label[place]))
+        if group_id is not None:  # a component without a member has no id
+            merges.append(Merge(group_id, why, evidence, one, two))
+    return Grouping(tuple(group_ids[label] for label in label_of), tuple(merges))

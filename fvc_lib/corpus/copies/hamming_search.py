@@ -1,18 +1,16 @@
 """All pairs of 64-bit codes that differ in few bits, exactly, without comparing all.
 
-Multi-index hashing (Norouzi, Punjani and Fleet 2012): codes that differ in few bits differ in very few bits of at least
-one of a few blocks, so that block is looked up with each choice of so few bits flipped; the whole code then decides.
-Into which blocks codes are cut follows from how many there are (``blocks_for``); of a few hundred all are compared.
+Multi-index hashing (Norouzi, Punjani and Fleet 2012): codes that differ in few bits differ in even fewer bits of at
+least one of several blocks. So each block is looked up with every choice of that few bits flipped, and the whole code
+then decides. The number of codes decides how they are cut into blocks (``blocks_for``); a few hundred are all compared.
 
-Codes that thousands share in a block are compared as a matrix, a tile at a time, and whoever knows which of these pairs
-need no comparison says so (``Large``).
+Codes that thousands share in a block are compared as a matrix, and the caller may leave out some of these pairs.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,86 +19,56 @@ from fvc_lib.corpus.copies.perceptual_hash import Codes
 
 Places = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Near = Callable[[Places, Places], Flags]  # (R, C): which of (R,) rows and (C,) columns of a matrix are a new pair
-# Of the queries (Q,) and entries (E,) that are the rows and columns of a matrix: the pairs to be yielded, as rows and
-# columns (K,), (K,).
-Large = Callable[[Places, Places, Near], Iterator[tuple[Places, Places]]]
+# Chooses pairs of a matrix. Arguments: positions of the queries (R,) and entries (C,), and a function that returns
+# (R, K), which pairs with K of the columns are near. Returns the rows and columns (N,), (N,) of the pairs.
+Choose = Callable[[Places, Places, Callable[[Places], Flags]], tuple[Places, Places]]
 
-# Nanoseconds, measured; they decide how codes are cut, never what is found.
-_LOOKUP_NS, _COMPARED_NS, _IN_MATRIX_NS, _STEP_NS, _KEY_NS = 20.0, 0.9, 0.9, 60_000.0, 2.0
+# Nanoseconds, measured; they decide how codes are cut, never which pairs are found.
+_LOOKUP_NS, _COMPARED_NS, _STEP_NS, _KEY_NS = 20.0, 0.9, 60_000.0, 2.0
 _MOST_BLOCKS, _MOST_KEY_BITS = 7, 24
 _CANDIDATES = 1 << 16  # compared at a time
 _LARGE_PAIRS = 1 << 17  # keys with at least this many pairs are compared as a matrix
 _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
-_PIECE = 1 << 22  # counted at a time
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some bits of a code, of which at most ``radius`` may differ in a pair that is found by them."""
+    """``size`` bits of a code from bit ``start`` on, of which at most ``radius`` may differ in a pair found by them."""
 
-    bits: tuple[int, ...]
+    start: int
+    size: int
     radius: int
 
-    @property
-    def mask(self) -> np.uint64:
-        """Bit mask of the block."""
-        return np.uint64(sum(1 << bit for bit in self.bits))
-
-    @property
-    def num_lookups(self) -> int:
-        """Number of keys that each query is looked up by."""
-        return sum(math.comb(len(self.bits), flipped) for flipped in range(self.radius + 1))
-
-    def keys(self, codes: Codes) -> npt.NDArray[np.uint32]:
+    def keys(self, codes: Codes) -> Codes:
         """Return the bits of each code as one small number."""
-        keys, words = np.zeros(len(codes), np.uint32), codes.view(np.uint16).reshape(-1, 4)
-        values = np.arange(1 << 16, dtype=np.uint32)
-        for word in range(4):  # of a little-endian code
-            part = np.zeros(1 << 16, np.uint32)
-            for place, bit in enumerate(self.bits):
-                if bit // 16 == word:
-                    part |= ((values >> np.uint32(bit % 16)) & np.uint32(1)) << np.uint32(place)
-            keys |= part[words[:, word]]
-        return keys
+        return (codes >> np.uint64(self.start)) & np.uint64((1 << self.size) - 1)
 
 
 def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block, ...]:
-    """Return the blocks by which pairs within ``max_bits`` are found in least time. One without bits: compare all."""
-    best: tuple[Block, ...] = (Block((), 0),)
-    least = num_queries * num_entries * _IN_MATRIX_NS + _STEP_NS
-    for blocks in _ways_to_cut(max_bits):
+    """Return the blocks that find the pairs within ``max_bits`` in least time. One without bits: compare all."""
+    ways: dict[tuple[Block, ...], float] = {(Block(0, 0, 0),): num_queries * num_entries * _COMPARED_NS + _STEP_NS}
+    for number in range(2, _MOST_BLOCKS + 1):
+        # Of each pair at least one block differs in at most its radius; blocks of radius -1 are not needed.
+        radius, larger = divmod(max_bits - number + 1, number)
+        borders = [64 * block // number for block in range(number + 1)]
+        cut = zip(borders, borders[1:], itertools.count(), strict=False)
+        blocks = tuple(Block(start, end - start, radius + (place < larger)) for start, end, place in cut)
+        blocks = tuple(block for block in blocks if block.radius >= 0)
         nanoseconds = 0.0
         for block in blocks:
-            num_keys = 1 << len(block.bits)
+            num_keys = 1 << block.size
+            num_lookups = sum(math.comb(block.size, flipped) for flipped in range(block.radius + 1))
             a_lookup = _LOOKUP_NS + _COMPARED_NS * _width(num_entries, num_keys)
-            nanoseconds += num_keys * _KEY_NS + block.num_lookups * (_STEP_NS + num_queries * a_lookup)
-        if nanoseconds < least:
-            best, least = blocks, nanoseconds
-    return best
+            nanoseconds += num_keys * _KEY_NS + num_lookups * (_STEP_NS + num_queries * a_lookup)
+        if blocks[0].size <= _MOST_KEY_BITS:
+            ways[blocks] = nanoseconds
+    return min(ways, key=lambda blocks: ways[blocks])
 
 
-def _ways_to_cut(max_bits: int) -> Iterator[tuple[Block, ...]]:
-    """Yield sets of blocks of which at least one differs in at most its radius, for each pair within ``max_bits``."""
-    for number in range(2, _MOST_BLOCKS + 1):
-        share, rest = divmod(max_bits - number + 1, number)
-        radii = [share + (block < rest) for block in range(number)]
-        for size in range(4, _MOST_KEY_BITS + 1) if rest else (0,):  # of those with the larger radius
-            left, others = 64 - size * rest, number - rest
-            sizes = [size] * rest + [left // others + (place < left % others) for place in range(others)]
-            if left < 0 or (share >= 0 and not 1 <= min(sizes) <= max(sizes) <= _MOST_KEY_BITS):
-                continue
-            blocks = zip(_dealt(sizes), radii, strict=True)
-            yield tuple(Block(bits, radius) for bits, radius in blocks if radius >= 0)
-
-
-def _dealt(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Deal bits in turn, so that neighbouring frequencies lie in different blocks."""
-    bits: list[list[int]] = [[] for _ in sizes]
-    turns = itertools.cycle(range(len(sizes)))
-    for bit in range(sum(sizes)):
-        bits[next(block for block in turns if len(bits[block]) < sizes[block])].append(bit)
-    return [tuple(each) for each in bits]
+def _width(num_entries: int, num_keys: int) -> int:
+    """Return a number of entries that nearly no key exceeds."""
+    mean = num_entries / num_keys
+    return math.ceil(1 + mean + math.sqrt(mean))
 
 
 @dataclass(frozen=True)
@@ -111,86 +79,70 @@ class Sorted:
     keys: npt.NDArray[np.uint32]
     position: npt.NDArray[np.uint32]  # among the codes that were given
 
-    @classmethod
-    def by(cls, block: Block, codes: Codes) -> Self:
-        """Sort at most 2**32 codes by their keys in ``block``."""
-        # As one number the two sort ten times as fast as by argsort.
-        order = block.keys(codes).astype(np.uint64) << np.uint64(32)
-        order |= np.arange(len(codes), dtype=np.uint64)
-        order.sort()
-        position = order.astype(np.uint32)  # the lower half
-        order >>= np.uint64(32)
-        return cls(codes[position], order.astype(np.uint32), position)
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def part(self, some: slice) -> Self:
+    def part(self, some: slice) -> "Sorted":
         """Return some of them."""
-        return type(self)(self.codes[some], self.keys[some], self.position[some])
+        return Sorted(self.codes[some], self.keys[some], self.position[some])
 
 
-@dataclass(frozen=True)
+def sorted_by(block: Block, codes: Codes) -> Sorted:
+    """Sort at most 2**32 codes by their keys in ``block``."""
+    # As one number key and position sort ten times as fast as by argsort.
+    order = (block.keys(codes) << np.uint64(32)) | np.arange(len(codes), dtype=np.uint64)
+    order.sort()
+    position = order.astype(np.uint32)  # the lower half
+    return Sorted(codes[position], (order >> np.uint64(32)).astype(np.uint32), position)
+
+
 class BlockSearch:
-    """Entries that are looked up by one block, and the blocks before it."""
+    """Look up at most 2**31 entries by the block ``number``; pairs that an earlier block finds are left out."""
 
-    codes: Codes  # of the entries, sorted
-    position: npt.NDArray[np.uint32]
-    starts: npt.NDArray[np.int32]  # where each key begins among them, and at last where all end
-    block: Block
-    earlier: tuple[Block, ...]
-    max_bits: int
+    def __init__(self, entries: Codes, blocks: Sequence[Block], number: int, max_bits: int) -> None:
+        self._block, self._earlier, self._max_bits = blocks[number], blocks[:number], max_bits
+        ordered = sorted_by(self._block, entries)
+        self._codes, self._position = ordered.codes, ordered.position
+        # Where the entries of each key begin, and at last where all end.
+        keys = np.arange((1 << self._block.size) + 1, dtype=np.uint32)
+        self._starts = np.searchsorted(ordered.keys, keys).astype(np.int32)
+        self._most_of_a_key = int(np.diff(self._starts).max())
 
-    @classmethod
-    def of(cls, entries: Codes, blocks: Sequence[Block], number: int, max_bits: int) -> Self:
-        """For the block of that number, at most 2**31 entries."""
-        block = blocks[number]
-        found = Sorted.by(block, entries)
-        starts = np.zeros((1 << len(block.bits)) + 1, np.int32)
-        for some in range(0, len(found), _PIECE):
-            starts[1:] += np.bincount(found.keys[some : some + _PIECE], minlength=len(starts) - 1).astype(np.int32)
-        np.cumsum(starts, out=starts)
-        return cls(found.codes, found.position, starts, block, tuple(blocks[:number]), max_bits)
-
-    def pairs(self, queries: Sorted, large: Large | None = None) -> Iterator[tuple[Places, Places]]:
-        """Yield the positions (K,), (K,) of pairs within ``max_bits`` that no earlier block finds, each once.
+    def pairs(self, queries: Sorted, choose: Choose | None = None) -> Iterator[tuple[Places, Places]]:
+        """Yield the positions (K,), (K,) of pairs within ``max_bits``, each once.
 
         Args:
             queries: sorted by the same block.
-            large: says which pairs to yield of keys that many queries and entries share; none: all that are near.
+            choose: chooses among the pairs of keys that many queries and entries share; None: all that are near.
         """
-        times = _run_lengths(queries.keys)
-        most = int(times.max(initial=0)) * int(np.diff(self.starts).max(initial=0))
-        ends = self.starts[1:]
-        for mask in _masks(len(self.block.bits), self.block.radius):
-            keys = queries.keys ^ np.uint32(mask)
-            first = self.starts.take(keys)
-            counts = ends.take(keys) - first
-            if most >= _LARGE_PAIRS:
-                is_large = counts * times.astype(np.int64) >= _LARGE_PAIRS
-                for start in np.flatnonzero(is_large & _is_run_start(queries.keys)):
-                    rows = np.arange(start, start + times[start])
-                    yield from self._in_matrix(queries, rows, int(first[start]), int(counts[start]), large)
-                counts[is_large] = 0
+        _, start_of, times = np.unique(queries.keys, return_index=True, return_counts=True)
+        has_large = self._most_of_a_key * int(times.max(initial=0)) >= _LARGE_PAIRS
+        for mask in _masks(self._block):
+            keys = queries.keys ^ mask
+            first = self._starts.take(keys)
+            counts = self._starts.take(keys + np.uint32(1)) - first
+            if has_large:
+                for kind in np.flatnonzero(counts[start_of] * times >= _LARGE_PAIRS):
+                    start = start_of[kind]
+                    some, begin = slice(start, start + times[kind]), first[start]
+                    yield from self._in_matrix(queries.part(some), slice(begin, begin + counts[start]), choose)
+                    counts[some] = 0
             for query, entry in self._one_by_one(queries.codes, first, counts):
-                yield queries.position[query].astype(np.int64), self.position[entry].astype(np.int64)
+                yield queries.position[query].astype(np.int64), self._position[entry].astype(np.int64)
 
     def _one_by_one(
         self, queries: Codes, first: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
     ) -> Iterator[tuple[Places, Places]]:
-        """Places among the sorted of the near pairs of each query and its ``counts`` entries from ``first``.
+        """Yield places among the sorted of the near pairs of each query and its ``counts`` entries from ``first``.
 
-        Each is compared with as many entries as most have, whether they are its own or others that follow: copying
-        what lies together and sorting out the few that are near is faster than counting. Those that have more are
-        compared with the next, twice as many at a time.
+        Each query is compared with a fixed number of entries, its own and others that follow: copying neighbours and
+        sorting out the few near ones is faster than counting. Queries with more entries are compared with the next
+        ones, twice as many at a time.
         """
-        width, asked = min(_width(len(self.codes), len(self.starts) - 1), len(self.codes)), np.flatnonzero(counts)
+        width, asked = min(_width(len(self._codes), len(self._starts) - 1), len(self._codes)), np.flatnonzero(counts)
         first, counts = first[asked], counts[asked]
         done = 0
         while len(asked):
             # All overlapping runs of ``width`` neighbours, as items that are copied whole.
             runs = np.ndarray(
-                len(self.codes) - width + 1, f"V{width * 8}", buffer=self.codes, strides=self.codes.strides
+                len(self._codes) - width + 1, f"V{width * 8}", buffer=self._codes, strides=self._codes.strides
             )
             from_place = np.minimum(first + np.int32(done), np.int32(len(runs) - 1))
             at_once = max(1, _CANDIDATES // width)
@@ -198,42 +150,49 @@ class BlockSearch:
                 some = slice(start, start + at_once)
                 difference = runs[from_place[some]].view(np.uint64).reshape(-1, width)
                 difference ^= queries[asked[some]][:, None]
-                near = np.flatnonzero(np.bitwise_count(difference) <= self.max_bits)
+                near = np.flatnonzero(np.bitwise_count(difference) <= self._max_bits)
                 if not len(near):
                     continue
                 row, column = np.divmod(near, width)
                 entry = from_place[some][row] + column
                 is_own = (entry >= first[some][row] + done) & (entry < first[some][row] + counts[some][row])
-                if self.earlier:
-                    is_own &= self._is_new(difference.reshape(-1)[near])
+                is_own &= self._is_new(difference.reshape(-1)[near])
                 yield asked[some][row[is_own]], entry[is_own]
             done += width
             more = counts > done
             asked, first, counts = asked[more], first[more], counts[more]
-            width = min(2 * width, len(self.codes))
+            width = min(2 * width, len(self._codes))
 
     def _is_new(self, difference: Codes) -> Flags:
         is_new = np.ones(difference.shape, np.bool_)
-        for block in self.earlier:
-            is_new &= np.bitwise_count(difference & block.mask) > block.radius
+        for block in self._earlier:
+            is_new &= np.bitwise_count(block.keys(difference)) > block.radius
         return is_new
 
-    def _in_matrix(
-        self, queries: Sorted, rows: Places, first: int, count: int, large: Large | None
-    ) -> Iterator[tuple[Places, Places]]:
-        codes, entries = queries.codes[rows], self.codes[first : first + count]
-        query = queries.position[rows].astype(np.int64)
-        entry = self.position[first : first + count].astype(np.int64)
+    def _in_matrix(self, queries: Sorted, some: slice, choose: Choose | None) -> Iterator[tuple[Places, Places]]:
+        """Yield the pairs of all ``queries`` and ``some`` entries, few rows at first: the caller learns from them."""
+        codes, entry = self._codes[some], self._position[some].astype(np.int64)
+        query = queries.position.astype(np.int64)
+        start, num_rows = 0, 1
+        while start < len(query):
+            rows, width = slice(start, start + num_rows), _TILE_PAIRS // num_rows
+            for column in range(0, len(entry), width):
+                tile = codes[column : column + width]
 
-        def near(some: Places, others: Places) -> Flags:
-            difference = codes[some][:, None] ^ entries[others]
-            is_near: Flags = np.bitwise_count(difference) <= self.max_bits
-            if self.earlier and is_near.any():
-                is_near &= self._is_new(difference)
-            return is_near
+                def near(columns: Places, rows: slice = rows, tile: Codes = tile) -> Flags:
+                    difference = queries.codes[rows, None] ^ tile[columns]
+                    is_near: Flags = np.bitwise_count(difference) <= self._max_bits
+                    return is_near & self._is_new(difference) if is_near.any() else is_near
 
-        found = (large or _all_tiles)(query, entry, near)
-        yield from ((query[some], entry[others]) for some, others in found)
+                tile_entry = entry[column : column + width]
+                found = (choose or _all_near)(query[rows], tile_entry, near)
+                yield query[rows][found[0]], tile_entry[found[1]]
+            start, num_rows = start + num_rows, min(2 * num_rows, _TILE_ROWS)
+
+
+def _all_near(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
+    row, column = np.nonzero(near(np.arange(len(entry))))
+    return row, column
 
 
 def codes_within(
@@ -248,48 +207,15 @@ def codes_within(
         queries: uint64 (Q,).
         entries: uint64 (E,).
         max_bits: 0 to 64.
-        blocks: what ``blocks_for`` gave; None: it is asked.
+        blocks: cut the codes in this way; None: as ``blocks_for`` says.
     """
     blocks = blocks_for(max_bits, len(queries), len(entries)) if blocks is None else blocks
     for number, block in enumerate(blocks):
-        yield from BlockSearch.of(entries, blocks, number, max_bits).pairs(Sorted.by(block, queries))
+        yield from BlockSearch(entries, blocks, number, max_bits).pairs(sorted_by(block, queries))
 
 
-def tiles(rows: Places, columns: Places) -> Iterator[tuple[Places, Places]]:
-    """Cut a matrix into pieces that a processor's cache holds."""
-    at_once = min(max(1, len(rows)), _TILE_ROWS)
-    for start in range(0, len(rows), at_once):
-        for column in range(0, len(columns), _TILE_PAIRS // at_once):
-            yield rows[start : start + at_once], columns[column : column + _TILE_PAIRS // at_once]
-
-
-def _all_tiles(queries: Places, entries: Places, near: Near) -> Iterator[tuple[Places, Places]]:
-    for rows, columns in tiles(np.arange(len(queries)), np.arange(len(entries))):
-        row, column = np.nonzero(near(rows, columns))
-        if len(row):
-            yield rows[row], columns[column]
-
-
-def _width(num_entries: int, num_keys: int) -> int:
-    """Return a number of entries that nearly no key exceeds."""
-    mean = num_entries / num_keys
-    return math.ceil(1 + mean + math.sqrt(mean))
-
-
-def _is_run_start(keys: npt.NDArray[np.uint32]) -> Flags:
-    """Return (Q,): whether a key differs from the one before it."""
-    return np.concatenate([np.ones(min(1, len(keys)), np.bool_), keys[1:] != keys[:-1]])
-
-
-def _run_lengths(keys: npt.NDArray[np.uint32]) -> Places:
-    """Return (Q,): the number of equal keys of each of these sorted keys."""
-    starts = np.flatnonzero(_is_run_start(keys))
-    lengths = np.diff(starts, append=len(keys))
-    return np.repeat(lengths, lengths)
-
-
-def _masks(num_bits: int, radius: int) -> Iterator[int]:
-    """Yield all numbers of ``num_bits`` bits with at most ``radius`` of them set."""
-    for flipped in range(radius + 1):
-        for chosen in itertools.combinations(range(num_bits), flipped):
-            yield sum(1 << bit for bit in chosen)
+def _masks(block: Block) -> Iterator[np.uint32]:
+    """Yield all numbers of the block's size with at most its radius of bits set."""
+    for flipped in range(block.radius + 1):
+        for chosen in itertools.combinations(range(block.size), flipped):
+            yield np.uint32(sum(1 << bit for bit in chosen))

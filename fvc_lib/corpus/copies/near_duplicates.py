@@ -1,11 +1,10 @@
 """Pairs of videos that show the same footage, by their perceptual hashes.
 
 Two videos do when one looks like a window of the other, the right way round or mirrored, in more than half of its
-frames. Compared are frames at the same relative times, or where one is taken for a copy with a fifth cut off at the
-start, at the end, or at both: the nearest that were sampled. One frame from the middle must agree closely at the same
-relative time. By it candidates are found, in few videos by comparing all, in many by looking up near codes; first and
-last frames find none, so that thousands of videos with one title or closing card do not all become candidates. Where
-hashes come with looks, these have the last word (``likeness``): they take links away and add none.
+frames. Frames at the same relative times are compared. If a fifth may have been cut off one video's start, end or both,
+the nearest sampled frames are compared. One frame from the middle must agree closely at the same relative time; it
+finds the candidates. First and last frames find none, so that thousands of videos with one title or closing card do not
+all become candidates. Where hashes come with looks (``likeness``), these can only take links away.
 
 Measured with 10 bits on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low rates, other
 sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from either end):
@@ -13,48 +12,30 @@ sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates
 two of 1,269 and five of 828 of such pairs (32 edits, 40 events and 28 clips).
 """
 
-import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.corpus.copies.groups import Components
-from fvc_lib.corpus.copies.hamming_search import BlockSearch, Flags, Near, Places, Sorted, blocks_for, tiles
+from fvc_lib.corpus.copies.hamming_search import BlockSearch, Flags, Places, Sorted, blocks_for, sorted_by
 from fvc_lib.corpus.copies.likeness import SameFootage, SamePictures, TimeView
 from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 from fvc_lib.services.isolated_workers import available_cores
 
 _CLOSER_BITS = 3  # a middle frame may differ in this many bits less than the others
-_CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end
+_CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # fifths that may have been cut from the start and from the end
 _PAIRS_AT_ONCE = 1 << 16
-# Fixed, whatever the number of threads, because they decide which of several possible links are chosen.
 _QUERIES_AT_ONCE = 1 << 17
 _ENTRIES_AT_ONCE = 1 << 25  # codes searched at a time; the search takes some 48 bytes for each
-_MOST_ROWS = 64
 
-
-@dataclass(frozen=True)
-class _Candidates:
-    """(K,) each: the whole of ``one``, turned by ``mirror``, has a middle frame like that ``window`` of ``other``."""
-
-    one: Places
-    other: Places
-    window: Places
-    mirror: Codes
-
-    def __len__(self) -> int:
-        return len(self.one)
-
-    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> Self:
-        """Return some of them."""
-        return type(self)(self.one[chosen], self.other[chosen], self.window[chosen], self.mirror[chosen])
+# (4, K): numbers of one and other video, of a window of the other, and whether the one is mirrored. A middle frame of
+# the whole one looks like that window.
+Candidates = npt.NDArray[np.int64]
 
 
 def near_duplicate_links(
@@ -62,45 +43,49 @@ def near_duplicate_links(
 ) -> list[tuple[int, int]]:
     """Return the fewest index pairs (i < j), ascending, that connect all videos of the same footage.
 
-    Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Beside
-    the hashes memory is bounded, but for some 24 bytes a video and thread. Time grows with the number of videos to the
-    power of about 1.4 (``docs/measurements.md``); many copies of one video cost in proportion to their number, many
-    videos that share a frame and nothing else to its square, some 30 nanoseconds a pair.
+    Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Memory
+    is bounded, but for the hashes and some 24 bytes a video and thread. Time grows with the number of videos to the
+    power of about 1.4 (``docs/measurements.md``). It is proportional to the number of copies of one video; many videos
+    that share a frame and nothing else take some 30 nanoseconds a pair.
 
     Args:
-        hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing. Their order decides which pairs are
+        hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing. Their order decides which pairs are
             chosen.
         max_bits: 0 to 64.
-        confirm: is given pairs whose hashes agree and has the last word; none: hashes decide.
+        confirm: receives pairs whose hashes agree and decides; None: hashes decide.
         threads: how many search at once; 0: one per available core. The links do not depend on it.
 
     Raises:
-        ValueError: ``max_bits`` out of range, or a text that is no perceptual hash.
+        ValueError: a text is no perceptual hash.
     """
-    known, table, looks = _known_hashes(hashes, max_bits)
-    judge = _Judge(known, table, looks, max_bits, confirm)
-    clusters = Components(len(known))
-    links: list[tuple[int, int]] = []
-    pictures = None if confirm is None else [confirm.looks[place] for place in known]
-    first = _first_of_kind([hashes[place] or "" for place in known], pictures)
-    copies = np.flatnonzero(first != np.arange(len(first)))
-    links.extend(_link(clusters, replace(judge, looks=None), _as_they_are(first[copies], copies)))  # looks are the same
-    distinct = np.flatnonzero(first == np.arange(len(first)))
+    judge = Judge(hashes, max_bits, confirm)
+    clusters = Components(len(judge.known))
+    # Videos that are equal to the bit are compared once.
+    kinds: dict[tuple[str | None, str], int] = {}
+    first = np.array(
+        [
+            kinds.setdefault((hashes[place], confirm.looks[place] if confirm else ""), number)
+            for number, place in enumerate(judge.known.tolist())
+        ],
+        np.int64,
+    )
+    copies, distinct = np.flatnonzero(first != np.arange(len(first))), np.flatnonzero(first == np.arange(len(first)))
+    plain = np.zeros_like(copies)
+    links = list(_link(clusters, judge, [np.stack([first[copies], copies, plain, plain])], have_one_look=True))
     at_once = _ENTRIES_AT_ONCE // len(WINDOWS)
     with ThreadPoolExecutor(threads or available_cores()) as pool:
-        for frame in _middle_frames(table.shape[1]):
+        for frame in _middle_frames(judge.table.shape[1]):
             for start in range(0, len(distinct), at_once):
-                some = distinct[start : start + at_once]
-                links.extend(_links_of_a_frame(judge, frame, distinct, some, clusters, pool))
-    return sorted((int(known[min(pair)]), int(known[max(pair)])) for pair in links)
+                search = _FrameSearch(judge, frame, distinct, distinct[start : start + at_once])
+                links.extend(search.links(clusters, pool))
+    return sorted((int(judge.known[min(pair)]), int(judge.known[max(pair)])) for pair in links)
 
 
 def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
     """Return ``near_duplicate_links`` of the first file of each content; none for 0 bits."""
-    first: dict[str, int] = {}
-    for place, content in enumerate(contents if max_bits else ()):
-        first.setdefault(content, place)
-    places = list(first.values())
+    if not max_bits:
+        return []
+    places = sorted({content: place for place, content in reversed(list(enumerate(contents)))}.values())
     return [(places[one], places[other]) for one, other in near_duplicate_links([hashes[i] for i in places], max_bits)]
 
 
@@ -113,208 +98,168 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
     for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
         codes = table[:, frame]
         for whole, part in ((codes[:, :1], one[frame]), (one[frame, :1], codes)):
-            has_meaning = (whole != 0) & (part != 0)
-            near |= ((np.bitwise_count(whole ^ mirror ^ part) <= closely) & has_meaning).any(axis=1)
+            near |= (_bits_apart(whole, part, mirror) <= closely).any(axis=1)
     return np.flatnonzero(near)
 
 
-@dataclass(frozen=True)
-class _Judge:
-    known: Places
-    table: Hashes
-    looks: SameFootage | None
-    max_bits: int
-    confirm: SamePictures | None
+def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> npt.NDArray[np.uint8]:
+    """Return the number of bits in which codes differ; 255 where one is zero, which matches nothing."""
+    return np.where((whole != 0) & (part != 0), np.bitwise_count(whole ^ mirror ^ part), np.uint8(255))
 
-    def hashes_agree(self, found: _Candidates) -> npt.NDArray[np.bool_]:
-        return _show_the_same(self.table, None, found, self.max_bits)
 
-    def looks_agree(self, near: _Candidates) -> npt.NDArray[np.bool_]:
-        """Return (K,): whether looks agree, of candidates whose hashes do; expensive."""
-        same = np.ones(len(near), np.bool_)
-        if self.looks is not None:
-            same = _show_the_same(self.table, self.looks, near, self.max_bits)
-        if self.confirm is not None and same.any():
-            asked = near.where(same)
-            same[same] = self.confirm(self.known[asked.one], self.known[asked.other], asked.window, asked.mirror)
+def _mirrors(candidates: Candidates) -> Codes:
+    return np.where(candidates[3], MIRROR_BITS, np.uint64(0))
+
+
+class Judge:
+    """Decides whether candidates show the same footage; numbers count the videos that have a hash."""
+
+    def __init__(self, hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None) -> None:
+        self.known = np.array([place for place, text in enumerate(hashes) if text is not None], np.int64)
+        self.table, looks = parse_hashes([text for text in hashes if text is not None])
+        self._looks = SameFootage(looks) if looks.size else None
+        self.max_bits, self.closely = max_bits, max(0, max_bits - _CLOSER_BITS)
+        self._confirm = confirm
+
+    def hashes_agree(self, candidates: Candidates, looks: SameFootage | None = None) -> Flags:
+        """Return (K,): whether over half of the frames agree in some view of time, and a middle one closely."""
+        one, other, window, _ = candidates
+        mirrors, num_frames = _mirrors(candidates), self.table.shape[1]
+        whole, part = self.table[one, :, 0], self.table[other, :, window]
+
+        @cache
+        def bits(first: int, second: int) -> npt.NDArray[np.uint8]:
+            return _bits_apart(whole[:, first], part[:, second], mirrors)
+
+        closely = np.zeros(len(one), np.bool_)
+        for frame in _middle_frames(num_frames):
+            closely |= bits(frame, frame) <= self.closely
+        same = np.zeros_like(closely)
+        for view in _time_views(num_frames):
+            near = [bits(*frames) <= self.max_bits for frames in view]
+            enough = closely & ~same & (2 * sum(agrees.astype(np.int64) for agrees in near) > num_frames)
+            if looks is not None and enough.any():
+                is_near = np.stack([agrees[enough] for agrees in near], axis=1)
+                enough[enough] = looks.agree(one[enough], other[enough], window[enough], mirrors[enough], view, is_near)
+            same |= enough
+        return same
+
+    def agree(self, near: Candidates, *, have_one_look: bool = False) -> Flags:
+        """Return (K,): whether candidates whose hashes agree look the same; expensive."""
+        same = np.ones(near.shape[1], np.bool_)
+        if self._looks is not None and not have_one_look:
+            same = self.hashes_agree(near, self._looks)
+        if self._confirm is not None and same.any():
+            one, other, window, _ = near[:, same]
+            same[same] = self._confirm(self.known[one], self.known[other], window, _mirrors(near[:, same]))
         return same
 
 
-def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, Hashes, SameFootage | None]:
-    """Return positions (N,) of the videos with a hash, the hashes (N, T, 30), and the judge of their looks, if any."""
-    if not 0 <= max_bits <= 64:
-        raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
-    known = np.array([i for i, text in enumerate(hashes) if text is not None], np.int64)
-    table, looks = parse_hashes([text for text in hashes if text is not None])
-    return known, table, SameFootage(looks) if looks.size else None
+def _apart(clusters: Components, candidates: Candidates) -> Candidates:
+    """Return the candidates that are not connected yet."""
+    return candidates[:, clusters.label[candidates[0]] != clusters.label[candidates[1]]]
 
 
-def _first_of_kind(texts: Sequence[str], looks: Sequence[str] | None) -> Places:
-    """Return (N,): the first of the videos that are equal to the bit."""
-    digests = np.empty((len(texts), 2), np.uint64)
-    for place, text in enumerate(texts):
-        digest = hashlib.blake2b(text.encode(), digest_size=16)
-        if looks is not None:
-            digest.update(b" " + looks[place].encode())
-        digests[place] = np.frombuffer(digest.digest(), np.uint64)
-    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: the first of each kind comes first
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (np.diff(digests[order], axis=0) != 0).any(axis=1)
-    first = np.empty(len(order), np.int64)
-    first[order] = order[is_first][np.cumsum(is_first) - 1]
-    return first
-
-
-def _as_they_are(one: Places, other: Places) -> _Candidates:
-    return _Candidates(one, other, np.zeros_like(one), np.zeros(len(one), np.uint64))
-
-
-def _gathered(candidates: Iterator[_Candidates], clusters: Components) -> Iterator[_Candidates]:
-    """Yield unconnected candidates, in portions worth the effort."""
-    waiting: list[_Candidates] = []
-    num_waiting = 0
-    for found in candidates:
-        waiting.append(found.where(clusters.label[found.one] != clusters.label[found.other]))
-        num_waiting += len(waiting[-1])
-        if num_waiting > _PAIRS_AT_ONCE:
-            yield _concatenated(waiting)
-            waiting, num_waiting = [], 0
-    if num_waiting:
-        yield _concatenated(waiting)
-
-
-def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
-    one, other, window = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("one", "other", "window")
-    )
-    return _Candidates(one, other, window, np.concatenate([part.mirror for part in parts]))
-
-
-def _link(clusters: Components, judge: _Judge, candidates: _Candidates) -> Iterator[tuple[int, int]]:
-    """Connect the candidates that show the same footage; yield each pair that connects anything."""
-    for some in _apart(clusters, candidates, _PAIRS_AT_ONCE):
-        near = some.where(judge.hashes_agree(some))
-        while len(near):
-            is_asked = _would_connect(clusters, near)
-            asked = near.where(is_asked)
-            same = asked.where(judge.looks_agree(asked))
-            yield from (
-                pair for pair in zip(same.one.tolist(), same.other.tolist(), strict=True) if clusters.join(*pair)
-            )
-            near = near.where(~is_asked)
-            near = near.where(clusters.label[near.one] != clusters.label[near.other])
-
-
-def _would_connect(clusters: Components, near: _Candidates) -> Flags:
-    """Return (K,): the fewest pairs that connect as much as all of them, because looks are expensive."""
-    labels, ends = np.unique(np.stack([clusters.label[near.one], clusters.label[near.other]]), return_inverse=True)
-    parts = Components(len(labels))
-    return np.array([parts.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
-
-
-def _apart(clusters: Components, candidates: _Candidates, num_at_once: int) -> Iterator[_Candidates]:
-    """Yield portions of the candidates without pairs that are connected by then."""
-    for start in range(0, len(candidates), num_at_once):
-        some = candidates.where(slice(start, start + num_at_once))
-        yield some.where(clusters.label[some.one] != clusters.label[some.other])
-
-
-def _links_of_a_frame(
-    judge: _Judge, frame: int, distinct: Places, some: Places, clusters: Components, pool: Executor
+def _link(
+    clusters: Components, judge: Judge, parts: Iterable[Candidates], *, have_one_look: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """Connect videos in which this middle frame agrees closely, as a whole of ``distinct``, in a window of ``some``.
-
-    Each task begins with what those before its round connected, and what they find is joined in their order: so the
-    links do not depend on how many work at once.
-    """
-    codes, wholes = judge.table[some, frame].reshape(-1), judge.table[distinct, frame, 0]
-    query_of, entry_of = np.flatnonzero(wholes), np.flatnonzero(codes).astype(np.uint32)  # zeros match nothing
-    codes, wholes = codes[entry_of], wholes[query_of]
-    queries = np.concatenate([wholes, wholes ^ MIRROR_BITS])
-    closely = max(0, judge.max_bits - _CLOSER_BITS)
-    blocks = blocks_for(closely, len(queries), len(codes))
-    for number, block in enumerate(blocks):
-        in_block, by_key = BlockSearch.of(codes, blocks, number, closely), Sorted.by(block, queries)
-
-        def linked(start: int, in_block: BlockSearch = in_block, by_key: Sorted = by_key) -> list[tuple[int, int]]:
-            search = _Search(judge, clusters.copy(), frame, distinct[query_of], some, entry_of)
-            near = in_block.pairs(by_key.part(slice(start, start + _QUERIES_AT_ONCE)), search.in_matrix)
-            found = _gathered((search.candidates(*pairs) for pairs in near), search.clusters)
-            return [pair for each in found for pair in _link(search.clusters, judge, each)]
-
-        starts, num_tasks = range(0, len(by_key), _QUERIES_AT_ONCE), 1
-        while starts:
-            for pairs in list(pool.map(linked, starts[:num_tasks])):
-                yield from (pair for pair in pairs if clusters.join(*pair))
-            # Few at first: what they connect is not asked about again by all others.
-            starts, num_tasks = starts[num_tasks:], 2 * num_tasks
+    """Connect the candidates that show the same footage; yield each pair that connects anything."""
+    for candidates in parts:
+        for start in range(0, candidates.shape[1], _PAIRS_AT_ONCE):
+            near = _apart(clusters, candidates[:, start : start + _PAIRS_AT_ONCE])
+            near = near[:, judge.hashes_agree(near)]
+            while near.size:
+                # Looks are expensive: only of the fewest pairs that would connect as much as all.
+                labels, ends = np.unique(clusters.label[near[:2]], return_inverse=True)
+                joined = Components(len(labels))
+                is_asked = np.array([joined.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
+                asked = near[:, is_asked]
+                same = asked[:2, judge.agree(asked, have_one_look=have_one_look)]
+                yield from (pair for pair in zip(*same.tolist(), strict=True) if clusters.join(*pair))
+                near = _apart(clusters, near[:, ~is_asked])
 
 
-@dataclass(frozen=True)
-class _Search:
-    """Queries and entries of one frame: the wholes, plain and mirrored, and the windows of some videos."""
+class _FrameSearch:
+    """Search of one middle frame: whole pictures, plain and mirrored, among all windows of some videos."""
 
-    judge: _Judge
-    clusters: Components
-    frame: int
-    wholes: Places  # the video of each plain query; as many mirrored ones follow
-    videos: Places
-    entry_of: npt.NDArray[np.uint32]  # place of each entry in the flat table (videos, 30)
+    def __init__(self, judge: Judge, frame: int, distinct: Places, some: Places) -> None:
+        self._judge, self._frame, self._videos = judge, frame, some
+        codes, wholes = judge.table[some, frame].reshape(-1), judge.table[distinct, frame, 0]
+        self._entry_of = np.flatnonzero(codes).astype(np.uint32)  # place in the flat table; zeros match nothing
+        self._wholes = distinct[np.flatnonzero(wholes)]  # the video of each plain query; as many mirrored ones follow
+        self._codes, wholes = codes[self._entry_of], wholes[wholes != 0]
+        self._queries = np.concatenate([wholes, wholes ^ MIRROR_BITS])
 
-    def candidates(self, query: Places, entry: Places) -> _Candidates:
-        """Return (K,) pairs without those of a video with itself; two wholes are paired once."""
-        found = self._pairs(query, entry)
-        return found.where(np.where(found.window == 0, found.one < found.other, found.one != found.other))
+    def links(self, clusters: Components, pool: Executor) -> Iterator[tuple[int, int]]:
+        """Connect videos in which this frame agrees closely.
 
-    def _pairs(self, query: Places, entry: Places) -> _Candidates:
-        is_mirrored = query >= len(self.wholes)
-        other, window = np.divmod(self.entry_of[entry].astype(np.int64), len(WINDOWS))
-        mirror = np.where(is_mirrored, MIRROR_BITS, np.uint64(0))
-        return _Candidates(self.wholes[query - len(self.wholes) * is_mirrored], self.videos[other], window, mirror)
-
-    def in_matrix(self, query: Places, entry: Places, near: Near) -> Iterator[tuple[Places, Places]]:
-        """Yield unconnected pairs of queries and entries, as rows and columns, that may show the same.
-
-        Of videos that are connected one is compared with all, and by then mostly no others are left for the rest.
+        Each task begins with the connections of the rounds before it, and the tasks' links are joined in their order:
+        so the links do not depend on the number of threads.
         """
-        label = self.clusters.label
-        one, other = self._pairs(query, entry[:1]), self._pairs(query[:1], entry)
-        rows, columns, at_once = np.arange(len(query)), np.arange(len(entry)), 1
-        while len(rows):
-            label_of = label[one.one[rows]]
-            of_first = np.flatnonzero(label_of == label_of[0])
-            apart = columns[label[other.other] != label_of[0]]
-            if not len(apart):
-                rows = np.delete(rows, of_first)
-                continue
-            has_many = len(of_first) >= at_once
-            taken = of_first[:at_once] if has_many else np.arange(min(at_once, len(rows)))
-            for some, others in tiles(rows[taken], apart if has_many else columns):
-                is_near = near(some, others)
-                if is_near.any():
-                    is_near &= self._may_be_the_same(one, some, other, others)
-                row, column = np.nonzero(is_near)
-                if len(row):
-                    yield some[row], others[column]
-            rows, at_once = np.delete(rows, taken), min(2 * at_once, _MOST_ROWS)
+        blocks = blocks_for(self._judge.closely, len(self._queries), len(self._codes))
+        for number, block in enumerate(blocks):
+            search = BlockSearch(self._codes, blocks, number, self._judge.closely)
+            queries = sorted_by(block, self._queries)
 
-    def _may_be_the_same(self, one: _Candidates, rows: Places, other: _Candidates, columns: Places) -> Flags:
-        """Return (R, C): whether more than half of the frames may agree in some view."""
-        table, telling = self.judge.table, _telling_frames(self.judge.table.shape[1], self.frame)
-        may_be = np.full((len(rows), len(columns)), not telling)
-        for first, second in telling:
-            whole = table[one.one[rows], first, 0]
-            part = table[other.other[columns], second, other.window[columns]]
-            agrees = np.bitwise_count((whole ^ one.mirror[rows])[:, None] ^ part) <= self.judge.max_bits
-            may_be |= agrees & (whole != 0)[:, None] & (part != 0)
-        return may_be
+            def linked(start: int, search: BlockSearch = search, queries: Sorted = queries) -> list[tuple[int, int]]:
+                own = clusters.copy()
+                pairs = search.pairs(queries.part(slice(start, start + _QUERIES_AT_ONCE)), self._chooser(own))
+                return list(_link(own, self._judge, self._gathered(pairs, own)))
+
+            starts, num_tasks = range(0, len(self._queries), _QUERIES_AT_ONCE), 1
+            while starts:
+                for pairs in list(pool.map(linked, starts[:num_tasks])):
+                    yield from (pair for pair in pairs if clusters.join(*pair))
+                # Few at first: pairs that they connect are not compared again by all others.
+                starts, num_tasks = starts[num_tasks:], 2 * num_tasks
+
+    def _candidates(self, query: Places, entry: Places) -> Candidates:
+        is_mirrored = query >= len(self._wholes)
+        other, window = np.divmod(self._entry_of[entry].astype(np.int64), len(WINDOWS))
+        one = self._wholes[query - len(self._wholes) * is_mirrored]
+        return np.stack([one, self._videos[other], window, is_mirrored])
+
+    def _gathered(self, pairs: Iterable[tuple[Places, Places]], clusters: Components) -> Iterator[Candidates]:
+        """Yield unconnected candidates in portions; two whole pictures are paired once."""
+        waiting: list[Candidates] = []
+        for pair in pairs:
+            found = self._candidates(*pair)
+            is_pair = np.where(found[2] == 0, found[0] < found[1], found[0] != found[1])
+            waiting.append(_apart(clusters, found[:, is_pair]))
+            if sum(part.shape[1] for part in waiting) > _PAIRS_AT_ONCE:
+                yield np.concatenate(waiting, axis=1)
+                waiting = []
+        if waiting:
+            yield np.concatenate(waiting, axis=1)
+
+    def _chooser(self, clusters: Components) -> Callable[..., tuple[Places, Places]]:
+        """Return a function that chooses the pairs of a matrix that are not connected and may show the same."""
+        table, telling = self._judge.table, _telling_frames(self._judge.table.shape[1], self._frame)
+
+        def choose(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
+            rows = self._candidates(query, np.broadcast_to(entry[:1], query.shape))
+            columns = self._candidates(np.broadcast_to(query[:1], entry.shape), entry)
+            own, others = clusters.label[rows[0]], clusters.label[columns[1]]
+            some = np.flatnonzero(others != own[0]) if (own == own[0]).all() else np.arange(len(entry))
+            is_near = near(some)
+            if telling and is_near.any():
+                may_be = np.zeros_like(is_near)
+                for first, second in telling:
+                    part = table[columns[1, some], second, columns[2, some]]
+                    bits = _bits_apart(table[rows[0], first, 0][:, None], part, _mirrors(rows)[:, None])
+                    may_be |= bits <= self._judge.max_bits
+                is_near &= may_be
+            row, column = np.nonzero(is_near)
+            return row, some[column]
+
+        return choose
 
 
 @cache
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
     """Return pairs of frames of which at least one agrees whenever more than half of a view's do.
 
-    That of ``frame`` itself is not among them; none of a single frame.
+    The pair of ``frame`` with itself is not among them; a single frame has none.
     """
     views = _time_views(num_frames)
     uses = Counter(pair for view in views for pair in view)
@@ -323,36 +268,6 @@ def _telling_frames(num_frames: int, frame: int) -> TimeView:
         others = sorted((pair for pair in view if pair != (frame, frame)), key=lambda pair: -uses[pair])
         telling |= dict.fromkeys(others[: num_frames - num_frames // 2])
     return tuple(telling)
-
-
-def _show_the_same(
-    table: Hashes, looks: SameFootage | None, candidates: _Candidates, max_bits: int
-) -> npt.NDArray[np.bool_]:
-    """Return (K,): whether over half of the frames agree in some view of time, and a middle one closely."""
-    whole = table[candidates.one, :, 0]
-    part = table[candidates.other, :, candidates.window]
-    num_frames = table.shape[1]
-
-    @cache
-    def bits(one: int, other: int) -> npt.NDArray[np.uint8]:
-        has_meaning = (whole[:, one] != 0) & (part[:, other] != 0)
-        return np.where(
-            has_meaning, np.bitwise_count(whole[:, one] ^ candidates.mirror ^ part[:, other]), np.uint8(255)
-        )
-
-    closely = np.zeros(len(candidates), np.bool_)
-    for frame in _middle_frames(num_frames):
-        closely |= bits(frame, frame) <= max(0, max_bits - _CLOSER_BITS)
-    same = np.zeros_like(closely)
-    for view in _time_views(num_frames):
-        near = [bits(*frames) <= max_bits for frames in view]
-        enough = closely & ~same & (2 * sum(agrees.astype(np.int64) for agrees in near) > num_frames)
-        if looks is not None and enough.any():
-            asked = candidates.where(enough)
-            is_near = np.stack([agrees[enough] for agrees in near], axis=1)
-            enough[enough] = looks.agree(asked.one, asked.other, asked.window, asked.mirror, view, is_near)
-        same |= enough
-    return same
 
 
 def _middle_frames(num_frames: int) -> range:
