@@ -29,8 +29,7 @@ import polars as pl
 from benchmarks.index import status_bytes
 from fvc_lib.analysis.dashboard.panels import default_selection, panels
 from fvc_lib.analysis.figures import corpus, results as figures, roc_and_calibration as ranking
-from fvc_lib.analysis.pages.report import videos_html, write_report
-from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.pages.report import videos_html, write_report, write_runs_index
 from fvc_lib.analysis.read.scores import score_table, write_results
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.folds import balance_table

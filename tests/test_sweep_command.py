@@ -139,7 +139,7 @@ def test_a_sweep_killed_in_its_second_run_goes_on_and_ends_with_a_comparison(tmp
 
 
 def test_an_index_shows_the_runs_of_a_comparison_together(tmp_path: Path):
-    from fvc_lib.analysis.pages.runs_index import write_runs_index
+    from fvc_lib.analysis.pages.report import write_runs_index
 
     values = [("runs_dir", str(tmp_path / "runs"))]
     for one in combinations([("seed", "0,1")], values=values):

@@ -138,8 +138,7 @@ def report_run(run: RunPaths) -> int:
     Returns:
         An exit code: 1 where a page could not be written, 3 where something it reads is damaged, else 0.
     """
-    from fvc_lib.analysis.pages.report import summary_lines, write_run_report
-    from fvc_lib.analysis.pages.runs_index import write_runs_index
+    from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
     from fvc_lib.analysis.read.headline import run_headline
 
     exit_code = 0
@@ -178,7 +177,7 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def index(runs_dir: Path | None) -> None:
     """Write index.html, the list of all runs, again: after run folders were copied in, moved or deleted."""
-    from fvc_lib.analysis.pages.runs_index import write_runs_index  # plotly takes a second to load
+    from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
 
     click.echo(write_runs_index(runs_dir or Path(resolve_config().runs_dir)))
 

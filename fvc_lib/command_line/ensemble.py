@@ -56,7 +56,7 @@ def ensemble(
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs do not go together.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.analysis.pages.runs_index import write_runs_index  # torch and plotly take seconds to load
+    from fvc_lib.analysis.pages.report import write_runs_index  # torch and plotly take seconds to load
     from fvc_lib.analysis.read.comparison import read_members
 
     above = runs_dir or Path(resolve_config().runs_dir)

@@ -93,7 +93,7 @@ def task_of_model(folder: Path) -> str:
 
 def standing_of_run(run: RunPaths) -> "Standing":
     """Return the first sentences of the report of a run or ensemble, and its numbers next to controls."""
-    from fvc_lib.analysis.pages.predictions_page import worth_of
+    from fvc_lib.analysis.pages.answers import worth_of
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline
     from fvc_lib.analysis.read.records import read_tables
     from fvc_lib.services.tables import TASK_RESULTS

@@ -154,7 +154,7 @@ def make(member: Combination, jobs: int | None, executor: Executor) -> Combinati
 
 def compare(members: Sequence[Combination]) -> int:
     """Run the comparison's notebook over the runs; return the exit code."""
-    from fvc_lib.analysis.pages.runs_index import write_runs_index  # plotly takes a second to load
+    from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
     from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
 
     config = members[0].asked.config

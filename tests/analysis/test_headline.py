@@ -9,8 +9,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.panels import default_selection, panels
 from fvc_lib.analysis.mlflow.export import run_content
-from fvc_lib.analysis.pages.report import summary_lines, write_run_report
-from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.headline import (
     FORGERIES,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.pages.provenance import provenance_html
+from fvc_lib.analysis.pages.report import provenance_html
 from fvc_lib.services.run_paths import RunPaths
 
 ATTEMPT = {
@@ -43,12 +43,6 @@ def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
         assert text in html, text
     assert "<b>x" not in html
     assert "attempts</h3>" not in html
-
-
-def test_a_changed_checkout_without_its_patch_is_warned_of_and_a_clean_one_praised(run):
-    assert "yes, and no patch was kept" in write(run, ATTEMPT)
-    clean = {**ATTEMPT, "code": {"commit": "b" * 40, "changed_since_commit": False}}
-    assert "nothing: the code is the commit&#39;s" in write(run, clean)
 
 
 def test_the_machine_of_a_submitted_run_is_the_first_job_s(run):

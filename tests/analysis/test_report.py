@@ -15,8 +15,7 @@ from fvc_lib.analysis.figures.logs import learning_curves_figure
 from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.pages.report import records_of, write_report, write_run_report
-from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.pages.report import records_of, write_report, write_run_report, write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.atomic_files import write_json
@@ -127,7 +126,7 @@ def test_a_record_whose_kernel_died_says_so_and_what_never_ran(run: RunPaths, di
     write_run_report(run)
     for fact in ("KernelDied: killed by SIGKILL", "2 code cells of 4 never ran", "-p batch_size 2"):
         assert fact in alarm_of(run)
-    assert "slurm job 12_0" in run.report_html.read_text(encoding="utf-8")
+    assert "job id 12_0" in run.report_html.read_text(encoding="utf-8")
     notebook = nbformat.read(died, as_version=4)
     banner = new_markdown_cell("<b>Failed: killed by the system</b>", metadata={"tags": ["papermill-error-cell-tag"]})
     notebook.cells.insert(0, banner)

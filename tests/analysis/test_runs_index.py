@@ -8,8 +8,7 @@ from pathlib import Path
 
 import nbformat
 
-from fvc_lib.analysis.pages.report import write_run_report
-from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.pages.report import write_run_report, write_runs_index
 from fvc_lib.services.run_paths import RunPaths
 
 MakeRun = Callable[..., RunPaths]

@@ -12,10 +12,9 @@ from fvc_lib.analysis.dashboard.dashboard import Dashboard
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, panels
 from fvc_lib.analysis.mlflow.export import run_tags
 from fvc_lib.analysis.pages.display import PLOTLY
-from fvc_lib.analysis.pages.report import summary_lines, write_run_report
-from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.comparison import compare
-from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
+from fvc_lib.analysis.read.headline import Score, judge, run_headline, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths
@@ -130,28 +129,6 @@ def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunP
         assert "0 · 0.5 · 1" in text
     assert ("30 images" if task == "image" else "30 texts") in listed
     assert ("images        30 in 15 groups" if task == "image" else "texts         30 in 15 groups") in told
-
-
-def test_images_tested_on_their_numbers_only_are_counted_beside_those_with_a_class(tmp_path: Path) -> None:
-    run = write_image_run(tmp_path)
-    assert "with a class" not in "\n".join(summary_lines(run))
-    images = read_table(run.images, IMAGES)
-    first = images.filter(part="test")["image_id"].head(4).implode()
-    without = pl.when(pl.col("image_id").is_in(first)).then(None).otherwise("class_label")
-    write_table(images.with_columns(class_label=without), IMAGES, run.images)
-    told = "images        30 in 15 groups with a class; 4 more have numbers only: 30 images tested in 15 groups"
-    assert told in "\n".join(summary_lines(run))
-
-
-def test_all_tasks_stand_in_one_table_of_runs(make_run: Callable[..., RunPaths], tmp_path: Path) -> None:
-    run = make_run()
-    runs_dir = run.root.parent.parent
-    images, texts = write_image_run(runs_dir), write_video_text_run(runs_dir)
-    table = runs_table(runs_dir).frame
-    assert table["run_id"].to_list() == [texts.run_id, images.run_id, run.run_id]
-    assert table["measure"].to_list() == [NAMES["video_text"], NAMES["image"], "ROC AUC"]
-    assert table["model"].to_list() == ["frame_cnn", "small_resnet", "frame_cnn"]
-    assert table["score"].null_count() == 0
 
 
 def test_runs_of_other_tasks_are_not_compared_pair_by_pair(task: str, task_run: RunPaths) -> None:

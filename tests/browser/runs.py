@@ -12,8 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.pages.report import write_run_report
-from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.pages.report import write_run_report, write_runs_index
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.analysis.pages.video_page import Known, heated
+from fvc_lib.analysis.pages.answers import Known, heated
 from fvc_lib.command_line.verdicts.pages import page_parts
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.predicting import Trained

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.analysis.pages.predictions_page import worth_of
+from fvc_lib.analysis.pages.answers import worth_of
 from fvc_lib.command_line.verdicts.predict import predict
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.video_text import VideoTextNetwork

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fvc_lib.analysis.pages.video_page import Known, over_time
+from fvc_lib.analysis.pages.answers import Known, over_time
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.command_line.verdicts.pages import page_name, page_parts, write_video_pages
 from fvc_lib.services.atomic_files import path_to_text

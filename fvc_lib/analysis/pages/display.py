@@ -29,12 +29,22 @@ _HEADINGS = {
 }  # fmt: skip
 _TEXT_ROWS = 30
 # JupyterLab aligns every cell to the right; only a cell's own style overrides that.
-TEXT_STYLE = ' style="text-align:left"'
+_LEFT = ' style="text-align:left"'
 _INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]( [★☆])?$"
 
 
-@dataclass(frozen=True)
-class HtmlTable:
+class _Displayed:
+    """Mixin: offer ``_repr_html_`` and ``repr`` as a mimebundle."""
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
+
+    def _repr_html_(self) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class HtmlTable(_Displayed):
     """A frame as a table: HTML where there is a browser, aligned text elsewhere.
 
     Attributes:
@@ -63,7 +73,7 @@ class HtmlTable:
         for place, row in enumerate(self.frame.head(self.max_rows).iter_rows(named=True)):
             cells = [self._cell(name, value, place) for name, value in row.items()]
             rows.append(f"<tr>{''.join(cells)}</tr>")
-        caption = f"<caption{TEXT_STYLE}>{escape(wording.clean_text(self.caption))}</caption>" if self.caption else ""
+        caption = f"<caption{_LEFT}>{escape(wording.clean_text(self.caption))}</caption>" if self.caption else ""
         more = self._more(self.max_rows)
         remark = f'<p class="fvc-remark">{more}</p>' if more else ""
         kinds = "fvc-table stacks" if self.stacks else "fvc-table"
@@ -74,29 +84,20 @@ class HtmlTable:
         columns = []
         for column in self.frame.head(_TEXT_ROWS).get_columns():
             texts = [self._heading(column.name), *(self._shown(column.name, value) for value in column)]
-            width = max(map(len, texts))
-            is_number = column.dtype.is_numeric()
-            columns.append([text.rjust(width) if is_number else text.ljust(width) for text in texts])
+            side = ">" if column.dtype.is_numeric() else "<"
+            columns.append([f"{text:{side}{max(map(len, texts))}}" for text in texts])
         lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
         return "\n".join(filter(None, [wording.clean_text(self.caption), *lines, self._more(_TEXT_ROWS)]))
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
-
     def _more(self, limit: int) -> str:
-        if self.frame.is_empty():
-            return "none"
         more = self.frame.height - limit
-        return f"and {wording.count_text(more, 'more row')}" if more > 0 else ""
+        return f"and {wording.count_text(more, 'more row')}" if more > 0 else "none" * self.frame.is_empty()
 
     def _heading(self, name: str) -> str:
-        if name in self.names:
-            return wording.clean_text(self.names[name])
-        if name in _HEADINGS:
-            return _HEADINGS[name]
-        known = wording.metric_name(name)
-        if known != name.replace("_", " "):
-            return known
+        if known := self.names.get(name, _HEADINGS.get(name)):
+            return wording.clean_text(known)
+        if declaration(name):
+            return wording.metric_name(name)
         suffix, unit, _ = _unit_of(name)
         words = name.removesuffix(suffix).removeprefix("num_").replace("_", " ")
         return wording.clean_text(words[:1].upper() + words[1:]) + unit
@@ -105,13 +106,12 @@ class HtmlTable:
         """Return the attributes of a heading or cell of column ``name``; numbers stay on one line."""
         is_number = self.frame.schema[name].is_numeric() or re.match(_INTERVAL, text)
         classes = " ".join(filter(None, ["number" if is_number else "", kind]))
-        return (f' class="{classes}"' if classes else "") + ("" if is_number else TEXT_STYLE)
+        return (f' class="{classes}"' if classes else "") + ("" if is_number else _LEFT)
 
     def _cell(self, name: str, value: object, place: int) -> str:
         shown = self._shown(name, value)
         text = escape(shown)
-        address = self.links[name][place] if name in self.links else ""
-        if address:
+        if name in self.links and (address := self.links[name][place]):
             text = f'<a href="{escape(address)}">{text}</a>'
         if name == "standing" and value in STANDING_COLORS:
             text = f'<span style="color:{STANDING_COLORS[str(value)]};font-weight:600">{text}</span>'
@@ -134,30 +134,23 @@ class HtmlTable:
 
 def _unit_of(name: str) -> tuple[str, str, Callable[[float], str]]:
     """Return suffix, unit and writer of a column; a metric has none of these."""
-    for unit in () if declaration(name) else _BY_SUFFIX:
-        if name.endswith(unit[0]):
-            return unit
-    return "", "", str
+    units = () if declaration(name) else _BY_SUFFIX
+    return next((unit for unit in units if name.endswith(unit[0])), ("", "", str))
 
 
-@dataclass(frozen=True)
-class HtmlSentences:
+@dataclass(frozen=True, repr=False)
+class HtmlSentences(_Displayed):
     """Sentences as paragraphs, plain text; with ``has_lead`` the first one stands out as the answer."""
 
     sentences: Sequence[str]
     has_lead: bool = False
 
     def _repr_html_(self) -> str:
-        lines = [f"<p>{escape(line)}</p>" for line in repr(self).splitlines()]
-        if self.has_lead:
-            lines[0] = lines[0].replace("<p>", '<p class="lead">', 1)
-        return "".join(lines)
+        lines = "".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines())
+        return lines.replace("<p>", '<p class="lead">', 1) if self.has_lead else lines
 
     def __repr__(self) -> str:
         return "\n".join(map(wording.clean_text, self.sentences)) or "none"
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
 
 # --- Figures

@@ -51,8 +51,10 @@ _ATTRIBUTES = frozenset(
 _SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>&#182;</a>')
-_LINK = re.compile(r"(https?://|mailto:|#).*|videos/\d{4,}_[\w-]*\.html", re.ASCII | re.IGNORECASE)
-_LOG = re.compile(r"\.\./(logs/([\w-][\w.-]*/)*[\w-][\w.-]*)", re.ASCII)  # from the folder of the notebooks
+# Addresses that a link may have: the web, a page of a judged video, or a log seen from the folder of the notebooks.
+_LINK = re.compile(
+    r"((?i:https?://|mailto:)|#).*|videos/\d{4,}_[\w-]*\.html|\.\./logs/([\w-][\w.-]*/)*[\w-][\w.-]*", re.ASCII
+)
 _HIGHLIGHT = Highlight2HTML(pygments_lexer="ipython3")  # type: ignore[no-untyped-call]  # nbconvert is half typed
 
 
@@ -63,7 +65,7 @@ class NotebookHtml:
     Attributes:
         title: its first heading, with the fold if the file name has one; plain text.
         file_name: plain text.
-        body: HTML of all cells; links to the run's logs begin with ``../logs/``.
+        body: HTML of all cells, for a page in the run's folder.
         num_figures: in ``body``.
         error: name and message of the first error, plain text; empty: none.
         num_never_ran: code cells that were not reached.
@@ -80,10 +82,6 @@ class NotebookHtml:
     num_code_cells: int = 0
     tells_its_end: bool = False
 
-    def seen_from(self, run_folder: str) -> Markup:
-        """Return ``body`` for a page that reaches the run's folder by ``run_folder``, such as ``../../``."""
-        return Markup(re.sub(rf'href="{_LOG.pattern}"', rf'href="{run_folder}\1"', str(self.body)))
-
 
 def render_notebook(path: Path, prefix: str) -> NotebookHtml:
     """Render an executed notebook; ``prefix`` starts the id of each figure.
@@ -91,7 +89,13 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
     Raises:
         DataError: the file is missing, is no notebook or is damaged.
     """
-    cells = _load(path).cells
+    try:
+        # Not checked against nbformat's schema: a record with a repeated cell id is still worth reading.
+        cells = nbformat.v4.reads(undamaged_content(path).decode()).cells
+    except OSError as error:
+        raise _refused(path, str(error.strerror)) from error
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise _refused(path, f"is no notebook ({type(error).__name__}: {error})") from error
     code = [cell for cell in cells if cell.cell_type == "code"]
     for cell in code:
         CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)  # type: ignore[no-untyped-call]
@@ -99,7 +103,8 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
     figures = itertools.count(1)
     body = render(
         "notebook.html", cells=cells, best=_best, plotly=PLOTLY, end_tag=END_TAG, remarks=_REMARKS, clean=clean_html,
-        figure=lambda spec: figure_html(spec, f"{prefix}-figure-{next(figures)}"), prose=_prose,
+        figure=lambda spec: figure_html(spec, f"{prefix}-figure-{next(figures)}"),
+        prose=lambda text: clean_html(_ANCHOR.sub("", markdown2html(text))),
         code=lambda text: Markup(_HIGHLIGHT(text)),
         terminal=lambda text: Markup(ansi2html(text)),  # type: ignore[no-untyped-call]
     )  # fmt: skip
@@ -109,7 +114,7 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
     return NotebookHtml(
         title=clean_text(title),
         file_name=path_to_text(path.name),
-        body=body,
+        body=Markup(str(body).replace('href="../logs/', 'href="logs/')),
         num_figures=next(figures) - 1,
         error=clean_text(f"{errors[0].ename}: {errors[0].evalue}") if errors else "",
         num_never_ran=states.count("pending"),
@@ -118,15 +123,8 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
     )
 
 
-def _load(path: Path) -> Any:
-    try:
-        # Not checked against nbformat's schema: a record with a repeated cell id is still worth reading.
-        return nbformat.v4.reads(undamaged_content(path).decode())
-    except OSError as error:
-        why = str(error.strerror)
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        why = f"is no notebook ({type(error).__name__}: {error})"
-    raise DataError(f"{path_to_text(path)}: {why}. Run the stage that writes this record again.")
+def _refused(path: Path, why: str) -> DataError:
+    return DataError(f"{path_to_text(path)}: {why}. Run the stage that writes this record again.")
 
 
 def _take_title(cells: list[Any], name: str) -> str:
@@ -140,10 +138,6 @@ def _take_title(cells: list[Any], name: str) -> str:
     return name
 
 
-def _prose(text: str) -> Markup:
-    return Markup('<div class="prose">{}</div>').format(clean_html(_ANCHOR.sub("", markdown2html(text))))
-
-
 def _best(data: dict[str, Any]) -> tuple[str, Any]:
     """Return the mimetype and content of the best form that needs neither a kernel nor the network."""
     if isinstance(data.get(PLOTLY), dict):
@@ -153,8 +147,7 @@ def _best(data: dict[str, Any]) -> tuple[str, Any]:
         return "text/plain", plain.replace(_NOTHING, "")
     if "image/svg+xml" in data:  # within <img> it can neither run scripts nor load anything
         return "image/svg+xml", base64.b64encode(data["image/svg+xml"].encode()).decode()
-    kind = next((kind for kind in _KINDS if kind in data), None)
-    return (kind, str(data[kind])) if kind else ("text/plain", plain)
+    return next(((kind, str(data[kind])) for kind in _KINDS if kind in data), ("text/plain", plain))
 
 
 def clean_html(html: str) -> Markup:
@@ -163,24 +156,35 @@ def clean_html(html: str) -> Markup:
     def is_allowed(tag: str, name: str, value: str) -> bool:
         if (tag, name) == ("img", "src"):
             return value.lower().startswith("data:image/")
-        if (tag, name) == ("a", "href"):
-            return bool(_LINK.fullmatch(value) or _LOG.fullmatch(value))
-        return name in _ATTRIBUTES
+        return bool(_LINK.fullmatch(value)) if (tag, name) == ("a", "href") else name in _ATTRIBUTES
 
     protocols, styles = {"http", "https", "mailto", "data"}, CSSSanitizer()
-    cleaned = bleach.clean(
-        _SCRIPT_OR_STYLE.sub("", html), _TAGS, is_allowed, protocols, strip=True, css_sanitizer=styles
-    )
-    return Markup(cleaned)
+    text = _SCRIPT_OR_STYLE.sub("", html)
+    return Markup(bleach.clean(text, _TAGS, is_allowed, protocols, strip=True, css_sanitizer=styles))
 
 
 def figure_html(spec: dict[str, Any], name: str) -> Markup:
-    """Return the HTML of a stored figure; the page's script draws it. ``name`` is the element's id."""
-    layout, data = dict(spec.get("layout") or {}), spec.get("data") or []
-    title = _lift_title(layout)
-    if title and not data:  # the title says why there is nothing to show
-        return title
+    """Return the HTML of a stored figure; the page's script draws it. ``name`` is the element's id.
+
+    Title and subtitle of ``theme.figure`` stand above the figure as text, which wraps on a narrow screen.
+    """
+    layout, data, title = dict(spec.get("layout") or {}), spec.get("data") or [], Markup()
     layout.pop("width", None)
+    parts = [as_mapping(layout.get("title")), as_mapping(as_mapping(layout.get("title")).get("subtitle"))]
+    top, height = as_mapping(layout.get("margin")).get("t"), layout.get("height")
+    if parts[1] and isinstance(top, int | float) and isinstance(height, int | float):
+        # plotly's titles hold a little HTML, of which the text is kept.
+        texts = [unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or ""))) for part in parts]
+        finding, basis = (Markup(escape(text, quote=False)) for text in texts)
+        title = Markup('<p class="finding">{}</p><p class="basis">{}</p>').format(finding, basis)
+        if not data:  # the title says why there is nothing to show
+            return title
+        legend = as_mapping(layout.get("legend"))
+        remaining = 34  # pixels
+        if legend.get("yref") == "container":  # it stands in the place of the title
+            layout["legend"], remaining = {**legend, "y": 1}, 46
+        layout |= {"margin": {**layout["margin"], "t": remaining}, "height": height - (top - remaining)}
+        del layout["title"]
     content = json.dumps({"data": data, "layout": layout | {"autosize": True}}, cls=PlotlyJSONEncoder)
     height = layout.get("height")
     pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
@@ -189,24 +193,3 @@ def figure_html(spec: dict[str, Any], name: str) -> Markup:
         '<div class="figure" id="{0}" style="height:{1}px"><noscript>This figure needs JavaScript.</noscript></div>'
         '<script type="application/json" id="{0}-data">{2}</script>'
     ).format(name, pixels, harmless)
-
-
-def _lift_title(layout: dict[str, Any]) -> Markup:
-    """Take title and subtitle with their room out of the layout of ``theme.figure``; return them as HTML.
-
-    Text above the figure wraps on a narrow screen.
-    """
-    title, margin, legend = (as_mapping(layout.get(name)) for name in ("title", "margin", "legend"))
-    subtitle, top, height = as_mapping(title.get("subtitle")), margin.get("t"), layout.get("height")
-    if not subtitle or not isinstance(top, int | float) or not isinstance(height, int | float):
-        return Markup()
-    has_legend_on_top = legend.get("yref") == "container"
-    remaining = max(46 if has_legend_on_top else 34, min(top, 84) - 50)  # pixels; a title of two lines takes 50
-    layout["margin"], layout["height"] = {**margin, "t": remaining}, height - (top - remaining)
-    if has_legend_on_top:
-        layout["legend"] = {**legend, "y": 1}
-    del layout["title"]
-    # plotly's titles hold a little HTML, of which the text is kept.
-    texts = [unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or ""))) for part in (title, subtitle)]
-    finding, basis = (Markup(escape(text, quote=False)) for text in texts)
-    return Markup('<p class="finding">{}</p><p class="basis">{}</p>').format(finding, basis)

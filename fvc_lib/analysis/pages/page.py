@@ -17,12 +17,11 @@ from plotly.offline import get_plotlyjs
 from pygments.formatters.html import HtmlFormatter
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, Score, Verdict
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, Score
 from fvc_lib.services.atomic_files import write_text
 
 TEMPLATES = Path(__file__).with_name("templates")
 PLOTLY_FILE = "plotly.min.js"  # one file for all pages of a folder
-_HEAD_CHARACTERS = 4000
 
 
 def render(template: str, **values: object) -> Markup:
@@ -42,24 +41,17 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "interval": lambda score: wording.interval_text(score.value, score.low, score.high),
         "number": wording.number_text, "bytes": wording.bytes_text, "duration": wording.duration_text,
-        "source_name": wording.source_name, "count": wording.count_text, "short": _short,
+        "source_name": wording.source_name, "count": wording.count_text,
+        # ``Fold training, fold 2`` of ``Fold training: can a network tell fakes it has never seen?, fold 2``
+        "short": lambda title: re.sub(r": .*?(, fold \d+)?$", r"\1", title),
     }  # fmt: skip
+    classes = {"above control": "above", "not above control": "below"}  # of CSS, for the colour of a verdict
     environment.globals |= {
-        "interval_bar": interval_bar, "standing_class": standing_class, "dishonest": DISHONEST_CONTROLS,
-    }  # fmt: skip
+        "interval_bar": interval_bar,
+        "dishonest": DISHONEST_CONTROLS,
+        "standing_class": lambda verdict: classes.get(verdict.standing, ""),
+    }
     return environment
-
-
-def _short(title: str) -> str:
-    """Return ``Fold training, fold 2`` of ``Fold training: can a network tell fakes it has never seen?, fold 2``."""
-    name, _, rest = title.partition(": ")
-    fold = re.search(r", fold \d+$", rest)
-    return name + (fold[0] if fold else "")
-
-
-def standing_class(verdict: Verdict) -> str:
-    """Return the CSS class for the colour of a verdict."""
-    return {"above control": "above", "not above control": "below"}.get(verdict.standing, "")
 
 
 def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> Markup:
@@ -67,57 +59,48 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
     if score.value is None or not math.isfinite(score.value):
         return Markup()
     ends = (score.value, score.low, score.high, control)
-    middle, low, high, mark = (min(max(score.value if end is None else end, 0.0), 1.0) for end in ends)
-    return render(
-        "interval_bar.html", middle=f"{middle:.2%}", low=f"{low:.2%}", high=f"{high:.2%}", mark=f"{mark:.2%}",
-        has_control=control is not None, color=color, score=score,
-    )  # fmt: skip
-
-
-def page(title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", plotly: str = "") -> str:
-    """Return a whole HTML document.
-
-    Args:
-        title: of the document, plain text.
-        body: its content.
-        scripts: run after the body, embedded.
-        stamp: kept in the head, for ``stamp_of``.
-        plotly: address of plotly.js relative to the page; empty: the page has no figure.
-    """
-    style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
-    style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
-    # Exactly these scripts may run, and plotly.js next to the page.
-    allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
-    allowed += ["'self'", "file:"] if plotly else []
-    policy = (
-        f"default-src 'none'; script-src {' '.join(allowed) or repr('none')}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
-    )
-    return render(
-        "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp, plotly=plotly,
-        policy=policy, style=Markup(style),
-    )  # fmt: skip
+    places = (f"{min(max(score.value if end is None else end, 0.0), 1.0):.2%}" for end in ends)
+    at = dict(zip(("middle", "low", "high", "mark"), places, strict=True))
+    return render("interval_bar.html", **at, has_control=control is not None, color=color, score=score)
 
 
 def write_page(
     path: Path, title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", has_figures: bool = False
 ) -> None:
-    """Write a page, whole or not at all; with figures plotly.js goes next to it. Arguments are as for ``page``.
+    """Write a whole HTML document, or nothing; with figures plotly.js goes next to it.
+
+    Args:
+        path: of the page.
+        title: of the document, plain text.
+        body: its content.
+        scripts: run after the body, embedded.
+        stamp: kept in the head, for ``stamp_of``.
+        has_figures: whether the page needs plotly.js.
 
     Raises:
         OSError: it cannot be written.
     """
-    write_text(path, page(title, body, scripts, stamp=stamp, plotly=PLOTLY_FILE if has_figures else ""))
-    if has_figures:
-        plotly, script = path.parent / PLOTLY_FILE, get_plotlyjs()
-        if not plotly.is_file() or plotly.stat().st_size != len(script.encode()):
-            write_text(plotly, script)
+    style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
+    # Exactly these scripts may run, and plotly.js next to the page.
+    allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
+    allowed += ["'self'", "file:"] if has_figures else []
+    policy = (
+        f"default-src 'none'; script-src {' '.join(allowed) or repr('none')}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    page = render(
+        "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp,
+        plotly=PLOTLY_FILE if has_figures else "", policy=policy, style=Markup(style),
+    )  # fmt: skip
+    write_text(path, page)
+    plotly, script = path.parent / PLOTLY_FILE, get_plotlyjs()
+    if has_figures and (not plotly.is_file() or plotly.stat().st_size != len(script.encode())):
+        write_text(plotly, script)
 
 
 def stamp_of(path: Path) -> str | None:
     """Return the stamp in the head of a page, or None."""
-    if not path.is_file():
-        return None
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        found = re.search(r'<meta name="fvc-stamp" content="([^"]*)"', stream.read(_HEAD_CHARACTERS))
+    head = path.read_text(encoding="utf-8", errors="replace")[:4000] if path.is_file() else ""
+    found = re.search(r'<meta name="fvc-stamp" content="([^"]*)"', head)
     return found[1] if found else None

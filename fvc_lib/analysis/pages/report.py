@@ -1,11 +1,12 @@
-"""The offline report of a run: the answer, a section for each record, all videos, and provenance."""
+"""The offline report of a run (the answer, each record, all videos, provenance), and ``runs/index.html``."""
 
 import json
-from collections import Counter
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import polars as pl
 from markupsafe import Markup
@@ -14,47 +15,41 @@ from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.pages.page import TEMPLATES, render, write_page
-from fvc_lib.analysis.pages.provenance import provenance_html
-from fvc_lib.analysis.read import headline as headlines
+from fvc_lib.analysis.read import headline as headlines, naming
 from fvc_lib.analysis.read.cautions import audit_facts
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline
-from fvc_lib.analysis.read.naming import run_parameters, trial_text
-from fvc_lib.analysis.read.records import as_number, read_tables, run_status
-from fvc_lib.services.atomic_files import as_mapping, path_to_text
+from fvc_lib.analysis.read.records import as_list, as_number, read_tables, run_status
+from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, number_text, time_text
+from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, size_of
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import IMAGES, LEFT_OUT, PROTOCOL, REJECTED, SCORES, TASK_RESULTS, VIDEO_FRAMES
+from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tables import LEFT_OUT, PROTOCOL, REJECTED, SCORES, TASK_RESULTS, VIDEO_FRAMES
 from fvc_lib.services.tasks import STAGES
 
-SCRIPT = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-VIDEOS_SCRIPT = (TEMPLATES / "videos.js").read_text(encoding="utf-8")
+MOST_VIDEOS = 50_000  # in the report's table; a row takes some 150 bytes
+PAGE_ROWS = 50  # shown at once
 # Of the table of all videos: name in the script, heading, class
 _VIDEO_COLUMNS = (
     ("path", "Video", "path"), ("label", "Label", "label"), ("right", "Decided", "right-or-wrong"),
     ("score", "Score", "number score"), ("spread", "Spread", "number spread"),
     ("threshold", "Threshold", "number threshold"), ("fold", "Fold", "number fold"), ("group", "Group", "group"),
 )  # fmt: skip
-MOST_VIDEOS = 50_000  # in the report's table; a row takes some 150 bytes
-PAGE_ROWS = 50  # shown at once
-PARTIAL = ".partial"
-_FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
-_MOST_FACTS = 6
+_PARTIAL = ".partial"
 # The answer first, then the way to it.
-SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
+_SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
+_HEADS = (
+    "Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory", "Size",
+    "Records",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Section:
-    """One record in a report; ``stage`` is what the run's status says of it."""
+    """One record in a report; ``stage`` is its entry in the run's status."""
 
     key: str
     notebook: NotebookHtml
     stage: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def body(self) -> Markup:
-        """The cells, for a page in the run's folder."""
-        return self.notebook.seen_from("")
 
     @property
     def alarm(self) -> str:
@@ -68,10 +63,9 @@ class Section:
             reason = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
             parts.append(f"{str(notebook.error or reason or 'It did not come to its end').rstrip('.')}.")
         if notebook.num_never_ran:
-            cells = wording.count_text(notebook.num_never_ran, "code cell")
+            cells = count_text(notebook.num_never_ran, "code cell")
             parts.append(f"{cells} of {notebook.num_code_cells} never ran.")
-        parts.append(str(stage.get("advice") or ""))
-        return wording.clean_text(" ".join(parts))
+        return clean_text(" ".join([*parts, str(stage.get("advice") or "")]))
 
     @property
     def facts(self) -> str:
@@ -79,26 +73,21 @@ class Section:
         stage = self.stage
         seconds, peak = as_number(stage.get("duration_seconds")), as_number(stage.get("peak_rss_bytes"))
         facts = {
-            "started": wording.time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
+            "started": time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
             "duration": wording.duration_text(seconds) if seconds is not None else None,
-            "peak memory": wording.bytes_text(peak) if peak is not None else None,
-            "attempts": stage.get("attempts"),
-            "host": stage.get("host"),
-            "slurm job": stage.get("job_id"),
-            "killed by": stage.get("killed_by"),
+            "peak memory": bytes_text(peak) if peak is not None else None,
+            **{name.replace("_", " "): stage.get(name) for name in ("attempts", "host", "job_id", "killed_by")},
         }
         if stage.get("state") != "done":
             facts |= {"last step": stage.get("last_step"), "last metric": stage.get("last_metric")}
         known = [f"{name} {value}" for name, value in facts.items() if value]
-        return wording.clean_text(" · ".join([self.notebook.file_name, *known]))
+        return clean_text(" · ".join([self.notebook.file_name, *known]))
 
 
 def records_of(run: RunPaths) -> dict[str, Path]:
     """Return the newest record of each task, by the task's key."""
-    newest: dict[str, Path] = {}
-    for path in sorted(run.notebooks.glob("[!.]*.ipynb"), key=lambda path: path.stat().st_mtime_ns):
-        newest[path.stem.removesuffix(PARTIAL)] = path
-    return dict(sorted(newest.items()))
+    paths = sorted(run.notebooks.glob("[!.]*.ipynb"), key=lambda path: path.stat().st_mtime_ns)
+    return dict(sorted({path.stem.removesuffix(_PARTIAL): path for path in paths}.items()))
 
 
 def write_run_report(run: RunPaths) -> None:
@@ -120,13 +109,12 @@ def write_run_report(run: RunPaths) -> None:
             notes.append(f"A record cannot be shown. {error}")
             continue
         sections.append(Section(path_to_text(key), notebook, as_mapping(stages.get(key))))
-    is_whole = not headline.earlier
-    facts = (*_results_facts(run), *audit_facts(run)) if is_whole else ()
+    facts = () if headline.earlier else (*_results_facts(run), *audit_facts(run))
     headline = replace(headline, more_facts=(*facts, *memory_facts(run_memory(run))))
-    videos = videos_html(run) if is_whole else ""
     _write(
-        run.report_html, f"FVC {run.run_id}", sections, headline=headline, videos=videos, notes=notes,
-        provenance=provenance_html(run), run_facts=_run_facts(headline),
+        run.report_html, f"FVC {run.run_id}", sections, headline=headline, notes=notes,
+        videos="" if headline.earlier else videos_html(run), provenance=provenance_html(run),
+        run_facts=_run_facts(headline),
     )  # fmt: skip
 
 
@@ -151,24 +139,17 @@ def write_report(
 
 
 def _write(output: Path, title: str, sections: Sequence[Section], **parts: Any) -> None:
-    empty: dict[str, Any] = {
-        "headline": None,
-        "notes": (),
-        "answer": (),
-        "videos": "",
-        "provenance": "",
-        "run_facts": {},
-    }
-    values = {**empty, **parts}
-    body = render("report.html", title=title, sections=sections, **values)
-    scripts = (SCRIPT, VIDEOS_SCRIPT) if values["videos"] else (SCRIPT,)
+    empty = dict.fromkeys(("headline", "notes", "answer", "videos", "provenance", "run_facts"), ())
+    body = render("report.html", title=title, sections=sections, **empty | parts)
+    names = ["page.js", *["videos.js"] * bool(parts.get("videos"))]
+    scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in names]
     write_page(output, title, body, scripts, has_figures=any(section.notebook.num_figures for section in sections))
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    """Sort partial records first, then by ``SECTION_ORDER``."""
-    position = next((i for i, stage in enumerate(SECTION_ORDER) if name.startswith(stage)), len(SECTION_ORDER))
-    return (not name.endswith(f"{PARTIAL}.ipynb"), position, name)
+    """Sort partial records first, then by ``_SECTION_ORDER``."""
+    position = next((i for i, stage in enumerate(_SECTION_ORDER) if name.startswith(stage)), len(_SECTION_ORDER))
+    return (not name.endswith(f"{_PARTIAL}.ipynb"), position, name)
 
 
 def videos_html(run: RunPaths) -> Markup | str:
@@ -186,9 +167,9 @@ def videos_html(run: RunPaths) -> Markup | str:
         notes.append(f"{first}; tables/scores.csv has all of them.")
     strips = dict(pictured.frame.select("video_id", "jpeg_base64").iter_rows())
     frames = {place: strips[video] for place, video in enumerate(shown["video_id"]) if video in strips}
-    path, group = (pl.col(name).map_elements(wording.clean_text, pl.String) for name in ("path", "group_id"))
-    numbers = [pl.col(name).round(4) for name in ("score", "score_std", "threshold")]
-    rows = shown.select(path, "label", *numbers, "fold", group, pl.col("is_right").cast(pl.Int8)).rows()
+    path, group = (pl.col(name).map_elements(clean_text, pl.String) for name in ("path", "group_id"))
+    numbers = pl.col("score", "score_std", "threshold").round(4)
+    rows = shown.select(path, "label", numbers, "fold", group, pl.col("is_right").cast(pl.Int8)).rows()
     data = json.dumps({"rows": rows, "frames": frames, "page": PAGE_ROWS}, separators=(",", ":"))
     return render(
         "videos.html", notes=notes, data=Markup(data.replace("<", "\\u003c")), num_frames=len(frames),
@@ -200,13 +181,13 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
     facts = {
         "Run": headline.run_id,
         "Experiment": headline.experiment,
-        "State": headline.state or wording.NOT_RECORDED,
-        "Model": headline.model or wording.NOT_RECORDED,
+        "State": headline.state or NOT_RECORDED,
+        "Model": headline.model or NOT_RECORDED,
         "Protocol": headline.protocol,
-        "Corpus": headline.corpus or wording.NOT_RECORDED,
-        "Started": wording.time_text(headline.started_utc),
+        "Corpus": headline.corpus or NOT_RECORDED,
+        "Started": time_text(headline.started_utc),
         "Duration": wording.duration_text(headline.duration_seconds),
-        "Peak memory": wording.bytes_text(headline.peak_rss_bytes),
+        "Peak memory": bytes_text(headline.peak_rss_bytes),
         **dict(headline.more_facts),
     }
     return {name: value for name, value in facts.items() if value}
@@ -215,18 +196,143 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
     """Return names and texts of further results of a task without folds (``tables.TASK_RESULTS``)."""
     results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
-    known = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
+    means = dict(results.filter(source="mean_predictor", metric="mae").select("subject", "value").iter_rows())
     facts = []
-    for (source, subject, metric), row in known.items():
-        if source == "model" and metric == "mae":
-            mean = known.get(("mean_predictor", subject, "mae"))
-            control = f" (mean predictor {wording.number_text(mean['value'], 1)})" if mean else ""
-            error = f"{wording.number_text(row['value'], 1)} {row['unit']}".strip()
+    for subject, metric, value, unit in (
+        results.filter(source="model").select("subject", "metric", "value", "unit").iter_rows()
+    ):
+        if metric == "mae":
+            control = f" (mean predictor {number_text(means[subject], 1)})" if subject in means else ""
+            error = f"{number_text(value, 1)} {unit}".strip()
             facts.append((f"{wording.subject_name(subject)} off by", f"{error}{control}"))
-        elif source == "model" and (subject, metric.partition("@")[0]) in _FACTS:
-            name = f"{wording.metric_name(metric)}, {wording.subject_name(subject)}"
-            facts.append((name, wording.number_text(row["value"])))
-    return tuple((wording.clean_text(name), text) for name, text in facts[:_MOST_FACTS])
+        elif metric == "content_word_recall" or (subject == "video_to_text" and metric.startswith("recall@")):
+            facts.append((f"{wording.metric_name(metric)}, {wording.subject_name(subject)}", number_text(value)))
+    return tuple((clean_text(name), text) for name, text in facts[:6])
+
+
+# --- Provenance
+
+
+def provenance_html(run: RunPaths) -> Markup:
+    """Return code, versions, machine, attempts and the commands that repeat a run, for a page in its folder."""
+    record = read_json_object(run.run_json)
+    attempts = [as_mapping(each) for each in as_list(record.get("attempts"))]
+    first = attempts[0] if attempts else {}
+    worked = next((each for each in attempts if not each.get("submits")), first)  # a login node computed nothing
+    rows = []
+    for number, attempt in enumerate(attempts, start=1):
+        changed = as_mapping(attempt.get("differs")) | as_mapping(attempt.get("code_differs"))
+        differs = [
+            f"{name}: {' → '.join('none' if value is None else str(value)[:12] for value in as_list(pair))}"
+            for name, pair in changed.items()
+        ]
+        started, host = as_text(attempt.get("started_utc")), as_mapping(attempt.get("hardware")).get("host")
+        job, command = as_mapping(attempt.get("slurm")).get("job_id") or "", attempt.get("command") or NOT_RECORDED
+        difference = "; ".join(differs) or ("" if number == 1 else "nothing that counts")
+        rows.append((number, time_text(started), host or NOT_RECORDED, job, command, difference))
+    return render(
+        "provenance.html",
+        commands=[line for line in as_list(record.get("repeat")) if isinstance(line, str)],
+        code=_code_facts(run, first, as_mapping(record.get("contents"))),
+        machine=_machine_facts(worked),
+        attempts=rows,
+        versions={name: version or "not installed" for name, version in as_mapping(worked.get("versions")).items()},
+    )
+
+
+def _code_facts(run: RunPaths, attempt: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, object]:
+    code = as_mapping(attempt.get("code"))
+    changed: str = {None: NOT_RECORDED, False: "nothing: the code is the commit's"}.get(
+        code.get("changed_since_commit"), Markup('<span class="warning">yes, and no patch was kept</span>')
+    )
+    if code.get("changed_since_commit") and run.code_patch.is_file():
+        name, size = run.code_patch.name, bytes_text(run.code_patch.stat().st_size)
+        changed = Markup('yes: <a href="{}">{}</a>, {}').format(quote(name), name, size)
+    facts = {
+        "Command": Markup("<code>{}</code>").format(clean_text(attempt.get("command") or NOT_RECORDED)),
+        "Commit": as_text(code.get("commit")) or NOT_RECORDED,
+        "Branch": as_text(code.get("branch")),
+        "Changed since": changed,
+        "Not in the patch": "; ".join(map(str, as_list(code.get("left_out")))),
+        "Problem with git": as_text(code.get("problem")),
+        **{f"SHA-256 of {name}": str(value).replace("@", ": ") for name, value in contents.items() if value},
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _machine_facts(attempt: Mapping[str, Any]) -> dict[str, object]:
+    hardware = as_mapping(attempt.get("hardware"))
+    total, limit = as_number(hardware.get("memory_bytes")), as_number(hardware.get("memory_limit_bytes"))
+    memory = bytes_text(total) if total else None
+    if total and limit and limit < total:
+        memory = f"{memory}, limited to {bytes_text(limit)} by {hardware.get('memory_limit_from')}"
+    slurm = as_mapping(attempt.get("slurm")).items()
+    facts = {
+        "Started": time_text(as_text(attempt.get("started_utc"))),
+        **{name.capitalize(): hardware.get(name) for name in ("host", "system", "processor", "cores")},
+        "OMP_NUM_THREADS": hardware.get("omp_num_threads"),
+        "Memory": memory,
+        "Accelerators": ", ".join(map(str, as_list(hardware.get("gpus")))) or ("none" if "gpus" in hardware else None),
+        "SLURM": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in slurm),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+# --- The list of all runs
+
+
+def write_runs_index(runs_dir: Path) -> Path:
+    """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
+
+    Runs of an experiment that has a comparison or an ensemble stand together, below links to these.
+
+    Raises:
+        DataError: an ``index.html`` is there that is no list of runs; it is kept.
+        OSError: the file cannot be written.
+    """
+    output = runs_dir / "index.html"
+    if output.is_file() and b"<title>FVC runs</title>" not in output.read_bytes()[:4096]:
+        raise DataError(f"{output}: is no list of runs, and is left as it is. Move it away, or the runs elsewhere.")
+    runs = list_runs(runs_dir)[::-1]
+    links: dict[str, list[tuple[str, str]]] = {}
+    for experiment in {run.experiment for run in runs}:
+        folder = runs_dir / experiment
+        pages = sorted((*folder.glob("comparison*/comparison.html"), *folder.glob("*/ensemble.html")))
+        links[experiment] = [(_address(path, runs_dir), path_to_text(path.parent.name)) for path in pages]
+    parts: dict[str, list[RunPaths]] = {}  # in the order of the newest run of each
+    for run in runs:
+        parts.setdefault(run.experiment if links[run.experiment] else "", []).append(run)
+    blocks = []
+    for experiment, part in parts.items():
+        rows = [_row(run, runs_dir, mark) for run, mark in zip(part, naming.run_marks(part), strict=True)]
+        blocks.append({"experiment": path_to_text(experiment), "comparisons": links.get(experiment), "rows": rows})
+    write_page(output, "FVC runs", render("index.html", heads=_HEADS, num_runs=len(runs), blocks=blocks))
+    return output
+
+
+def _row(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> Markup:
+    try:
+        headline = headlines.run_headline(run)
+        report = _address(run.report_html, runs_dir) if run.report_html.is_file() else ""
+        records = []  # short name (``04·0``), address of the section in the report, and whether it is partial
+        for key, record in records_of(run).items() if report else ():
+            stage, _, fold = key.rpartition("_fold_")
+            short = key.partition("_")[0] + (f"·{fold}" if stage and fold.isdecimal() else "")
+            address = f"{report}#section-{quote(path_to_text(key))}"
+            records.append((path_to_text(short), address, _PARTIAL in record.name))
+        return render(
+            "index_row.html", trouble="", headline=headline, size_bytes=size_of(run.root), report=report,
+            records=records, title=" · ".join(filter(None, mark)),
+            about=" · ".join(filter(None, (headline.experiment, time_text(headline.started_utc)))),
+            damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
+        )  # fmt: skip
+    except Exception as error:  # noqa: BLE001  # a damaged or foreign folder must not hide the others
+        why = clean_text(f"{type(error).__name__}: {error}")[:500]
+        return render("index_row.html", trouble=why, name=path_to_text(run.run_id), columns=len(_HEADS))
+
+
+def _address(path: Path, runs_dir: Path) -> str:
+    return quote(os.fsencode(path.absolute().relative_to(runs_dir.absolute())))
 
 
 # --- The end of a run in the terminal
@@ -235,28 +341,24 @@ def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
 def summary_lines(run: RunPaths) -> list[str]:
     """Return the run in a few lines of text: the model's number and its controls, peak memory and duration."""
     headline = headlines.run_headline(run)
-    state = ", ".join(filter(None, (headline.state or "not recorded", trial_text(run_parameters(run)))))
+    state = ", ".join(filter(None, (headline.state or NOT_RECORDED, naming.trial_text(naming.run_parameters(run)))))
     lines = ["", f"{headline.run_id}: {state}", *(f"  {note}" for note in headline.notes)]
     if headline.scores:
-        name = wording.clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
+        name = clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
         lines += ["", f"  {name} with interval{f', {headline.earlier}' if headline.earlier else ''}"]
         for score in headline.scores:
             remark = "  (what a split by row would claim)" if score.source in DISHONEST_CONTROLS else ""
             interval = wording.interval_text(score.value, score.low, score.high)
             lines.append(f"    {wording.source_name(score.source):<40} {interval}{remark}")
-        leaks = headline.measure.leaks
-        lines += [
-            "",
-            f"  {headline.verdict.sentence}",
-            *([f"  {leaks}"] if leaks not in headline.verdict.sentence else []),
-        ]
-        lines += [f"  {caution}" for caution in headline.cautions]
+        sentence, leaks = headline.verdict.sentence, headline.measure.leaks
+        sentences = (sentence, *[leaks] * (leaks not in sentence), *headline.cautions)
+        lines += ["", *(f"  {each}" for each in sentences)]
     facts = () if headline.earlier else _results_facts(run)
-    lines += ["", *(f"  {name:<30} {wording.clean_text(text)}" for name, text in facts), *([""] if facts else [])]
+    lines += ["", *(f"  {name:<30} {clean_text(text)}" for name, text in facts), *([""] if facts else [])]
     if headline.num_samples is not None:
-        counted = f"{headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"
+        counted = f"{headline.num_samples} in {headline.num_groups} groups"
         lines += [f"  {headline.measure.one + 's':<13} {counted}", *_not_used(run)]
-    lines.append(f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}")
+    lines.append(f"  peak memory   {bytes_text(headline.peak_rss_bytes)}")
     return [*lines, f"  duration      {wording.duration_text(headline.duration_seconds)}"]
 
 
@@ -265,23 +367,13 @@ def _not_used(run: RunPaths) -> list[str]:
     lines = []
     rejected = read_tables([("", run.rejected)], REJECTED).frame
     if rejected.height:
-        reasons = Counter(rejected["reason"].sort()).most_common()
-        kinds = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in reasons)
-        files = wording.count_text(rejected.height, "listed file was", "listed files were")
+        reasons = rejected["reason"].value_counts().sort("count", "reason", descending=[True, False])
+        kinds = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in reasons.iter_rows())
+        files = count_text(rejected.height, "listed file was", "listed files were")
         lines.append(f"  {'not used':<13} {files} left out ({kinds}): tables/rejected.parquet and the report say why")
     protocol = read_tables([("", run.protocol)], PROTOCOL).frame
     used = protocol.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
     if unused := protocol["video_id"].n_unique() - used:
-        videos = wording.count_text(unused, "more takes", "more take")
+        videos = count_text(unused, "more takes", "more take")
         lines.append(f"  {'':<13} {videos} no part in this protocol; their clips were made as well, for a fork")
     return lines
-
-
-def _also_tested(run: RunPaths) -> str:
-    """Return a remark on images that were tested on numbers only, which the headline does not count."""
-    tested = read_tables([("", run.images)], IMAGES).frame.filter(part="test")
-    without = tested["class_label"].null_count()
-    if without in (0, tested.height):
-        return ""
-    groups = wording.count_text(tested["group_id"].n_unique(), "group")
-    return f" with a class; {without} more have numbers only: {tested.height} images tested in {groups}"

@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fvc_lib.analysis.pages.answers import Known, frame_pictures, heat_map, over_time, write_video_page
 from fvc_lib.analysis.pages.page import stamp_of
-from fvc_lib.analysis.pages.video_page import Known, frame_pictures, heat_map, over_time, write_video_page
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.export import model_card
 from fvc_lib.command_line.models import standing_of_run

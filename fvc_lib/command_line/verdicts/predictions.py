@@ -34,7 +34,7 @@ def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, 
         OSError: something cannot be written.
     """
     from fvc_lib.analysis.figures.gallery import Card  # torch and plotly take seconds to load
-    from fvc_lib.analysis.pages.predictions_page import MOST_CARDS, write_predictions_page
+    from fvc_lib.analysis.pages.answers import MOST_CARDS, write_predictions_page
     from fvc_lib.analysis.wording import clean_text, count_text
     from fvc_lib.services.tables import csv_for_people
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
@@ -131,7 +131,7 @@ def _finder(
 ) -> "Callable[[list[Path]], Generator[Finding]]":
     """Return a function that yields the findings of some of ``files``, with pictures of those that the page shows."""
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
-    from fvc_lib.analysis.pages.predictions_page import MOST_CARDS
+    from fvc_lib.analysis.pages.answers import MOST_CARDS
 
     shown = {path_to_text(path) for path in files[:MOST_CARDS]}
 

@@ -1,0 +1,214 @@
+"""Offline pages of a run's answers on new files: one page for a judged video, one for all predictions of a task.
+
+Drawings are SVG without scripts: plotly's script weighs 4.8 MB, and the page of a video is handed on by itself.
+"""
+
+import base64
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from markupsafe import Markup
+
+from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures.gallery import Card, card_html, thumbnail
+from fvc_lib.analysis.pages.page import render, write_page
+from fvc_lib.analysis.read.headline import run_headline, run_verdict, task_scores
+from fvc_lib.analysis.read.naming import run_parameters, run_task
+from fvc_lib.analysis.read.records import read_tables
+from fvc_lib.analysis.wording import count_text, interval_text, source_name
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import TASK_RESULTS
+from fvc_lib.services.tasks import TASKS
+
+Floats = npt.NDArray[np.floating]
+Pixels = npt.NDArray[np.uint8]
+
+MOST_CARDS = 300  # some 5 kB each
+_MOST_TICKS = 300  # known videos of one label; of more, quantiles are drawn
+_FRAMES, _FRAME_SIDE = 12, 160
+_UNDER_CURVE, _UNDER_SIDE = 8, 112  # frames below the curve, and pixels of their longer side
+_HEATED, _HEATED_SIDE, _MOST_OPACITY = 4, 168, 0.72
+
+# --- One judged video
+
+
+@dataclass(frozen=True)
+class Known:
+    """Out-of-fold scores of the run's videos, and the scores at which the rule decides.
+
+    Attributes:
+        reals: float64, of the real videos.
+        fakes: float64, of the fake videos.
+        real_to: the rule says real up to this score of all networks; None: never.
+        fake_from: the rule says fake from this score of all networks; None: never.
+    """
+
+    reals: Floats
+    fakes: Floats
+    real_to: float | None = None
+    fake_from: float | None = None
+
+
+def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp: str, **parts: Any) -> None:
+    """Write the page of one video, whole or not at all.
+
+    Args:
+        path: of the page.
+        row: of VERDICTS, with a score.
+        known: scores that stand next to it.
+        stamp: identifies the content, for ``page.stamp_of``.
+        parts: of the template ``video.html``: ``frames``, ``over_time``, ``heat_map``, ``provenance`` as the functions
+            below return them; ``prior``, ``standing``, ``notes``, ``limits``, ``card`` and ``overview``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    ticks = {}
+    for label, scores in (("fake", known.fakes), ("real", known.reals)):
+        thinned = scores if len(scores) <= _MOST_TICKS else np.quantile(scores, np.linspace(0, 1, _MOST_TICKS))
+        ticks[label] = np.sort(thinned).tolist()
+    name, colors = Path(row["path"]).name, {**theme.LABEL_COLORS, "undecided": theme.MODEL}
+    about = {"File": name, "SHA-256": row["sha256"], "Model": row["model_id"]}
+    drawn = {"ticks": ticks, "colors": colors}
+    body = render("video.html", name=name, row=row, known=known, about=about, **drawn, **parts)
+    write_page(path, f"{row['verdict']}: {name}", body, stamp=stamp)
+
+
+def data_uri(frame: Pixels, side: int) -> str:
+    """Return a frame, uint8 (3, H, W), as a JPEG whose longer side has ``side`` pixels."""
+    return f"data:image/jpeg;base64,{base64.b64encode(thumbnail(frame.transpose(1, 2, 0), side)).decode()}"
+
+
+def frame_pictures(clips: Pixels) -> dict[str, Any]:
+    """Return some frames of ``clips``, uint8 (N, T, 3, H, W), as pictures, and their number."""
+    frames = clips.reshape(-1, *clips.shape[2:])
+    chosen = theme.thinned(len(frames), _FRAMES)
+    return {"pictures": [data_uri(frames[number], _FRAME_SIDE) for number in chosen], "number": len(frames)}
+
+
+def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float, known: Known) -> Any:
+    """Return the parts of the score over time; None where there is a single window.
+
+    Args:
+        begins: (W,), seconds.
+        ends: (W,), seconds.
+        scores: (W, K), by each network.
+        middles: uint8 (W, 3, H, W), the middle frame of each window.
+        seconds: length of the video.
+        known: whose bounds are drawn.
+    """
+    if len(begins) < 2:
+        return None
+    moments = (np.arange(_UNDER_CURVE) + 0.5) / _UNDER_CURVE * seconds
+    nearest = np.abs((begins + ends)[:, None] / 2 - moments).argmin(0)
+    means = scores.mean(1)
+    highest = int(means.argmax())
+    # Drawn 1000 wide and 100 high, with 1 at the top.
+    x = 1000 * np.concatenate([[0.0], (begins + ends) / 2, [seconds]]) / seconds
+    mean, low, high = (np.pad(100 * (1 - y), 1, "edge") for y in (means, scores.min(1), scores.max(1)))
+    bounds = {"fake": known.fake_from, "real": known.real_to}
+    quarters = [seconds * share for share in (0, 0.25, 0.5, 0.75, 1)]
+    return {
+        "line": _points(x, mean),
+        "band": _points(np.append(x, x[::-1]), np.append(low, high[::-1])),
+        "bounds": {label: 100 * (1 - bound) for label, bound in bounds.items() if bound is not None},
+        "label": f"scores over {seconds:.1f} seconds, from {means.min():.2f} to {means.max():.2f}",
+        "several": scores.shape[1] > 1,
+        "under": [data_uri(middles[number], _UNDER_SIDE) for number in nearest],
+        "ticks": [f"{s:.1f} s" if seconds < 60 else f"{int(s) // 60}:{int(s) % 60:02d}" for s in quarters],
+        "most": {"begin": float(begins[highest]), "end": float(ends[highest]), "score": float(means[highest])},
+    }
+
+
+def _points(xs: Floats, ys: Floats) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+
+
+def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
+    """Return frames of a clip without and with the map over them.
+
+    Args:
+        clip: uint8 (T, 3, H, W).
+        values: (T, H, W) in [0, 1].
+        top: the drop of the logit that 1 stands for.
+    """
+    begins = [0, *(np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1), len(values)]
+    middles = [(first + end - 1) // 2 for first, end in itertools.pairwise(begins)]
+    frames = []
+    for place in theme.thinned(len(middles), _HEATED):
+        number = int(middles[place])
+        plain, marked = clip[number], heated(clip[number], values[number])
+        frames.append((number + 1, data_uri(plain, _HEATED_SIDE), data_uri(marked, _HEATED_SIDE)))
+    most = heated(np.full((3, 1, 1), 136, np.uint8), np.ones((1, 1)))
+    return {"frames": frames, "num_frames": len(clip), "top": top, "color": f"#{most.tobytes().hex()}"}
+
+
+def heated(frame: Pixels, values: Floats) -> Pixels:
+    """Return a frame, uint8 (3, H, W), in grey under a colour that is more opaque where the map (H, W) is higher."""
+    color = np.frombuffer(bytes.fromhex(theme.FAKE[1:]), np.uint8)[:, None, None]
+    cover = _MOST_OPACITY * values[None]
+    grey = frame.mean(0, keepdims=True)
+    return np.asarray((grey * (1 - cover) + color * cover).round().clip(0, 255), np.uint8)
+
+
+# --- All predictions of a task without folds
+
+
+def worth_of(run: RunPaths) -> tuple[str, ...]:
+    """Return sentences on how far the numbers of a run without folds can be trusted.
+
+    They are its standing, its cautions, and every number that a headline could have, with its controls.
+    """
+    task = run_task(run_parameters(run))
+    results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
+    sentences = list(run_headline(run).sentences)
+    for begins, metric, _ in TASKS[task].headline:
+        rows = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
+        for of_subject in rows.partition_by("subject", maintain_order=True):
+            measured = task_scores(of_subject, task)
+            scores = [f"{source_name(s.source)} {interval_text(s.value, s.low, s.high)}" for s in measured.scores]
+            samples = count_text(measured.num_samples or 0, measured.measure.one)
+            verdict = run_verdict(run, measured).sentence
+            sentences.append(f"{measured.measure.name} on {samples} of the test part: {'; '.join(scores)}. {verdict}")
+    return tuple(dict.fromkeys(sentences))
+
+
+def write_predictions_page(
+    path: Path,
+    title: str,
+    answer: str,
+    worth: Sequence[str],
+    cards: Sequence[Card],
+    num_read: int,
+    failures: Sequence[tuple[str, str]],
+    *,
+    is_shown: bool,
+) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        path: of the page.
+        title: plain text.
+        answer: the number of files, in one sentence.
+        worth: ``worth_of`` and further limits.
+        cards: of the first ``MOST_CARDS`` files that were read.
+        num_read: number of files that were read.
+        failures: path and reason of the others; the first ``MOST_CARDS`` are shown.
+        is_shown: whether the run is shown to be above its controls; else an alarm says so.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    body = render(
+        "predictions.html", title=title, answer=answer, worth=worth, cards=[Markup(card_html(card)) for card in cards],
+        more=num_read - len(cards), failures=failures[:MOST_CARDS], more_failures=max(0, len(failures) - MOST_CARDS),
+        is_shown=is_shown,
+    )  # fmt: skip
+    write_page(path, title, body)
