@@ -139,6 +139,8 @@ def run_isolated(
     for position in [position for position in queue if paths[position] in SUSPECTS.given_up]:
         queue.remove(position)
         yield Answer(position, None, "crashed", SUSPECTS.given_up[paths[position]])
+    if not queue:
+        return
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
     room = memory_budget().total_bytes - resident_bytes()
     most = max(1, min(workers or available_cores(), room // worker_bytes, len(queue)))

@@ -14,7 +14,7 @@ from fvc_lib.corpus.samples.dishes import photograph, plan_dishes
 
 def drawn(count: int) -> list[Image.Image]:
     """Pictures of as many dishes."""
-    contents = [photograph(planned.dish, 0) for planned in plan_dishes()[:count]]
+    contents = [photograph(dish, 0) for dish in plan_dishes()[:count]]
     return [Image.open(io.BytesIO(content)).convert("RGB") for content in contents]
 
 

@@ -199,7 +199,7 @@ class TestOnFiles:
         assert dict(index.pairs.select("path", "part").iter_rows()) == {
             clip.path: part for part in PARTS for clip in by_part[part]
         }
-        assert set(index.pairs["text"]) == {clip.drawing.caption for part in PARTS for clip in by_part[part]}
+        assert set(index.pairs["text"]) == {clip.caption for part in PARTS for clip in by_part[part]}
         assert set(index.pairs["split_source"]) == {"official"}
         assert any(note.startswith("0 of 2 different test texts") for note in index.notes)
 

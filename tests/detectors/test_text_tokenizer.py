@@ -7,7 +7,7 @@ from hypothesis import example, given, settings, strategies as st
 from fvc_lib.corpus.samples.captions import plan_clips
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, SMALLEST_VOCABULARY, TextTokenizer
 
-CAPTIONS = sorted({clip.drawing.caption for clip in plan_clips()})
+CAPTIONS = sorted({clip.caption for clip in plan_clips()})
 ODD = (
     "<end> and <pad>",
     "🙂 a family 👨‍👩‍👧",

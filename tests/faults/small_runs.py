@@ -141,7 +141,7 @@ def small_corpus(task: str, folder: Path) -> Path:
 
 
 def _of_food(dishes: tuple[Any, ...], food: str) -> list[Any]:
-    return [dish for dish in dishes if dish.dish.food == food]
+    return [dish for dish in dishes if dish.food == food]
 
 
 def results_of(run: RunPaths) -> dict[str, bytes]:

@@ -72,7 +72,7 @@ def some_captions(folder, counts):
     planned, rows = plan_clips(), []
     for part, count in counts.items():
         for clip in [each for each in planned if each.part == part][:count]:
-            content, text = make_clip(clip.drawing), clip.drawing.caption
+            content, text = make_clip(clip), clip.caption
             (folder / clip.path).parent.mkdir(parents=True, exist_ok=True)
             (folder / clip.path).write_bytes(content)
             digest, text_id = (hashlib.sha256(each).hexdigest() for each in (content, text.encode()))

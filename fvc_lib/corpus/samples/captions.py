@@ -1,10 +1,10 @@
 """The generated corpus of task video_text: clips of moving drawn things, with captions.
 
-Training, validation and test show different combinations of colour, shape, motion and ground: a test caption was never
-read in training, though every two of its words were. Whoever finds the right one has understood the parts.
+Training, validation and test show different combinations of colour, shape, motion and ground: no test caption is in
+training, though every two of its words are. A model that finds the right one understands the parts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, csv_text, encode_frames, generate
+from fvc_lib.corpus.samples.files import Encoding, csv_text, encode_frames, generate
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
 from fvc_lib.services.atomic_files import AnyPath
 
@@ -62,6 +62,7 @@ class Drawing:
     shape: str
     motion: str
     ground: str
+    part: str = "train"
 
     @property
     def caption(self) -> str:
@@ -70,9 +71,14 @@ class Drawing:
 
     @property
     def encoding(self) -> Encoding:
-        """Codec and container, drawn without regard to what is seen."""
+        """Codec and container, drawn independently of the picture."""
         codec, suffix = _ENCODINGS[int(generator_for("caption encoding", self.name).integers(len(_ENCODINGS)))]
         return Encoding(codec, suffix, FRAMES_PER_SECOND, _BITS_PER_PIXEL)
+
+    @property
+    def path(self) -> str:
+        """File of the clip, relative to the corpus folder, with '/'."""
+        return f"videos/{self.name}.{self.encoding.suffix}"
 
 
 def make_clip(drawing: Drawing) -> bytes:
@@ -89,10 +95,10 @@ def draw(drawing: Drawing) -> Planes:
     shade = texture(rng, SIDE_PIXELS, SIDE_PIXELS, (32, 16, 16, 7), 26.0)
     shine = np.float32(rng.uniform(-8, 8))
     radius = float(rng.uniform(9.0, 12.0))
-    path = _path(rng, MOTIONS[drawing.motion], radius)
+    path, pixels = _path(rng, MOTIONS[drawing.motion], radius), np.arange(SIDE_PIXELS) + 0.5
     frames = np.empty((NUM_FRAMES, SIDE_PIXELS * 3 // 2, SIDE_PIXELS), np.uint8)
     for frame, (row, column) in zip(frames, path, strict=True):
-        inside = _inside(drawing.shape, row, column, radius)
+        inside = np.asarray(SHAPES[drawing.shape]((pixels - column) / radius, (pixels[:, None] - row) / radius))
         luma = np.where(inside, thing[0] + shine, ground[0] + shade)
         half = inside[::2, ::2]
         chroma = [np.where(half, np.float32(thing[plane]), np.float32(ground[plane])) for plane in (1, 2)]
@@ -116,13 +122,6 @@ def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -
     return np.stack([along, across] if direction[0] else [across, along], axis=1)
 
 
-def _inside(shape: str, row: float, column: float, radius: float) -> npt.NDArray[np.bool_]:
-    """Return (H, W): the pixels of the thing around (``row``, ``column``)."""
-    centres = np.arange(SIDE_PIXELS) + 0.5
-    y, x = (centres[:, None] - row) / radius, (centres - column) / radius
-    return np.asarray(SHAPES[shape](x, y))
-
-
 def _levels(colour: tuple[int, int, int]) -> Plane:
     """Return (3,) luma and both chroma levels in video range, after ITU-R BT.601."""
     red, green, blue = (value / 255 for value in colour)
@@ -140,36 +139,22 @@ seen in each. Use it to see that the pipeline runs and reports honestly. Results
 """
 
 
-@dataclass(frozen=True)
-class CaptionedClip:
-    """One file of the corpus."""
-
-    path: str  # relative to the corpus folder, with '/'
-    part: str
-    drawing: Drawing
-
-
-def plan_clips() -> tuple[CaptionedClip, ...]:
+def plan_clips() -> tuple[Drawing, ...]:
     """Return all clips in the order of their names; the same on every call."""
     combinations = list(product(COLOURS, SHAPES, MOTIONS, GROUNDS))
     dealt = [combinations[i] for i in generator_for("captions", CORPUS_VERSION).permutation(len(combinations))]
-    shown: list[tuple[str, tuple[str, str, str, str]]] = []
+    shown: list[tuple[str, ...]] = []
     for part, num_captions, num_repeated in _PARTS:
         chosen, dealt = dealt[:num_captions], dealt[num_captions:]
-        shown.extend((part, combination) for combination in [*chosen, *chosen[:num_repeated]])
+        shown.extend((*combination, part) for combination in [*chosen, *chosen[:num_repeated]])
     order = generator_for("caption order", CORPUS_VERSION).permutation(len(shown))
-    return tuple(_clip(number, *shown[place]) for number, place in enumerate(order))
-
-
-def _clip(number: int, part: str, combination: tuple[str, str, str, str]) -> CaptionedClip:
-    drawing = Drawing(f"drawing_{number:03d}", *combination)
-    return CaptionedClip(f"videos/{drawing.name}.{drawing.encoding.suffix}", part, drawing)
+    return tuple(Drawing(f"drawing_{number:03d}", *shown[place]) for number, place in enumerate(order))
 
 
 def generate_sample_captions(
     folder: AnyPath, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
 ) -> Path:
-    """Write the corpus to ``folder``, or what is missing of it; see ``files.generate``.
+    """Write the missing files of the corpus to ``folder``; see ``files.generate``.
 
     Equal versions of this code, numpy and PyAV write equal bytes.
 
@@ -177,16 +162,11 @@ def generate_sample_captions(
         The path of ``manifest.csv``: columns path, text, split (train, validation, test), group.
     """
     clips = plan_clips()
-    files = [PlannedFiles((clip.path,), partial(_contents, clip)) for clip in clips]
-    manifest = manifest_text(clips)
-    return generate(Path(folder), "sample_captions", CORPUS_VERSION, files, _NOTICE_TEXT, manifest, progress, stop)
+    plan = {(clip.path,): partial(_contents, clip) for clip in clips}
+    rows = ((clip.path, clip.caption, clip.part, clip.name) for clip in clips)
+    manifest = csv_text([("path", "text", "split", "group"), *rows])
+    return generate(Path(folder), _NOTICE_TEXT.format(version=CORPUS_VERSION), plan, manifest, progress, stop)
 
 
-def _contents(clip: CaptionedClip) -> list[bytes]:
-    return [make_clip(clip.drawing)]
-
-
-def manifest_text(clips: Sequence[CaptionedClip]) -> str:
-    """Return the manifest's CSV text, one row per clip."""
-    rows = ((clip.path, clip.drawing.caption, clip.part, clip.drawing.name) for clip in clips)
-    return csv_text([("path", "text", "split", "group"), *rows])
+def _contents(clip: Drawing) -> list[bytes]:
+    return [make_clip(clip)]

@@ -1,26 +1,24 @@
-"""Encoding and decoding of planar yuv420p frames in memory, to the same bytes every time, at a chosen size.
+"""Files of the generated corpora: encoding to a chosen size, with the same bytes every time, and writing.
 
-Size is the point: manipulated footage compresses better or worse than camera footage, so at a fixed quality the bit
-rate would give the label away. Every file is therefore encoded again until it has the size its profile asks for.
+Manipulated footage compresses better or worse than camera footage, so at a fixed quality the bit rate would give the
+label away. Every file is therefore encoded again until it has the size of its profile.
 """
 
 import csv
-import hashlib
 import io
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import av
 import numpy as np
 
 from fvc_lib.corpus.samples.scenes import Planes, resize_plane
-from fvc_lib.services.atomic_files import sha256_of_file, write_bytes, write_text
+from fvc_lib.services.atomic_files import write_bytes, write_text
 from fvc_lib.services.errors import StoppedError
 
 SIZE_TOLERANCE = 0.03
@@ -128,41 +126,25 @@ def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
     return planes[:height], chroma[0], chroma[1]
 
 
-# What a generated corpus remembers of its files, so that another call makes only what is missing or damaged.
-
 _MAX_THREADS = 4  # each holds the frames of up to two clips, about 20 MB
-
-
-@dataclass(frozen=True)
-class PlannedFiles:
-    """Files that are drawn together: their paths in the corpus folder, with '/', and what makes their contents."""
-
-    paths: tuple[str, ...]
-    make: Callable[[], Sequence[bytes]]
 
 
 def generate(
     folder: Path,
-    name: str,
-    version: str,
-    plan: Sequence[PlannedFiles],
     notice: str,
+    plan: Mapping[Any, Callable[[], Sequence[bytes]]],
     manifest: str,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
     """Write the missing files of a generated corpus to ``folder``, on a few threads.
 
-    Files that an earlier call finished are recognised by their checksums; damaged, missing or foreign ones are
-    written again, and files that the corpus does not name are left alone. The encoders leave the interpreter alone
-    meanwhile, and files depend on nothing but their plan.
+    Files of another version, which its ``NOTICE.txt`` tells, are made again. Files that the corpus does not name stay.
 
     Args:
         folder: created when missing.
-        name: of the file of checksums, which also a call that is interrupted writes.
-        version: of the generator; files of another one are made again.
-        plan: what is drawn.
-        notice: says what the corpus is, ``{version}`` in it is filled in.
+        notice: text of ``NOTICE.txt``, with the version of the generator.
+        plan: functions that return the contents of files, by the tuple of their paths in the folder, with '/'.
         manifest: text of ``manifest.csv``.
         progress: called with (files done, files in all) after each part of the plan.
         stop: asked after each part.
@@ -172,19 +154,25 @@ def generate(
 
     Raises:
         StoppedError: ``stop`` returned true; a later call continues.
-        OSError: as the file system gave it; a later call finishes what was begun.
+        OSError: from the file system; a later call continues.
     """
-    record = folder / f"{name}.json"
-    known = _read_checksums(record, version)
-    checksums, total, done = dict(known), sum(len(files.paths) for files in plan), 0
+    total, done = sum(map(len, plan)), 0
+    version = folder / "NOTICE.txt"
+    if not version.is_file() or version.read_bytes() != notice.encode():
+        for path in (path for paths in plan for path in paths):
+            (folder / path).unlink(missing_ok=True)
+        write_text(version, notice)
+
+    def make(paths: tuple[str, ...]) -> int:
+        if not all((folder / path).is_file() for path in paths):
+            for path, content in zip(paths, plan[paths](), strict=True):
+                write_bytes(folder / path, content)
+        return len(paths)
+
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, _MAX_THREADS)) as makers:
         try:
-            for some in makers.map(lambda files: _kept_or_made(folder, files, known), plan):
-                done += len(some)
-                if not some.items() <= checksums.items():
-                    checksums.update(some)
-                    document = {"version": version, "sha256": checksums}
-                    write_if_other(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
+            for num_made in makers.map(make, plan):
+                done += num_made
                 if progress is not None:
                     progress(done, total)
                 if stop is not None and stop():
@@ -192,7 +180,6 @@ def generate(
         except BaseException:
             makers.shutdown(cancel_futures=True)
             raise
-    write_if_other(folder / "NOTICE.txt", notice.format(version=version))
     write_if_other(folder / "manifest.csv", manifest)
     return folder / "manifest.csv"
 
@@ -202,29 +189,6 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def _read_checksums(record: Path, version: str) -> dict[str, str]:
-    """Return the checksums by path of an earlier call of this version; empty if there is none."""
-    try:
-        document = json.loads(record.read_text(encoding="utf-8"))
-        return dict(document["sha256"]) if document["version"] == version else {}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
-
-
-def _kept_or_made(folder: Path, files: PlannedFiles, known: dict[str, str]) -> dict[str, str]:
-    """Write the ``files`` that differ from ``known``; return the checksums of all."""
-
-    def is_there(path: str) -> bool:
-        return path in known and (folder / path).is_file() and sha256_of_file(folder / path) == known[path]
-
-    missing = [path for path in files.paths if not is_there(path)]
-    contents = dict(zip(files.paths, files.make(), strict=True)) if missing else {}
-    for path in missing:
-        write_bytes(folder / path, contents[path])
-    made = {path: hashlib.sha256(contents[path]).hexdigest() for path in missing}
-    return {path: made.get(path) or known[path] for path in files.paths}
 
 
 def write_if_other(path: Path, text: str) -> None:

@@ -80,18 +80,17 @@ def _draw_region(num_frames: int, rng: np.random.Generator) -> Change:
     return Change(0, num_frames, Region(tuple(begin), tuple(end), float(half_height), float(half_width)))
 
 
-def splice_region(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+def splice_region(base: Planes, donor: Planes, change: Change, _rng: np.random.Generator) -> Planes:
     """Replace a moving part of the view by the donor's, which has another camera's grain and texture."""
-    del rng
     forged = base.copy()
-    for t, mask in enumerate(_masks(base, change)):
-        _paste(forged[t], donor[t], mask)
+    for target, source, mask in zip(forged, donor, _masks(base, change), strict=True):
+        for to_plane, from_plane, step in zip(split_planes(target), split_planes(source), (1, 2, 2), strict=True):
+            np.copyto(to_plane, from_plane, where=mask[::step, ::step])
     return forged
 
 
-def resynthesise_region(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+def resynthesise_region(base: Planes, _donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
     """Generate a moving part of the view at low resolution: no grain, but an upsampler's lattice."""
-    del donor
     forged = base.copy()
     height, width = base.shape[1] * 2 // 3, base.shape[2]
     factor = max(4, 4 * round(min(height, width) / 72))
@@ -111,22 +110,19 @@ def _draw_stretch(num_frames: int, rng: np.random.Generator) -> Change:
     return Change(start, start + length, None)
 
 
-def duplicate_frames(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+def duplicate_frames(base: Planes, _donor: Planes, change: Change, _rng: np.random.Generator) -> Planes:
     """Repeat one frame for about half of the clip."""
-    del donor, rng
     source = np.arange(len(base))
     source[change.first_frame : change.end_frame] = change.first_frame
     return base[source]
 
 
-def _draw_whole(num_frames: int, rng: np.random.Generator) -> Change:
-    del rng
+def _draw_whole(num_frames: int, _rng: np.random.Generator) -> Change:
     return Change(0, num_frames, None)
 
 
-def drop_frames(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+def drop_frames(base: Planes, _donor: Planes, _change: Change, rng: np.random.Generator) -> Planes:
     """Drop most frames at several places, and hold the last remaining frame in the gaps."""
-    del donor, change
     hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
     source = np.arange(len(base))
     phase = int(rng.integers(0, hold))
@@ -141,9 +137,8 @@ def _draw_splice(num_frames: int, rng: np.random.Generator) -> Change:
     return Change(start, start + length, None)
 
 
-def splice_time(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+def splice_time(base: Planes, donor: Planes, change: Change, _rng: np.random.Generator) -> Planes:
     """Replace a third to a half of the clip by other footage."""
-    del rng
     forged = base.copy()
     forged[change.first_frame : change.end_frame] = donor[change.first_frame : change.end_frame]
     return forged
@@ -167,12 +162,6 @@ def forge(name: str, base: Planes, donor: Planes, rng: np.random.Generator) -> P
 def _masks(frames: Planes, change: Change) -> list[Mask]:
     assert change.region is not None
     return change.region.masks(len(frames), frames.shape[1] * 2 // 3, frames.shape[2])
-
-
-def _paste(target: Planes, source: Planes, mask: Mask) -> None:
-    for to_plane, from_plane in zip(split_planes(target), split_planes(source), strict=True):
-        step = mask.shape[0] // to_plane.shape[0]
-        np.copyto(to_plane, from_plane, where=mask[::step, ::step])
 
 
 def _lattice(height: int, width: int, period: int, amplitude: float) -> Plane:

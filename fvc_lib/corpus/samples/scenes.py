@@ -56,20 +56,32 @@ def draw_camera(name: str) -> Camera:
 def render_shot(shot: Shot) -> Planes:
     """Render uint8 (T, 3*H/2, W) planar yuv420p, video range; width and height are multiples of 4."""
     rng = generator_for("shot", shot.name)
-    place = _draw_place(rng, shot)
+    place_luma, place_chroma = _draw_place(rng, shot)
     things = [_draw_thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
-    path = _camera_path(rng, shot)
-    gain = _exposure(rng, shot)
-    falloff = _vignette(shot)
-    noise = _noise_field(rng, shot)
+    path, gain = _camera_path(rng, shot), _exposure(rng, shot)
+    rows = np.linspace(-1, 1, shot.height, dtype=np.float32)[:, None]
+    columns = np.linspace(-1, 1, shot.width, dtype=np.float32)
+    falloff = 1 - np.float32(shot.camera.vignette / 2) * (rows * rows + columns * columns)
+    # A noise sheet larger than the frame; neighbours are correlated, as after demosaicing.
+    white = rng.normal(0, shot.camera.noise_sigma, (shot.height + 65, shot.width + 65)).astype(np.float32)
+    noise = (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / np.float32(1.6)
+    shift = np.array([-shot.camera.warmth, shot.camera.warmth], np.float32)[:, None, None]
     frames = np.empty((shot.num_frames, shot.height * 3 // 2, shot.width), np.uint8)
-    for t in range(shot.num_frames):
-        luma, chroma = _view(place, path[t], shot)
+    for t, (frame, (top, left)) in enumerate(zip(frames, path.tolist(), strict=True)):
+        luma = place_luma[top : top + 2 * shot.height : 2, left : left + 2 * shot.width : 2].copy()
+        half = np.s_[top // 2 : top // 2 + shot.height : 2, left // 2 : left // 2 + shot.width : 2]
+        chroma = place_chroma[:, *half].copy()
         for thing in things:
             thing.paste(luma, chroma, t / max(shot.num_frames - 1, 1))
         luma = _soften(luma) * (falloff * gain[t])
-        luma += _noise_window(rng, noise, shot) * (0.6 + luma / np.float32(320.0))
-        _pack(frames[t], luma, chroma, shot)
+        # A random window of the noise sheet, randomly mirrored.
+        down, right = (int(v) for v in rng.integers(0, 65, 2))
+        flips = int(rng.integers(0, 4))
+        window = noise[down : down + shot.height, right : right + shot.width]
+        luma += window[:: -1 if flips & 1 else 1, :: -1 if flips & 2 else 1] * (0.6 + luma / np.float32(320.0))
+        levels = np.clip(np.rint(chroma + 128 + shift), 16, 240).astype(np.uint8)
+        frame[: shot.height] = np.clip(np.rint(luma), 16, 235).astype(np.uint8)
+        frame[shot.height :] = levels.reshape(shot.height // 2, shot.width)
     return frames
 
 
@@ -91,12 +103,6 @@ def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int,
         grid = rng.uniform(-1.0, 1.0, (height // cell + 2, width // cell + 2))
         total += resize_plane(grid, height, width)
     return total * np.float32(contrast)
-
-
-@dataclass(frozen=True)
-class _Place:
-    luma: Plane  # twice the frame's resolution plus margins: shake then moves by half pixels
-    chroma: npt.NDArray[np.float32]  # (2, h, w) at the frame's resolution, half of luma's
 
 
 @dataclass(frozen=True)
@@ -135,22 +141,21 @@ def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
     return first, (position - first).astype(np.float32)
 
 
-def _draw_place(rng: np.random.Generator, shot: Shot) -> _Place:
+def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, npt.NDArray[np.float32]]:
+    """Return luma (H, W) at twice the frame's resolution plus margins, and chroma (2, H/2, W/2).
+
+    Shake then moves by half pixels.
+    """
     height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
     luma = np.float32(rng.uniform(100, 140)) + texture(rng, height, width, (160, 90), 42)
     luma += texture(rng, height, width, (24, 9), 9)
     chroma = np.stack([texture(rng, height // 2, width // 2, (90, 40), 12) for _ in range(2)])
-    _add_slope(rng, luma)
-    for _ in range(int(rng.integers(5, 10))):
-        _add_block(rng, luma, chroma)
-    return _Place(luma, chroma)
-
-
-def _add_slope(rng: np.random.Generator, luma: Plane) -> None:
-    """Add light that falls off in one direction, as a sky or a wall does."""
-    height, width = luma.shape
+    # Light that falls off in one direction, as on a sky or a wall.
     luma += np.linspace(-1, 1, height, dtype=np.float32)[:, None] * np.float32(rng.uniform(-35, 35))
     luma += np.linspace(-1, 1, width, dtype=np.float32) * np.float32(rng.uniform(-35, 35))
+    for _ in range(int(rng.integers(5, 10))):
+        _add_block(rng, luma, chroma)
+    return luma, chroma
 
 
 def _add_block(rng: np.random.Generator, luma: Plane, chroma: npt.NDArray[np.float32]) -> None:
@@ -199,33 +204,6 @@ def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
     return drift.astype(np.float32)
 
 
-def _vignette(shot: Shot) -> Plane:
-    rows = np.linspace(-1, 1, shot.height, dtype=np.float32)[:, None]
-    columns = np.linspace(-1, 1, shot.width, dtype=np.float32)
-    return 1 - np.float32(shot.camera.vignette / 2) * (rows * rows + columns * columns)
-
-
-def _noise_field(rng: np.random.Generator, shot: Shot) -> Plane:
-    """Return a noise sheet larger than the frame; neighbours are correlated, as after demosaicing."""
-    white = rng.normal(0, shot.camera.noise_sigma, (shot.height + 65, shot.width + 65)).astype(np.float32)
-    return (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / np.float32(1.6)
-
-
-def _noise_window(rng: np.random.Generator, noise: Plane, shot: Shot) -> Plane:
-    """Return a random window of the noise sheet, randomly mirrored."""
-    top, left = (int(v) for v in rng.integers(0, 65, 2))
-    window = noise[top : top + shot.height, left : left + shot.width]
-    flips = int(rng.integers(0, 4))
-    return window[:: -1 if flips & 1 else 1, :: -1 if flips & 2 else 1]
-
-
-def _view(place: _Place, offset: npt.NDArray[np.int64], shot: Shot) -> tuple[Plane, npt.NDArray[np.float32]]:
-    top, left = int(offset[0]), int(offset[1])
-    luma = place.luma[top : top + 2 * shot.height : 2, left : left + 2 * shot.width : 2].copy()
-    chroma = place.chroma[:, top // 2 : top // 2 + shot.height : 2, left // 2 : left // 2 + shot.width : 2].copy()
-    return luma, chroma
-
-
 def _soften(luma: Plane) -> Plane:
     """Blur as a lens does: three taps in each direction, borders unchanged."""
     soft = luma.copy()
@@ -233,11 +211,3 @@ def _soften(luma: Plane) -> Plane:
     wide = soft.copy()
     wide[:, 1:-1] = (soft[:, :-2] + 2 * soft[:, 1:-1] + soft[:, 2:]) / 4
     return wide
-
-
-def _pack(frame: npt.NDArray[np.uint8], luma: Plane, chroma: npt.NDArray[np.float32], shot: Shot) -> None:
-    height = shot.height
-    frame[:height] = np.clip(np.rint(luma), 16, 235).astype(np.uint8)
-    shift = np.array([-shot.camera.warmth, shot.camera.warmth], np.float32)[:, None, None]
-    levels = np.clip(np.rint(chroma + 128 + shift), 16, 240).astype(np.uint8)
-    frame[height:] = levels.reshape(height // 2, shot.width)

@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.samples import files, scenes
-from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, decode_frames
+from fvc_lib.corpus.samples.files import Encoding, decode_frames
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS, Change, forge
 from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot
 from fvc_lib.corpus.several import corpus_names, read_corpora
@@ -66,51 +64,37 @@ class EventPlan:
 
 def plan_events() -> tuple[EventPlan, ...]:
     """Return all events of the corpus in the order of their names; the same on every call."""
-    drafts = []
-    for label in ("real", "fake"):
-        manipulations, copies = _deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies")
-        drafts += [_draft(label, manipulations[i], copies[i], i) for i in range(EVENTS_PER_LABEL)]
-    order = scenes.generator_for("order", DESIGN_SEED).permutation(len(drafts))
+    drafts = [
+        (label, number, manipulation if label == "fake" else None, num_copies)
+        for label in ("real", "fake")
+        for number, (manipulation, num_copies) in enumerate(
+            zip(_deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies"), strict=True)
+        )
+    ]
     events, first_clip = [], 0
-    for number, index in enumerate(order):
-        events.append(_named(drafts[index], number, first_clip))
-        first_clip += len(drafts[index].clips)
+    for number, place in enumerate(scenes.generator_for("order", DESIGN_SEED).permutation(len(drafts))):
+        events.append(_event(f"event_{number:02d}", first_clip, *drafts[place]))
+        first_clip += len(events[-1].clips)
     return tuple(events)
 
 
-def _draft(label: str, manipulation: str, num_copies: int, number: int) -> EventPlan:
+def _event(name: str, first_clip: int, label: str, number: int, manipulation: str | None, num_copies: int) -> EventPlan:
     rng = scenes.generator_for("draft", DESIGN_SEED, label, number)
     width, height = _SIZES[rng.integers(len(_SIZES))]
     frames_per_second = _RATES[rng.integers(len(_RATES))]
     variants = ["original", *(_COPY_KINDS[k] for k in rng.permutation(len(_COPY_KINDS))[:num_copies])]
-    return EventPlan(
-        name="",
-        label=label,
-        manipulation=manipulation if label == "fake" else None,
-        width=width,
-        height=height,
-        num_frames=round(frames_per_second * rng.uniform(*_SECONDS)),
-        clips=tuple(ClipPlan("", variant, _encoding(rng, frames_per_second)) for variant in variants),
-    )
-
-
-def _encoding(rng: np.random.Generator, frames_per_second: int) -> Encoding:
-    codec, suffix = _CONTAINERS[rng.integers(len(_CONTAINERS))]
-    return Encoding(codec, suffix, frames_per_second, _BITS_PER_PIXEL[rng.integers(len(_BITS_PER_PIXEL))])
-
-
-def _named(draft: EventPlan, number: int, first_clip: int) -> EventPlan:
-    clips = tuple(
-        replace(clip, path=f"videos/clip_{first_clip + i:03d}.{clip.encoding.suffix}")
-        for i, clip in enumerate(draft.clips)
-    )
-    return replace(draft, name=f"event_{number:02d}", clips=clips)
+    num_frames, clips = round(frames_per_second * rng.uniform(*_SECONDS)), []
+    for place, variant in enumerate(variants, start=first_clip):
+        codec, suffix = _CONTAINERS[rng.integers(len(_CONTAINERS))]
+        encoding = Encoding(codec, suffix, frames_per_second, _BITS_PER_PIXEL[rng.integers(len(_BITS_PER_PIXEL))])
+        clips.append(ClipPlan(f"videos/clip_{place:03d}.{suffix}", variant, encoding))
+    return EventPlan(name, label, manipulation, width, height, num_frames, tuple(clips))
 
 
 def _deal(cards: Sequence[T], *seed: str) -> list[T]:
     """Deal one card per event of a label, each about equally often, in an order drawn for each seed."""
-    dealt = [cards[i % len(cards)] for i in range(EVENTS_PER_LABEL)]
-    return [dealt[i] for i in scenes.generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)]
+    order = scenes.generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
+    return [cards[place % len(cards)] for place in order]
 
 
 _NOTICE_TEXT = """This corpus is synthetic.
@@ -134,10 +118,9 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
         crop), variant_of (the path of the original, empty for originals). ``changes.csv`` stands beside it.
     """
     events = plan_events()
-    plan = [PlannedFiles(tuple(clip.path for clip in event.clips), partial(make_event, event)) for event in events]
-    manifest = files.generate(
-        Path(folder), "sample_corpus", CORPUS_VERSION, plan, _NOTICE_TEXT, manifest_text(events), progress
-    )
+    plan = {tuple(clip.path for clip in event.clips): partial(make_event, event) for event in events}
+    notice = _NOTICE_TEXT.format(version=CORPUS_VERSION)
+    manifest = files.generate(Path(folder), notice, plan, manifest_text(events), progress)
     files.write_if_other(manifest.with_name("changes.csv"), changes_text(events))
     return manifest
 
@@ -169,23 +152,19 @@ def film(event: EventPlan, role: str, camera: Camera) -> Planes:
     return decode_frames(files.encode_frames(frames, device, bits_per_second))
 
 
-def manifest_text(events: tuple[EventPlan, ...]) -> str:
-    """Return the manifest's CSV text, one row per clip."""
+def manifest_text(events: Sequence[EventPlan]) -> str:
+    """Return the manifest's CSV text, one row per clip. Phones have small sensors, and so more noise."""
     header = ("path", "label", "group", "manipulation", "generator", "source", "variant", "variant_of")
     rows: list[Sequence[object]] = [header]
     for event in events:
-        original = event.clips[0].path
-        by = MANIPULATIONS[event.manipulation].generator if event.manipulation else ""
-        source = "" if event.manipulation else source_of(event)
+        made_by = MANIPULATIONS[event.manipulation].generator if event.manipulation else ""
+        device = "phone" if _camera(event).noise_sigma >= _PHONE_NOISE else "camcorder"
+        source = "" if event.manipulation else device
+        stated = (event.label, event.name, event.manipulation or "", made_by, source)
         for clip in event.clips:
-            of = "" if clip.variant == "original" else original
-            rows.append((clip.path, event.label, event.name, event.manipulation or "", by, source, clip.variant, of))
+            original = "" if clip.variant == "original" else event.clips[0].path
+            rows.append((clip.path, *stated, clip.variant, original))
     return files.csv_text(rows)
-
-
-def source_of(event: EventPlan) -> str:
-    """Return the kind of camera: phones have small sensors, and so more noise."""
-    return "phone" if _camera(event).noise_sigma >= _PHONE_NOISE else "camcorder"
 
 
 def _camera(event: EventPlan) -> Camera:

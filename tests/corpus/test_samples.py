@@ -1,0 +1,170 @@
+"""The three generated corpora: equal bytes everywhere, honest captions and records, and files that are made once."""
+
+import csv
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from itertools import combinations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fvc_lib.corpus.samples import captions, dishes, forgeries, videos
+from fvc_lib.corpus.samples.captions import COLOURS, MOTIONS, Drawing, draw, make_clip, plan_clips
+from fvc_lib.corpus.samples.dishes import Dish, generate_sample_dishes, photograph
+from fvc_lib.corpus.samples.files import split_planes
+from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
+from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
+from fvc_lib.corpus.samples.videos import change_of, generate_sample_corpus, make_event, plan_events
+
+HEIGHT, WIDTH, FRAMES = 96, 128, 30
+
+
+@pytest.fixture
+def few_events(monkeypatch):
+    """A fake event and a real one with a copy, both short."""
+    events = sorted(plan_events(), key=lambda event: (event.label, len(event.clips) * event.num_frames * event.width))
+    chosen = (events[0], next(event for event in events if event.label == "real" and len(event.clips) == 2))
+    monkeypatch.setattr(videos, "plan_events", lambda: chosen)
+    return chosen
+
+
+def test_bytes_depend_neither_on_place_nor_on_threads_nor_on_hash_seed(few_events, tmp_path):
+    program = """if True:
+        import hashlib, sys
+        from fvc_lib.corpus.samples.captions import make_clip, plan_clips
+        from fvc_lib.corpus.samples.videos import make_event, plan_events
+        event = next(event for event in plan_events() if event.name == sys.argv[1])
+        contents = [*make_event(event), *map(make_clip, plan_clips()[:3])]
+        print([hashlib.sha256(content).hexdigest() for content in contents])
+    """
+    contents = [*make_event(few_events[1]), *map(make_clip, plan_clips()[:3])]
+    here = [hashlib.sha256(content).hexdigest() for content in contents]
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "TZ": "Asia/Tokyo"}
+    command = [sys.executable, "-c", program, few_events[1].name]
+    there = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == str(here)
+
+
+def test_rendered_bytes_are_those_of_this_corpus_version():
+    # A change of this digest changes the corpus: give it another CORPUS_VERSION, so that old ones are not reused.
+    frames = render_shot(Shot("pinned", 160, 120, 8, draw_camera("pinned")))
+    assert frames.shape == (8, 180, 160)
+    assert hashlib.sha256(frames.tobytes()).hexdigest()[:16] == "6792c179a03be61e"
+
+
+def test_the_manifest_lists_every_clip_with_its_group_and_manipulation(few_events, tmp_path):
+    with generate_sample_corpus(tmp_path).open(encoding="utf-8", newline="") as text:
+        rows = list(csv.DictReader(text))
+    fake, real = few_events
+    assert [row["path"] for row in rows] == [clip.path for event in few_events for clip in event.clips]
+    assert {row["group"] for row in rows if row["label"] == "fake"} == {fake.name}
+    assert {row["manipulation"] for row in rows} == {fake.manipulation, ""}
+    assert [row["variant_of"] for row in rows if row["group"] == real.name] == ["", real.clips[0].path]
+
+
+def test_missing_files_are_made_again_and_those_of_another_version_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(dishes, "DISHES_PER_FOOD", 1)
+    seen: list[tuple[int, int]] = []
+    manifest = generate_sample_dishes(tmp_path, progress=lambda *done: seen.append(done))
+    assert seen == [(3 * number, 18) for number in range(1, 7)]
+    files = sorted((tmp_path / "images").iterdir())
+    listed = sorted(row["path"] for row in csv.DictReader(manifest.read_text().splitlines()))
+    assert [f"images/{path.name}" for path in files] == listed
+    contents, times = [path.read_bytes() for path in files], [path.stat().st_mtime_ns for path in files]
+    files[0].unlink()
+    (tmp_path / "images/mine.txt").write_text("kept")
+    manifest.write_text("path,class\n")
+    generate_sample_dishes(tmp_path)
+    assert [path.read_bytes() for path in files] == contents
+    assert [path.stat().st_mtime_ns for path in files][3:] == times[3:]
+    assert (tmp_path / "images/mine.txt").exists()
+    files[5].write_bytes(b"of another version")
+    (tmp_path / "NOTICE.txt").write_text("version 0")
+    generate_sample_dishes(tmp_path)
+    assert [path.read_bytes() for path in files] == contents
+    assert "synthetic" in (tmp_path / "NOTICE.txt").read_text()
+
+
+def test_no_test_caption_is_in_training_but_every_two_of_its_words_are():
+    by_part = {
+        part: {clip.caption: (clip.colour, clip.shape, clip.motion, clip.ground) for clip in plan_clips()
+               if clip.part == part}
+        for part in ("train", "validation", "test")
+    }  # fmt: skip
+    assert [len(by_part[part]) for part in by_part] == [280, 40, 64]
+    assert not any(by_part[one].keys() & by_part[other].keys() for one, other in combinations(by_part, 2))
+    pairs = {pair for words in by_part["train"].values() for pair in combinations(words, 2)}
+    assert {pair for part in by_part.values() for words in part.values() for pair in combinations(words, 2)} <= pairs
+
+
+@pytest.mark.parametrize(("motion", "direction"), MOTIONS.items())
+def test_things_move_as_the_caption_says_and_stay_in_the_picture(motion, direction):
+    for number, shape in enumerate(captions.SHAPES):
+        drawing = Drawing(f"moving {number}", "red", shape, motion, "grey road")
+        thing = np.rint(captions._levels(COLOURS["red"])[1]).astype(np.uint8)
+        places = [np.argwhere(split_planes(frame)[1] == thing) for frame in draw(drawing)]
+        centres = np.array([place.mean(axis=0) for place in places])
+        along = np.argmax(np.abs(direction))
+        assert (np.sign(centres[-1] - centres[0])[along]) == direction[along]
+        assert abs(centres[-1] - centres[0])[along] > captions.SIDE_PIXELS / 2 * 0.25  # of chroma pixels
+        assert np.abs(np.diff(centres, axis=0)[:, 1 - along]).max() < 0.3
+        assert all(place.min() > 0 or place.max() < captions.SIDE_PIXELS // 2 - 1 for place in places)
+
+
+def test_neither_mean_colour_nor_file_size_tells_the_food():
+    foods, features = [], []
+    for number, food in enumerate(sorted(dishes.SHAPES) * 12):
+        content = photograph(Dish(f"cue {number}", food, 1 + number // 6 % 4, number % 6), 0)
+        foods.append(food)
+        features.append([*np.asarray(Image.open(io.BytesIO(content))).mean(axis=(0, 1)), len(content)])
+    table = np.array(features)
+    table = (table - table.mean(axis=0)) / table.std(axis=0)
+    distances = ((table[:, None] - table[None]) ** 2).sum(axis=2)
+    np.fill_diagonal(distances, np.inf)
+    nearest = [foods[place] for place in distances.argmin(axis=1)]
+    accuracy = np.mean([guess == food for guess, food in zip(nearest, foods, strict=True)])
+    assert accuracy < 0.36  # chance is 0.17; 0.36 is four standard errors above it
+
+
+@pytest.fixture(scope="module")
+def base():
+    return render_shot(Shot("base", WIDTH, HEIGHT, FRAMES, draw_camera("base")))
+
+
+@pytest.fixture(scope="module")
+def donor():
+    return render_shot(Shot("donor", WIDTH, HEIGHT, FRAMES, draw_camera("donor")))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", MANIPULATIONS)
+def test_the_record_tells_where_and_when_the_clip_was_changed(name, seed, base, donor):
+    change = MANIPULATIONS[name].draw(FRAMES, generator_for("forger", seed))
+    forged = forgeries.forge(name, base, donor, generator_for("forger", seed))
+    differs = (forged != base)[:, :HEIGHT]
+    recorded = np.zeros_like(differs)
+    recorded[change.first_frame : change.end_frame] = True
+    if change.region:
+        recorded &= np.array(change.region.masks(FRAMES, HEIGHT, WIDTH))
+        assert 0.08 < differs.mean(axis=(1, 2)).min() < differs.mean(axis=(1, 2)).max() < 0.36
+        assert (differs[0] != differs[-1]).mean() > 0.005
+    assert not (differs & ~recorded).any(), "nothing changed outside"
+    assert differs[recorded].mean() > 0.3, "and much inside"
+    if name == "region_splice":
+        assert np.array_equal(forged[forged != base], donor[forged != base])
+
+
+def test_a_crop_of_the_clip_has_its_region_in_its_own_frame():
+    event = next(
+        each for each in plan_events()
+        if each.manipulation == "region_splice" and any(clip.variant == "crop" for clip in each.clips)
+    )  # fmt: skip
+    whole, crop = change_of(event, event.clips[0]), next(clip for clip in event.clips if clip.variant == "crop")
+    top, left, height, width = videos._crop_box(event.height, event.width, crop.path)
+    mask = np.array(whole.region.masks(event.num_frames, event.height, event.width))
+    inside = np.array(change_of(event, crop).region.masks(event.num_frames, height, width))
+    assert np.array_equal(inside, mask[:, top : top + height, left : left + width])
