@@ -6,12 +6,10 @@ each member in ``members/``. A bundle is read as if a stranger had made it: ever
 out of the folder, nothing is unpickled, and code of its own runs only where the caller allows it (``docs/bundle.md``).
 """
 
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,8 +20,6 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from pandera.polars import DataFrameSchema
-from pyarrow import ArrowException
-from pyarrow.parquet import read_metadata
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 
@@ -43,7 +39,7 @@ from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predi
 from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.classical import described_in
 
-FORMAT = 7
+FORMAT = 8
 RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
 WEIGHTS, MEMBERS, _TEXT_ENCODER = "model", "members", "text_encoder"
 REMEDY = "Get the bundle again, or export it again."
@@ -55,7 +51,6 @@ _FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
 _WEIGHT_FIELDS = ("model_weights", "backbone_weights")
 # Of this machine, or of the corpus that the run was made with.
 _LEFT_OUT = frozenset({"corpus", "more_corpora", "target_corpora", "label_map", *_WEIGHT_FIELDS})
-_KEPT = frozenset({"amp", "batch_size", "device"})
 _FILES = re.compile(
     rf"({MEMBERS}/\d+/)?({RECORD}|{DIGESTS}|{CARD}|[a-z_]+\.(json|parquet|safetensors)"
     rf"|{WEIGHTS}/(fold_\d+|final|network)\.safetensors"
@@ -63,8 +58,6 @@ _FILES = re.compile(
     re.ASCII,
 )
 _DESCRIBED = ("settings", "features", "families")  # of a fitted model's file; other entries name places
-# Ten times what a corpus of a million files needs.
-_MOST_ROWS, _MOST_BYTES, _MOST_JSON_BYTES = 10_000_000, 4 << 30, 16 << 20
 _Part = TypeVar("_Part")
 _Model = TypeVar("_Model", bound=Strict)
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -79,8 +72,6 @@ class NetworkRecord(Strict):
     functions: dict[str, str]
     licence: str
     weights_licence: str
-    begun_with_sha256: str
-    paper: str
 
 
 class BundleRecord(Strict):
@@ -89,7 +80,6 @@ class BundleRecord(Strict):
     format: int
     made_with: dict[str, str]
     name: Name
-    run_hash: Digest
     decode_hash: Digest
     params: dict[str, Any]
     weights: dict[str, Digest]
@@ -121,33 +111,48 @@ def write_bundle(predictor: Predictor, folder: Path, card: str) -> None:
         card: the model card.
 
     Raises:
-        UsageError: ``folder`` exists, or its answers are not the run's.
+        UsageError: ``folder`` exists or is inside of a run, or its answers are not the run's.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: a file cannot be written.
     """
-    with new_folder(folder) as building:
-        (building / WEIGHTS).mkdir()
+    folder = folder.expanduser().absolute()
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
+    if run := next((each for each in folder.parents if (each / "run.json").is_file()), None):
+        raise UsageError(f"{str(folder)!r} is inside of the run {str(run)!r}. Name another folder with --to.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        building = Path(temporary, "bundle")
+        (building / WEIGHTS).mkdir(parents=True)
         _fill(predictor, building, card)
         written = open_bundle(building, allow_code=True)
         written.check()
         if written.identity != predictor.identity:
             raise refused(building, "it does not answer as the run does; report this")
+        building.rename(folder)
 
 
 def _fill(predictor: Predictor, folder: Path, card: str) -> None:
-    config, network = predictor.config, None
+    config, network, params = predictor.config, None, dict[str, Any]()
     for stem, trained in predictor.trained.items():
         description = {k: v for k, v in described_in(trained.weights).items() if k in _DESCRIBED}
         write_weights_with_digest(folder / WEIGHTS / f"{stem}.safetensors", trained.state(), description)
-    section, params = predictor.write(folder), dict[str, Any]()
+    section = predictor.write(folder)
     if predictor.trained:
-        trained = next(iter(predictor.trained.values()))
-        network, params = _network_record(config, trained.network), _write_params(folder, config)
+        model, params = next(iter(predictor.trained.values())).network, _write_params(folder, config)
+        name = getattr(config, TASKS[config.task].network)
+        spec = None if BACKBONES.is_own(name) else DETECTORS.get(name)
+        network = NetworkRecord(
+            name=model.name,
+            code=model.code,
+            functions=dict(model.functions),
+            licence=spec.licence if spec else "not stated" if ":" in name else "this project's",
+            weights_licence=model.weights_licence or (spec.weights_licence if spec else ""),
+        )
     record = BundleRecord(
         format=FORMAT,
         made_with={"fvc": __version__, "torch": str(torch.__version__), "av": av.__version__},
         name=predictor.name,
-        run_hash=config.config_hash,
         decode_hash=predictor.decode_hash,
         params=params | {"task": config.task},
         weights={stem: trained.digest for stem, trained in predictor.trained.items()},
@@ -162,52 +167,13 @@ def _fill(predictor: Predictor, folder: Path, card: str) -> None:
     write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in _files_in(folder)}})
 
 
-def _network_record(config: RunConfig, trained: TrainedClass) -> NetworkRecord:
-    name = getattr(config, TASKS[config.task].network)
-    spec = None if BACKBONES.is_own(name) else DETECTORS.get(name)
-    return NetworkRecord(
-        name=trained.name,
-        code=trained.code,
-        functions=dict(trained.functions),
-        licence=spec.licence if spec else "not stated" if ":" in name else "this project's",
-        weights_licence=trained.weights_licence or (spec.weights_licence if spec else ""),
-        begun_with_sha256=trained.weights_sha256,
-        paper=spec.paper if spec else "",
-    )
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill; at the end it becomes ``folder``, whole or not at all.
-
-    Raises:
-        UsageError: ``folder`` exists, or is inside of a run.
-        OSError: it cannot be made.
-    """
-    folder = folder.expanduser().absolute()
-    if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
-    if run := next((each for each in folder.parents if (each / "run.json").is_file()), None):
-        raise UsageError(f"{str(folder)!r} is inside of the run {str(run)!r}. Name another folder with --to.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield building
-        building.chmod(0o755)
-        building.rename(folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
-
-
 def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
     """Return the parameters for ``bundle.json``; copy published weights and the user's own code into ``folder``."""
     relevant = config.relevant()
     params = {name: value for name, value in relevant.items() if name in _recorded(config.task)}
     if "num_frames" in params:  # also where the network declares them: another version may declare other values
         clips = config.clips
-        params |= {"num_frames": clips.num_frames, "fixed_size": clips.side}
-        params["frame_sampling"] = clips.view.sampling
+        params |= {"num_frames": clips.num_frames, "fixed_size": clips.side, "frame_sampling": clips.view.sampling}
     for name in _OWN_CODE.keys() & params.keys():
         place, registry = _OWN_CODE[name]
         for relative, file in registry.code_files(params[name]).items():
@@ -227,16 +193,16 @@ def _recorded(task: str) -> frozenset[str]:
     """Return the fields of decoding, sampling, network and training; none names a place on a machine."""
     own = {name for name, declared in DECLARED.items() if task in declared.tasks and declared.hashed}
     places = {name for name, declared in DECLARED.items() if declared.changes == "folder" or name.endswith("_dir")}
-    return frozenset(own | _KEPT) - _LEFT_OUT - places
+    return frozenset(own | {"amp", "batch_size", "device"}) - _LEFT_OUT - places
 
 
 def _copy_weights(source: Path, target: Path) -> None:
     """Copy a file or folder of weights to the folder ``target`` as safetensors; raise ``UsageError``, ``OSError``."""
     target.mkdir()
-    weights = sorted(source.glob("*.safetensors"))
-    for file in (*weights, *sorted(source.glob("*.json")), *sorted(source.glob("*.txt"))):
+    files = [file for end in ("safetensors", "json", "txt") for file in source.glob(f"*.{end}")]
+    for file in files:
         shutil.copyfile(file, target / file.name)
-    if not weights:
+    if not any(file.suffix == ".safetensors" for file in files):
         tensors = {name: tensor.clone().contiguous() for name, tensor in read_weights(source).items()}
         safetensors.torch.save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
@@ -265,12 +231,12 @@ class Bundle:
         """Check and read a bundle; raise ``UsageError`` as ``open_bundle``."""
         folder = folder.expanduser().absolute()
         _check_files(folder)
-        if (found := read_json_object(folder / RECORD).get("format")) != FORMAT:
+        document = read_json_object(folder / RECORD)
+        if (found := document.get("format")) != FORMAT:
             raise refused(folder, f"got format {found!r}, and this version of FVC ({__version__}) reads {FORMAT}")
-        record = parsed(BundleRecord, folder, (folder / RECORD).read_bytes())
-        stems = {file.name.partition(".")[0] for file in (folder / WEIGHTS).glob("*")}
-        wanted = [f"{stem}.safetensors" for stem in record.weights]
-        if stems != record.weights.keys() or not all((folder / WEIGHTS / name).is_file() for name in wanted):
+        record = _parsed(BundleRecord, folder, document)
+        wanted = {f"{stem}.safetensors" for stem in record.weights}
+        if {file.name for file in (folder / WEIGHTS).glob("*")} != wanted:
             raise refused(folder, f"{WEIGHTS}/ has not the networks of {RECORD}")
         return cls(folder, record, _config_of(folder, record.params, allow_code=allow_code), allow_code)
 
@@ -291,14 +257,22 @@ class Bundle:
 
     def section(self, model: type[_Model]) -> _Model:
         """Return the task's section of the record; raise ``UsageError`` where no export writes it."""
-        try:
-            return model.model_validate(self.record.section)
-        except ValidationError as error:
-            raise _invalid(self.folder, "section", error) from error
+        return _parsed(model, self.folder, self.record.section, "section")
 
     def table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
         """Return the table ``name``; raise ``FvcError`` where no export writes it."""
-        return read_bundle_table(self.folder, name, schema)
+        return read_table(self.folder / name, schema)
+
+    def arrays(self, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
+        """Return ``read`` of the arrays in the file ``name``; None where there is no such file.
+
+        Raises:
+            UsageError: a file that no export writes; ``read`` raises ``ValueError`` or ``KeyError`` of one.
+        """
+        try:
+            return read(safetensors.numpy.load_file(self.folder / name)) if (self.folder / name).is_file() else None
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise refused(self.folder, f"{name}: {error}") from error
 
 
 def open_bundle(folder: Path, *, allow_code: bool = False, held: int | None = 1) -> Predictor:
@@ -317,18 +291,17 @@ def open_bundle(folder: Path, *, allow_code: bool = False, held: int | None = 1)
     predictor = predictor_class(bundle.config.task).of_bundle(bundle, held=held)
     if predictor.decode_hash != bundle.record.decode_hash:
         before = bundle.record.made_with.get("av", "unknown")
-        told = (
-            f"Files are decoded by other code or libraries than the run's were (PyAV {before}, here {av.__version__})"
+        caution = (
+            f"Files are decoded by other code or libraries than the run's were (PyAV {before}, here {av.__version__}): "
+            "answers may differ a little from the run's."
         )
-        predictor.cautions += (f"{told}: answers may differ a little from the run's.",)
+        predictor.cautions += (caution,)
     return predictor
 
 
 def task_of_bundle(folder: Path) -> str:
     """Return the task that a bundle states, unchecked; raise ``UsageError`` where it states none."""
-    path = folder / RECORD
-    document = read_json_object(path) if path.is_file() and path.stat().st_size <= _MOST_JSON_BYTES else {}
-    params = document.get("params")
+    params = read_json_object(folder / RECORD).get("params")
     task = params.get("task") if isinstance(params, dict) else None
     if not isinstance(task, str) or task not in TASKS:
         raise refused(folder, f"{RECORD} is missing or damaged")
@@ -337,50 +310,39 @@ def task_of_bundle(folder: Path) -> str:
 
 def _files_in(folder: Path) -> list[str]:
     """Return the relative names of the files, sorted; top-level names with a dot belong to a version system."""
-    found = []
-    for above, folders, files in os.walk(folder):
-        here = Path(above)
-        if here == folder:
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            files = [name for name in files if not name.startswith(".") and name != DIGESTS]
-        for name in (*folders, *files):
-            path = here / name
-            if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise refused(folder, f"{str(path.relative_to(folder))!r} is a link or no file")
-        found += [(here / name).relative_to(folder).as_posix() for name in files]
-    return sorted(found)
+    names = list[str]()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise refused(folder, f"{name!r} is a link or no file")
+        if path.is_file() and name != DIGESTS and not name.startswith("."):
+            names.append(name)
+    return names
 
 
 def _check_files(folder: Path) -> None:
     """Check that the files are those of ``digests.json``; raise ``UsageError``."""
-    there, path = set(_files_in(folder)), folder / DIGESTS
-    for name in sorted(there | {DIGESTS}):
-        if name.endswith(".json") and (folder / name).is_file() and (folder / name).stat().st_size > _MOST_JSON_BYTES:
-            raise refused(folder, f"{name!r} is larger than {_MOST_JSON_BYTES:,} bytes")
-    files = {} if path.is_symlink() else read_document(path).get("files")
+    there = _files_in(folder)
+    files = read_document(folder / DIGESTS).get("files")
     if not files or not isinstance(files, dict):
         raise refused(folder, f"{DIGESTS} is missing or damaged: it is not what was written")
-    for name in sorted(there & files.keys()):
+    for name in sorted({*files, *there, RECORD, CARD}):
+        if name not in there:
+            raise refused(folder, f"{name!r} is missing")
+        if name not in files or not _FILES.fullmatch(name):
+            raise refused(folder, f"{name!r} does not belong there")
         if sha256_of_file(folder / name) != files[name]:
             raise refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
-    if missing := sorted({*files, RECORD, CARD} - there):
-        raise refused(folder, f"{missing[0]!r} is missing")
-    if other := sorted(name for name in there if name not in files or not _FILES.fullmatch(name)):
-        raise refused(folder, f"{other[0]!r} does not belong there")
 
 
-def parsed(model: type[_Model], folder: Path, content: bytes) -> _Model:
-    """Return the JSON ``content``, validated; raise ``UsageError`` where no export writes it."""
+def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any], part: str = "") -> _Model:
+    """Return a part of ``bundle.json``, validated; raise ``UsageError`` where no export writes it."""
     try:
-        return model.model_validate_json(content)
+        return model.model_validate(document)
     except ValidationError as error:
-        raise _invalid(folder, "", error) from error
-
-
-def _invalid(folder: Path, part: str, error: ValidationError) -> UsageError:
-    first = error.errors()[0]
-    where = ".".join(map(str, (*filter(None, [part]), *first["loc"])))
-    return refused(folder, f"{RECORD}, {where or 'as a whole'}: {first['msg']}")
+        first = error.errors()[0]
+        where = ".".join(map(str, (*([part] if part else []), *first["loc"])))
+        raise refused(folder, f"{RECORD}, {where or 'as a whole'}: {first['msg']}") from error
 
 
 def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> RunConfig:
@@ -389,25 +351,22 @@ def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> 
     Raises:
         UsageError: a parameter that no bundle of the task has, or code that is not allowed.
     """
-    params, task = dict(params), task_of_bundle(folder)
-    if foreign := sorted(set(params) - _recorded(task) - {"task"}):
+    params, places = dict(params), dict[str, str]()
+    if foreign := sorted(set(params) - _recorded(task_of_bundle(folder)) - {"task"}):
         raise refused(folder, f"{RECORD} has the parameter {foreign[0]!r}, which no bundle has")
     for name, (place, registry) in _OWN_CODE.items():
         value = params.get(name, "")
         if not isinstance(value, str) or registry.file_of(value) is None:
             continue
-        if not _FILE_AND_ITEM.fullmatch(value):
-            raise refused(folder, f"{name} names {value!r}, a file outside of it")
         own = folder / place / value.partition(":")[0]
-        if not own.is_file():
-            raise refused(folder, f"{name} is {value!r}, and {place}/{own.name} is missing")
+        if not _FILE_AND_ITEM.fullmatch(value) or not own.is_file():
+            raise refused(folder, f"{name} names {value!r}, a file that is not in {place}/")
         if not allow_code:
             raise UsageError(
                 f"bundle {str(folder)!r}: its {name} is code, {place}/{own.name}, which loading it would run on this "
                 f"machine. Read that file; where you trust it: load_detector({str(folder)!r}, allow_code=True)."
             )
         params[name] = f"{folder}/{place}/{value}"
-    places = dict[str, str]()
     if params.get("text_encoder", OWN) != OWN:
         if params["text_encoder"] != _TEXT_ENCODER or not (folder / _TEXT_ENCODER).is_dir():
             raise refused(folder, f"text_encoder is {params['text_encoder']!r}, wanted {_TEXT_ENCODER!r}")
@@ -417,41 +376,3 @@ def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> 
     if (folder / BEGUN_WITH).is_dir():
         places |= {name: str(folder / BEGUN_WITH) for name in _WEIGHT_FIELDS if name in config.relevant()}
     return config.model_copy(update=places)
-
-
-def read_bundle_table(folder: Path, name: str, schema: DataFrameSchema) -> pl.DataFrame:
-    """Return the table ``name``, read only where it states a bounded size: a few bytes of Parquet can name any size.
-
-    Raises:
-        FvcError: a table that no export writes.
-    """
-    path = folder / name
-    try:
-        stated = read_metadata(path)
-    except (OSError, ArrowException):
-        return read_table(path, schema)  # raises the error
-    groups = [stated.row_group(number) for number in range(stated.num_row_groups)]
-    num_bytes = max(sum(group.total_byte_size for group in groups), 0)
-    if stated.num_rows > _MOST_ROWS or num_bytes > _MOST_BYTES:
-        raise refused(
-            folder, f"{name} says that it has {stated.num_rows:,} rows of {num_bytes:,} bytes, at most "
-            f"{_MOST_ROWS:,} and {_MOST_BYTES:,} are read"
-        )  # fmt: skip
-    return read_table(path, schema)
-
-
-def read_arrays(folder: Path, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
-    """Return ``read`` of the arrays in the file ``name``; None where there is no such file.
-
-    Raises:
-        UsageError: a file that no export writes.
-    """
-    path = folder / name
-    if not path.is_file():
-        return None
-    if path.stat().st_size > _MOST_BYTES:
-        raise refused(folder, f"{name} is larger than {_MOST_BYTES:,} bytes")
-    try:
-        return read(safetensors.numpy.load_file(path))
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise refused(folder, f"{name}: {error}") from error

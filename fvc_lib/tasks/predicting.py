@@ -182,8 +182,8 @@ class Trained:
                 "back, or train again."
             )
         run = self.name.partition(",")[0]
-        told = f"{run} was trained by other code than this version's. What differs: {changed}."
-        return network, (told,) if changed else ()
+        caution = f"{run} was trained by other code than this version's. What differs: {changed}."
+        return network, (caution,) if changed else ()
 
 
 class Predictor:
@@ -193,13 +193,15 @@ class Predictor:
 
     Attributes:
         kind: of the files.
+        file_word: the word for one of them.
         trained: its networks, by the stem of their file in a bundle.
         columns: of the answer.
         notes: limits of the answers.
         cautions: sentences on code or decoding that is not the run's.
     """
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[Kind] = "video"
+    file_word: ClassVar[str] = "video"
     columns: Mapping[str, pl.DataType]
     notes: Sequence[str] = ()
     cautions: tuple[str, ...] = ()
@@ -239,11 +241,6 @@ class Predictor:
 
     def check(self) -> None:
         """Load every network once; raise as ``Trained.built``."""
-
-    @property
-    def file_word(self) -> str:
-        """The word for one of its files."""
-        return "picture" if self.kind == "image" else self.kind
 
     @property
     def decode_hash(self) -> str:
@@ -312,31 +309,29 @@ class OneNetwork(Predictor):
                 f"{paths.run_id}: its training is not finished, so there is no network to ask. Finish the run: "
                 f"{command_text('--resume', paths.root)}"
             )
-        known = dict(cls.files_of_run(paths).iter_rows())
+        known = dict(cls.files_of_run(paths).select("content_sha256", "part").iter_rows())
         remedy = f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}"
         digest = outcome.training.best_weights
-        trained = Trained(paths.run_id, config, weights, digest, outcome.network, remedy, known, standing)
-        return cls.from_run(trained, paths)
+        return cls.read(Trained(paths.run_id, config, weights, digest, outcome.network, remedy, known, standing), paths)
 
     @classmethod
     def of_bundle(cls, bundle: Any, *, held: int | None = 1) -> Self:
         """See ``Predictor``."""
         known = dict(bundle.table(KNOWN, KNOWN_FILES).iter_rows())
-        return cls.from_bundle(bundle.trained("network", known=known, standing=bundle.record.standing), bundle.folder)
+        return cls.read(bundle.trained("network", known=known, standing=bundle.record.standing), bundle)
 
     @classmethod
-    def from_run(cls, trained: Trained, paths: RunPaths) -> Self:
-        """Return the predictor of ``trained`` with what the run in ``paths`` stored."""
-        raise NotImplementedError
+    def read(cls, trained: Trained, source: Any) -> Self:
+        """Return the predictor of ``trained`` with the files of ``source``, a ``RunPaths`` or a ``Bundle``.
 
-    @classmethod
-    def from_bundle(cls, trained: Trained, folder: Path) -> Self:
-        """Return the predictor of ``trained`` with the files of a bundle; raise ``FvcError`` for other content."""
+        Raises:
+            FvcError: a file of a bundle has content that no export writes.
+        """
         raise NotImplementedError
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """Return ``content_sha256 part`` of the run's files, several rows each at most."""
+        """Return the run's files as a table with columns ``content_sha256 part``; a file may have several rows."""
         raise NotImplementedError
 
     def write(self, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The one recipe of a training, of an outer fold or of a stage without folds, on one process or on several ranks.
 
-Read the data, plan memory, train the network (and its controls), look at the test part once, write what was found. What
-is learned, chosen, scored and written a task says with a ``Training``.
+Read the data, plan memory, train the network and its controls, score the test part once, write the results. A task
+describes its part of this with a ``Training``.
 """
 
 import copy
@@ -52,17 +52,17 @@ MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
 
 @dataclass(frozen=True)
 class TrainedClass:
-    """Which network is trained, whatever name it was asked for by.
+    """The network that is trained, whatever name it was asked for by.
 
     Attributes:
         name: of its class, with the module.
-        file: where the class stands; empty where that is not known.
+        file: with the class; empty where that is not known.
         code: hex SHA-256 of its functions outside of the library (``own_code``); empty without any.
         num_parameters: trained at any time.
         num_frozen: parameters that are not.
-        weights, weights_sha256, weights_licence: what it began with, where that was a publisher's file or folder.
+        weights, weights_sha256, weights_licence: of the publisher's file or folder that it began with; empty: none.
         left_out: names in that file which the network does not have: its publisher's class layer.
-        notes: in what it is not the network that its publisher describes; of a user's file what and where it is.
+        notes: differences from the network that its publisher describes; of a user's file its class and place.
         functions: digests by name (``functions_of``), by which changed code is named.
     """
 
@@ -80,30 +80,31 @@ class TrainedClass:
 
     @property
     def identity(self) -> dict[str, str]:
-        """As checkpoints hold it, and as ranks are told it."""
+        """The part that checkpoints hold and ranks compare."""
         return {"name": self.name, "file": self.file, "code": self.code}
 
     @classmethod
-    def of(cls, task: Task) -> Self:
-        """Of what ``task`` builds now."""
+    def of(cls, task: Task, model_name: str = "") -> Self:
+        """Describe the network that ``task`` builds; ``model_name`` is that of the configuration."""
         with forked_random_state(0, torch.device("cpu")):
             model = task.build_model()
-        kind = type(model)
-        functions = [each for each in vars(kind).values() if inspect.isfunction(each)]
-        file = functions[0].__code__.co_filename if functions else ""
-        number = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        frozen = sum(parameter.numel() for parameter in model.parameters()) - number
-        loaded = loaded_weights_of(model)
-        notes = tuple(note for part in model.modules() if isinstance(part, Trunk) for note in part.notes)
-        found = functions_of(model)
-        trained = cls(
-            f"{kind.__module__}.{kind.__qualname__}", file, own_code(found), number, frozen, notes=notes,
-            functions=found,
-        )  # fmt: skip
+        kind, functions, loaded = type(model), functions_of(model), loaded_weights_of(model)
+        code = [each.__code__.co_filename for each in vars(kind).values() if inspect.isfunction(each)]
+        sizes = [(parameter.requires_grad, parameter.numel()) for parameter in model.parameters()]
+        notes = [note for part in model.modules() if isinstance(part, Trunk) for note in part.notes]
+        described = cls(
+            name=f"{kind.__module__}.{kind.__qualname__}",
+            file=code[0] if code else "",
+            code=own_code(functions),
+            num_parameters=sum(size for is_trained, size in sizes if is_trained),
+            num_frozen=sum(size for is_trained, size in sizes if not is_trained),
+            notes=(*note_of_own_file(model_name), *notes),
+            functions=functions,
+        )
         if loaded is None:
-            return trained
+            return described
         return replace(
-            trained,
+            described,
             weights=loaded.source,
             weights_sha256=loaded.sha256,
             weights_licence=loaded.licence,
@@ -111,21 +112,21 @@ class TrainedClass:
         )
 
     def sentences(self) -> str:
-        """Where its weights came from, and what is not as published; empty where there is nothing of the kind."""
-        said = []
+        """Return the origin of its weights, and its differences from the published network; may be empty."""
+        texts = []
         if self.weights:
             left_out = f"; left out: {', '.join(self.left_out)}" if self.left_out else ""
-            said.append(
+            texts.append(
                 f"Weights from {self.weights} (SHA-256 {self.weights_sha256[:12]}, licence: {self.weights_licence})"
                 f"{left_out}."
             )
         if self.num_frozen:
-            said.append(f"{self.num_frozen:,} parameters are frozen.")
-        return " ".join([*said, *(f"{note[0].upper()}{note[1:]}." for note in self.notes)])
+            texts.append(f"{self.num_frozen:,} parameters are frozen.")
+        return " ".join([*texts, *(f"{note[0].upper()}{note[1:]}." for note in self.notes)])
 
 
 def note_of_own_file(name: str) -> tuple[str, ...]:
-    """Which class of which user's file the model ``name`` is, with digest and licence; nothing for any other."""
+    """Return the class, user's file, digest and licence of the model ``name``; nothing for any other model."""
     file = DETECTORS.file_of(name)
     if file is None:
         return ()
@@ -136,28 +137,25 @@ def note_of_own_file(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome(Generic[R]):
-    """One finished training: a value, and the file whose presence means that it is finished.
-
-    Nothing in it was chosen on the test part.
+    """One finished training; its file is written last. Nothing in it was chosen on the test part.
 
     Attributes:
         stage: the notebook's name.
         fold: the outer fold; None where the stage has none.
         num_parameters: trained at any time.
-        num_train, num_validation, num_test: videos, pictures or pairs of each part that took part.
-        num_train_samples: those of the training part with its augmented copies.
-        missing: ids that could not take part, because they have no clip.
+        num_train, num_validation, num_test: videos, pictures or pairs of each part.
+        num_train_samples: the training part with its augmented copies.
+        missing: ids that are left out, because they have no clip.
         control: the same recipe on shuffled labels; None where it was turned off.
         sources: the same recipe on which of two sources a real comes from; None where off or not possible.
         predicted_peak_bytes: of the training and of a frozen trunk's features, before them; None without a preflight.
         peak_rss_bytes: of this process; of several ranks, the largest one's.
         peak_device_bytes: of an accelerator; None on the CPU.
-        fingerprint: of the parameters and data it was made with.
+        fingerprint: of its parameters and data.
         num_ranks: processes that shared the training, of the attempt that finished it.
-        finished_utc: ISO 8601; empty for outcomes of older versions.
+        finished_utc: ISO 8601.
         network: the class that was trained.
-        train_anew: the command for it, where this is an earlier training's outcome and nothing was trained now; not in
-            the file.
+        train_anew: the command for it, where this is an earlier training's outcome; empty in the file.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -185,36 +183,34 @@ class TrainingOutcome(Generic[R]):
     train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
-        """Return what was trained, and whether now or earlier."""
+        """Return a sentence on the network and its training, now or earlier."""
         kind = self.network.name.rpartition(".")[2]
         network = (
             f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
         )
-        more = self.network.sentences()
-        if not self.train_anew:
+        if self.train_anew:
             return (
-                f"{network}; {self.training.steps} steps in {self.training.seconds:.1f} s{'. ' if more else ''}{more}"
+                f"{network}. A stored result: trained at {self.finished_utc} in {self.training.steps} steps; nothing "
+                f"was trained now. To train anew: {self.train_anew}"
             )
-        when = f" at {self.finished_utc}" if self.finished_utc else ""
-        return (
-            f"{network}. A stored result: trained{when} in {self.training.steps} steps; nothing was trained now. To "
-            f"train anew: {self.train_anew}"
-        )
+        steps = f"{self.training.steps} steps in {self.training.seconds:.1f} s"
+        return ". ".join(filter(None, (f"{network}; {steps}", self.network.sentences())))
 
 
 def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
-    """As it stands in its file."""
-    adapter = _adapter(type(outcome.training))
+    """Return the content of its file."""
+    adapter = TypeAdapter(cast(Any, TrainingOutcome)[type(outcome.training)])
     return adapter.dump_json(outcome, indent=2, ensure_ascii=True).decode() + "\n"
 
 
 def outcome_from_json(text: str | bytes, record: type[R]) -> TrainingOutcome[R]:
     """Return the outcome that ``outcome_to_json`` wrote, with records of class ``record``."""
-    return _adapter(record).validate_json(text)
+    outcome: TrainingOutcome[R] = TypeAdapter(cast(Any, TrainingOutcome)[record]).validate_json(text)
+    return outcome
 
 
 def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
-    """Return the outcome in ``path``; None when there is none, or none that this version understands.
+    """Return the outcome in ``path``; None without one that this version understands.
 
     Raises:
         DataError: the record of its stage has another digest of it.
@@ -225,13 +221,9 @@ def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
         return None
 
 
-def _adapter(record: type[R]) -> TypeAdapter[TrainingOutcome[R]]:
-    return TypeAdapter(cast(Any, TrainingOutcome)[record])
-
-
 @dataclass(frozen=True)
 class Network:
-    """One network to train: the task, and a fingerprint over which samples, with which targets, play which part.
+    """One network to train: the task, and a fingerprint over the samples of each part and their targets.
 
     ``name`` is that of a control (``tasks.CONTROL_TRAININGS``), empty for the model.
     """
@@ -243,7 +235,7 @@ class Network:
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained network whose test part was not looked at yet, with its memory still under watch."""
+    """A trained network before its test part is scored; its memory is still watched."""
 
     network: Network
     engine: Engine
@@ -260,7 +252,7 @@ class TrainedNetwork:
         accumulator.add_document(self.ranks.from_leader("predicted", gathered.to_document))
 
     def log(self, phase: str, metrics: Mapping[str, float]) -> None:
-        """Metrics of the best epoch's model."""
+        """Log metrics of the best epoch's model."""
         self.metrics.log(step=self.state.step, epoch=self.state.best_epoch, phase=phase, metrics=metrics)
 
     def record(self) -> dict[str, Any]:
@@ -282,34 +274,44 @@ class TrainedNetwork:
 
 @dataclass(frozen=True)
 class Finished(Generic[R]):
-    """What a task says of its trained networks, the model first; ``write`` writes its tables."""
+    """The records of a task's trained networks, the model first; ``write`` writes its tables."""
 
     records: Sequence[R]
     write: Callable[[], None] = lambda: None
 
 
-def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[TrainingRecord]:
-    """Nothing is scored and nothing written."""
+def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[Any]:
+    """Score nothing and write nothing."""
     return Finished([TrainingRecord(**each.record()) for each in trained])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Generic[R]):
-    """What is to be trained, and what becomes of it."""
+    """A task's part of a training.
 
-    stage: str  # the notebook's name; names the artifacts
-    fold: int | None = None  # the outer fold; None where the stage has none
-    model_name: str  # for the record
-    settings: EngineSettings  # the engine's
-    parameters: Mapping[str, Any]  # JSON values that the weights depend on; a checkpoint made with others is refused
-    networks: Sequence[Network]  # the model, and its controls where there are any
-    # ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
+    Attributes:
+        stage: the notebook's name; names the artifacts.
+        fold: the outer fold; None where the stage has none.
+        model_name: for the record.
+        settings: the engine's.
+        parameters: JSON values that the weights depend on; a checkpoint made with others is refused.
+        networks: the model, and its controls where there are any.
+        sizes: ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
+        finish: makes choices, scores the test part once, and returns the records and tables; on every rank.
+        outputs: files that ``finish`` writes; a training is finished when its outcome and these exist.
+        peak_bytes_before: predicted of work that this process did first, such as a trunk's features.
+    """
+
+    stage: str
+    fold: int | None = None
+    model_name: str
+    settings: EngineSettings
+    parameters: Mapping[str, Any]
+    networks: Sequence[Network]
     sizes: Mapping[str, Any]
-    # Chooses what is to be chosen, looks at the test part once, and says what there is to write; on every rank.
-    finish: Callable[[Sequence[TrainedNetwork]], Finished[R]]
-    # What ``finish`` has written; a training is finished when its outcome and these are there.
+    finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = record_alone
     outputs: Sequence[Path] = ()
-    peak_bytes_before: int | None = None  # predicted of what this process computed first, such as a trunk's features
+    peak_bytes_before: int | None = None
 
     @property
     def task(self) -> Task:
@@ -318,22 +320,12 @@ class Training(Generic[R]):
 
     @property
     def fingerprint(self) -> str:
-        """Over parameters and data."""
+        """A digest of parameters and data."""
         return sha256_of_json([dict(self.parameters), self.networks[0].data_fingerprint])
 
 
-def sizes_of(num_train: int, num_validation: int, num_test: int) -> dict[str, int]:
-    """``Training.sizes`` without augmented copies."""
-    return {
-        "num_train": num_train,
-        "num_train_samples": num_train,
-        "num_validation": num_validation,
-        "num_test": num_test,
-    }
-
-
 class TrainingOptions(TypedDict, total=False):
-    """What every task's training can be called with, passed on to ``train``, which explains it."""
+    """The options of every task's training, which ``train`` explains."""
 
     metric_log: MetricSink
     attempt: int
@@ -360,7 +352,7 @@ def train(
     ranks: Ranks | None = None,
     begun_with: Mapping[str, str] | None = None,
 ) -> TrainingOutcome[R]:
-    """Do the training of ``stage`` to its end, going on from what an earlier attempt saved.
+    """Train ``stage`` to its end, going on from an earlier attempt's checkpoint.
 
     A finished training returns its outcome. With ``config.num_ranks`` above 1 other processes do it together and this
     one waits for them, unless it is one of them.
@@ -370,22 +362,22 @@ def train(
         fold: the outer fold; None where the stage has none.
         paths: the run.
         config: its resolved parameters.
-        read: reads the data and says what to train.
-        record: class of what is told of each network.
-        metric_log: gets the phases train, validation and test, and a control's name for that; with several ranks rank 0
+        read: reads the data and returns the task's part.
+        record: class of each network's record.
+        metric_log: gets the phases train, validation and test, and for a control its name; with several ranks rank 0
             writes the run's own metric log instead.
-        attempt: which try this is; only said in logs.
-        memory: told at every step where the training is.
+        attempt: number of this try, for logs.
+        memory: notified at every step of the training's position.
         stop: called at every step boundary.
         progress: called with (steps done, steps planned) over all networks together.
-        ranks: of which this process is one; None: it is no rank, and starts them where there are to be several.
-        begun_with: what the process that started the ranks would train (``TrainedClass.identity``); None: not known.
+        ranks: of which this process is one; None: it is no rank, and starts several where ``num_ranks`` is above 1.
+        begun_with: the network of the process that started the ranks (``TrainedClass.identity``); None: not known.
 
     Raises:
-        StoppedError: ``stop`` said so; everything is saved (exit code 75).
-        DataError: data that are missing or cannot give an honest result.
-        CheckpointMismatchError: what was saved belongs to other parameters or data, or to another network.
-        UsageError: the requested device is not there, or ranks would train another network than who starts them.
+        StoppedError: ``stop`` returned True; everything is saved (exit code 75).
+        DataError: data are missing or cannot give an honest result.
+        CheckpointMismatchError: a checkpoint belongs to other parameters, data, or another network.
+        UsageError: the requested device does not exist, or ranks would train another network than their starter.
         MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
         CheckpointWriteError: the disk is full or read-only.
         RankLostError: the node of one of several ranks was lost.
@@ -408,8 +400,7 @@ def train(
         return written
     ranks = ranks or Ranks()
     training = read(ranks)
-    kind = TrainedClass.of(training.task)
-    kind = replace(kind, notes=(*note_of_own_file(training.model_name), *kind.notes))
+    kind = TrainedClass.of(training.task, training.model_name)
     if begun_with and (begun_with["name"], begun_with["code"]) != (kind.name, kind.code):
         raise UsageError(
             f"num_ranks {ranks.size}: the ranks would train {kind.name} in {kind.file!r}, and the notebook that began "
@@ -440,18 +431,17 @@ def train(
             predicted = max(predicted, training.peak_bytes_before or 0)
         settings = replace(training.settings, micro_batch=micro_batch)
         for number, each in enumerate(training.networks):
-            started, name = time.monotonic(), each.name
-            metrics = ControlLog(metric_log, name) if name else metric_log
-            checkpoints = folder / name
+            started = time.monotonic()
+            metrics = ControlLog(metric_log, each.name) if each.name else metric_log
             binding = CheckpointBinding(dict(training.parameters), each.data_fingerprint, kind.identity)
             engine = Engine(
                 each.task,
                 settings,
                 compute,
-                CheckpointFolder(checkpoints, binding, anew=anew),
+                CheckpointFolder(folder / each.name, binding, anew=anew),
                 metrics,
                 policy=kept.policy,
-                memory=kept.observer_of(name),
+                memory=kept.observer_of(each.name),
                 oom_folder=kept.oom_folder,
                 stop=stop,
                 progress=_part(progress, number, len(training.networks)),
@@ -459,7 +449,7 @@ def train(
             )
             state = engine.fit()
             seconds = time.monotonic() - started
-            trained.append(TrainedNetwork(each, engine, state, checkpoints, metrics, ranks, seconds))
+            trained.append(TrainedNetwork(each, engine, state, folder / each.name, metrics, ranks, seconds))
         done = training.finish(trained)
     most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))
 
@@ -482,7 +472,7 @@ def train(
             num_ranks=ranks.size,
             finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             network=kind,
-            **training.sizes,
+            **{"num_train_samples": training.sizes["num_train"], **training.sizes},
         )
         text = outcome_to_json(outcome)
         write_text(outcome_file, text)
@@ -511,7 +501,7 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
 
 @dataclass(frozen=True)
 class ControlLog:
-    """Passes metrics on under the phase ``name`` of a control, named ``<phase>_<metric>``."""
+    """Log metrics under the phase ``name`` of a control, as ``<phase>_<metric>``."""
 
     metrics: MetricSink
     name: str
@@ -523,7 +513,7 @@ class ControlLog:
 
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress | None:
-    """Progress of network ``number`` of ``count`` as its part of the whole."""
+    """Return the progress of network ``number`` of ``count`` as its part of the whole."""
     if progress is None:
         return None
     return lambda done, planned: progress(number * planned + done, count * planned)

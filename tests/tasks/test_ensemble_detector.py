@@ -163,6 +163,15 @@ def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loade
             load_detector(spoilt(spoil))
         shutil.rmtree(tmp_path / "spoilt")
 
+    def without_a_weight(copy: Path) -> None:
+        section = json.loads((copy / "bundle.json").read_text())["section"]
+        section["ensemble"]["folds"][0]["weights"].pop()
+        edited(copy, section=section)
+
+    with pytest.raises(UsageError, match="as many weights in each fold"):
+        load_detector(spoilt(without_a_weight))
+    shutil.rmtree(tmp_path / "spoilt")
+
     def with_code(copy: Path) -> None:
         params = json.loads((copy / "members/1/bundle.json").read_text())["params"]
         (copy / "members/1/network").mkdir()

@@ -20,10 +20,10 @@ from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGE_PREDICTIONS, TARGET_PREDICTIONS, TASK_RESULTS, read_table, write_table
 from fvc_lib.tasks.image.results import image_results
+from fvc_lib.tasks.image.task import LABELS
 from fvc_lib.tasks.image.training import (
     STAGE,
     image_split_training,
-    labels_file,
     read_image_parts,
     require_backbone,
     train_images,
@@ -114,7 +114,7 @@ def test_every_test_picture_is_predicted_once_and_nothing_else(trained, corpus):
 
 def test_names_and_scaling_are_kept_with_the_model(trained):
     run, _ = trained
-    labels = json.loads(labels_file(run.paths).read_bytes())
+    labels = json.loads((run.paths.stage_training(STAGE) / LABELS).read_bytes())
     assert labels["classes"] == ["dots", "stripes", "waves"]
     assert (labels["targets"], labels["units"]) == (["calories", "mass"], ["kcal", "g"])
     assert run.weights()["class_head.weight"].shape[0] == 3

@@ -25,7 +25,7 @@ from fvc_lib.services.tables import (
     VIDEO_TEXTS,
     read_table,
 )
-from fvc_lib.tasks.image.training import calibration_file
+from fvc_lib.tasks.image.task import CALIBRATION
 from fvc_lib.tasks.predicting import predictor_of
 from fvc_lib.tasks.video_text.results import read_embeddings
 from tests.kits.predicting_kit import caption_run, picture_run
@@ -89,13 +89,15 @@ def test_a_run_says_of_its_test_pictures_what_it_stored_and_goes_on_after_bad_fi
 
 def test_probabilities_are_calibrated_on_the_validation_part(pictures, tmp_path):
     paths, root = pictures
-    stored = json.loads(calibration_file(paths).read_text())
+    calibration = paths.stage_training("10_image_recognition") / CALIBRATION
+    stored = json.loads(calibration.read_text())
     assert (stored["num_validation"], stored["num_test"]) == (11, 17)  # pictures with a class
     copy = RunPaths(shutil.copytree(paths.root, tmp_path / "images" / "run_0"))
-    calibration_file(copy).write_text(json.dumps(stored | {"temperature": 1.0}))
+    calibration = copy.root / calibration.relative_to(paths.root)
+    calibration.write_text(json.dumps(stored | {"temperature": 1.0}))
     (warm,) = predictor_of(copy).predict(root / "test/0.png", workers=1)
     assert warm.values["probability"] == warm.values["probability_uncalibrated"]
-    calibration_file(copy).unlink()
+    calibration.unlink()
     of_old = predictor_of(copy)
     (old,) = of_old.predict(root / "test/0.png", workers=1)
     assert (old.values["probability"], old.values["class"]) == (None, warm.values["class"])

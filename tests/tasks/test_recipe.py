@@ -30,7 +30,6 @@ from fvc_lib.tasks.recipe import (
     outcome_to_json,
     read_outcome,
     settings_of,
-    sizes_of,
 )
 from fvc_lib.tasks.video.summary import TrainingSummary
 from tests.kits.rank_kit import run_ranks
@@ -110,6 +109,9 @@ class LineTask:
         return Points()
 
 
+SIZES = {"num_train": 12, "num_validation": 5, "num_test": 7}
+
+
 def config_of(folder: Path, **values: Any) -> RunConfig:
     asked = {"task": "image", "epochs": 3, "effective_batch_size": 4, "learning_rate": 0.1, "memory_preflight": False}
     return resolve_config({**asked, "runs_dir": str(folder), "device": "cpu", **values}, environ={})
@@ -127,7 +129,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
     task = LineTask(arguments.pop("network", Straight))
     training = Training(
         stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(task, "line")],
-        parameters={name: getattr(config, name) for name in bound}, sizes=sizes_of(12, 5, 7), finish=finish,
+        parameters={name: getattr(config, name) for name in bound}, sizes=SIZES, finish=finish,
         outputs=arguments.pop("outputs", ()),
     )  # fmt: skip
     outcome = recipe.train(

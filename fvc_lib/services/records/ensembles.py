@@ -5,9 +5,9 @@ was trained lies in its members. Its record is written last, so that a folder wi
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_file
 from fvc_lib.services.errors import DataError, UsageError
@@ -68,6 +68,13 @@ class EnsembleRecord(_Strict):
     members: Annotated[list[MemberRecord], Field(min_length=2)]
     folds: Annotated[list[FoldRule], Field(min_length=1)]
     files: dict[str, str]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        count = len(self.detectors)
+        if set(self.detector_of_member) != set(range(count)) or any(len(rule.weights) != count for rule in self.folds):
+            raise ValueError(f"wanted members of {count} detectors and as many weights in each fold")
+        return self
 
     @property
     def detector_of_member(self) -> list[int]:

@@ -1,12 +1,10 @@
-"""Classes and numbers of any pictures by a finished training of task image: decoded, cut and scored as its test part
-was.
-"""
+"""Name classes and numbers of any pictures, decoded, cut and scored as the test part of a finished training was."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import PIL
@@ -17,28 +15,33 @@ from pydantic import TypeAdapter, ValidationError
 from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.calibration import class_probabilities
+from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import IMAGE_RECOGNITION
+from fvc_lib.tasks.bundle import Bundle
 from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, decoded_side, middle_view
-from fvc_lib.tasks.image.task import Calibration, ImageTask
-from fvc_lib.tasks.image.training import calibration_file, labels_file
+from fvc_lib.tasks.image.task import CALIBRATION, LABELS, Calibration, ImageTask
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 
+_T = TypeVar("_T")
 _DECODER = "fvc_lib.video.decode.still_image"
-_CLASS = ("class", "probability", "probability_uncalibrated", "runner_up", "runner_up_probability")
-_TEXTS = frozenset({"class", "runner_up"})
-_LABELS, _CALIBRATION = "labels.json", "calibration.json"
+_CLASS = {
+    "class": pl.String(), "probability": pl.Float64(), "probability_uncalibrated": pl.Float64(),
+    "runner_up": pl.String(), "runner_up_probability": pl.Float64(),
+}  # fmt: skip
 
 
 class ImagePredictor(OneNetwork):
-    """See ``Predictor``; ``labels`` are what the network's outputs mean, ``calibration`` how sure it may be called."""
+    """See ``Predictor``; ``labels`` name the network's outputs, ``calibration`` has the temperature of its classes."""
 
     kind = "image"
+    file_word = "picture"
 
     def __init__(self, trained: Trained, labels: ImageLabels, calibration: Calibration | None) -> None:
         super().__init__(trained)
@@ -49,37 +52,35 @@ class ImagePredictor(OneNetwork):
         self.network = self._build(self.task.build_model)
         self.notes = _notes(labels, calibration)
         self._targets = [f"{n} ({u})" if u else n for n, u in zip(labels.targets, labels.units, strict=True)]
-        types = {name: pl.String() if name in _TEXTS else pl.Float64() for name in _CLASS if labels.classes}
-        self.columns = types | dict.fromkeys(self._targets, pl.Float64())
+        self.columns = (_CLASS if labels.classes else {}) | dict.fromkeys(self._targets, pl.Float64())
 
     @classmethod
-    def from_run(cls, trained: Trained, paths: RunPaths) -> Self:
+    def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
         """See ``Predictor``."""
-        return cls(trained, _labels(labels_file(paths), trained), _calibration(calibration_file(paths)))
-
-    @classmethod
-    def from_bundle(cls, trained: Trained, folder: Path) -> Self:
-        """See ``Predictor``."""
-        calibration = _calibration(folder / _CALIBRATION)
-        if calibration is None and (folder / _CALIBRATION).is_file():
-            raise DataError(f"{str(folder / _CALIBRATION)!r}: is no calibration that a run has. {trained.remedy}")
-        return cls(trained, _labels(folder / _LABELS, trained), calibration)
+        folder = source.folder if isinstance(source, Bundle) else source.stage_training(IMAGE_RECOGNITION)
+        labels = _stored(folder / LABELS, ImageLabels, _is_sound, trained.remedy)
+        if not (folder / CALIBRATION).is_file():
+            return cls(trained, labels, None)
+        calibration = _stored(
+            folder / CALIBRATION, Calibration, lambda found: 0 < found.temperature < np.inf, trained.remedy
+        )
+        return cls(trained, labels, calibration)
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
         """See ``Predictor``."""
-        return tables.read_table(paths.images, tables.IMAGES).select("content_sha256", "part")
+        return tables.read_table(paths.images, tables.IMAGES)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
-        write_json(folder / _LABELS, asdict(self.labels))
+        write_json(folder / LABELS, asdict(self.labels))
         if self.calibration is not None:
-            write_json(folder / _CALIBRATION, asdict(self.calibration))
+            write_json(folder / CALIBRATION, asdict(self.calibration))
         return super().write(folder)
 
     @property
     def decode_hash(self) -> str:
-        """Of Pillow and what calls it."""
+        """A digest of Pillow's version and the code that calls it."""
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
     def identity_of_parts(self) -> Any:
@@ -89,27 +90,29 @@ class ImagePredictor(OneNetwork):
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``."""
         size = self.config.image_size
+        side = decoded_side(size, training=False)
         with scratch_folder(self.config) as folder:
             targets = [folder / f"{number}.npy" for number in range(len(files))]
             items = [
-                {"source": str(file), "target": str(target), "shortest_side": decoded_side(size, training=False)}
+                {"source": str(file), "target": str(target), "shortest_side": side}
                 for file, target in zip(files, targets, strict=True)
             ]
             with closing(run_isolated(f"{_DECODER}:write_picture", items, workers=workers)) as answers:
                 for answer in answers:
-                    file, said = files[answer.position], dict[str, str](answer.value or {})
+                    file, value = files[answer.position], dict[str, str](answer.value or {})
                     path = path_to_text(file)
                     if answer.failure:
                         yield Finding(path, failure=f"the decoder gave up: {answer.detail}", lasts=False)
-                    elif "image_error" in said:
-                        passing = said["image_error"].startswith(f"{str(file)!r}: unreadable: ")
-                        yield Finding(path, failure=said["image_error"], lasts=not passing)
+                    elif failure := value.get("image_error"):
+                        passing = failure.startswith(f"{str(file)!r}: unreadable: ")
+                        yield Finding(path, failure=failure, lasts=not passing)
                     else:
                         pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
                         targets[answer.position].unlink()
-                        yield self._judged(path, said["content_sha256"], middle_view(pixels, size), picture)
+                        yield self._judged(path, value["content_sha256"], middle_view(pixels, size), picture)
 
     def _judged(self, path: str, content: str, view: torch.Tensor, picture: Picture) -> Finding:
+        """Return the finding on a picture whose view is uint8 (3, S, S)."""
         batch = Batch((content,), {"image": view[None].to(self.compute.device)})
         with torch.inference_mode(), deterministic_algorithms(self.compute.device):
             with Precision(self.compute).autocast():
@@ -118,65 +121,54 @@ class ImagePredictor(OneNetwork):
         if not (np.isfinite(logits).all() and np.isfinite(scaled).all()):
             raise DataError(f"{self.name}: the network says nothing finite of a picture.")
         numbers = self.labels.in_units(scaled).tolist() if self.labels.targets else []
-        values = self._of_classes(logits) | dict(zip(self._targets, numbers, strict=True))
-        title, lines = self._told(values)
-        return Finding(path, content, values, title, lines, picture(path, view.numpy()))
-
-    def _of_classes(self, logits: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, str | float | None]:
-        """Columns of the class; calibrated ones are empty where the run has no temperature."""
-        classes = self.labels.classes
-        if not classes:
-            return {}
-        order = np.argsort(-logits, kind="stable")  # of equal ones the first, as in the test part
-        first, second = int(order[0]), int(order[1]) if len(order) > 1 else None
-        found = None
-        if self.calibration is not None:
-            found = class_probabilities(logits[None], self.calibration.temperature)[0]
-        return {
-            "class": classes[first],
-            "probability": None if found is None else float(found[first]),
-            "probability_uncalibrated": float(class_probabilities(logits[None], 1.0)[0, first]),
-            "runner_up": None if second is None else classes[second],
-            "runner_up_probability": None if found is None or second is None else float(found[second]),
-        }
-
-    def _told(self, values: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
         lines = [
-            f"{name} {values[column]:.4g} {unit}".strip()
-            for name, unit, column in zip(self.labels.targets, self.labels.units, self._targets, strict=True)
+            f"{name} {number:.4g} {unit}".strip()
+            for name, number, unit in zip(self.labels.targets, numbers, self.labels.units, strict=True)
         ]
-        if "class" not in values:
-            return lines[0], tuple(lines[1:])
-        sure = values["probability"]
-        told = "probability not calibrated" if sure is None else f"probability {sure:.2f}"
-        if values["runner_up"] is not None:
-            own = values["runner_up_probability"]
-            lines.insert(0, f"then {values['runner_up']}" + ("" if own is None else f", {own:.2f}"))
-        return str(values["class"]), (told, *lines)
+        values: dict[str, str | float | None] = dict(zip(self._targets, numbers, strict=True))
+        if self.labels.classes:
+            values = self._of_classes(logits) | values
+            lines = [*_class_lines(values), *lines]
+        return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, view.numpy()))
+
+    def _of_classes(self, logits: FloatArray) -> dict[str, str | float | None]:
+        """Return the columns of the class; calibrated ones are empty where the run has no temperature."""
+        classes, plain = self.labels.classes, class_probabilities(logits[None], 1.0)[0]
+        first, *others = np.argsort(-logits, kind="stable").tolist()  # of equal ones the first, as in the test part
+        values = dict.fromkeys(_CLASS) | {"class": classes[first], "probability_uncalibrated": float(plain[first])}
+        values["runner_up"] = classes[others[0]] if others else None
+        if self.calibration is not None:
+            calibrated = class_probabilities(logits[None], self.calibration.temperature)[0]
+            values["probability"] = float(calibrated[first])
+            values["runner_up_probability"] = float(calibrated[others[0]]) if others else None
+        return values
 
 
-def _labels(path: Path, trained: Trained) -> ImageLabels:
+def _class_lines(values: Mapping[str, Any]) -> list[str]:
+    """Return the class, its probability, and the runner-up as lines of text."""
+    sure, second = values["probability"], values["runner_up_probability"]
+    lines = [values["class"], "probability not calibrated" if sure is None else f"probability {sure:.2f}"]
+    if values["runner_up"] is not None:
+        lines.append(f"then {values['runner_up']}" + ("" if second is None else f", {second:.2f}"))
+    return lines
+
+
+def _is_sound(labels: ImageLabels) -> bool:
+    lengths = {len(each) for each in (labels.targets, labels.units, labels.means, labels.deviations)}
+    is_finite = np.isfinite((*labels.means, *labels.deviations)).all()
+    return len(lengths) == 1 and bool(is_finite) and bool(labels.classes or labels.targets)
+
+
+def _stored(path: Path, kind: type[_T], is_sound: Callable[[_T], bool], remedy: str) -> _T:
+    """Return the ``kind`` in a JSON file; raise ``DataError`` where no training writes it."""
     try:
-        labels = TypeAdapter(ImageLabels).validate_python(read_json_object(path))
-        lengths = {len(each) for each in (labels.targets, labels.units, labels.means, labels.deviations)}
-        numbers = (*labels.means, *labels.deviations)
-        if len(lengths) > 1 or not np.isfinite(numbers).all() or not (labels.classes or labels.targets):
-            raise ValueError("classes, targets, units, means and deviations do not belong together")
-    except (ValidationError, ValueError) as error:
-        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise DataError(
-            f"{str(path)!r}: does not name the classes and numbers that the network gives ({why}). {trained.remedy}"
-        ) from error
-    return labels
-
-
-def _calibration(path: Path) -> Calibration | None:
-    """None without classes, of an earlier version, and where a file says what no training does."""
-    try:
-        found = TypeAdapter(Calibration).validate_python(read_json_object(path))
-    except ValidationError:
-        return None
-    return found if 0 < found.temperature < np.inf else None
+        found = TypeAdapter(kind).validate_python(read_json_object(path))
+        if is_sound(found):
+            return found
+        why = "its parts do not belong together"
+    except ValidationError as error:
+        why = str(error.errors()[0]["msg"])
+    raise DataError(f"{str(path)!r}: is not what a training writes ({why}). {remedy}")
 
 
 def _notes(labels: ImageLabels, calibration: Calibration | None) -> tuple[str, ...]:
@@ -184,7 +176,7 @@ def _notes(labels: ImageLabels, calibration: Calibration | None) -> tuple[str, .
     if labels.classes and calibration is None:
         notes.append(
             "The run has no calibration, so 'probability' is empty, and 'probability_uncalibrated' is no probability "
-            "to be relied on. A training by this version has one."
+            "to be relied on."
         )
     elif calibration is not None:
         notes.append(
@@ -197,5 +189,4 @@ def _notes(labels: ImageLabels, calibration: Calibration | None) -> tuple[str, .
         notes.append(
             f"One of {len(labels.classes):,} known classes is always named, also of a picture that shows none of them."
         )
-    notes.append("Files of the run are known again by their content alone: an altered copy of one is not.")
-    return tuple(notes)
+    return (*notes, "Files of the run are known again by their content alone: an altered copy of one is not.")

@@ -20,6 +20,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels
 
+LABELS, CALIBRATION = "labels.json", "calibration.json"  # of ``ImageLabels`` and ``Calibration``
 _UNRANKED = 0  # no class, or scores that are not finite
 
 

@@ -26,7 +26,7 @@ from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.image import data
 from fvc_lib.tasks.image.data import ImageDataset, ImageParts, ImageRecords
-from fvc_lib.tasks.image.task import ImageLogits, ImageScores, ImageTask, calibration_of
+from fvc_lib.tasks.image.task import CALIBRATION, LABELS, ImageLogits, ImageScores, ImageTask, calibration_of
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
@@ -51,7 +51,7 @@ def train_images(
     def read(ranks: Ranks) -> Training[TrainingRecord]:
         root, parts = read_image_parts(paths, config)
         data.require_files(root, parts)
-        outputs = [paths.image_predictions, paths.target_predictions, labels_file(paths)]
+        outputs = [paths.image_predictions, paths.target_predictions, paths.stage_training(STAGE) / LABELS]
         finish = partial(_finish, paths, root, parts, config)
         return replace(image_split_training(root, parts, config), finish=finish, outputs=outputs)
 
@@ -70,9 +70,9 @@ def _finish(
     calibration = calibration_of(validation, scores)
 
     def write() -> None:
-        write_json(labels_file(paths), asdict(parts.labels))
+        write_json(paths.stage_training(STAGE) / LABELS, asdict(parts.labels))
         if calibration is not None:
-            write_json(calibration_file(paths), asdict(calibration))
+            write_json(paths.stage_training(STAGE) / CALIBRATION, asdict(calibration))
         tables.write_table(class_predictions(parts.test, scores), tables.IMAGE_PREDICTIONS, paths.image_predictions)
         tables.write_table(target_predictions(parts.test, scores), tables.TARGET_PREDICTIONS, paths.target_predictions)
 
@@ -155,19 +155,8 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
         ),
         parameters=training_parameters(config),
         networks=[Network(task, parts.fingerprint)],
-        sizes=recipe.sizes_of(len(parts.train), len(parts.validation), len(parts.test)),
-        finish=recipe.record_alone,
+        sizes={f"num_{part}": len(getattr(parts, part)) for part in tables.PARTS},
     )
-
-
-def labels_file(paths: RunPaths) -> Path:
-    """Return the path of ``labels.json``."""
-    return paths.stage_training(STAGE) / "labels.json"
-
-
-def calibration_file(paths: RunPaths) -> Path:
-    """Return the path of ``calibration.json`` (``Calibration``); absent if it could not be fitted."""
-    return paths.stage_training(STAGE) / "calibration.json"
 
 
 def refuse_nonfinite(scores: ImageScores) -> None:

@@ -28,7 +28,7 @@ from fvc_lib.services.progress import Tell, silent
 from fvc_lib.services.records.ensembles import EnsembleRecord, is_ensemble, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, INDEX, KNOWN_VIDEOS, read_table, write_table
-from fvc_lib.tasks.bundle import MEMBERS, Bundle, read_arrays, refused, write_bundle
+from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
 from fvc_lib.tasks.predicting import NOT_STATED, Picture, Prediction, Predictor, Standing, Strict, no_picture
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -119,7 +119,6 @@ class VideoDetector(Predictor):
         members: their detectors, in that record's order.
     """
 
-    kind = "video"
     columns = dict.fromkeys(("score", "low", "high"), pl.Float64())
 
     def __init__(
@@ -198,7 +197,7 @@ class VideoDetector(Predictor):
         }
         networks = Networks(bundle.record.name, bundle.config, folds, held=held)
         known = KnownVideos(rows, [each.base_rate for each in section.folds], networks.base_rates)
-        features = read_arrays(folder, _FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, networks.judges))
+        features = bundle.arrays(_FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, networks.judges))
         return cls(networks, known, section.ranges, bundle.record.standing, (), lambda _: features)
 
     @classmethod

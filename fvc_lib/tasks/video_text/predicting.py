@@ -1,8 +1,6 @@
-"""Captions and nearest texts of any videos by a finished training of task video_text: decoded as its corpus was, and
-described by the same network as its test part.
-"""
+"""Caption any videos and find their nearest texts, decoded and described as a finished training's test part was."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +18,7 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_TEXTS, PARTS, VIDEO_TEXTS, frame_of, read_table, write_table
-from fvc_lib.tasks.bundle import read_arrays, read_bundle_table, refused
+from fvc_lib.tasks.bundle import Bundle, refused
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
@@ -32,16 +30,19 @@ from fvc_lib.video.decode.source import VideoError
 NEAREST = 5
 _TEXTS_AT_ONCE = 256
 _TOKENIZER, _TEXTS, _EMBEDDINGS = "tokenizer.json", "texts.parquet", "text_embeddings.safetensors"
-_FILLER = "a video"  # stands beside every video; no embedding or caption of a video depends on it
-_UNIT = 1e-3  # so far from 1 may an embedding's length be
+_FILLER = "a video"  # the text given with every video; no embedding or caption of a video depends on it
+_UNIT = 1e-3  # largest difference of an embedding's length from 1
 
 
 class VideoTextPredictor(OneNetwork):
-    """See ``Predictor``; ``texts`` are KNOWN_TEXTS, and ``embedded`` their embeddings, unit vectors (M, E), where the
-    network compares videos with texts. None: they are computed.
-    """
+    """See ``Predictor``.
 
-    kind = "video"
+    Args:
+        trained: the network.
+        tokenizer: of captions and texts.
+        texts: KNOWN_TEXTS; empty where the network does not compare videos with texts.
+        embedded: their embeddings, unit vectors float32 (M, E); None: they are computed where they are needed.
+    """
 
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, texts: pl.DataFrame, embedded: Tensor | None = None
@@ -53,59 +54,57 @@ class VideoTextPredictor(OneNetwork):
         assert isinstance(network, VideoTextNetwork)
         self.network = network
         self._filler = text_tensors(self.config, tokenizer, [_FILLER])
-        if plan.contrastive and embedded is None:
-            embedded = self._text_embeddings()
-        self.embedded = embedded
+        self.embedded = self._text_embeddings() if plan.contrastive and embedded is None else embedded
         self._nearest = min(NEAREST, texts.height) if plan.contrastive else 0
-        columns: dict[str, pl.DataType] = {"caption": pl.String()} if plan.captions else {}
+        self.columns = {"caption": pl.String()} if plan.captions else {}
         for place in range(1, self._nearest + 1):
-            columns |= {
+            self.columns |= {
                 f"text_{place}": pl.String(), f"similarity_{place}": pl.Float64(), f"text_{place}_part": pl.String(),
             }  # fmt: skip
-        self.columns, self.notes = columns, self._notes()
-
-    @classmethod
-    def from_run(cls, trained: Trained, paths: RunPaths) -> Self:
-        """See ``Predictor``."""
-        pairs = read_table(paths.video_texts, VIDEO_TEXTS)
-        # Each text once, with the parts that it stands in, those it was trained with first.
-        texts = (
-            pairs.group_by("text_id")
-            .agg(pl.col("text").first(), pl.col("part").unique())
-            .sort("text_id")
-            .with_columns(
-                part=pl.col("part").map_elements(lambda own: " ".join(p for p in PARTS if p in own), pl.String)
+        self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
+        if plan.captions:
+            self.notes.insert(
+                0, "A caption is put together of what the training texts say, and is written of every video."
             )
-        )
-        return cls(trained, TextTokenizer.load(tokenizer_file(paths)), texts.select("text", "part"))
+        if plan.contrastive:
+            self.notes.insert(
+                0, f"Nearest texts are those of the run's own {texts.height:,}, whatever the video shows; similarity "
+                "is the cosine of both embeddings, no probability. Behind a text stands the part of the run it is of.",
+            )  # fmt: skip
 
     @classmethod
-    def from_bundle(cls, trained: Trained, folder: Path) -> Self:
+    def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
         """See ``Predictor``."""
-        tokenizer, is_compared = TextTokenizer.load(folder / _TOKENIZER), bool(trained.config.contrastive_weight)
+        if isinstance(source, RunPaths):
+            parts = pl.col("part").cast(pl.Enum(PARTS)).unique().sort().cast(pl.String).str.join(" ")
+            # Each text once, with the parts that have it.
+            texts = read_table(source.video_texts, VIDEO_TEXTS).group_by("text_id").agg(pl.col("text").first(), parts)
+            return cls(
+                trained, TextTokenizer.load(tokenizer_file(source)), texts.sort("text_id").select("text", "part")
+            )
+        tokenizer, is_compared = TextTokenizer.load(source.folder / _TOKENIZER), bool(trained.config.contrastive_weight)
         for name in (_TEXTS, _EMBEDDINGS):
-            if (folder / name).is_file() != is_compared:
-                raise refused(folder, f"{name!r} is {'missing' if is_compared else 'not of this network'}")
+            if (source.folder / name).is_file() != is_compared:
+                raise refused(source.folder, f"{name!r} is {'missing' if is_compared else 'not of this network'}")
         if not is_compared:
             return cls(trained, tokenizer, frame_of(None, KNOWN_TEXTS))
-        texts = read_bundle_table(folder, _TEXTS, KNOWN_TEXTS)
+        texts = source.table(_TEXTS, KNOWN_TEXTS)
         shape = (texts.height, trained.config.embedding_size)
 
-        def read(arrays: dict[str, Any]) -> Tensor:
+        def embeddings(arrays: dict[str, Any]) -> Tensor:
             rows = arrays["text_embeddings"]
-            is_alone = set(arrays) == {"text_embeddings"} and texts.height > 0
-            if not is_alone or rows.dtype != np.float32 or rows.shape != shape:
+            if len(arrays) > 1 or not texts.height or rows.dtype != np.float32 or rows.shape != shape:
                 raise ValueError(f"got {rows.dtype} {rows.shape}, wanted float32 {shape} alone")
             if not (np.abs(np.linalg.norm(rows, axis=1) - 1) < _UNIT).all():
                 raise ValueError("wanted unit vectors")
             return torch.from_numpy(rows)
 
-        return cls(trained, tokenizer, texts, read_arrays(folder, _EMBEDDINGS, read))
+        return cls(trained, tokenizer, texts, source.arrays(_EMBEDDINGS, embeddings))
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
         """See ``Predictor``."""
-        return read_table(paths.video_texts, VIDEO_TEXTS).select("content_sha256", "part")
+        return read_table(paths.video_texts, VIDEO_TEXTS)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
@@ -117,7 +116,7 @@ class VideoTextPredictor(OneNetwork):
 
     @property
     def decode_hash(self) -> str:
-        """That of the clip store."""
+        """The clip store's digest of decoding."""
         return ClipStore.of(self.config).decode_hash
 
     def identity_of_parts(self) -> Any:
@@ -126,88 +125,59 @@ class VideoTextPredictor(OneNetwork):
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``."""
-        store, contents = ClipStore.of(self.config), dict[int, str]()
-        for position, file in enumerate(files):
+        store, todo = ClipStore.of(self.config), list[FileToScore]()
+        for file in files:
             try:
-                contents[position] = sha256_of_video(file)
+                todo.append(FileToScore(file, (), content_sha256=sha256_of_video(file)))
             except (OSError, VideoError, ValueError) as error:
                 yield Finding(path_to_text(file), failure=str(error), lasts=False)
-        places = sorted(contents)
-        todo = [FileToScore(files[place], (), content_sha256=contents[place]) for place in places]
         with scratch_folder(self.config) as folder:
-            clips = [folder / f"{place}.npy" for place in places]
+            clips = [folder / f"{place}.npy" for place in range(len(todo))]
             with closing(decoded_files(store, todo, clips, workers=workers)) as answers:
                 for answer in answers:
-                    place = places[answer.position]
-                    path, content = path_to_text(files[place]), contents[place]
+                    clip, content = clips[answer.position], todo[answer.position].content_sha256
+                    path = path_to_text(todo[answer.position].path)
                     if answer.failure:
                         yield Finding(path, content, failure=answer.failure, lasts=answer.lasts)
                         continue
                     frames: Pixels = np.empty(store.shape, np.uint8)
-                    load_clip_file(clips[answer.position], frames, store.shape)
-                    clips[answer.position].unlink()
+                    load_clip_file(clip, frames, store.shape)
+                    clip.unlink()
                     yield self._described(path, content, frames, picture)
 
     def _described(self, path: str, content: str, frames: Pixels, picture: Picture) -> Finding:
-        outputs, values = self._forward(torch.from_numpy(frames)), dict[str, str | float | None]()
+        """Return the finding on a clip, uint8 (T, 3, S, S)."""
+        tensors = {"frames": torch.from_numpy(frames)[None], **self._filler}
+        if self._plan.masked:
+            tensors["hidden"] = torch.zeros(1, len(frames), dtype=torch.bool)
+        with torch.inference_mode(), deterministic_algorithms(self.compute.device), Precision(self.compute).autocast():
+            outputs = self.network({n: rows.to(self.compute.device) for n, rows in tensors.items()}, write=True)
+        values, lines = dict[str, str | float | None](), list[str]()
         if "caption_tokens" in outputs:
-            values["caption"] = self._tokenizer.decode(outputs["caption_tokens"][0]).strip()
+            values["caption"] = caption = self._tokenizer.decode(outputs["caption_tokens"][0].cpu()).strip()
+            lines.append(caption or "(an empty caption)")
         if self.embedded is not None:
-            similarities = (self.embedded @ outputs["video_embedding"][0]).double().numpy()
+            similarities = (self.embedded @ outputs["video_embedding"][0].float().cpu()).double().numpy()
             if not np.isfinite(similarities).all():
                 raise DataError(f"{self.name}: the network says nothing finite of a video.")
             order = np.argsort(-similarities, kind="stable")[: self._nearest].tolist()
-            for place, number in enumerate(order, start=1):
-                values[f"text_{place}"] = self.texts["text"][number]
-                values[f"similarity_{place}"] = float(similarities[number])
-                values[f"text_{place}_part"] = self.texts["part"][number]
-        title, lines = _told(values, self._nearest)
-        return Finding(path, content, values, title, lines, picture(path, frames))
-
-    def _forward(self, frames: Tensor) -> Mapping[str, Tensor]:
-        """Return the network's outputs for the clip ``frames``, uint8 (T, 3, S, S), on the CPU."""
-        beside = dict(self._filler)
-        if self._plan.masked:
-            beside["hidden"] = torch.zeros(1, len(frames), dtype=torch.bool)
-        device = self.compute.device
-        tensors = {name: rows.to(device) for name, rows in ({"frames": frames[None]} | beside).items()}
-        with torch.inference_mode(), deterministic_algorithms(device), Precision(self.compute).autocast():
-            outputs = self.network(tensors, write=True)
-        return {name: each.float().cpu() if each.is_floating_point() else each.cpu() for name, each in outputs.items()}
+            for place, (text, part) in enumerate(self.texts[order].select("text", "part").iter_rows(), start=1):
+                similarity = float(similarities[order[place - 1]])
+                values |= {f"text_{place}": text, f"similarity_{place}": similarity, f"text_{place}_part": part}
+                lines.append(f"{similarity:.2f} {text} ({part})")
+        if "caption" not in values:
+            lines.insert(0, str(values["text_1"]))
+        return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, frames))
 
     def _text_embeddings(self) -> Tensor:
-        """Float32 (M, E) of all texts, unit vectors."""
-        joint, parts = self.network.joint, []
+        """Return the embeddings of all texts, unit vectors float32 (M, E)."""
+        joint, parts, device = self.network.joint, [], self.compute.device
         assert joint is not None
-        for start in range(0, self.texts.height, _TEXTS_AT_ONCE):
-            some = self.texts["text"][start : start + _TEXTS_AT_ONCE].to_list()
-            tensors = text_tensors(self.config, self._tokenizer, some)
-            tensors = {name: rows.to(self.compute.device) for name, rows in tensors.items()}
-            no_video = torch.zeros(len(some), 1, self._plan.width, device=self.compute.device)
-            with torch.inference_mode(), deterministic_algorithms(self.compute.device):
+        for some in self.texts.iter_slices(_TEXTS_AT_ONCE):
+            tensors = text_tensors(self.config, self._tokenizer, some["text"].to_list())
+            no_video = torch.zeros(some.height, 1, self._plan.width, device=device)
+            with torch.inference_mode(), deterministic_algorithms(device):
                 with Precision(self.compute).autocast():
-                    outputs = joint(no_video, tensors)
+                    outputs = joint(no_video, {name: rows.to(device) for name, rows in tensors.items()})
                 parts.append(outputs["text_embedding"].float().cpu())
         return torch.cat(parts)
-
-    def _notes(self) -> tuple[str, ...]:
-        notes = []
-        if self._plan.contrastive:
-            notes.append(
-                f"Nearest texts are those of the run's own {self.texts.height:,}, whatever the video shows; similarity "
-                "is the cosine of both embeddings, no probability. Behind a text stands the part of the run it is of."
-            )
-        if self._plan.captions:
-            notes.append("A caption is put together of what the training texts say, and is written of every video.")
-        notes.append("Files of the run are known again by their content alone: an altered copy of one is not.")
-        return tuple(notes)
-
-
-def _told(values: Mapping[str, str | float | None], nearest: int) -> tuple[str, tuple[str, ...]]:
-    lines = [
-        f"{values[f'similarity_{n}']:.2f} {values[f'text_{n}']} ({values[f'text_{n}_part']})"
-        for n in range(1, nearest + 1)
-    ]
-    if "caption" in values:
-        return str(values["caption"]) or "(an empty caption)", tuple(lines)
-    return str(values["text_1"]), tuple(lines)

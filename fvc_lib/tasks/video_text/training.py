@@ -205,8 +205,7 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
         settings=settings,
         parameters=training_parameters(config),
         networks=[Network(task, fingerprint)],
-        sizes=recipe.sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
-        finish=recipe.record_alone,
+        sizes={f"num_{part}": parts.of(part).height for part in PARTS},
     )
 
 
