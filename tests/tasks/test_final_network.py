@@ -8,8 +8,6 @@ import polars as pl
 import pytest
 
 from fvc_lib import load_detector
-from fvc_lib.command_line.export import model_card
-from fvc_lib.command_line.models import standing_of_run
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
@@ -150,12 +148,6 @@ def test_its_log_odds_are_never_larger_in_the_median_than_the_out_of_fold_ones_o
     write_table(strange, FINAL_VALIDATION, other.final_validation)
     with pytest.raises(UsageError, match=r"none of the videos that chose the epoch .* is tested by a fold"):
         held_back(other, (0, 1))
-
-
-def test_its_card_says_what_it_is_worth_and_gives_it_no_number_of_its_own(run):
-    card = model_card(run, standing_of_run(run), final=True)
-    assert WORTH in card
-    assert "The numbers are of 2 networks, which are not here." in card
 
 
 def test_a_bundle_of_folds_cannot_be_asked_for_it(run, tmp_path):

@@ -144,28 +144,6 @@ def test_a_stream_has_the_clips_of_the_store_in_another_order(tiny_training):
     assert np.unique(stream.shards).size > 3
 
 
-@pytest.mark.long
-def test_a_stopped_training_on_a_stream_goes_on_and_changes_nothing(tiny_training, list_log, tmp_path):
-    """Weights, every logged number, predictions and control, with any number of loader processes."""
-    shutil.copytree(tmp_path / "runs", tmp_path / "whole")
-    tiny, log, whole_log = streamed(tiny_training), list_log(), list_log()
-    paths = type(tiny.paths)(tmp_path / "whole" / tiny.paths.root.relative_to(tmp_path / "runs"))
-    whole = train_fold(paths, tiny.config, 0, metric_log=whole_log)
-    for after in (0, 3, 1, 12):
-        with pytest.raises(StoppedError):
-            run(tiny.with_config(num_workers=after % 3), log, stop=stop_after(after))
-    outcome = run(tiny.with_config(num_workers=2), log)
-    assert log.lines == whole_log.lines
-    assert outcome.fingerprint == whole.fingerprint
-    assert tiny.paths.predictions(0).read_bytes() == paths.predictions(0).read_bytes()
-    for checkpoints in ("fold_checkpoints", "control_checkpoints"):
-        ours, theirs = (getattr(at, checkpoints)(0) / BEST for at in (tiny.paths, paths))
-        assert ours.read_bytes() == theirs.read_bytes()
-    store_log = list_log()
-    with pytest.raises(CheckpointMismatchError, match="clip_source"):
-        run(tiny.with_config(clip_source="store"), store_log)
-
-
 def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):
     monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
     tiny = tiny_training.with_config(clip_source="shards")

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from fvc_lib.analysis.pages.answers import worth_of
 from fvc_lib.command_line.verdicts.predict import predict
-from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.video_text import VideoTextNetwork
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -111,11 +110,6 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(pictures, tm
         done = CliRunner().invoke(predict, arguments, standalone_mode=False)
         assert isinstance(done.exception, UsageError)
         assert words in str(done.exception)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/predictions.csv").write_text("mine")
-    done = CliRunner().invoke(predict, [str(paths.root), str(root), "--out", str(tmp_path / "mine")])
-    assert isinstance(done.exception, UsageError)
-    assert (tmp_path / "mine/predictions.csv").read_text() == "mine"
     copy = RunPaths(shutil.copytree(paths.root, tmp_path / "images" / "run_0"))
     best = next(copy.root.glob("checkpoints/*/best_model.safetensors"))
     best.write_bytes(best.read_bytes()[:-1] + b"x")
@@ -125,18 +119,6 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(pictures, tm
     with pytest.raises(UsageError, match="not finished"):
         predictor_of(copy)
     assert not (tmp_path / "out").exists()
-
-
-def test_answers_by_changed_code_of_the_library_name_it(pictures, monkeypatch):
-    assert predictor_of(pictures[0]).cautions == ()
-    before = ImageModel.forward
-
-    def other(self, images):
-        return {name: each + 0.01 for name, each in before(self, images).items()}
-
-    monkeypatch.setattr(ImageModel, "forward", other)
-    (caution,) = predictor_of(pictures[0]).cautions
-    assert "ImageModel.forward" in caution
 
 
 def test_where_no_file_is_read_that_is_an_error_with_its_table(pictures, tmp_path):

@@ -62,16 +62,15 @@ def test_the_trained_floor_is_an_auc_within_folds_beside_its_margin_on_the_same_
 def test_a_floor_that_is_possible_and_was_not_trained_has_a_row_without_a_value(tables) -> None:
     folds = tables.folds(num_groups=80, per_group=1)
     index = tables.index(folds, real_source=two_sources(folds))
-    predictions = scored(folds, tables, index, told=0.5)
-    first = pl.col("fold") == 0  # one fold of an older version is enough
-    some = predictions.with_columns(source_score=pl.when(first).then(None).otherwise("source_score"))
+    some = scored(folds, tables, index, told=0.5).with_columns(
+        source_score=pl.when(pl.col("fold") != 0).then("source_score")  # one fold without it is enough
+    )
     results = kfold_results(index, folds, some, CONFIG)
     assert results.filter(source="real_source_control").select("metric", "value").rows() == [("roc_auc", None)]
     one = index.with_columns(real_source=pl.when(pl.col("label") == "real").then(pl.lit("web")))
     assert kfold_results(one, folds, some, CONFIG).filter(source="real_source_control").is_empty()
     assert "groups by source: web (40)" in real_sources.floor_sentence(one, folds, CONFIG)
-    shuffled = RunConfig(shuffle_labels=True)
-    assert "shuffled on purpose" in real_sources.floor_sentence(index, folds, shuffled)
+    assert "shuffled on purpose" in real_sources.floor_sentence(index, folds, RunConfig(shuffle_labels=True))
 
 
 def test_sources_are_split_by_the_folds_groups_and_not_at_all_where_a_part_lacks_one(tables) -> None:
@@ -130,25 +129,24 @@ def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_no
     is_fake = (folds["label"] == "fake").to_numpy()
     web = np.arange(folds.height) // 8 % 2 == 0  # each half of the reals, in every fold
     sources = [None if fake else "web" if here else "studio" for fake, here in zip(is_fake, web, strict=True)]
-    index, config = tables.index(folds, real_source=sources), RunConfig(bootstrap_replicates=200)
-    noise = np.random.default_rng(5).uniform(0, 0.5, folds.height)
-    recognises = real_sources.real_source_floor(index, tables.predictions(folds, noise + 0.45 * web), config)
-    expected = weights = 0.0
-    for number in range(4):
-        part = ~is_fake & (folds["fold"] == number).to_numpy()
-        pairs = (web & part).sum() * (~web & part).sum()
-        expected += pairs * roc_auc(web[part].astype(int), (noise + 0.45 * web)[part])
-        weights += pairs
-    assert recognises.value == pytest.approx(expected / weights, abs=1e-12)
+    index, noise = tables.index(folds, real_source=sources), np.random.default_rng(5).uniform(0, 0.5, folds.height)
+
+    def floor_of(scores, index=index):
+        return real_sources.real_source_floor(index, tables.predictions(folds, scores), CONFIG)
+
+    recognises, reverse = floor_of(noise + 0.45 * web), floor_of(0.96 - noise - 0.45 * web)
+    parts = [~is_fake & (folds["fold"] == number).to_numpy() for number in range(4)]
+    aucs = [roc_auc(web[part].astype(int), (noise + 0.45 * web)[part]) for part in parts]
+    pairs = [(web & part).sum() * (~web & part).sum() for part in parts]
+    assert recognises.value == pytest.approx(np.average(aucs, weights=pairs), abs=1e-12)
     assert recognises.low > 0.7
-    reverse = real_sources.real_source_floor(index, tables.predictions(folds, 0.96 - noise - 0.45 * web), config)
-    ends = [(each.value, each.low, each.high) for each in (reverse, recognises)]
-    assert ends[0] == pytest.approx(ends[1])
-    blind = real_sources.real_source_floor(index, tables.predictions(folds, 0.1 + 0.5 * is_fake + noise / 4), config)
+    assert reverse.row() == pytest.approx(recognises.row())
+    blind = floor_of(0.1 + 0.5 * is_fake + noise / 4)
     assert blind.low < 0.5 <= blind.value < 0.75
     few = [f"studio {number}" if source == "studio" else source for number, source in enumerate(sources)]
-    for other in (tables.index(folds), tables.index(folds, real_source=few)):
-        assert real_sources.real_source_floor(other, tables.predictions(folds, 0.1 + noise), config) is None
+    assert [floor_of(0.1 + noise, other) for other in (tables.index(folds), tables.index(folds, real_source=few))] == [
+        None
+    ] * 2
 
 
 def test_folds_that_lean_different_ways_do_not_cancel_and_chance_is_no_lean(tables) -> None:

@@ -20,20 +20,14 @@ from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import AUGMENTED, PREDICTIONS, read_table
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
-from fvc_lib.tasks.video_text.task import _clips_of as made_clips
-from fvc_lib.tasks.video_text.training import STAGE as TEXT_STAGE, train_video_text
-from fvc_lib.video.clips.clip_file import clip_file_bytes
 from fvc_lib.video.clips.shards import write_shards
-from fvc_lib.video.clips.store import ClipStore
 from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.kits.engine_kit import Observer
 from tests.kits.rank_kit import rank_processes
-from tests.tasks.test_video_text_training import tiny_config, written_corpus
 
 ROOT = Path(__file__).parents[2]
 ROUNDED = ["score", "control_score", "logit", "temperature", "threshold"]
@@ -137,38 +131,19 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
 
 
 SEES = """
-import hashlib, os, signal
-import psutil
+import hashlib, os
 from fvc_lib.detectors.own.frame_cnn import FrameCnn
 
 
 class Net(FrameCnn):
-    \"\"\"Writes down which clips its process trains on, and at one of them does what the environment says.\"\"\"
-
-    passes = 0
+    \"\"\"Writes down which clips its process trains on.\"\"\"
 
     def forward(self, frames):
         if self.training:
-            Net.passes += 1
-            rank = os.environ.get("RANK", "0")
-            with open(os.environ["SEEN"] + rank, "a") as seen:
+            with open(os.environ["SEEN"] + os.environ.get("RANK", "0"), "a") as seen:
                 seen.writelines(hashlib.sha256(clip.numpy().tobytes()).hexdigest() + "\\n" for clip in frames)
-            what, its_rank, at = os.environ.get("DISTURB", "nothing 0 0").split()
-            if (its_rank, int(at)) == (rank, Net.passes):
-                if what == "loader":
-                    psutil.Process().children()[0].kill()
-                else:
-                    os.kill(os.getpid(), getattr(signal, what))
         return super().forward(frames)
 """
-
-
-def streamed(tiny, folder, **changes):
-    """The training of that network on a stream of some shards of a few clips each, which are there."""
-    (folder / "sees.py").write_text(SEES)
-    tiny = tiny.with_config(clip_source="stream", model=f"{folder / 'sees.py'}:Net", early_stopping_epochs=0, **changes)
-    write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
-    return tiny
 
 
 @pytest.mark.long
@@ -176,7 +151,12 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
     two_ranks, tmp_path, monkeypatch
 ):
     """The network itself says what it sees. The same bits with and without loaders; those of one process, rounded."""
-    tiny = streamed(two_ranks, tmp_path, epochs=3, shuffled_label_control=False)
+    (tmp_path / "sees.py").write_text(SEES)
+    tiny = two_ranks.with_config(
+        clip_source="stream", model=f"{tmp_path / 'sees.py'}:Net", early_stopping_epochs=0, epochs=3,
+        shuffled_label_control=False,
+    )  # fmt: skip
+    write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
     weights, tables = {}, {}
     for size, workers in ((2, 2), (2, 0), (1, 2)):
         paths = elsewhere(tiny, tmp_path / f"{size}_{workers}" / "run_1")
@@ -203,96 +183,6 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
     compared = [name for name in ROUNDED if not name.startswith("control")]
     for name in compared:
         assert (tables[2, 2][name] - tables[1, 2][name]).abs().max() < 1e-5
-
-
-@pytest.mark.long
-@pytest.mark.fault(3)
-def test_a_stream_over_two_ranks_with_loaders_that_are_killed_ends_as_if_they_had_not_been(
-    two_ranks, tmp_path, monkeypatch
-):
-    """A rank is killed in its second epoch, then one is asked to stop, then a loader dies, which ends nothing."""
-    tiny = streamed(two_ranks, tmp_path, checkpoint_minutes=0, num_workers=2)
-    monkeypatch.setenv("SEEN", str(tmp_path / "seen_"))
-    disturbed = elsewhere(tiny, tmp_path / "disturbed" / "run_1")
-
-    def train(paths, attempt, disturbance):
-        monkeypatch.setenv("DISTURB", disturbance)
-        observer = Observer()
-        with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
-            train_fold(paths, tiny.config, 0, metric_log=log, attempt=attempt, memory=observer)
-        return [kind for kind, _ in observer.events]
-
-    assert "loader_restarted" not in train(tiny.paths, 1, "nothing 0 0")
-    with pytest.raises(RankLostError, match="rank 1 was ended by Killed"):
-        train(disturbed, 1, "SIGKILL 1 8")
-    with pytest.raises(StoppedError, match="stopped as asked"):
-        train(disturbed, 2, "SIGUSR1 0 1")
-    assert "loader_restarted" in train(disturbed, 3, "loader 1 1")
-    assert result_of(disturbed) == result_of(tiny.paths)
-
-
-COLOURS = """
-import torch
-
-
-class Colours(torch.nn.Module):
-    num_features = 8
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3 * 16 * 16, 8)
-
-    def forward(self, frames):
-        return self.layer(frames.flatten(2).float() / 255)
-"""
-
-
-def results_of_pairs(paths):
-    """The weights and what they give of the test part."""
-    best = paths.stage_training(TEXT_STAGE) / BEST
-    return [each.read_bytes() for each in (best, paths.retrieval_ranks, paths.captions)]
-
-
-@pytest.mark.long
-@pytest.mark.fault(3)
-def test_each_pair_of_a_stream_comes_once_an_epoch_over_two_ranks_and_a_killed_rank_costs_nothing(
-    tmp_path, monkeypatch
-):
-    """To the bit; the steps of two ranks have together the pairs of one process's steps."""
-    (tmp_path / "sees.py").write_text(COLOURS + SEES.replace("Net(FrameCnn)", "Net(Colours)"))
-    config = tiny_config(
-        tmp_path, model=f"{tmp_path / 'sees.py'}:Net", clip_source="stream", num_ranks=2,
-        num_workers=1, checkpoint_minutes=0, early_stopping_epochs=0,
-    )  # fmt: skip
-    whole, disturbed, single = (RunPaths(tmp_path / name / "run_1") for name in ("whole", "disturbed", "single"))
-    for paths in (whole, disturbed, single):
-        pairs = written_corpus(paths, config)
-    store = ClipStore.of(config)
-    shards = write_shards(store, made_clips(store, pairs, ()), shard_bytes=3 * clip_file_bytes(store.shape))
-    assert len(list(shards.glob("clips-*.tar"))) > 4
-
-    def train(paths, name, disturbance="nothing 0 0", **changes):
-        monkeypatch.setenv("SEEN", str(tmp_path / f"seen_{name}_"))
-        monkeypatch.setenv("DISTURB", disturbance)
-        train_video_text(paths, config.model_copy(update=changes), metric_log=NoMetrics())
-        return [path.read_text().split() for path in sorted(tmp_path.glob(f"seen_{name}_*"))]
-
-    def in_epochs(ranks):
-        halves = [[its[: len(its) // 2] for its in ranks], [its[len(its) // 2 :] for its in ranks]]
-        return [[clip for its in half for clip in its] for half in halves]
-
-    seen = train(whole, "whole")
-    assert [len(its) for its in seen] == [24, 24]  # half of 24 pairs, twice
-    for came in in_epochs(seen):
-        assert len(came) == len(set(came)) == 24
-    with pytest.raises(RankLostError, match="rank 1 was ended by Killed"):
-        train(disturbed, "killed", "SIGKILL 1 5")  # of three steps an epoch
-    train(disturbed, "again")
-    assert results_of_pairs(disturbed) == results_of_pairs(whole)
-    (alone,) = train(single, "single", num_ranks=1, num_workers=0)
-    steps = [set(alone[start : start + 8]) for start in range(0, 48, 8)]
-    shares = [[set(its[start : start + 4]) for start in range(0, 24, 4)] for its in seen]
-    assert [first | second for first, second in zip(*shares, strict=True)] == steps
 
 
 @pytest.mark.long
@@ -332,7 +222,6 @@ from pathlib import Path
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.run_paths import RunPaths
 paths, config = RunPaths(Path(sys.argv[1])), RunConfig.model_validate_json(sys.argv[2])
 train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda *_: print("step", flush=True))
 """

@@ -1,7 +1,5 @@
 """What may be added to the training of task video: what it does, and that it keeps the engine's promises."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import nn
@@ -16,7 +14,7 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask, engine_settings
-from tests.kits.engine_kit import StepsEnd, draining, latest_weights, same_end, stop_after
+from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
 from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
 from tests.kits.task_kit import DrawnClips, Some
 
@@ -59,19 +57,14 @@ def test_two_ranks_find_with_all_of_it_what_one_process_finds(tasks, tmp_path):
     assert same_weights(found[2], training.found(1))
 
 
-def test_at_their_defaults_the_loss_is_torch_s_to_the_bit():
+def test_the_loss_is_torch_s_to_the_bit_and_smoothing_moves_half_of_its_share_to_the_other_class():
     weights = torch.tensor([0.7, 0.7, 1.6, 1.6])
     wanted = F.binary_cross_entropy_with_logits(LOGITS, LABELS, weights, reduction="sum")
     found = loss_of()
     assert found.total.equal(wanted)
     assert found.weight.equal(weights.sum())
-
-
-def test_label_smoothing_moves_half_of_its_share_to_the_other_class():
-    weights = torch.tensor([0.7, 0.7, 1.6, 1.6])
-    moved = 0.8 * LABELS + 0.1
-    wanted = F.binary_cross_entropy_with_logits(LOGITS, moved, weights, reduction="sum")
-    torch.testing.assert_close(loss_of(label_smoothing=0.2).total, wanted)
+    smoothed = F.binary_cross_entropy_with_logits(LOGITS, 0.8 * LABELS + 0.1, weights, reduction="sum")
+    torch.testing.assert_close(loss_of(label_smoothing=0.2).total, smoothed)
 
 
 def stepper_of(model, shares=None, **more):
@@ -106,14 +99,6 @@ def test_layer_decay_takes_a_share_of_the_rate_at_each_stage_below_the_head():
     assert VideoTask(None, None, config=asked(), weights=(1.0, 1.0)).rate_shares(model) == {}
 
 
-def test_a_parameter_s_first_step_is_as_long_as_its_share():
-    model = layers()
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    some_steps(model, stepper_of(model, dict.fromkeys(model[0].parameters(), 0.25)), 1)
-    moved = [(p - old).abs().max().item() for p, old in zip(model.parameters(), before, strict=True)]
-    assert moved == pytest.approx([0.025, 0.025, 0.1, 0.1], rel=0.02)  # Adam's first step is the rate, but for decay
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_checkpoint_goes_on_with_other_shares_of_the_rate(shared):
     """Moments stay with their parameters, whichever groups there were and are."""
@@ -132,15 +117,6 @@ def test_a_checkpoint_goes_on_with_other_shares_of_the_rate(shared):
     assert rates == ([0.1] if shared else [0.025, 0.1])
 
 
-def test_without_shares_a_checkpoint_s_optimizer_is_torch_s_own():
-    model = layers()
-    stepper = stepper_of(model, None)
-    some_steps(model, stepper, 2)
-    found, own = stepper.state_dict()["optimizer"], stepper._optimizer.state_dict()
-    assert repr(found["param_groups"]) == repr(own["param_groups"])
-    assert repr(found["state"]) == repr(own["state"])
-
-
 @pytest.mark.parametrize("tune", ["all", "norms", "last:2"])
 def test_stages_are_freed_from_the_top_and_no_more_than_is_to_be_trained(tune):
     config = asked(tune=tune, freeze_backbone_epochs=1, unfreeze_stage_epochs=2)
@@ -157,21 +133,6 @@ def test_stages_are_freed_from_the_top_and_no_more_than_is_to_be_trained(tune):
         assert set(model.head.parameters()) <= trained <= wanted
 
 
-@RECIPE
-def test_what_is_frozen_for_an_epoch_does_not_move_in_it(make_engine):
-    kept = []
-
-    def keep(model, batch):
-        if model.training and engine.state.batches_done == 0 and len(kept) == engine.state.epochs_done:
-            kept.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-
-    engine = make_engine(before=keep, epochs=3)
-    engine.fit()
-    moved = [{name.split(".")[0] for name in one if not one[name].equal(two[name])} for one, two in pairwise(kept)]
-    assert moved[0] == {"head"}
-    assert moved[1] == {"first", "second", "head"}
-
-
 OF_THE_ENGINE = {
     "epochs": 7, "effective_batch_size": 12, "learning_rate": 0.5, "weight_decay": 0.25, "warmup_share": 0.75,
     "early_stopping_epochs": 9, "num_workers": 2, "gradient_checkpointing": True, "ema_decay": 0.125,
@@ -182,9 +143,6 @@ def test_the_engine_is_told_what_the_configuration_says():
     plain, other = (engine_settings(resolve_config(values, environ={}), 0) for values in ({}, OF_THE_ENGINE))
     for name, value in OF_THE_ENGINE.items():
         assert getattr(plain, name) != value == getattr(other, name), name
-
-
-def test_class_balance_batch_is_the_engine_s_and_leaves_the_loss_and_other_choices_alone():
     for choice in ("loss", "sampler", "batch", "none"):
         settings = engine_settings(resolve_config({"class_balance": choice}, environ={}), 0)
         assert (settings.balance_classes, settings.balance_batches) == (choice == "sampler", choice == "batch")
@@ -233,37 +191,6 @@ def test_the_average_of_the_weights_is_the_sum_that_its_definition_says():
         assert not all(map(torch.equal, weights_of(model), now))
     assert all(map(torch.equal, weights_of(model), now))
     assert list(stepper.state_dict()["average"]["weights"]) == ["0.weight", "1.weight", "1.bias"]
-
-
-def test_a_step_that_is_not_taken_moves_no_average():
-    model = layers()
-    stepper = stepper_of(model, ema_decay=0.5)
-    some_steps(model, stepper, 2)
-    before = {name: tensor.clone() for name, tensor in stepper.state_dict()["average"]["weights"].items()}
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)
-    stepper.take(BatchGradients(LossMean(1.0, 1.0), 1, 1), 0.1)
-    average = stepper.state_dict()["average"]
-    assert average["steps"] == 2
-    assert all(tensor.equal(before[name]) for name, tensor in average["weights"].items())
-
-
-def test_the_best_epoch_is_that_of_the_averaged_weights(make_engine, tmp_path):
-    """Validation and the best model see the average; what is trained on are the weights themselves."""
-    state = make_engine(ema_decay=0.9).fit()
-    plain = make_engine("plain").fit()
-    assert latest_weights(tmp_path, "fold").keys() == state.best_model.keys()
-    assert [record.train_loss for record in state.history] == [record.train_loss for record in plain.history]
-    assert state.history != plain.history
-    assert all(t.equal(latest_weights(tmp_path, "plain")[n]) for n, t in latest_weights(tmp_path, "fold").items())
-
-
-def test_memory_that_ends_in_a_step_leaves_the_average(make_engine, monkeypatch):
-    whole = make_engine("whole", ema_decay=0.9).fit()
-    with monkeypatch.context() as patch:
-        StepsEnd(patch, {5})
-        state = make_engine("lost", ema_decay=0.9).fit()
-    assert same_end(state, whole)
 
 
 def mixed_clips(**settings):

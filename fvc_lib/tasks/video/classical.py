@@ -116,37 +116,14 @@ class EmbeddedClips:
 Source = FeatureTable | EmbeddedClips
 
 
-@dataclass(frozen=True)
-class FeatureLook:
-    """The features and candidates of a training, before it; the counterpart of a network's ``FirstStep``."""
-
-    text: str
-    families: pl.DataFrame
-    candidates: pl.DataFrame
-    setup: tuple[str, ...] = ("a model on features: no steps, micro-batches or accelerator, so no memory is planned",)
-    batch: None = None
-
-    def sentence(self) -> str:
-        """Return the model, its features and the number of rows that it is fitted to."""
-        return self.text
-
-    def network_table(self) -> pl.DataFrame:
-        """Return ``family features missing_share`` of the training part."""
-        return self.families
-
-    def tensor_table(self) -> pl.DataFrame:
-        """Return ``settings``, one row per candidate."""
-        return self.candidates
-
-
-def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> FeatureLook:
-    """Describe a training before anything is fitted."""
+def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tuple[str, list[pl.DataFrame]]:
+    """Describe a training before anything is fitted: a line, and tables of families and of candidate settings."""
     missing = np.isnan(source.of(clips.train)).mean(0)
     columns = pl.DataFrame({"family": source.families, "missing": missing})
     families = columns.group_by("family", maintain_order=True).agg(features=pl.len(), missing_share=pl.mean("missing"))
-    settings = [settings_text(each) for each in model_of(config).candidates]
+    settings = pl.DataFrame({"settings": [settings_text(each) for each in model_of(config).candidates]})
     text = f"{config.model} on {len(clips.train)} rows. {trained_class(config, source).sentences()}"
-    return FeatureLook(text, families, pl.DataFrame({"settings": settings}))
+    return text, [families, settings]
 
 
 def model_of(config: RunConfig) -> ClassicalModel:

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import polars as pl
@@ -23,7 +23,7 @@ from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, rows_of_cl
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.real_sources import of_two_sources
 from fvc_lib.tasks.video.selection import RecordedSelection
-from fvc_lib.video.clips.clip_file import Pixels, Shape
+from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, note_use
 
@@ -45,26 +45,8 @@ class ClipRow:
         return f"{self.video_id}#{self.augmentation_index}"
 
 
-class ClipSource(Protocol):
-    """A source of clips: a ``ClipStore`` or ``ClipShards``."""
-
-    @property
-    def settings_hash(self) -> str:
-        """Hash of all settings that a clip depends on."""
-        ...
-
-    def has(self, video_id: str, augmentation_index: int, /) -> bool:
-        """Return whether the clip exists; copy 0 is the original."""
-        ...
-
-    @property
-    def shape(self) -> Shape:
-        """Shape (N T, 3, S, S) of a video's N clips, concatenated."""
-        ...
-
-    def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0, /) -> None:
-        """Fill ``frames``, uint8 (t, 3, S, S), from frame ``first`` on."""
-        ...
+# Clips by video id and copy: ``has``, ``load``, ``shape`` (N T, 3, S, S) of a video's N clips, and ``settings_hash``.
+ClipSource = ClipStore | ClipShards | FeatureSource
 
 
 def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_each: int = 1) -> Stream | None:

@@ -7,12 +7,12 @@ decodes and judges for itself, and their log odds are combined by fold.
 """
 
 import logging
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -56,7 +56,6 @@ from fvc_lib.video.reencode import recipe_named
 _logger = logging.getLogger(__name__)
 
 _VERSION = 5  # changes with the content of findings: a journal's of another version are not reused
-_NAMED = 5
 _KNOWN, _FEATURES = "known_videos.parquet", "features.safetensors"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -145,48 +144,36 @@ class VideoDetector(Predictor):
         cls, paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
     ) -> Self:
         """See ``Predictor``; ``DataError`` where a member of an ensemble is missing or was trained again."""
-        if is_ensemble(paths.root):
-            if final:
-                raise UsageError("--final: an ensemble has no network of all groups. Leave it out.")
-            record = read_ensemble(paths.root)
-            members = [cls.of_run(run, held=held) for run in members_of(paths.root, record)]
-            for member, stated in zip(members, record.members, strict=True):
-                if not member.has_weights(stated.weights):
-                    raise DataError(
-                        f"{member.name} was trained again since it became a member of {record.name}: its weights are "
-                        "others. Make the ensemble again."
-                    )
-            rates = [rule.base_rate for rule in record.folds]
-            known = KnownVideos.of(paths, range(len(record.folds)), rates)
-            return cls._of_members(record, members, known, standing)
-        networks = networks_of_run(paths, held=held, final=final)
-        folds = [fold for fold in sorted(networks.folds) if fold != FINAL]
-        rates = [networks.folds[fold].base_rate for fold in folds]
-        temperature = networks.folds[FINAL].temperature if final else 0.0
-        known = KnownVideos.of(paths, folds, rates, networks.base_rates, final_temperature=temperature)
-        ranges, cautions = training_ranges(index_of_files(paths)), decoding_cautions(paths, networks)
-        return cls(networks, known, ranges, standing, cautions, lambda tell: distance_of(networks, known, tell))
+        if not is_ensemble(paths.root):
+            networks = networks_of_run(paths, held=held, final=final)
+            folds = [fold for fold in sorted(networks.folds) if fold != FINAL]
+            rates = [networks.folds[fold].base_rate for fold in folds]
+            temperature = networks.folds[FINAL].temperature if final else 0.0
+            known = KnownVideos.of(paths, folds, rates, networks.base_rates, final_temperature=temperature)
+            ranges, cautions = training_ranges(index_of_files(paths)), decoding_cautions(paths, networks)
+            return cls(networks, known, ranges, standing, cautions, lambda tell: distance_of(networks, known, tell))
+        if final:
+            raise UsageError("--final: an ensemble has no network of all groups. Leave it out.")
+        record = read_ensemble(paths.root)
+        members = [cls.of_run(run, held=held) for run in members_of(paths.root, record)]
+        rates = [rule.base_rate for rule in record.folds]
+        return cls._of_members(record, members, KnownVideos.of(paths, range(len(rates)), rates), standing)
 
     @classmethod
     def of_bundle(cls, bundle: Bundle, *, held: int | None = 1) -> Self:
         """See ``Predictor``."""
         folder, section = bundle.folder, bundle.section(Section)
         rows, record = bundle.table(_KNOWN, KNOWN_VIDEOS), section.ensemble
-        num_folds = len(record.folds if record else section.folds)
-        if not set(rows["fold"].drop_nulls()) <= set(range(num_folds)):
-            raise refused(folder, f"{_KNOWN} names a fold of which there is no network")
         if rows.drop_nulls("score")["label"].n_unique() < 2:
             raise refused(folder, f"{_KNOWN} has no scores of both reals and fakes")
+        if not set(rows["fold"].drop_nulls()) <= set(range(len(record.folds if record else section.folds))):
+            raise refused(folder, f"{_KNOWN} names a fold of which there is no network")
         rows = rows.with_columns(video_id=pl.col("content_sha256").str.head(16))
         if record is not None:
-            members = []
-            for number, stated in enumerate(record.members):
-                opened = Bundle.open(folder / MEMBERS / str(number), allow_code=bundle.allow_code)
-                member = cls.of_bundle(opened, held=held)
-                if not member.has_weights(stated.weights) or len(member.networks.folds) != num_folds:
-                    raise refused(folder, f"the weights of {stated.run_id} are not those of the ensemble")
-                members.append(member)
+            places = [folder / MEMBERS / str(number) for number in range(len(record.members))]
+            opened = [Bundle.open(place, allow_code=bundle.allow_code) for place in places]
             known = KnownVideos(rows, [rule.base_rate for rule in record.folds])
+            members = [cls.of_bundle(each, held=held) for each in opened]
             return cls._of_members(record, members, known, bundle.record.standing)
         if section.ranges is None or not section.folds:
             raise refused(folder, "its section has no folds or no ranges")
@@ -204,41 +191,43 @@ class VideoDetector(Predictor):
     def _of_members(
         cls, record: EnsembleRecord, members: Sequence["VideoDetector"], known: KnownVideos, standing: Standing
     ) -> Self:
-        lead, cautions = members[record.lead], [told for member in members for told in member.cautions]
-        told = f"Evidence beside a score is of {lead.name} alone, the member with the largest weight."
+        """Return the detector of an ensemble; ``DataError`` where a member has other weights than the record says."""
+        for member, stated in zip(members, record.members, strict=True):
+            folds = member.networks.folds
+            if [folds[fold].weights for fold in sorted(folds)] != stated.weights:
+                raise DataError(
+                    f"{member.name}: its weights are not those of {record.name}; it was trained again since it became "
+                    "a member, or is another one. Make the ensemble again."
+                )
+        lead = members[record.lead]
+        cautions = dict.fromkeys(caution for member in members for caution in member.cautions)
+        evidence = f"Evidence next to a score is of {lead.name} alone, the member with the largest weight."
         return cls(
-            lead.networks, known, members[0].ranges, standing, (*dict.fromkeys(cautions), told), lead.distance_now,
+            lead.networks, known, members[0].ranges, standing, (*cautions, evidence), lead.distance_now,
             ensemble=record, members=members,
         )  # fmt: skip
-
-    def has_weights(self, weights: Sequence[str]) -> bool:
-        """Return whether the folds' networks have these digests."""
-        return [self.networks.folds[fold].weights for fold in sorted(self.networks.folds)] == list(weights)
-
-    # --- Bundles
 
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
         write_table(self.known.anonymous(), KNOWN_VIDEOS, folder / _KNOWN)
-        if self.ensemble is not None:
-            stated = []
-            for number, member in enumerate(self.members):
-                place = folder / MEMBERS / str(number)
-                place.parent.mkdir(exist_ok=True)
-                write_bundle(member, place, f"# {member.name}\n\nA member of {self.name}: see README.md there.\n")
-                stated.append(self.ensemble.members[number].model_copy(update={"path": f"{MEMBERS}/{number}"}))
-            firsts = [self.ensemble.detector_of_member.index(place) for place in range(len(self.ensemble.detectors))]
-            names = [self.ensemble.members[first].model for first in firsts]  # without places of this machine
-            record = self.ensemble.model_copy(update={"members": stated, "detectors": names, "files": {}})
-            return {"ensemble": record.model_dump(mode="json")}
-        if self.distance is not None:
-            safetensors.numpy.save_file(self.distance.arrays(), folder / _FEATURES)
-        section: dict[str, Any] = {"ranges": self.ranges.model_dump(mode="json")}
-        tested = {fold: network for fold, network in sorted(self.networks.folds.items()) if fold != FINAL}
-        section["folds"] = [_fold_record(network) for network in tested.values()]
-        if FINAL in self.networks.folds:
-            section["final"] = _fold_record(self.networks.folds[FINAL])
-        return section
+        if self.ensemble is None:
+            if self.distance is not None:
+                safetensors.numpy.save_file(self.distance.arrays(), folder / _FEATURES)
+            records = {
+                fold: FoldRecord.model_validate(network, from_attributes=True)
+                for fold, network in sorted(self.networks.folds.items())
+            }
+            final = records.pop(FINAL, None)
+            return Section(folds=list(records.values()), final=final, ranges=self.ranges).model_dump(mode="json")
+        members = []
+        for number, (member, stated) in enumerate(zip(self.members, self.ensemble.members, strict=True)):
+            place = folder / MEMBERS / str(number)
+            place.parent.mkdir(exist_ok=True)
+            write_bundle(member, place, f"# {member.name}\n\nA member of {self.name}: see README.md there.\n")
+            members.append(stated.model_copy(update={"path": f"{MEMBERS}/{number}"}))
+        names = {member.detector: member.model for member in reversed(members)}  # without places of this machine
+        changed = {"members": members, "detectors": [names[place] for place in sorted(names)], "files": {}}
+        return Section(ensemble=self.ensemble.model_copy(update=changed)).model_dump(mode="json")
 
     def check(self) -> None:
         """See ``Predictor``."""
@@ -253,35 +242,32 @@ class VideoDetector(Predictor):
         """See ``Predictor``."""
         return self.networks.store.decode_hash
 
-    # --- Identity
-
     @cached_property
     def model_id(self) -> str:
         """The run or ensemble, and a digest of its weights and of how members are combined."""
-        folds, record = self.networks.folds, self.ensemble
+        record, folds = self.ensemble, self.networks.folds
+        decides: Any = {str(fold): folds[fold].weights for fold in self.networks.judges}
         if record is not None:
             rules = [record.method, record.detector_of_member, [rule.model_dump() for rule in record.folds]]
-            return f"{self.name}@{sha256_of_json([rules, [each.weights for each in record.members]])[:12]}"
-        return f"{self.name}@{sha256_of_json({str(f): folds[f].weights for f in self.networks.judges})[:12]}"
+            decides = [rules, [member.weights for member in record.members]]
+        return f"{self.name}@{sha256_of_json(decides)[:12]}"
 
     @cached_property
     def identity(self) -> str:
         """See ``Predictor``."""
-        networks = self.networks
-        members = [
-            [[each.prior_logit, each.temperature] for each in map(of.folds.__getitem__, of.judges)]
-            + [[of.store.decode_hash, of.config.clips_per_video]]
+        networks = [
+            [of.store.decode_hash, of.config.clips_per_video]
+            + [[of.folds[fold].prior_logit, of.folds[fold].temperature] for fold in of.judges]
             for of in self._all_networks()
         ]
         known = sorted(map(str, self.known.rows.select("label", "content_sha256", "perceptual_hash").rows()))
-        more: list[Any] = [members, networks.config.near_duplicate_bits, known, _VERSION]
-        more += [self.ranges.model_dump_json(), self.distance.digest if self.distance else ""]
-        return f"{self.model_id}:{sha256_of_json(more)[:16]}"
+        decides = [_VERSION, networks, self.config.near_duplicate_bits, known, self.ranges.model_dump_json()]
+        return f"{self.model_id}:{sha256_of_json([*decides, self.distance and self.distance.digest])[:16]}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Cautions on changed code of the networks that have been loaded so far."""
-        return tuple(told for networks in self._all_networks() for told in networks.remarks)
+        return tuple(remark for networks in self._all_networks() for remark in networks.remarks)
 
     @property
     def is_above_control(self) -> bool:
@@ -299,14 +285,13 @@ class VideoDetector(Predictor):
             self.distance = self._distance(tell)
         return self.distance
 
-    # --- Findings
+    # Findings
 
     @cached_property
     def place_of(self) -> dict[str, int]:
         """The row of ``known`` of each content; of one that several corpora have, the row with the score."""
-        contents, scores = self.known.rows["content_sha256"], self.known.rows["score"]
-        places = sorted(range(len(contents)), key=lambda place: scores[place] is not None)
-        return {contents[place]: place for place in places}
+        rows = self.known.rows.with_row_index("place").sort(pl.col("score").is_not_null(), maintain_order=True)
+        return dict(rows.select("content_sha256", "place").iter_rows())
 
     @cached_property
     def _footage(self) -> KnownFootage:
@@ -320,22 +305,9 @@ class VideoDetector(Predictor):
         ``picture`` gets the clips of a scored file, uint8 (N, T, 3, S, S). ``file_seconds`` limits the time of a file;
         0: a minute, and a second for each megabyte.
         """
-        new = list[Finding]()
-        with closing(self._looked(files, workers, picture, file_seconds)) as answers:
-            for each in answers:
-                if self.members and each.logits and not each.is_known:
-                    new.append(each)
-                else:
-                    yield each
-        if new and self.ensemble:
-            yield from self._by_members(self.ensemble, new, workers)
-
-    def _looked(self, files: Sequence[Path], workers: int, picture: Picture, file_seconds: float) -> Generator[Finding]:
-        """Yield the findings of ``files`` by ``networks``."""
-        networks = self.networks
+        new, networks, waiting = list[Finding](), self.networks, dict[int, ProbeResult]()
         with scratch_folder(networks.config) as folder:
             clips = [folder / f"{number}.npy" for number in range(len(files))]
-            waiting: dict[int, ProbeResult] = {}
             looked = looked_at(networks.store, files, clips, workers=workers, file_seconds=file_seconds)
             with closing(looked) as answers:
                 for place, probed, failure in answers:
@@ -345,9 +317,13 @@ class VideoDetector(Predictor):
                         continue
                     waiting[place] = probed
                     if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
-                        yield from self._scored(files, clips, waiting, picture)
+                        new += self._scored(files, clips, waiting, picture)
                         waiting = {}
-            yield from self._scored(files, clips, waiting, picture)
+                        if self.ensemble is None:
+                            yield from new
+                            new = []
+            new += self._scored(files, clips, waiting, picture)
+        yield from self._by_members(self.ensemble, new, workers) if self.ensemble and new else new
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
         """Return the finding of a file that no network judges, else None; ``failure``: why it has no clip."""
@@ -356,89 +332,82 @@ class VideoDetector(Predictor):
             return Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
         if content in self.place_of:
             video = self.known.rows.row(self.place_of[content], named=True)
-            if video["score"] is None:
-                told = f"{known_sentence(video)}, of which no score is stored: no prediction."
-                return Finding(path, content, is_known=True, no_prediction=(told,))
-            return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
-        if copied := self._footage.copied(probed.perceptual_hash):
-            return Finding(path, content, no_prediction=self._copied(copied))
+            if video["score"] is not None:
+                return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
+            reason = f"{known_sentence(video)}, of which no score is stored: no prediction."
+            return Finding(path, content, is_known=True, no_prediction=(reason,))
+        if places := self._footage.copied(probed.perceptual_hash):
+            videos = self.known.rows[places]
+            named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
+            reasons = [f"A near-duplicate of a video of the run: {'; '.join(named[:5])}. No prediction."]
+            if videos["label"].n_unique() > 1:
+                reasons.append("Reals and fakes of the run show this footage: labels do not tell which this is.")
+            return Finding(path, content, no_prediction=tuple(reasons))
         return Finding(path, content, failure=failure) if failure else None
 
     def _scored(
         self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], picture: Picture
     ) -> Iterator[Finding]:
         """Yield the findings of the ``waiting`` files, by their places."""
-        folds, reasons = self.networks.judges, dict[int, tuple[str, ...]]()
+        folds, reasons, distance = self.networks.judges, dict[int, tuple[str, ...]](), self.distance
 
         def look(place: int, frames: Pixels) -> None:
-            probe = waiting[place].probe
-            assert probe is not None
-            num_frames = probe.num_frames
-            if recipe := self.networks.store.recipe:
-                num_frames = recipe_named(recipe).num_shown(num_frames, probe.duration_seconds)
-            reasons[place] = (*self._nothing_to_judge(frames, num_frames), *self.ranges.reasons(asdict(probe)))
+            reasons[place] = tuple(self._reasons(waiting[place], frames))
             picture(waiting[place].path, frames)
 
-        distance, todo = self.distance, {place: FileToScore(files[place], folds) for place in waiting}
+        todo = {place: FileToScore(files[place], folds) for place in waiting}
         for answer in score_clips(self.networks, todo, clips, seen=look, features=distance is not None):
-            each = waiting[answer.position]
+            path, content = waiting[answer.position].path, waiting[answer.position].content_sha256
             if answer.failure:
-                yield Finding(each.path, each.content_sha256, failure=answer.failure, lasts=answer.lasts)
+                yield Finding(path, content, failure=answer.failure, lasts=answer.lasts)
                 continue
             logits = tuple(answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
             unfamiliar = reasons[answer.position]
             if distance is not None:
                 (quantile,) = distance.quantiles({fold: of[None] for fold, of in answer.features.items()}).tolist()
                 unfamiliar += (distance.sentence(quantile),) if distance.is_unlike(quantile) else ()
-            yield Finding(each.path, each.content_sha256, logits=logits, unfamiliar=unfamiliar)
+            yield Finding(path, content, logits=logits, unfamiliar=unfamiliar)
+
+    def _reasons(self, probed: ProbeResult, clips: Pixels) -> Iterator[str]:
+        """Yield why clips uint8 (N, T, 3, S, S) show nothing to judge, and how the file is unlike the run's."""
+        assert probed.probe is not None
+        num_frames, num_seen = probed.probe.num_frames, clips.shape[1]
+        if recipe := self.networks.store.recipe:
+            num_frames = recipe_named(recipe).num_shown(num_frames, probed.probe.duration_seconds)
+        if num_frames < num_seen:
+            yield (
+                f"It has {num_frames} frame{'s' * (num_frames != 1)} and the networks look at {num_seen}, so some are "
+                "shown to them more than once."
+            )
+        if is_black(clips):
+            yield "All frames that the networks see are black: there is nothing to judge."
+        elif num_seen > 1 and is_frozen(clips) and self.networks.sees_order:
+            yield "A still: nothing moves in the frames that the networks see, and they look at motion."
+        yield from self.ranges.reasons(asdict(probed.probe))
 
     def _by_members(self, record: EnsembleRecord, new: list[Finding], workers: int) -> Iterator[Finding]:
         """Yield the findings ``new`` of the leading member with the log odds of all members combined by fold."""
         from fvc_lib.tasks.video.ensembles import of_ensemble  # loads scikit-learn
 
         folds = tuple(range(len(record.folds)))
-        odds = np.full((len(new), len(self.members), len(folds)), np.nan)
+        odds = np.full((len(folds), len(new), len(self.members)), np.nan)
         todo = [FileToScore(path_from_text(each.path), folds, content_sha256=each.sha256) for each in new]
         for number, networks in enumerate(self._all_networks()):
             if networks is self.networks:
-                odds[:, number] = np.array([each.logits for each in new])
+                odds[:, :, number] = np.array([each.logits for each in new]).T
                 continue
             with closing(score_files(networks, todo, workers=workers)) as scored:
                 for answer in scored:
                     place = answer.position
                     if answer.failure:
-                        path, content = new[place].path, new[place].sha256
-                        new[place] = Finding(path, content, failure=answer.failure, lasts=answer.lasts)
+                        new[place] = replace(new[place], failure=answer.failure, lasts=answer.lasts)
                     for fold, logit in answer.logits.items():
-                        odds[place, number, fold] = logit / networks.folds[fold].temperature
-        for place, each in enumerate(new):
-            rows = [odds[place, None, :, fold] for fold in folds]
-            combined = [
-                of_ensemble(row, record.detector_of_member, rule, record.method)
-                for row, rule in zip(rows, record.folds, strict=True)
-            ]
-            yield each if each.failure else replace(each, logits=tuple(float(logits[0]) for logits in combined))
-
-    def _nothing_to_judge(self, clips: Pixels, num_frames: int) -> Iterator[str]:
-        """Yield sentences on clips uint8 (N, T, 3, S, S) of a video of ``num_frames`` that show nothing to judge."""
-        if num_frames < clips.shape[1]:
-            yield (
-                f"It has {num_frames} frame{'s' * (num_frames != 1)} and the networks look at {clips.shape[1]}, so "
-                "some are shown to them more than once."
-            )
-        if is_black(clips):
-            yield "All frames that the networks see are black: there is nothing to judge."
-        elif clips.shape[1] > 1 and is_frozen(clips) and self.networks.sees_order:
-            yield "A still: nothing moves in the frames that the networks see, and they look at motion."
-
-    def _copied(self, places: Sequence[int]) -> tuple[str, ...]:
-        videos = self.known.rows[list(places)]
-        named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
-        more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
-        told = f"A near-duplicate of a video of the run: {'; '.join(named[:_NAMED])}{more}. No prediction."
-        if videos["label"].n_unique() == 1:
-            return (told,)
-        return (told, "Reals and fakes of the run show this footage, so their labels do not tell which this is.")
+                        odds[fold, place, number] = logit / networks.folds[fold].temperature
+        rules = zip(odds, record.folds, strict=True)
+        combined = [of_ensemble(rows, record.detector_of_member, rule, record.method) for rows, rule in rules]
+        for finding, logits in zip(new, np.transpose(combined).tolist(), strict=True):
+            failed = {"logits": (), "unfamiliar": ()}
+            yield replace(finding, **(failed if finding.failure else {"logits": tuple(logits)}))
 
     def row(self, path: Path, found: Finding) -> Prediction:
         """See ``Predictor``: ``score``, and ``low`` and ``high``, the lowest and highest network's.
@@ -450,8 +419,12 @@ class VideoDetector(Predictor):
         scores: list[float] = probabilities(np.array(found.logits), 1.0).tolist()
         if found.is_known:
             scores = [self.known.rows["score"][self.place_of[found.sha256]]]
-        values = {"score": mean_of(scores), "low": min(scores), "high": max(scores)}
+        values = {"score": fmean(scores), "low": min(scores), "high": max(scores)}
         return Prediction(path, values, "test" if found.is_known else "")
+
+
+def _stem(fold: int) -> str:
+    return "final" if fold == FINAL else f"fold_{fold}"
 
 
 def index_of_files(run: RunPaths) -> pl.DataFrame:
@@ -459,22 +432,9 @@ def index_of_files(run: RunPaths) -> pl.DataFrame:
     return read_table(run.original_index if run.original_index.is_file() else run.index, INDEX)
 
 
-def _stem(fold: int) -> str:
-    return "final" if fold == FINAL else f"fold_{fold}"
-
-
-def _fold_record(network: FoldNetwork) -> dict[str, Any]:
-    return {name: getattr(network, name) for name in FoldRecord.model_fields}
-
-
 def known_sentence(video: Mapping[str, Any]) -> str:
     """Return the beginning of a sentence on a row of ``KnownVideos.rows``."""
     return f"This is a video of the run, {video['video_id']}, labelled {video['label']}"
-
-
-def mean_of(scores: Sequence[float]) -> float:
-    """Return the mean, exactly rounded: the order of the scores does not matter."""
-    return math.fsum(scores) / len(scores)
 
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
@@ -484,6 +444,8 @@ def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
     if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:
         return ()
-    check = command_text("robustness", run.root, "--levels", "lossless")
-    told = "The code or library that decodes is not known to be that which decoded the run's videos, so scores may not"
-    return (f"{told} compare with theirs. Whether they still come out as stored: {check}",)
+    caution = (
+        "The code or library that decodes is not known to be that which decoded the run's videos, so scores may not "
+        f"compare with theirs. To check: {command_text('robustness', run.root, '--levels', 'lossless')}"
+    )
+    return (caution,)

@@ -11,7 +11,6 @@ are the same.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +36,6 @@ _TOLERANCE = 1e-4  # of a score computed again on the same device
 _TOLERANCE_ELSEWHERE = 0.02  # in mixed precision or on another device
 
 Scored = Mapping[str, Any]  # ``score`` and ``logit``, or ``failure``
-
-
-@dataclass(frozen=True)
-class UndisturbedCheck:
-    """The number of undisturbed videos, and the largest difference from a stored score."""
-
-    num_videos: int
-    largest_difference: float
-
-    def sentence(self) -> str:
-        """Return a sentence."""
-        scored = f"{self.num_videos} undisturbed videos got their stored scores"
-        return (
-            f"{scored}, to {self.largest_difference:.1e} at most." if self.largest_difference else f"{scored} exactly."
-        )
 
 
 def level_facts() -> pl.DataFrame:
@@ -89,7 +73,7 @@ def score_levels(
     workers: int = 0,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[pl.DataFrame, UndisturbedCheck]:
+) -> tuple[pl.DataFrame, float]:
     """Score every test video of the run as it is and at each of ``levels``; writes ``tables/robustness.parquet``.
 
     Args:
@@ -100,8 +84,8 @@ def score_levels(
         stop: called between videos; returns True to stop.
 
     Returns:
-        The table (ROBUSTNESS) of these levels and of those that an earlier call scored completely, and the differences
-        of the undisturbed scores from the stored ones.
+        The table (ROBUSTNESS) of these levels and of those that an earlier call scored completely, and the largest
+        difference of an undisturbed score from the stored one.
 
     Raises:
         UsageError: the run is of another task or not finished.
@@ -194,8 +178,8 @@ def _known(file: Path, identity: str) -> dict[str, Scored]:
 
 def _check_undisturbed(
     videos: pl.DataFrame, scored: Mapping[str, Scored], networks: Networks, paths: RunPaths
-) -> UndisturbedCheck:
-    """Compare the scores of undisturbed videos with the stored ones.
+) -> float:
+    """Return the largest difference of the undisturbed videos' scores from the stored ones.
 
     Raises:
         DataError: a video cannot be scored now, or gets another score.
@@ -218,4 +202,4 @@ def _check_undisturbed(
             "a disturbance is unknown. Decoding code or a library has changed: train again, "
             f"{command_text('--from', '03', '--resume', paths.root)}, or restore the versions in run.json."
         )
-    return UndisturbedCheck(videos.height, float(difference[worst]))
+    return float(difference[worst])

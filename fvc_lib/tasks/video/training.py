@@ -8,12 +8,15 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Unpack
 
+import polars as pl
+
 from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
 from fvc_lib.engine.device import clips_in_a_pass, resolve_device
-from fvc_lib.engine.first_step import FirstStep, first_step
+from fvc_lib.engine.first_step import first_step
 from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.ranks import Ranks
+from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.config import RunConfig
@@ -98,11 +101,16 @@ def train_fold(
     return train(stage, fold, paths, config, read, TrainingSummary, **options)
 
 
-def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | classical.FeatureLook:
-    """Return the inputs and outputs of one real step, or the features that a model sees; raises as ``train_fold``."""
+def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str], list[pl.DataFrame], Batch | None]:
+    """Return lines and two tables on a training before it, and a batch of clips; raises as ``train_fold``.
+
+    Of a network one real step is taken: its parts, inputs and outputs. Of a model on features: families and candidates.
+    """
     if config.of_features:
-        return classical.look_at_features(config, *_read_features(paths, config, fold, {})[:2])
-    return first_step(fold_training(paths, config, fold).task, config)
+        text, tables = classical.look_at_features(config, *_read_features(paths, config, fold, {})[:2])
+        return [text], tables, None
+    step = first_step(fold_training(paths, config, fold).task, config)
+    return [*step.setup, step.sentence()], [step.network_table(), step.tensor_table()], step.batch
 
 
 def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -> Training[TrainingSummary]:

@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.journal import Journal, find_out, found_in_blocks, take_in
-from fvc_lib.tasks.video.predicting import Finding, VideoDetector, known_sentence, mean_of
+from fvc_lib.tasks.video.predicting import Finding, VideoDetector, known_sentence
 from fvc_lib.tasks.video.verdicts.rule import (
     WITHHELD,
     KnownVideos,
@@ -263,7 +264,7 @@ def judged(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return columns of VERDICTS for a new video with calibrated log odds float64 (K,), and the reasons."""
     scores = probabilities(logits, 1.0).tolist()
-    score, probability = mean_of(scores), at_prior(logits, known.judges_rates, rule.prior)
+    score, probability = fmean(scores), at_prior(logits, known.judges_rates, rule.prior)
     verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
     columns = {"score": score, "probability": probability, "verdict": verdict}
     if len(scores) > 1:  # the range of one network would look like certainty
