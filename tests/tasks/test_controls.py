@@ -103,6 +103,7 @@ def test_metadata_finds_any_column_that_gives_the_label_away(tables: Any, column
     folds = tables.folds()
     index = tables.index(folds, **{column: [fake if label == "fake" else real for label in folds["label"]]})
     assert auc(controls.metadata_only(index, folds)) == 1.0
+    assert auc(controls.metadata_only(index, folds, [column])) == 1.0
 
 
 def test_clip_length_alone_is_a_control_of_its_own_that_sees_nothing_else(tables: Any) -> None:

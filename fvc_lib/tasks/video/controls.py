@@ -150,7 +150,8 @@ def metadata_only(
     if further is not None:
         more = folds.select("video_id").join(further, on="video_id", how="left", maintain_order="left")
         numbers = numbers.hstack(more.drop("video_id").cast(pl.Float64))
-    values, categories = numbers.fill_null(np.nan).to_numpy(), [name for name in CATEGORIES if name in names]
+    values = numbers.fill_null(np.nan).to_numpy() if numbers.width else np.empty((folds.height, 0))
+    categories = [name for name in CATEGORIES if name in names]
     fold, is_fake, scores = folds["fold"].to_numpy(), fake_labels(folds), _training_priors(folds)
     for number in np.unique(fold):
         test = fold == number
