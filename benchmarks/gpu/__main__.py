@@ -17,7 +17,6 @@ Parts (--only), in this order:
   stem           milliseconds and memory of the forensic stem, by how many clips it takes at once
   accelerations  clips a second with each of the parameter accelerations' values beside none, and how far the weights
                  are apart
-  compile        the same of torch's compiler, which takes a minute or two for each network to begin
 """
 
 from __future__ import annotations

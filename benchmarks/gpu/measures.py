@@ -28,7 +28,6 @@ from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.policy import Acceleration
 from tests.gpu.trainings import NoisyClips
 
-_COMPILING_SECONDS = 120.0  # with one thread, as a run compiles
 _MEASURING_SECONDS = 60.0  # of a preflight: a process of its own, and some steps of each size
 _PEAK_STEPS = 3
 _LARGE_GAP = 1000.0  # microseconds
@@ -154,10 +153,10 @@ def busy_figure(found: Activity, seconds: float, rate: Rate) -> Figure:
 
 def measure_loading(case: Case, network: str) -> Iterator[Figure]:
     """Batches as a training gets them, page-locked where the device takes such, and nothing done with them."""
-    asked, policy = case.asked, devices.resolve_policy(case.compute)
+    asked = case.asked
     data, steps = case.clips(asked.steps), asked.steps
     batches = effective_batches(epoch_order(len(data), 0, 0), asked.batch)
-    started, pinned = 0.0, policy.pin_memory
+    started, pinned = 0.0, case.compute.device.type == "cuda"
     for number, _ in enumerate(load_batches(data, batches, num_workers=asked.workers, pin_memory=pinned)):
         if number == asked.warmup:
             started = time.perf_counter()
@@ -258,30 +257,6 @@ def measure_accelerations(case: Case, network: str) -> Iterator[Figure]:
             yield from _compared(case, network, plain, name, replace(case.compute, accelerations=(name,)))
         else:
             yield Figure(name, f"{name} skipped: {why}")
-    if lacks(case.compute, "send_ahead"):
-        return
-    part = max(1, case.asked.batch // 4)
-    in_parts = train(case, network, case.asked.short_steps, micro_batch=part)
-    rate = in_parts.clips_per_second
-    yield Figure("in parts", f"none, {part} clips at once: {rate:.1f} clips/s", {"clips_per_second": rate})
-    ahead = replace(case.compute, accelerations=("send_ahead",))
-    yield from _compared(case, network, in_parts, "send_ahead", ahead, part)
-
-
-def measure_compile(case: Case, network: str) -> Iterator[Figure]:
-    """Torch's compiler alone, then with all that is asked for beside it."""
-    if why := lacks(case.compute, "compile"):
-        yield Figure("compile", f"skipped: {why}")
-        return
-    plain = train(case, network, case.asked.short_steps)
-    yield Figure("none", f"none: {plain.clips_per_second:.1f} clips/s", {"clips_per_second": plain.clips_per_second})
-    both: tuple[Acceleration, ...] = ("channels_last", "fused_adamw", "cudnn_benchmark", "compile")
-    possible = tuple(name for name in both if not lacks(case.compute, name))
-    for chosen in (("compile",), possible):
-        yield from _compared(
-            case, network, plain, ", ".join(chosen), replace(case.compute, accelerations=chosen),
-            more_seconds=_COMPILING_SECONDS,
-        )  # fmt: skip
 
 
 def _compared(
@@ -290,16 +265,14 @@ def _compared(
     plain: Rate,
     name: str,
     compute: ComputeDevice,
-    micro_batch: int = 0,
-    more_seconds: float = 0.0,
 ) -> Iterator[Figure]:
     """Rate and weights beside those of ``plain``; where it fails, or there is no time for it, that is the figure."""
-    needed = case.clock.needs(network, case.asked.warmup + case.asked.short_steps) + more_seconds
+    needed = case.clock.needs(network, case.asked.warmup + case.asked.short_steps)
     if case.clock.left < needed:
         yield Figure(name, f"{name}: not measured, {case.clock.left:.0f} s are left and it takes {needed:.0f}")
         return
     try:
-        found = train(case, network, case.asked.short_steps, compute, micro_batch=micro_batch)
+        found = train(case, network, case.asked.short_steps, compute)
     except Exception as error:  # noqa: BLE001 - a compiler that is missing, say; the others are measured all the same
         yield Figure(name, f"{name} failed: {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
         return
@@ -351,7 +324,6 @@ MEASURES = {
     "preflight": Measure(measure_preflight, more_seconds=_MEASURING_SECONDS),
     "stem": Measure(measure_stem, networks=False),
     "accelerations": Measure(measure_accelerations, trainings=2),
-    "compile": Measure(measure_compile, trainings=2, more_seconds=_COMPILING_SECONDS),
 }
 
 

@@ -155,10 +155,9 @@ def train(
     weights: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory(dir=case.folder) as name, ExitStack() as within:
         checkpoints = CheckpointFolder(Path(name), CheckpointBinding({}, ""))
-        policy = devices.resolve_policy(compute)
         task, settings = Task(network, case.clips(steps)), case.settings(micro_batch)
-        engine = Engine(task, settings, compute, checkpoints, NoMetrics(), policy=policy, stop=stop)
-        with devices.apply_policy(policy):
+        engine = Engine(task, settings, compute, checkpoints, NoMetrics(), stop=stop)
+        with devices.cuda_kernels(compute):
             try:
                 engine.fit()
             except StoppedError:
@@ -167,22 +166,23 @@ def train(
     devices.release_cached_memory(compute.device)
     (first, started), (last, ended) = times
     seconds_per_step = (ended - started) / (last - first)
-    if "compile" not in compute.accelerations:
-        case.clock.saw(network, time.monotonic() - begun, last, seconds_per_step)
+    case.clock.saw(network, time.monotonic() - begun, last, seconds_per_step)
     return Rate(case.asked.batch / seconds_per_step, last - first, weights)
 
 
 def train_bare(case: Case, network: str, steps: int) -> Rate:
     """By torch's own calls: the same loader, autocast, loss, clipping and AdamW."""
     asked, compute, settings = case.asked, case.compute, case.settings()
-    task, policy = Task(network, case.clips(steps)), devices.resolve_policy(compute)
+    task = Task(network, case.clips(steps))
     scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.amp_dtype is torch.float16)
     model = task.build_model().to(compute.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     order = effective_batches(epoch_order(len(task.training_data), 0, 0), asked.batch)
     started = 0.0
-    with devices.apply_policy(policy):
-        batches = load_batches(task.training_data, order, num_workers=asked.workers, pin_memory=policy.pin_memory)
+    with devices.cuda_kernels(compute):
+        batches = load_batches(
+            task.training_data, order, num_workers=asked.workers, pin_memory=compute.device.type == "cuda"
+        )
         for number, loaded in enumerate(batches):
             if number == asked.warmup:
                 started = devices.finished_at(compute.device)

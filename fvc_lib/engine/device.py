@@ -1,16 +1,12 @@
-"""Where the training runs, what precision that place is good at, and how much memory was used there."""
+"""Choose the device of a training, its precision and its kernels, and read its memory."""
 
 import gc
-import importlib
-import importlib.util
-import os
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.budget import give_back_freed
-from fvc_lib.services.memory.policy import Acceleration, DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
+from fvc_lib.services.memory.policy import Acceleration, DeviceMemory
 
 if TYPE_CHECKING:
     from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have
-
-STEM_CLIPS = 8  # of stem_pieces
 
 
 @dataclass(frozen=True)
@@ -36,106 +30,27 @@ class ComputeDevice:
     accelerations: tuple[Acceleration, ...] = ()
 
     def describe(self) -> str:
-        """One line for a notebook, like ``cpu (x86_64, 2 threads), float32``."""
+        """Return one line for a notebook, like ``cpu (x86_64, 2 threads), float32``."""
         precision = "float32" if self.amp_dtype is None else f"mixed {str(self.amp_dtype).removeprefix('torch.')}"
         return ", ".join([f"{self.device.type} ({self.name})", precision, *self.accelerations])
 
 
-@runtime_checkable
-class TakesPieces(Protocol):
-    """A module that computes so many clips of a batch at once."""
-
-    clips_at_once: int
-
-
 def accelerated(model: nn.Module, compute: ComputeDevice) -> nn.Module:
-    """Move ``model`` to the device and apply ``compute.accelerations``; names and values of parameters stay.
+    """Move ``model`` to the device, with convolutions in the layout that ``channels_last`` asks for.
 
     Raises:
-        UsageError: one of them finds nothing in this model that it could make faster.
+        UsageError: the model has no convolution for ``channels_last``.
     """
     model = model.to(compute.device)
     if "channels_last" in compute.accelerations:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         kernels = [parameter for parameter in model.parameters() if parameter.ndim in formats]
         if not kernels:
-            raise _useless("channels_last", model, "has no convolution")
+            name = type(model).__name__
+            raise UsageError(f"accelerations: channels_last does nothing for {name}: no convolution. Leave it out.")
         for kernel in kernels:
             kernel.data = kernel.data.contiguous(memory_format=formats[kernel.ndim])
-    if "stem_pieces" in compute.accelerations:
-        stems = [module for module in model.modules() if isinstance(module, TakesPieces)]
-        if not stems:
-            raise _useless("stem_pieces", model, "has no stem that takes clips one by one")
-        for stem in stems:
-            stem.clips_at_once = STEM_CLIPS
-    if "compile" in compute.accelerations and not is_compiled(model):
-        # On the instance, where nn.Module.__call__ finds it first: torch's own wrapper would rename the parameters,
-        # and take the hooks of ``SampleDropout`` into what is compiled.
-        model.__dict__["forward"] = _CompiledForward(model)
     return model
-
-
-def _useless(name: str, model: nn.Module, why: str) -> UsageError:
-    return UsageError(f"accelerations: {name} does nothing for {type(model).__name__}, which {why}. Leave it out.")
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Return whether torch's compiler makes the kernels of ``model``'s forward pass."""
-    return isinstance(model.__dict__.get("forward"), _CompiledForward)
-
-
-def was_of_no_use(model: nn.Module) -> bool:
-    """Return whether the compiled forward pass of ``model`` was never called.
-
-    A training on stored features goes through the head alone.
-    """
-    forward = model.__dict__.get("forward")
-    return isinstance(forward, _CompiledForward) and forward.compiled is None
-
-
-class _CompiledForward:
-    """Stands in for a model's ``forward``; what was compiled stays behind when the model is copied or pickled.
-
-    Kernels are made for each size of batch, and for training and evaluation, when it first comes. So which kernels a
-    batch gets follows from its size alone: a training that goes on from a checkpoint gets those of one that was never
-    stopped. What torch does by itself, kernels for any size from the second size on, depends on what came before.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.compiled: Callable[..., Any] | None = None  # from the first call on
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if self.compiled is None:
-            dynamo: Any = importlib.import_module("torch._dynamo.config")
-            inductor: Any = importlib.import_module("torch._inductor.config")
-            dynamo.recompile_limit = max(dynamo.recompile_limit, _COMPILED_SIZES)
-            for message in _OF_THE_COMPILER:
-                warnings.filterwarnings("ignore", message)
-            if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-                inductor.compile_threads = 1  # otherwise a process per core, which no memory plan knows of
-            forward = types.MethodType(type(self._model).forward, self._model)
-            self.compiled = torch.compile(forward, dynamic=False)
-        return self.compiled(*inputs, **named)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _CompiledForward, (self._model,)
-
-
-# What torch's compiler itself does and torch warns of.
-_OF_THE_COMPILER = ("`torch.jit.script_method` is deprecated", r"The \.grad attribute of a Tensor that is not a leaf")
-_COMPILED_SIZES = 64  # a batch and its halves, the last of an epoch, and each in training and evaluation
-
-
-@contextmanager
-def cudnn_search(compute: ComputeDevice) -> Iterator[None]:
-    """Let cuDNN try its algorithms if ``compute`` asks for it; put torch's setting back at the end."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or "cudnn_benchmark" in compute.accelerations
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def resolve_device(
@@ -146,7 +61,7 @@ def resolve_device(
     ``amp="auto"`` is bfloat16 or float16 on cuda, float32 elsewhere.
 
     Raises:
-        UsageError: the requested device is not there, or has not what one of ``accelerations`` needs.
+        UsageError: the requested device is not there, or lacks what one of ``accelerations`` needs.
     """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(name for name, there in present.items() if there) if request == "auto" else request
@@ -155,15 +70,16 @@ def resolve_device(
         raise UsageError(
             f"device: got {request!r}, which torch {torch.__version__} does not find; it has: {have}, auto."
         )
-    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-    policy = resolve_memory_policy(
-        _kind(device), amp="auto" if amp == "auto" else "off", bf16_supported=_bf16_supported(device)
-    )
-    for name in accelerations:
-        if trouble := _lacks(device, name):
-            raise UsageError(f"accelerations: {name} is not possible on {device.type}: {trouble}. Leave it out.")
-    amp_dtype = getattr(torch, policy.amp_dtype) if policy.amp_dtype else None
-    return ComputeDevice(device, amp_dtype, _device_name(device), accelerations)
+    if "cudnn_benchmark" in accelerations and kind != "cuda":
+        raise UsageError(f"accelerations: cudnn_benchmark is not possible on {kind}: cuDNN is CUDA's. Leave it out.")
+    if kind != "cuda":
+        name = f"{torch.get_num_threads()} threads" if kind == "cpu" else "Apple GPU"
+        return ComputeDevice(torch.device(kind), None, name, accelerations)
+    device, amp_dtype = torch.device(kind, torch.cuda.current_device()), None
+    if amp == "auto":
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        amp_dtype = torch.bfloat16 if has_bfloat16 else torch.float16
+    return ComputeDevice(device, amp_dtype, torch.cuda.get_device_name(device), accelerations)
 
 
 def training_device(config: "RunConfig") -> ComputeDevice:
@@ -171,45 +87,22 @@ def training_device(config: "RunConfig") -> ComputeDevice:
     return resolve_device(config.device, config.amp, config.accelerations)
 
 
-def _lacks(device: torch.device, acceleration: Acceleration) -> str:
-    """Return what ``acceleration`` needs and ``device`` lacks; empty if nothing is missing."""
-    if acceleration == "cudnn_benchmark" and device.type != "cuda":
-        return "cuDNN is CUDA's"
-    if acceleration == "send_ahead" and device.type != "cuda":
-        return "batches are sent beside the computing on CUDA alone"
-    if acceleration == "fused_adamw" and device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
-        return "Metal has no such kernel before macOS 14"
-    if acceleration == "compile" and device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        return "torch's compiler makes its kernels with triton, which is not installed"
-    if acceleration == "compile" and device.type == "cpu":
-        try:
-            importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            return f"torch's compiler needs one of C++, and finds none: {reason}"
-    return ""
-
-
-def resolve_policy(compute: ComputeDevice, *, amp: Literal["auto", "off"] = "auto") -> MemoryPolicy:
-    """Return the memory policy of a training on ``compute``; ``amp`` as in ``resolve_memory_policy``."""
-    return resolve_memory_policy(_kind(compute.device), amp=amp, bf16_supported=_bf16_supported(compute.device))
-
-
 @contextmanager
-def apply_policy(policy: MemoryPolicy) -> Iterator[None]:
-    """Compute float32 products in TF32 or not, as the policy says; put torch's settings back at the end.
+def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
+    """Choose CUDA's kernels as ``compute`` asks; put torch's settings back at the end.
 
-    Only CUDA has the settings.
+    Mixed precision computes float32 products in TF32. ``cudnn_benchmark`` lets cuDNN try its algorithms.
     """
-    if policy.device != "cuda":
-        yield
-        return
-    before = _tf32()
-    _set_tf32((policy.tf32, policy.tf32))
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    if compute.device.type == "cuda":
+        matmul.allow_tf32 = cudnn.allow_tf32 = compute.amp_dtype is not None
+        cudnn.benchmark = before[2] or "cudnn_benchmark" in compute.accelerations
     try:
         yield
     finally:
-        _set_tf32(before)
+        if compute.device.type == "cuda":
+            matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
@@ -277,7 +170,7 @@ def give_back_unused() -> None:
 
 
 def finished_at(device: torch.device) -> float:
-    """Seconds of a monotonic clock, once the device has done what was begun."""
+    """Return seconds of a monotonic clock, once the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
@@ -286,20 +179,6 @@ def finished_at(device: torch.device) -> float:
 def peak_device_bytes(device: torch.device) -> int | None:
     """Return torch's peak of allocated bytes on an accelerator; None on the CPU, where resident memory counts."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def verify_allocator(policy: MemoryPolicy) -> str:
-    """Say whether torch started with the allocator settings of a CUDA policy; torch keeps the text that it read."""
-    wanted = next(iter(policy.allocator.values()), "")
-    if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):  # 2.11 has it not
-        return f"allocator: {wanted or 'as it comes'}: whether it is active torch {torch.__version__} does not say"
-    found = torch._C._accelerator_getAllocatorSettings()
-    if found == wanted:
-        return f"allocator: {found or 'as it comes'}: active"
-    return (
-        f"allocator: {wanted!r} is not active, torch started with {found!r}: it was not set in time. "
-        "Run headlessly, or set it before Jupyter starts."
-    )
 
 
 def _cuda_memory(device: torch.device) -> DeviceMemory:
@@ -328,47 +207,6 @@ class _MpsMemory:
         return DeviceMemory(allocated, reserved, self._most, total, max(0, total - reserved))
 
 
-def _tf32() -> tuple[bool, bool]:
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-
-
-def _set_tf32(allowed: tuple[bool, bool]) -> None:
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
-
-
-def _kind(device: torch.device) -> DeviceKind:
-    return cast(DeviceKind, device.type)  # resolve_device lets no other pass
-
-
-def _bf16_supported(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} threads" if device.type == "cpu" else "Apple GPU"
-
-
-class CacheClearing:
-    """Counts batches of one kind and clears torch's caches after every ``every``-th; 0: never.
-
-    On CUDA, where clearing costs a synchronisation and the next allocations, the policies say 0: an out-of-memory and
-    the end of a stage clear by themselves. On MPS the cache otherwise grows into memory that other programs need.
-    """
-
-    def __init__(self, device: torch.device, every: int) -> None:
-        self._device = device
-        self._every = every
-        self._batches = 0
-
-    def after_batch(self) -> None:
-        """Count a batch."""
-        self._batches += 1
-        if self._every and self._batches % self._every == 0:
-            release_cached_memory(self._device)
-
-
 # ----------------------------------------------------------------------------------------------------
 # Gradient checkpointing: computing again in place of keeping.
 
@@ -385,7 +223,7 @@ class Recomputable(Protocol):
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """From now on keep only the inputs of ``model``'s blocks for the backward pass. Done twice it is done once.
+    """Keep only the inputs of ``model``'s blocks for the backward pass, from now on. Done twice it is done once.
 
     Parameter and buffer names stay, and the model can still be pickled and copied. Torch's random state is restored
     for the second forward pass, so dropout drops the same. A block in training mode that changes a buffer of its own
@@ -394,23 +232,29 @@ def recompute_activations(model: nn.Module) -> None:
     Raises:
         UsageError: the model names no blocks, or a block holds a batch norm.
     """
-    name = type(model).__name__
+    name, mode = type(model).__name__, model.training
     if not isinstance(model, Recomputable):
         raise UsageError(
             f"gradient_checkpointing: model {name!r} names no blocks to compute again (a method recomputable_blocks). "
             "Turn gradient_checkpointing off or take another model."
         )
     blocks = model.recomputable_blocks()
+    model.train()  # a published network's own batch norms keep their statistics in training as well
+    norms = [block.get_submodule(norm) for block in blocks for norm in training_batch_norms(block)]
+    model.train(mode)
+    for norm in norms:
+        if norm.track_running_stats:
+            raise UsageError(
+                f"gradient_checkpointing: a block of {name!r} holds a {type(norm).__name__}, whose running "
+                "statistics would be updated twice a step. Use group norm or turn gradient_checkpointing off."
+            )
     for block in blocks:
-        _refuse_batch_norm(name, model, block)
-    for block in blocks:
-        if not isinstance(block.__dict__.get("forward"), _RecomputedForward):
-            # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
-            block.__dict__["forward"] = _RecomputedForward(block)
+        # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
+        block.__dict__["forward"] = _RecomputedForward(block)
 
 
 class _RecomputedForward:
-    """Stands in for a block's ``forward``; a class rather than a closure so that the model can be pickled."""
+    """A block's ``forward`` that recomputes; a class rather than a closure so that the model can be pickled."""
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
@@ -423,22 +267,9 @@ class _RecomputedForward:
 
 
 def training_batch_norms(model: nn.Module) -> list[str]:
-    """Names of the batch norms that take their statistics from what is in memory, as ``model`` stands now."""
+    """Return the names of the batch norms that take their statistics from the batch, as ``model`` stands now."""
     batch_norm = nn.modules.batchnorm._BatchNorm
     return [name for name, part in model.named_modules() if isinstance(part, batch_norm) and part.training]
-
-
-def _refuse_batch_norm(name: str, model: nn.Module, block: nn.Module) -> None:
-    mode = model.training
-    model.train()  # a published network's own keep their statistics in training as well
-    updated = [block.get_submodule(each) for each in training_batch_norms(block)]
-    model.train(mode)
-    for module in updated:
-        if module.track_running_stats:
-            raise UsageError(
-                f"gradient_checkpointing: a block of {name!r} holds a {type(module).__name__}, whose running "
-                "statistics would be updated twice a step. Use group norm or turn gradient_checkpointing off."
-            )
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -446,7 +277,7 @@ def _refuse_batch_norm(name: str, model: nn.Module, block: nn.Module) -> None:
 
 
 class Precision:
-    """Autocast and loss scaling as the device wants them; both do nothing in float32."""
+    """Autocast and loss scaling for a device; both do nothing in float32."""
 
     def __init__(self, compute: ComputeDevice) -> None:
         self._device_type = compute.device.type
@@ -466,12 +297,12 @@ class Precision:
 
     @property
     def scales_losses(self) -> bool:
-        """Whether infinite gradients are the scaler's business (it skips the step and lowers its scale)."""
+        """Return whether the scaler handles infinite gradients: it skips the step and lowers its scale."""
         return bool(self.scaler.is_enabled())
 
     @property
     def overflow_is_normal(self) -> bool:
-        """Whether an infinite gradient may be the scale's fault: at a scale below 1 it is the model's or the data's."""
+        """Return whether the scale may cause an infinite gradient; below 1 the model or the data do."""
         return self.scales_losses and float(self.scaler.get_scale()) >= 1
 
     def _new_scaler(self) -> torch.amp.GradScaler:

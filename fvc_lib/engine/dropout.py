@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.device import is_compiled
 from fvc_lib.engine.random_state import capture_random_state, restore_torch_state, stable_seed, torch_state
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.errors import FvcError
@@ -63,10 +62,7 @@ class SampleDropout:
         self._num_passes = self._num_draws = 0
         self._checked = self._coarse = False
         for layer in self._names:  # on the instance, where nn.Module.__call__ finds it first
-            if not is_compiled(model):
-                layer.__dict__["forward"] = partial(self._dropped, layer)
-            elif layer.p:  # a compiled pass is cut in two here, since the compiler knows no generator
-                layer.__dict__["forward"] = torch.compiler.disable(partial(self._dropped, layer))  # type: ignore[no-untyped-call]
+            layer.__dict__["forward"] = partial(self._dropped, layer)
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end)
 

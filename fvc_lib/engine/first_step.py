@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.memory import memory_setup
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.step import BatchTransaction, finish_gradients
 from fvc_lib.engine.task import Batch, Task, stack_samples
@@ -35,7 +34,7 @@ class FirstStep:
     batch: Batch  # the samples, on the CPU
     loss: float  # mean over the batch, before the step
     gradient_norm: float  # L2 norm over all parameters, before clipping
-    setup: tuple[str, ...]  # lines about device, precision and when cached memory is given back
+    setup: tuple[str, ...]  # lines about device and precision
 
     @property
     def num_parameters(self) -> int:
@@ -89,7 +88,7 @@ def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstS
         scale = float(precision.scaler.get_scale()) if precision.scales_losses else 1.0
         norm = finish_gradients(model.parameters(), found.num_samples / (found.loss.weight * scale), math.inf)
     shown = [*_described("in", batch.tensors), *_described("out", outputs)]
-    network, setup = type(model).__name__, tuple(memory_setup(config))
+    network, setup = type(model).__name__, (compute.describe(),)
     return FirstStep(network, _parts(model), tuple(shown), batch, found.loss.mean(), float(norm), setup)
 
 

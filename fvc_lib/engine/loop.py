@@ -22,7 +22,7 @@ from fvc_lib.engine import device as devices, loading, oom_detection, step as st
 from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
-from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory
+from fvc_lib.engine.oom_detection import MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
@@ -30,7 +30,7 @@ from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, 
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder, weights_digest
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
-from fvc_lib.services.memory.policy import MemoryObserver, MemoryPolicy, memory_advice
+from fvc_lib.services.memory.policy import MemoryObserver, memory_advice
 
 _logger = logging.getLogger(__name__)
 _TRAINING, _VALIDATION = 0, 1  # places among the data sets that a training loads from
@@ -77,7 +77,6 @@ class Engine:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
             metrics per epoch (phase validation), those of the training data too if asked (phase train).
-        policy: when caches are cleared and whether batches are pinned; None: the CPU's.
         memory: called with where the training is, and with every event.
         oom_folder: gets a file per out-of-memory.
         stop: called at every step boundary; True saves and raises StoppedError.
@@ -93,7 +92,6 @@ class Engine:
         checkpoints: CheckpointFolder,
         metrics: MetricSink,
         *,
-        policy: MemoryPolicy | None = None,
         memory: MemoryObserver | None = None,
         oom_folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
@@ -108,18 +106,13 @@ class Engine:
         self.initial_weights = ""
         self._ranks = ranks or Ranks()
         self._checkpoints = TrainingCheckpoints(checkpoints, compute, self._ranks)
-        self._policy = policy or MemoryPolicy("cpu")
         self._stop = stop or (lambda: False)
         self._progress = progress or (lambda done, planned: None)
         self._precision = Precision(compute)
-        self._after_training_batch = devices.CacheClearing(compute.device, self._policy.clear_cache_training_batches)
         self._batches_per_epoch = batches_per_epoch(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._batches_per_epoch * settings.epochs
         self._lost_steps: list[int] = []  # in a row, without a step beyond the furthest of them
         self._watch = TrainingWatch(metrics, memory, oom_folder)
-        self._after_validation_batch = devices.CacheClearing(
-            compute.device, self._policy.clear_cache_validation_batches
-        )
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
@@ -157,11 +150,9 @@ class Engine:
     def _train(self) -> None:
         seed = stable_seed("engine", self.settings.seed)
         device = self.compute.device
-        search = devices.cudnn_search(self.compute)
-        with forked_random_state(seed, device), devices.deterministic_algorithms(device), search:
+        with forked_random_state(seed, device), devices.deterministic_algorithms(device):
             self._set_up()
             self._progress(self.state.step, self._total_steps)  # from here on batches are in memory
-            first_step = self.state.step
             while not self.state.finished:
                 try:
                     self._train_epoch()
@@ -169,8 +160,6 @@ class Engine:
                 except StepLostError as error:
                     event = OutOfMemory("optimizer_step", error.memory, None, None, {}, 0)
                 self._restore_checkpoint(event)  # from outside the handler, whose traceback holds tensors
-        if self.state.step > first_step and devices.was_of_no_use(self._model):
-            _logger.warning("accelerations: compile did nothing, no step went through the network's whole forward pass")
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
         """Run ``data`` once through the model with ``weights``, in order, into ``accumulator``; returns the loss.
@@ -181,11 +170,10 @@ class Engine:
             model = devices.accelerated(self.task.build_model(), self.compute)
         model.load_state_dict(weights)
         self._watch.at("test")
-        plan = MicroBatchPlan(self.state.micro_batch)
         with devices.deterministic_algorithms(self.compute.device):
             loaded = self._load([data], self._planned_evaluation(0, data))
-            loss = self._evaluate(model, data, loaded, accumulator, plan, self.state.step)
-        if len(plan.changes) > 1:
+            loss, lowered = self._evaluate(model, data, loaded, accumulator)
+        if lowered:
             self.state.inexact_because.append("out of memory while a finished model was scored")
         return loss
 
@@ -225,7 +213,6 @@ class Engine:
             device,
             report=self._watch.out_of_memory,
             shared=self._ranks.shared_gradients(self._model),
-            send_ahead="send_ahead" in self.compute.accelerations,
         )
         if self._ranks.size > 1:
             self._begin_alike()
@@ -288,7 +275,6 @@ class Engine:
         for _, batch in zip(range(num_batches), islice(self._loaded, num_batches), strict=True):
             self._stop_if_asked()
             save_is_due = self._train_step(batch)
-            self._after_training_batch.after_batch()
             if save_is_due:
                 self._save_if_possible()
         self._stop_if_asked()
@@ -369,11 +355,14 @@ class Engine:
         state = self.state
         self._watch.at("validation")
         collected = self.task.new_accumulator()
-        data, plan = self.task.validation_data, state.micro_batches
+        data = self.task.validation_data
         with self._stepper.averaged():
-            loss = self._evaluate(self._model, data, self._loaded, collected, plan, state.step).mean()
+            mean, lowered = self._evaluate(self._model, data, self._loaded, collected)
+            loss = mean.mean()
             better = training_state.copy_weights(self._model) if loss < state.best_loss else {}
         state.epochs_done += 1
+        if lowered:
+            state.inexact_because.append(f"out of memory in the validation of epoch {state.epochs_done}")
         metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
         train_loss = state.epoch_loss.mean()
         state.history.append(EpochRecord(state.epochs_done, self._stepper.learning_rate, train_loss, metrics))
@@ -387,70 +376,36 @@ class Engine:
         self._save()
 
     def _evaluate(
-        self,
-        model: nn.Module,
-        data: SampleSet,
-        loaded: Iterator[Batch],
-        accumulator: Accumulator,
-        micro_batches: MicroBatchPlan,
-        step: int,
-    ) -> LossMean:
-        """Return the loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
+        self, model: nn.Module, data: SampleSet, loaded: Iterator[Batch], accumulator: Accumulator
+    ) -> tuple[LossMean, bool]:
+        """Return the loss over all of ``data``, and whether an out-of-memory lowered the micro-batch.
 
-        ``loaded`` gives what ``_planned_evaluation`` plans of ``data``, and may go on after it.
-        ``micro_batches`` is given what had to be lowered, on every rank the same. A rank's part is a run of whole
-        effective batches: split elsewhere, a convolution or a float32 sum may round otherwise. So scores, metrics and
-        losses are those of a single process to the bit, if each rank has as many threads.
+        On every rank they are the same; ``accumulator`` is whole on rank 0 alone. ``loaded`` gives the batches of
+        ``_planned_evaluation``, and may go on after them. A rank's part is a run of whole effective batches: split
+        elsewhere, a convolution or a float32 sum may round otherwise. So scores, metrics and losses are those of a
+        single process to the bit, if each rank has as many threads.
         """
         model.eval()
-        size, num_before = self.settings.effective_batch_size, len(micro_batches.changes)
-        numbers, losses = self._evaluated_here(data), []
-        for number, batch in zip(numbers, islice(loaded, len(numbers)), strict=True):
-            sample = number * size
-            planned = micro_batches.in_validation(step, sample)
-            outputs, loss, fitted = evaluate_batch(
-                self.task, model, batch, self._precision, self.compute.device, planned, self._watch.out_of_memory
+        micro_batch, numbers, losses = self.state.micro_batch, self._evaluated_here(data), []
+        for _, batch in zip(numbers, islice(loaded, len(numbers)), strict=True):
+            outputs, loss, micro_batch = evaluate_batch(
+                self.task, model, batch, self._precision, self.compute.device, micro_batch, self._watch.out_of_memory
             )
-            if fitted < planned:
-                micro_batches.fitted_in_validation(step, sample, fitted)
             accumulator.update(outputs, batch)
             losses.append((float(loss.total), float(loss.weight)))
             if not math.isfinite(losses[-1][0]):
                 self._watch.evaluated_nonfinite(batch)
-            self._after_validation_batch.after_batch()
+        lowered = micro_batch < self.state.micro_batch
         if self._ranks.size > 1:
-            losses = self._joined(losses, numbers, micro_batches, num_before, step)
-            self._ranks.to_leader("evaluated", accumulator.to_document(), accumulator.add_document)
+            parts: list[Any] = self._ranks.everyone("evaluation", [losses, lowered, accumulator.to_document()])
+            losses = [pair for its_losses, _, _ in parts for pair in its_losses]
+            lowered = any(its_lowered for _, its_lowered, _ in parts)
+            for _, _, document in parts[1:] if self._ranks.rank == 0 else ():
+                accumulator.add_document(document)
         mean = LossMean()
         for total, weight in losses:  # one by one, in the order of the samples: so it rounds as in one process
             mean.add(LossMean(total, weight))
-        return mean
-
-    def _joined(
-        self,
-        losses: list[tuple[float, float]],
-        numbers: list[int],
-        micro_batches: MicroBatchPlan,
-        num_before: int,
-        step: int,
-    ) -> list[tuple[float, float]]:
-        """All ranks' losses in order; their changes of the micro-batch go into every rank's plan.
-
-        A change holds to the end of the pass, so after a rank that had one the next begins with what was planned.
-        """
-        own = [(change.micro_batch, change.validation_sample) for change in micro_batches.changes[num_before:]]
-        del micro_batches.changes[num_before:]
-        first = numbers[0] * self.settings.effective_batch_size if numbers else None
-        joined: list[tuple[float, float]] = []
-        found: list[tuple[int, int]] = []
-        everyones: list[Any] = self._ranks.everyone("evaluation", [losses, own, first])
-        for its_losses, its_changes, its_first in everyones:
-            joined.extend((total, weight) for total, weight in its_losses)
-            if found and its_first is not None:
-                found.append((micro_batches.in_validation(step, its_first), its_first))
-            found.extend((micro_batch, sample) for micro_batch, sample in its_changes)
-        micro_batches.changes.extend(MicroBatchChange(step, size, sample) for size, sample in found)
-        return joined
+        return mean, lowered
 
     def _is_last_epoch(self) -> bool:
         patience = self.settings.early_stopping_epochs
@@ -462,7 +417,7 @@ class Engine:
             data_sets,
             plan,
             num_workers=self.settings.num_workers,
-            pin_memory=self._policy.pin_memory,
+            pin_memory=self.compute.device.type == "cuda",
             on_restart=self._watch.loader_restarted,
         )
 
@@ -513,7 +468,7 @@ def evaluate_batch(
             if not oom_detection.is_out_of_memory(error):
                 raise
             comparing = isinstance(error, ComparedMemoryError)
-            failure = oom_detection.memory_state(error, device, model.parameters())
+            failure = oom_detection.memory_state(error, device)
         gc.collect()
         devices.release_cached_memory(device)
         used = min(micro_batch, len(batch))

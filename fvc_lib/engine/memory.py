@@ -1,4 +1,4 @@
-"""The memory of a training: its budget, its micro-batch, the device's settings, and who hears where it stands."""
+"""Plan the memory of a training: its budget, its micro-batch and its observers."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fvc_lib.engine import device as devices
-from fvc_lib.engine.device import ComputeDevice, device_memory_probe, resolve_device
+from fvc_lib.engine.device import ComputeDevice, device_memory_probe
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.task import Task
@@ -19,7 +19,6 @@ from fvc_lib.services.memory.policy import (
     DeviceMemory,
     EventDetail,
     MemoryObserver,
-    MemoryPolicy,
     NoObserver,
     frozen_garbage,
 )
@@ -27,22 +26,10 @@ from fvc_lib.services.memory.policy import (
 _logger = logging.getLogger(__name__)
 
 
-def memory_setup(config: RunConfig) -> list[str]:
-    """Return lines about the device, its precision and its allocator, and which of these settings are active.
-
-    Raises:
-        UsageError: the requested device is not there.
-    """
-    policy = devices.resolve_policy(resolve_device(config.device, config.amp), amp=config.amp)
-    verified = [devices.verify_allocator(policy)] if policy.device == "cuda" else []
-    return [*policy.describe(), *verified]
-
-
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The memory settings of a training and of the controls trained with it."""
+    """The observers of a training and of the controls trained with it."""
 
-    policy: MemoryPolicy  # of the device
     observer: MemoryObserver  # hears where the model's training stands
     oom_folder: Path  # folder of the files about an out-of-memory
 
@@ -53,21 +40,20 @@ class TrainingMemory:
 
 @contextmanager
 def training_memory(
-    config: RunConfig, compute: ComputeDevice, observer: MemoryObserver | None, oom_folder: Path, rank: int = 0
+    compute: ComputeDevice, observer: MemoryObserver | None, oom_folder: Path, rank: int = 0
 ) -> Iterator[TrainingMemory]:
-    """Apply the device's memory policy, watch the accelerator and freeze the garbage of set-up until the end.
+    """Choose the device's kernels, watch the accelerator and freeze the garbage of set-up until the end.
 
     Each rank has its own part of ``oom_folder``.
     """
-    policy, observer = devices.resolve_policy(compute, amp=config.amp), observer or NoObserver()
-    observer.event("policy", "; ".join(policy.describe()), device=policy.device, amp_dtype=policy.amp_dtype,
-                   tf32=policy.tf32, pin_memory=policy.pin_memory)  # fmt: skip
+    observer = observer or NoObserver()
+    observer.event("device", compute.describe())
     probe = device_memory_probe(compute.device)
     if probe is not None:
         observer.watch_device(str(compute.device), probe)
-    with devices.apply_policy(policy), frozen_garbage():
+    with devices.cuda_kernels(compute), frozen_garbage():
         try:
-            yield TrainingMemory(policy, observer, oom_folder / f"rank_{rank}" if rank else oom_folder)
+            yield TrainingMemory(observer, oom_folder / f"rank_{rank}" if rank else oom_folder)
         finally:
             devices.release_cached_memory(compute.device)
             observer.at("report")  # tables and figures are not the training's

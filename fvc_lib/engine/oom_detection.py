@@ -1,18 +1,14 @@
-"""Out of memory: which errors mean it, what memory held, what is recorded of it, and the smaller micro-batch after it.
+"""Recognise an out-of-memory, describe it, and plan the micro-batch after it.
 
 An error is judged by its type first, then by its message, then by its cause.
 """
 
-import gc
 import re
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fvc_lib.engine.device import device_memory_probe
 from fvc_lib.engine.task import Batch
@@ -43,7 +39,6 @@ _MESSAGES = re.compile(
 )
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|KB|MB|GB)?")
 _UNITS = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_NUM_LISTED = 20
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -61,62 +56,25 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True)
 class MemoryState:
-    """What memory held when it ran out."""
+    """An out-of-memory error and the memory held when it was raised."""
 
     message: str  # the error's first line
-    asked_bytes: int | None  # what was asked for; None where the message does not say
-    rss_bytes: int  # resident memory of this process
-    device: dict[str, int]  # of an accelerator, by ``DeviceMemory``'s names; empty on the CPU
-    # ``{shape, dtype, device, count, total_bytes}`` per kind that Python can see, largest first (what only the
-    # autograd graph holds is not among them).
-    largest_tensors: list[dict[str, Any]]
+    asked_bytes: int | None = None  # the request; None where the message does not name it
+    rss_bytes: int = 0  # resident memory of this process
+    device: dict[str, int] = field(default_factory=dict)  # an accelerator's memory by ``DeviceMemory``'s names
 
 
-def memory_state(error: BaseException, device: torch.device, known: Iterable[Tensor] = ()) -> MemoryState:
-    """Describe memory while ``error`` is being handled and its traceback still holds the tensors.
-
-    Args:
-        error: the out-of-memory.
-        device: where it happened.
-        known: tensors to count besides those the garbage collector knows (frozen ones it does not list).
-    """
+def memory_state(error: BaseException, device: torch.device) -> MemoryState:
+    """Describe memory while ``error`` is being handled and its traceback still holds the tensors."""
     message = str(error).partition("\n")[0] or type(error).__name__
     probe = device_memory_probe(device)
-    try:
-        tensors = _largest_tensors(known)
-    except MemoryError:  # not even the list fits
-        tensors = []
-    on_device = vars(probe()) if probe is not None else {}
-    return MemoryState(message, asked_bytes(message), resident_bytes(), on_device, tensors)
+    return MemoryState(message, asked_bytes(message), resident_bytes(), vars(probe()) if probe is not None else {})
 
 
 def asked_bytes(message: str) -> int | None:
     """Return the requested bytes that an allocator's message names, as in ``Tried to allocate 2.00 GiB``."""
     match = _ASKED.search(message)
     return int(float(match[1].rstrip(".")) * _UNITS[match[2] or ""]) if match else None
-
-
-def _largest_tensors(known: Iterable[Tensor]) -> list[dict[str, Any]]:
-    counts: Counter[tuple[tuple[int, ...], str, str, int]] = Counter()
-    shown: dict[tuple[str, int], tuple[int, Tensor]] = {}  # of each storage the tensor that shows most of it
-    for tensor in (*known, *(item for item in gc.get_objects() if issubclass(type(item), Tensor))):
-        try:
-            storage = tensor.untyped_storage()
-            if storage.device.type == "meta":  # what torch's compiler reckons with: no memory
-                continue
-            place = (str(tensor.device), storage.data_ptr())
-        except (RuntimeError, NotImplementedError):  # sparse, fake and other tensors without memory of their own
-            continue
-        part = tensor.nbytes if tensor.nbytes <= storage.nbytes() else 0  # an expanded view shows it many times over
-        if place not in shown or part > shown[place][0]:
-            shown[place] = part, tensor
-    for (device, _), (_, tensor) in shown.items():
-        counts[(tuple(tensor.shape), str(tensor.dtype), device, tensor.untyped_storage().nbytes())] += 1
-    largest = sorted(counts.items(), key=lambda item: (-item[0][3] * item[1], item[0]))[:_NUM_LISTED]
-    return [
-        {"shape": list(shape), "dtype": dtype, "device": where, "count": count, "total_bytes": size * count}
-        for (shape, dtype, where, size), count in largest
-    ]
 
 
 Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_step"]
@@ -126,22 +84,22 @@ Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_st
 class OutOfMemory:
     """One out-of-memory and what is done about it."""
 
-    where: Place  # in which part of a step
+    where: Place  # part of the step
     state: MemoryState  # what memory held
     micro_batch: int | None  # samples in memory at once; None in the optimizer's step
-    micro_batch_next: int | None  # what is tried next; None when there is nothing smaller
+    micro_batch_next: int | None  # tried next; None when there is nothing smaller
     # Shape and dtype of one sample's tensors, by name; empty in the optimizer's step, where none is at hand.
     batch: dict[str, str]
     num_samples: int  # of the effective (or validation) batch; 0 there
 
 
 def sample_shapes(batch: Batch) -> dict[str, str]:
-    """Shape and dtype of one sample's tensors, for messages."""
+    """Return shape and dtype of one sample's tensors, for messages."""
     return {name: f"{tuple(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.tensors.items()}
 
 
 def write_context(folder: Path, event: OutOfMemory, *, phase: str, epoch: int, step: int) -> Path:
-    """Write ``step_000123_forward_1.json`` into ``folder``, a repeated step with the next free number; its path.
+    """Write ``step_000123_forward_1.json`` into ``folder``, a repeated step with the next free number; return the path.
 
     Raises:
         OSError: the folder cannot be written.
@@ -155,12 +113,10 @@ def write_context(folder: Path, event: OutOfMemory, *, phase: str, epoch: int, s
 
 @dataclass(frozen=True)
 class MicroBatchChange:
-    """From here on ``micro_batch`` samples at once."""
+    """A change to ``micro_batch`` samples at once."""
 
     step: int  # effective batches consumed before it
     micro_batch: int
-    # None in training; in the validation pass after ``step``, from this sample (0-based) to the end of that pass.
-    validation_sample: int | None = None
 
 
 RECOVERY_STEPS = 10  # a try that fails costs one attempt at a step, and every failure doubles the wait
@@ -168,14 +124,14 @@ RECOVERY_STEPS = 10  # a try that fails costs one attempt at a step, and every f
 
 @dataclass
 class MicroBatchPlan:
-    """How many samples are in memory at once: as planned, halved by an out-of-memory, and doubled again later.
+    """The number of samples in memory at once: as planned, halved by an out-of-memory, and doubled again later.
 
-    A lowered micro-batch is doubled after ``wait_steps`` steps that went well, up to the plan. Where memory runs out
-    before the larger one has lasted as long, the wait for the next try is twice as long. All is counted in steps, and
-    every change is recorded with its step, because rounding depends on how a batch was split.
+    A lowered micro-batch is doubled after ``wait_steps`` steps that went well, up to the plan. If memory runs
+    out before the larger one has lasted as long, the wait for the next try doubles. Waits are counted in steps. Every
+    change is recorded with its step, because rounding depends on how a batch was split.
     """
 
-    planned: int  # what a training without out-of-memory uses throughout
+    planned: int  # used throughout by a training without out-of-memory
     current: int = 0  # of the last step
     changes: list[MicroBatchChange] = field(default_factory=list)  # all changes so far, the plan itself first
     quiet_steps: int = 0  # since the last change or try
@@ -192,7 +148,7 @@ class MicroBatchPlan:
         return min(2 * self.current, self.planned) if self.quiet_steps >= self.wait_steps else self.current
 
     def done(self, step: int, micro_batch: int) -> None:
-        """Step ``step``, begun with ``to_try``, was done with ``micro_batch``."""
+        """Record that step ``step``, begun with ``to_try``, was done with ``micro_batch``."""
         tried = self.to_try
         if micro_batch == tried == self.current:
             self.quiet_steps += 1
@@ -205,22 +161,12 @@ class MicroBatchPlan:
         if micro_batch != self.current:
             self._change(step, micro_batch)
 
-    def in_validation(self, step: int, sample: int) -> int:
-        """Return the micro-batch of the validation pass after ``step`` from ``sample`` on."""
-        here = [change for change in self.changes if change.step == step and change.validation_sample is not None]
-        due = [change for change in here if (change.validation_sample or 0) <= sample]
-        return due[-1].micro_batch if due else self.current
-
-    def fitted_in_validation(self, step: int, sample: int, micro_batch: int) -> None:
-        """Record that only ``micro_batch`` fitted from ``sample`` on, in the validation pass after ``step``."""
-        self.changes.append(MicroBatchChange(step, micro_batch, sample))
-
     def to_document(self) -> dict[str, Any]:
-        """Numbers and lists, for a checkpoint."""
-        return {**vars(self), "changes": [[c.step, c.micro_batch, c.validation_sample] for c in self.changes]}
+        """Return numbers and lists, for a checkpoint."""
+        return {**vars(self), "changes": [[change.step, change.micro_batch] for change in self.changes]}
 
     def resumed(self, document: dict[str, Any], step: int) -> str | None:
-        """Go on from ``to_document`` at ``step``; returns what was planned otherwise then, if it was.
+        """Go on from ``to_document`` at ``step``; return how the plan has changed since, or None.
 
         A lower plan than then is a remedy for an out-of-memory and takes effect at once; a higher one is climbed to.
         """

@@ -39,7 +39,6 @@ from fvc_lib.services.memory.policy import PREFETCHED_BATCHES, memory_advice
 
 _logger = logging.getLogger(__name__)
 TIME_LIMIT_SECONDS = 120.0
-_COMPILING = 5  # times as long where the step is compiled first
 _HEADROOM = 0.05  # share of the budget that a prediction must leave
 _CHILD_BYTES = 260_000_000  # of the measuring process with its imports, before its first step
 _LOADER_BYTES = 60_000_000  # that a loader process does not share with its parent, without its batches
@@ -178,8 +177,6 @@ def _measured(
         job = pickle.dumps((request, size, torch.get_num_threads(), room_bytes, free_bytes))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return _Measurement(problem=f"the task cannot be sent to another process: {error}")
-    if "compile" in request.compute.accelerations:
-        time_limit_seconds *= _COMPILING
     try:
         (answer,) = run_isolated(
             f"{__name__}:measure", [(sys.path, base64.b64encode(job).decode())], workers=1,
@@ -252,13 +249,8 @@ def _train_a_little(request: StepRequest, size: int) -> int:
     """
     device, batch_bytes = request.compute.device, 0
     precision = devices.Precision(request.compute)
-    policy = devices.resolve_policy(request.compute, amp="auto" if request.compute.amp_dtype else "off")
     # TF32 or not decides which kernels convolutions take, and so their workspace.
-    with (
-        devices.apply_policy(policy),
-        devices.deterministic_algorithms(device),
-        devices.cudnn_search(request.compute),
-    ):
+    with devices.cuda_kernels(request.compute), devices.deterministic_algorithms(device):
         model = devices.accelerated(request.task.build_model(), request.compute).train()
         if request.gradient_checkpointing:
             devices.recompute_activations(model)
@@ -267,8 +259,7 @@ def _train_a_little(request: StepRequest, size: int) -> int:
             ema_decay=0.5 * request.averages, fused="fused_adamw" in request.compute.accelerations,
         )  # fmt: skip
         transaction = BatchTransaction(
-            request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request),
-            send_ahead="send_ahead" in request.compute.accelerations,
+            request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
         )  # fmt: skip
         best_model = copy_weights(model)  # a training holds these too
         for batch in _batches(request):

@@ -230,9 +230,6 @@ class Ranks:
         """Return every rank's small ``value``; raise MemoryError on all ranks if one had no memory to pack its own."""
         return [value]
 
-    def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
-        """Give every other rank's ``value`` to ``take`` on rank 0, in the order of the ranks."""
-
     def add_up(self, place: str, tensor: Tensor) -> None:
         """Replace ``tensor`` by its sum over the ranks, the same bits on each; a meeting must stand before."""
 
@@ -322,16 +319,6 @@ class ProcessRanks(Ranks):
         if without:
             raise MemoryError(f"memory ended on rank {without[0]} at {place!r}")
         return [_unpacked(each) for each in blobs]
-
-    def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
-        """Meet, then gather the packed values."""
-        blob = _packed(value)
-        self.meet(place)
-        blobs: list[Any] | None = None if self.rank else [None] * self.size
-        with self._committed(place):
-            dist.gather_object(blob, blobs, dst=0)
-        for each in blobs[1:] if blobs else ():
-            take(_unpacked(each))
 
     def add_up(self, place: str, tensor: Tensor) -> None:
         """All-reduce."""

@@ -36,7 +36,7 @@ from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
 from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.ranks import Agreement, OwnGradients, Ranks, is_usable
-from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task, sent_ahead
+from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory.policy import memory_advice
@@ -94,7 +94,6 @@ class BatchTransaction:
     Args:
         report: called with every out-of-memory, after the memory is free again and before the next attempt.
         shared: the model's gradients over all ranks; None: there is one.
-        send_ahead: send the next micro-batch to the device while one is computed.
     """
 
     def __init__(
@@ -106,10 +105,8 @@ class BatchTransaction:
         *,
         report: Callable[[OutOfMemory], None] = lambda event: None,
         shared: OwnGradients | None = None,
-        send_ahead: bool = False,
     ) -> None:
         self._task = task
-        self._send_ahead = send_ahead
         self._model = model
         self._precision = precision
         self._device = device
@@ -182,8 +179,7 @@ class BatchTransaction:
     def _accumulate(self, work: _Work, micro_batch: int) -> LossMean:
         losses = []
         self._where = "forward"
-        parts = work.parts(micro_batch)
-        for start, part in sent_ahead(parts, self._device) if self._send_ahead else parts:
+        for start, part in work.parts(micro_batch):
             loss = self._forward(work, start, part)[1]
             self._where = "backward"
             self._scaled(work.num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
@@ -231,7 +227,7 @@ class BatchTransaction:
         if self._shared.sum_compared(None if part is None else part.gradients):
             first = sum(len(Compared(**each)) for each in documents[: self._shared.rank])
             return part and part.of_samples(first, first + len(own)), None
-        return None, failure or MemoryState("out of memory on another rank", None, 0, {}, [])
+        return None, failure or MemoryState("out of memory on another rank")
 
     def _carry_joint_loss_back(self, compared: JointPart, found: FirstPass, work: _Work, micro_batch: int) -> LossMean:
         losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
@@ -302,7 +298,7 @@ class BatchTransaction:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failure = memory_state(error, self._device, self._model.parameters())
+            failure = memory_state(error, self._device)
         return None, failure
 
     def _samples(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Samples:
@@ -413,7 +409,7 @@ def take_together(
         raise lost
     for rank, (its_lost, _) in enumerate(rows):
         if its_lost:
-            raise StepLostError(MemoryState(f"out of memory on rank {rank}", None, 0, {}, []))
+            raise StepLostError(MemoryState(f"out of memory on rank {rank}"))
     return norm, bool(rows[0][1])
 
 
@@ -541,7 +537,7 @@ class Stepper:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            memory = memory_state(error, self._device, self._model.parameters())
+            memory = memory_state(error, self._device)
         raise StepLostError(memory)  # from outside the handler, whose traceback holds tensors
 
     @contextlib.contextmanager

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -48,33 +46,6 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Return the same samples in page-locked memory; the loader calls this."""
         return Batch(self.sample_ids, {name: t.pin_memory() for name, t in self.tensors.items()})
-
-
-def sent_ahead(parts: Iterable[tuple[int, Batch]], device: torch.device) -> Iterator[tuple[int, Batch]]:
-    """``parts`` on ``device``, with their numbers; while one is computed the next is sent, by a stream of its own."""
-    kind = torch.get_device_module(device)
-    sender, waiting = _sender(device), deque[tuple[int, Batch, Any]]()
-    for number, part in parts:
-        with kind.stream(sender):
-            waiting.append((number, part.to(device), sender.record_event()))
-        if len(waiting) > 1:
-            yield _arrived(*waiting.popleft(), kind.current_stream())
-    while waiting:
-        yield _arrived(*waiting.popleft(), kind.current_stream())
-
-
-@cache
-def _sender(device: torch.device) -> Any:
-    """Return one stream for all batches: torch keeps memory for each stream apart."""
-    return torch.get_device_module(device).Stream()
-
-
-def _arrived(number: int, part: Batch, sent: Any, computing: Any) -> tuple[int, Batch]:
-    computing.wait_event(sent)
-    for tensor in part.tensors.values():
-        if tensor.is_cuda:  # else its memory would serve the sender again while this stream still reads it
-            tensor.record_stream(computing)
-    return number, part
 
 
 def stack_samples(samples: Sequence[Sample]) -> Batch:

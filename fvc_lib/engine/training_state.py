@@ -133,11 +133,9 @@ class TrainingRecord:
     def schedule(self) -> str:
         """How many samples were in memory at once, like ``8; 4 from step 12``."""
         first, *later = self.micro_batch_schedule
-        parts = [str(first.micro_batch)]
-        for change in later:
-            where = "" if change.validation_sample is None else f" of validation, sample {change.validation_sample} on"
-            parts.append(f"{change.micro_batch} from step {change.step}{where}")
-        return "; ".join(parts)
+        return "; ".join(
+            [str(first.micro_batch), *(f"{change.micro_batch} from step {change.step}" for change in later)]
+        )
 
     def claim(self) -> str:
         """Whether the same command on the same kind of machine must give the same bits, in one sentence."""

@@ -420,7 +420,7 @@ def train(
     compute = training_device(config)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
-    with training_memory(config, compute, memory, paths.oom_contexts(stage, fold), ranks.rank) as kept:
+    with training_memory(compute, memory, paths.oom_contexts(stage, fold), ranks.rank) as kept:
         micro_batch, predicted = ranks.from_leader(
             "preflight",
             lambda: planned_micro_batch(
@@ -440,7 +440,6 @@ def train(
                 compute,
                 CheckpointFolder(folder / each.name, binding, anew=anew),
                 metrics,
-                policy=kept.policy,
                 memory=kept.observer_of(each.name),
                 oom_folder=kept.oom_folder,
                 stop=stop,

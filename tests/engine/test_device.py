@@ -1,21 +1,18 @@
 import contextlib
-import os
 
 import pytest
 import torch
 
 from fvc_lib.engine.device import (
-    apply_policy,
+    ComputeDevice,
+    accelerated,
+    cuda_kernels,
     deterministic_algorithms,
     device_memory_probe,
     resolve_device,
-    verify_allocator,
 )
-from fvc_lib.engine.memory import memory_setup
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.policy import ALLOC_CONF_NAMES, resolve_memory_policy
-from tests.faults import forked
+from fvc_lib.services.parameters import resolve_config
 
 
 def test_auto_takes_the_best_that_is_there_and_the_cpu_float32():
@@ -43,40 +40,34 @@ def tf32_settings() -> list[object]:
     return [backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, [name == "tf32" for name in newer]]
 
 
-@pytest.mark.parametrize(("amp", "tf32"), [("auto", True), ("off", False)])
-def test_a_cuda_policy_sets_tf32_and_everything_is_put_back(amp, tf32):
+@pytest.mark.parametrize(("dtype", "tf32"), [(torch.bfloat16, True), (None, False)])
+def test_tf32_follows_the_precision_on_cuda_and_everything_is_put_back(dtype, tf32):
     before = tf32_settings()
-    with contextlib.suppress(KeyError), apply_policy(resolve_memory_policy("cuda", amp=amp)):
+    compute = ComputeDevice(torch.device("cuda", 0), dtype, "a card", ("cudnn_benchmark",))
+    with contextlib.suppress(KeyError), cuda_kernels(compute):
         assert tf32_settings() == [tf32, tf32, [tf32] * 3]
+        assert torch.backends.cudnn.benchmark
         raise KeyError
     assert tf32_settings() == before
+    assert not torch.backends.cudnn.benchmark
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_a_training_starts_by_telling_its_policy():
-    assert memory_setup(RunConfig(device="cpu"))[:2] == ["memory policy: cpu", "precision: float32"]
+def test_accelerations_are_asked_for_by_name_and_change_no_hash():
+    plain = resolve_config({}, environ={})
+    fast = resolve_config({"accelerations": "fused_adamw,channels_last"}, environ={})
+    assert (plain.accelerations, fast.accelerations) == ((), ("fused_adamw", "channels_last"))
+    assert plain.config_hash == fast.config_hash
+    assert plain.training_values() == fast.training_values()
+    with pytest.raises(UsageError, match="accelerations"):
+        resolve_config({"accelerations": "warp"}, environ={})
 
 
-def write_what_is_told(path, first):
-    """In a process whose torch has not been asked for the variable yet."""
-    for name in ALLOC_CONF_NAMES:
-        os.environ.pop(name, None)
-    if first == "asked":
-        torch._C._accelerator_getAllocatorSettings()
-    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    path.write_text(verify_allocator(resolve_memory_policy("cuda")))
-
-
-@pytest.mark.parametrize(
-    ("first", "told"),
-    [
-        ("set", "allocator: expandable_segments:True: active"),
-        ("asked", "allocator: 'expandable_segments:True' is not active, torch started with ''"),
-    ],
-)
-def test_torch_tells_whether_it_started_with_the_allocators_settings(tmp_path, first, told):
-    assert forked.run(write_what_is_told, tmp_path / "told", first) == (0, "")
-    assert (tmp_path / "told").read_text().startswith(told)
+def test_an_acceleration_that_cannot_be_or_does_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"cudnn_benchmark is not possible on cpu: cuDNN is CUDA's. Leave it out"):
+        resolve_device("cpu", accelerations=("cudnn_benchmark",))
+    with pytest.raises(UsageError, match=r"channels_last does nothing for Linear: no convolution"):
+        accelerated(torch.nn.Linear(2, 1), resolve_device("cpu", accelerations=("channels_last",)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

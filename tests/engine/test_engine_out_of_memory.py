@@ -139,7 +139,6 @@ def test_an_out_of_memory_leaves_a_file_that_says_what_memory_held(make_engine, 
     assert (told["global_step"], told["epoch"], told["micro_batch"], told["micro_batch_next"]) == (1, 1, 8, 4)
     assert told["state"]["asked_bytes"] == 2 * 2**20
     assert told["batch"]["frames"] == "(2, 3, 16, 16) uint8"
-    assert [32, 8, 1, 3, 3] in [kind["shape"] for kind in told["state"]["largest_tensors"]]  # a layer's weights
 
 
 @pytest.mark.fault(19)

@@ -1,13 +1,12 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from fvc_lib.engine.loading import MAX_RESTARTS, LoaderDiedError, PlannedBatch, load_batches, load_planned
-from fvc_lib.engine.task import Batch, Sample
+from fvc_lib.engine.task import Sample
 
 # A process that is killed while it hands a batch over leaves its end of a socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
@@ -132,69 +131,3 @@ def test_an_empty_list_of_samples_is_an_empty_batch_in_its_place(tmp_path, num_w
     found = list(load_batches(Numbers(tmp_path), asked, num_workers=num_workers))
     assert [batch.sample_ids for batch in found] == [(), ("s0", "s1"), (), ("s2",), ()]
     assert [len(batch) for batch in load_batches(Numbers(tmp_path), [[]], num_workers=num_workers)] == [0]
-
-
-class Pictures:
-    """Large and small tensors of several kinds, of sizes that differ from batch to batch."""
-
-    classes = None
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices):
-        numbers = torch.tensor(indices)
-        pixels = (numbers.reshape(-1, 1, 1) * 3 + torch.arange(300) + torch.arange(200).reshape(-1, 1)).to(torch.uint8)
-        tensors = {
-            "label": numbers.float(),
-            "frames": pixels,
-            "turned": pixels.permute(2, 0, 1),
-            "half": pixels[:, :60, :50].to(torch.bfloat16),
-            "little": numbers.to(torch.bfloat16),
-            "nothing": numbers[:0],
-        }
-        return Batch(tuple(f"s{index}" for index in indices), tensors)
-
-
-def equal(found, wanted):
-    return found.sample_ids == wanted.sample_ids and all(
-        found.tensors[name].dtype == tensor.dtype and torch.equal(found.tensors[name], tensor)
-        for name, tensor in wanted.tensors.items()
-    )
-
-
-MANY = [[3], *([n % 40, (7 * n) % 40, 5][: 1 + n % 3] for n in range(30)), []]
-
-
-@pytest.mark.parametrize("kept", [1, 100])
-def test_batches_from_loader_processes_stay_what_they_were_however_long_they_are_kept(kept):
-    data, held = Pictures(), []
-    for batch, samples in zip(load_batches(data, MANY, num_workers=2), MANY, strict=True):
-        held = [*held, (batch, samples)][-kept:]
-        del batch
-        for earlier, its_samples in held[:2]:
-            assert equal(earlier, data.__getitems__(its_samples) if its_samples else Batch((), {}))
-    assert len(held) == min(kept, len(MANY))
-    assert all(equal(batch, data.__getitems__(samples)) for batch, samples in held if samples)
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no nameless files")
-def test_large_tensors_are_handed_over_in_memory_that_serves_again_and_is_given_back():
-    def nameless():
-        links = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-        return sum("fvc batch" in str(link) for link in links)
-
-    def lying_in():
-        return {line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "fvc batch" in line}
-
-    batches, seen = load_batches(Pictures(), [[1, 2]] * 30, num_workers=1), set()
-    for batch in batches:
-        seen |= lying_in()
-        assert 1 <= nameless() <= 8  # a mapping keeps one of its own
-        del batch
-    assert 1 <= len(seen) <= 6
-    assert nameless() == 0
-    assert not lying_in()

@@ -79,12 +79,3 @@ def test_a_resumed_training_may_plan_less_at_once_and_more_later():
     assert higher.resumed(first.to_document(), 2) == "micro-batch 8 -> 16 planned"
     assert higher.to_try == 4
     assert train(higher, [16] * 100)[-1] == 16
-
-
-def test_an_out_of_memory_in_validation_lasts_to_the_end_of_its_pass():
-    plan = MicroBatchPlan(8)
-    assert plan.in_validation(3, 0) == 8
-    plan.fitted_in_validation(3, 16, 2)
-    assert [plan.in_validation(3, sample) for sample in (0, 8, 16, 24)] == [8, 8, 2, 2]
-    assert plan.in_validation(6, 16) == 8
-    assert plan.current == 8

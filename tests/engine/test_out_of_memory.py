@@ -3,7 +3,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.distributed import DistBackendError
 
-from fvc_lib.engine.oom_detection import asked_bytes, is_out_of_memory, memory_state
+from fvc_lib.engine.oom_detection import asked_bytes, is_out_of_memory
 
 NCCL = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
@@ -112,13 +112,3 @@ def test_a_circle_of_causes_ends():
 )
 def test_what_was_asked_for_is_read_from_the_message(message, wanted):
     assert asked_bytes(message) == wanted
-
-
-def test_a_tensor_that_shows_part_of_what_is_held_does_not_stand_for_all_of_it():
-    whole = torch.zeros(16, 12_345)
-    parts = [whole[:2], whole[:8], whole.expand(3, 16, 12_345)]
-    state = memory_state(MemoryError(), torch.device("cpu"), known=[*parts, whole])
-    held = [kind for kind in state.largest_tensors if 12_345 in kind["shape"]]
-    assert held == [
-        {"shape": [16, 12_345], "dtype": "torch.float32", "device": "cpu", "count": 1, "total_bytes": whole.nbytes}
-    ]

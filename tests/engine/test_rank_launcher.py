@@ -198,7 +198,7 @@ def test_reports_of_the_ranks_arrive_and_one_of_them_writes_the_metric_log(two_r
         )  # fmt: skip
     assert steps == sorted(steps)
     assert steps[-1][0] == steps[-1][1]
-    assert [kind for kind, _ in observer.events] == ["policy"]
+    assert [kind for kind, _ in observer.events] == ["device"]
     assert {place[0] for place in observer.places} >= {"train", "validation", "test"}
     attempts = {json.loads(line)["attempt"] for line in paths.metrics(STAGE, 0).read_text().splitlines()}
     assert attempts == {4}

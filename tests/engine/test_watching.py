@@ -40,7 +40,7 @@ def test_a_test_is_of_no_epoch(places):
 def test_the_controls_out_of_memory_files_bear_its_name(places, tmp_path):
     for memory in (places, ControlMemory(places, "control")):
         for where in ("forward", "validation"):
-            watch(memory, tmp_path).out_of_memory(OutOfMemory(where, MemoryState("", None, 0, {}, []), 8, 4, {}, 8))
+            watch(memory, tmp_path).out_of_memory(OutOfMemory(where, MemoryState(""), 8, 4, {}, 8))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step_000021_control_train_forward_1.json", "step_000021_control_validation_validation_1.json",
         "step_000021_train_forward_1.json", "step_000021_validation_validation_1.json",

@@ -190,7 +190,7 @@ class Lab:
         return Engine(
             task or ClipTask(), replace(settings, **changes), compute,
             CheckpointFolder(self.folder / name, CheckpointBinding({"name": "promises"}, "")), NoMetrics(),
-            policy=devices.resolve_policy(compute), stop=stop, ranks=ranks,
+            stop=stop, ranks=ranks,
         )  # fmt: skip
 
     def train(self, name: str, task: ClipTask | None = None, compute: ComputeDevice | None = None, **changes: Any) -> (
@@ -239,7 +239,7 @@ def exact_products() -> Iterator[None]:
     The engine itself leaves cuDNN its choice, and claims no equality of bits there.
     """
     cudnn, before = torch.backends.cudnn, torch.backends.cudnn.deterministic
-    with devices.apply_policy(replace(devices.resolve_policy(resolve_device()), tf32=False)):
+    with devices.cuda_kernels(replace(resolve_device(), amp_dtype=None)):
         cudnn.deterministic = True
         try:
             yield

@@ -1,46 +1,16 @@
-"""One memory policy per kind of device, and the advice after an out-of-memory."""
+"""The allocator's setting, and the advice after an out-of-memory."""
 
 from typing import get_args
 
 import pytest
 
-from fvc_lib.services.memory.policy import (
-    MPS_HIGH,
-    MPS_LOW,
-    MemoryPolicy,
-    RanOut,
-    memory_advice,
-    ran_out_in,
-    resolve_memory_policy,
-)
+from fvc_lib.services.memory.policy import ALLOC_CONF_NAMES, RanOut, allocator_environment, memory_advice, ran_out_in
 
 
-@pytest.mark.parametrize(
-    ("device", "settings"),
-    [
-        ("cpu", {}),
-        (
-            "cuda",
-            {"amp_dtype": "bfloat16", "tf32": True, "pin_memory": True,
-             "allocator": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}},
-        ),
-        (
-            "mps",
-            {"clear_cache_training_batches": 5, "clear_cache_validation_batches": 3,
-             "allocator": {MPS_HIGH: "1.0", MPS_LOW: "0.9"}},
-        ),
-    ],
-)  # fmt: skip
-def test_each_device_has_its_policy(device, settings):
-    policy = resolve_memory_policy(device, environ={})
-    assert policy == MemoryPolicy(device=device, **settings)
-    assert policy.describe()[0] == f"memory policy: {device}"
-    plain = resolve_memory_policy(device, amp="off", environ={})
-    assert (plain.amp_dtype, plain.tf32) == (None, False)
-
-
-def test_a_cuda_device_without_bfloat16_gets_float16():
-    assert resolve_memory_policy("cuda", bf16_supported=False).amp_dtype == "float16"
+def test_the_allocator_is_set_unless_the_user_has_set_it_under_any_name():
+    assert allocator_environment({"PATH": "/bin"}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    for name in ALLOC_CONF_NAMES:
+        assert allocator_environment({name: "max_split_size_mb:64"}) == {}
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path)
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
     assert {place[0] for place in observer.places} >= {"train", "validation", "control_train", "test", "report"}
-    assert [kind for kind, _ in observer.events] == ["policy"]
+    assert [kind for kind, _ in observer.events] == ["device"]
 
     alone = elsewhere(two_ranks, tmp_path / "alone" / "run_1")
     with MetricLog(alone.metrics(STAGE, 0), run_id="r", fold=0) as log:

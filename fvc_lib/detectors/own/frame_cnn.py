@@ -5,11 +5,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.detectors.own.stems import FORENSIC, PIXELS, ConvNorm, SeenThroughStem, Stem
+from fvc_lib.detectors.own.stems import FORENSIC, PIXELS, ConvNorm, Stem
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
-class FrameTrunk(SeenThroughStem, nn.Module):
+class FrameTrunk(nn.Module):
     """A CNN on single frames; its norm sees the whole clip, so that a frozen or foreign frame stays different.
 
     Args:

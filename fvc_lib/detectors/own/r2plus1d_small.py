@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, ConvNorm, SeenThroughStem, Stem
+from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, ConvNorm, Stem
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 BIBTEX = """@inproceedings{tran2018closer,
@@ -16,7 +16,7 @@ BIBTEX = """@inproceedings{tran2018closer,
 }"""
 
 
-class R2Plus1dTrunk(SeenThroughStem, nn.Module):
+class R2Plus1dTrunk(nn.Module):
     """A small R(2+1)D: each 3-D convolution is a spatial one followed by a temporal one.
 
     After Tran et al., "A closer look at spatiotemporal convolutions for action recognition" (CVPR 2018), with group

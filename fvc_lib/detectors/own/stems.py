@@ -12,7 +12,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -146,21 +146,6 @@ class Stem:
         if torch.compiler.is_exporting() or torch.compiler.is_compiling():
             return self.maps(frames, self.cell)
         return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, self.clips_at_once)])
-
-
-class SeenThroughStem:
-    """A trunk whose stem takes so many clips at once; names and values stay."""
-
-    _stem: Stem
-
-    @property
-    def clips_at_once(self) -> int:
-        """Of a batch, whose maps are computed together."""
-        return self._stem.clips_at_once
-
-    @clips_at_once.setter
-    def clips_at_once(self, number: int) -> None:
-        self._stem = replace(self._stem, clips_at_once=number)
 
 
 FORENSIC = Stem(forensic_maps, NUM_CHANNELS, cell=4)
