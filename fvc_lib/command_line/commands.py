@@ -388,10 +388,9 @@ def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> Non
 def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str | None, runs_dir: Path | None) -> None:
     """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
 
-    A run becomes one MLflow run with a nested one for each fold: parameters, metrics by step, results with intervals
-    beside their controls, whether it is above them, and the report with its figures. The run folder stays the truth and
-    is only read. Exporting again doubles nothing: a run that has changed replaces what MLflow held of it. What MLflow
-    takes otherwise or not at all is named. It needs: make setup-mlflow
+    A run becomes one MLflow run: parameters, metrics by step, results with intervals next to their controls, whether it
+    is above them, and the report with its figures. The run folder stays the truth and is only read. Exporting again
+    replaces the earlier export. It needs: make setup-mlflow
 
     \b
     python run_notebooks.py export-mlflow latest                                     into mlflow.db beside the runs
@@ -401,13 +400,13 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     python run_notebooks.py export-mlflow latest --register news@champion            and into the model registry
     python run_notebooks.py predict models:/news@champion video.mp4                  which predict reads
 
-    --register makes what export writes a version of the model NAME and lets ALIAS point at it; the same content again
-    makes no second version. It is for one finished run, of any task.
+    --register makes the bundle that export writes a version of the model NAME, as a pyfunc model, and lets ALIAS point
+    at it; the same content again makes no second version. It is for one finished run, of any task.
 
     A server's password belongs into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, not into URI, which the
     list of processes shows. FVC_TRACKER=mlflow exports each run when it ends.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.analysis.mlflow.registry import model_and_alias
+    from fvc_lib.analysis.mlflow import model_and_alias
 
     folder = runs_dir or Path(resolve_config().runs_dir)
     if register is not None and len(runs) != 1:
@@ -434,31 +433,30 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
 
 
 def _export(run: RunPaths, tracking_uri: str | None) -> None:
-    from fvc_lib.analysis.mlflow.export import default_tracking_uri, export_run
+    from fvc_lib.analysis.mlflow import default_tracking_uri, export_run
 
     refuse_damaged(run.root)
     # Beside the folder of runs that this one is in, also when it was named by its path.
-    report = export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent))
-    for line in report.lines():
+    for line in export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent)):
         click.echo(line)
 
 
 def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -> None:
-    from fvc_lib.analysis.mlflow.export import default_tracking_uri
-    from fvc_lib.analysis.mlflow.registry import register_bundle
+    from fvc_lib.analysis.mlflow import SCHEME, default_tracking_uri, register_bundle
     from fvc_lib.command_line.export import write_run_bundle
 
     store = tracking_uri or default_tracking_uri(run.root.parent.parent)
     with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
         _, sentences = write_run_bundle(run, Path(folder) / "bundle")
-        made = register_bundle(
+        version, is_new = register_bundle(
             Path(folder) / "bundle", model, alias, experiment=run.root.parent.name, run_id=run.run_id,
             tracking_uri=store,
         )  # fmt: skip
-    click.echo(f"model {made.name}, version {made.version}{'' if made.is_new else ' (was there with this content)'}")
+    click.echo(f"model {model}, version {version}{'' if is_new else ' (was there with this content)'}")
     for sentence in sentences:
         click.echo(f"  {sentence}")
-    click.echo(f"  to ask it: {command_text('predict', made.uri, 'FILE')}")
+    uri = f"{SCHEME}{model}@{alias}" if alias else f"{SCHEME}{model}/{version}"
+    click.echo(f"  to ask it: {command_text('predict', uri, 'FILE')}")
 
 
 COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, features, corpora, explain)

@@ -23,8 +23,7 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
         UsageError: there is no such bundle, run, ensemble or registered model.
         FvcError: MLflow refused, or its content is not what was registered.
     """
-    from fvc_lib.analysis.mlflow.export import default_tracking_uri
-    from fvc_lib.analysis.mlflow.registry import SCHEME, fetched_bundle
+    from fvc_lib.analysis.mlflow import SCHEME, default_tracking_uri, fetched_bundle
 
     if name.startswith(SCHEME):
         store = default_tracking_uri(Path(runs_dir))

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.analysis.dashboard.panels import Selection, notes
-from fvc_lib.analysis.mlflow.export import run_content
+from fvc_lib.analysis.mlflow import run_content
 from fvc_lib.analysis.pages.report import summary_lines
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table

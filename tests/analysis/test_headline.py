@@ -8,7 +8,7 @@ import pytest
 from nbformat.v4 import new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.panels import default_selection, panels
-from fvc_lib.analysis.mlflow.export import run_content
+from fvc_lib.analysis.mlflow import run_content
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.headline import (
@@ -150,7 +150,7 @@ def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths, sta
     assert f"ROC-AUC with interval, {mark}" in "\n".join(summary_lines(run))
     assert mark in run.report_html.read_text()
     assert "no result" in (run.root.parents[1] / "index.html").read_text()
-    assert mark in run_content(run).whole.tags["fvc.verdict"]
+    assert mark in run_content(run).tags["fvc.verdict"]
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -252,7 +252,7 @@ def test_without_a_strict_control_nothing_is_claimed_and_all_pages_say_how_to_ge
         "index": (run.root.parents[1] / "index.html").read_text(),
         "runs": runs_table(run.root.parents[1]).frame["verdict"][0],
         "dashboard": panel.draw(default_selection(run.root.parents[1])).layout.title.text.replace("<br>", " "),
-        "mlflow": run_content(run).whole.tags["mlflow.note.content"].replace("\\", ""),
+        "mlflow": run_content(run).tags["mlflow.note.content"].replace("\\", ""),
     }
     command = FORGERIES.strict_controls[missing].replace("RUN", str(run.root))
     command = command.replace("run_notebooks.py", command_text())

@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.dashboard import Dashboard
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, panels
-from fvc_lib.analysis.mlflow.export import run_tags
+from fvc_lib.analysis.mlflow import run_tags
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.comparison import compare

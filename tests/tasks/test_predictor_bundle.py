@@ -20,8 +20,7 @@ from click.testing import CliRunner, Result
 from filelock import FileLock
 
 from fvc_lib import CHECKOUT, load_detector
-from fvc_lib.analysis.mlflow.export import default_tracking_uri
-from fvc_lib.analysis.mlflow.registry import register_bundle
+from fvc_lib.analysis.mlflow import default_tracking_uri, register_bundle
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.detectors.network import weights_path
@@ -254,8 +253,8 @@ def test_the_registry_gives_back_what_the_run_said(home, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "runs").mkdir()
     store = default_tracking_uri(tmp_path / "runs", {})
-    made = register_bundle(home / "bundle", "told", "best", experiment="default", run_id="run_0", tracking_uri=store)
-    assert asked(made.uri, home, tmp_path / "out") == 0
+    register_bundle(home / "bundle", "told", "best", experiment="default", run_id="run_0", tracking_uri=store)
+    assert asked("models:/told@best", home, tmp_path / "out") == 0
     for name in TABLES:
         assert (tmp_path / "out" / name).read_bytes() == (home / "by_run" / name).read_bytes()
 

@@ -1,18 +1,21 @@
-"""Every number of an audit: what a table of scores says of its detectors, with intervals over groups.
+"""The numbers of an audit of anyone's scores, with intervals over groups.
 
-Replicates are drawn once for all detectors that answered the same videos, so intervals are paired and 20 detectors cost
-little more than their rankings. A detector is judged on the videos it answered; detectors are compared, averaged and
-set against each other on those that all of them answered.
+A detector is judged on the videos it answered. Detectors are compared, and averaged, on those that all answered, with
+the same draws.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from fvc_lib.analysis.read.headline import (
     DISHONEST_CONTROLS,
@@ -29,14 +32,8 @@ from fvc_lib.metrics.cross_validation import (
     RANKING_METRICS,
     within_folds,
 )
-from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, SourceFloor, real_source_floor, shuffled_label_aucs
-from fvc_lib.metrics.intervals import (
-    Interval,
-    ReplicateValues,
-    intervals_of,
-    one_vote_per_group,
-    replicate_values,
-)
+from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, real_source_floor, shuffled_label_aucs
+from fvc_lib.metrics.intervals import ReplicateValues, intervals_of, one_vote_per_group, replicate_values
 from fvc_lib.metrics.operating_points import (
     BEST,
     OperatingPoint,
@@ -46,11 +43,7 @@ from fvc_lib.metrics.operating_points import (
     share_of_fakes_called,
     share_of_reals_called,
 )
-from fvc_lib.metrics.paired_difference import (
-    holm,
-    is_above_control,
-    paired_difference,
-)
+from fvc_lib.metrics.paired_difference import holm, is_above_control, paired_difference
 from fvc_lib.services.errors import UsageError
 
 AVERAGE = "average of all"
@@ -59,18 +52,27 @@ FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 SMALL_BELOW_GROUPS = 20
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 _MOST_SLICES = 12
-_SHUFFLES = 200
 NEED_VIDEOS = (METADATA_ONLY, LENGTH_ONLY)  # controls without which nobody is above all controls
 # Reals that a rate needs at least, by the metric that is NaN with fewer.
 NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_1_percent": 1000}
 
+Groups = npt.NDArray[np.object_]
+Ends = tuple[float | None, float | None, float | None]
+
 
 @dataclass(frozen=True)
 class Settings:
-    """How an audit computes."""
+    """How an audit computes.
 
-    point: OperatingPoint = BEST  # where decisions are made, chosen on one half of the groups for the other
-    # A threshold that comes with the scores, used in place of ``point``; None: there is none.
+    Attributes:
+        point: of decisions, chosen on one half of the groups for the other.
+        threshold: one that comes with the scores, used in place of ``point``; None if there is none.
+        replicates: half-samples of the groups.
+        seed: of every draw.
+        confidence: of every interval.
+    """
+
+    point: OperatingPoint = BEST
     threshold: float | None = None
     replicates: int = 1000
     seed: int = 0
@@ -83,95 +85,136 @@ def settings(decide_at: str, **others: Any) -> Settings:
     Raises:
         UsageError: ``decide_at`` is none of these.
     """
-    kind, _, number = decide_at.partition("=")
     try:
-        if kind.strip().lower() == "threshold":
-            return Settings(threshold=float(number), **others)
+        if decide_at.startswith(GIVEN):
+            return Settings(threshold=float(decide_at.removeprefix(GIVEN)), **others)
         return Settings(point=operating_point(decide_at), **others)
     except ValueError as error:
         raise UsageError(f"{error} Or threshold=NUMBER, one that comes with the scores.") from error
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Some of the table's videos."""
-
-    places: IntArray  # int64 (n,), which rows of the table
-    labels: IntArray  # int64 (n,) of 0 (real) and 1 (fake)
-    groups: npt.NDArray[np.object_]  # (n,) group ids
-    half: IntArray | None  # int64 (n,) of 0 and 1, for thresholds; None where a half would lack a class
-
-
-@dataclass(frozen=True)
 class Audit:
-    """What was found; frames have a row for each detector and thing, undefined numbers being null."""
+    """The outcome of ``audit_scores``; frames have a row for each detector and thing, undefined numbers are null.
 
-    detectors: tuple[str, ...]  # the highest main metric first, on the videos that all answered
-    numbers: pl.DataFrame  # ``detector metric value low high num_videos num_groups``
-    # The main metric on the videos that all answered, also of the average: ``detector value low high``.
+    Attributes:
+        detectors: the highest main metric first, on the videos that all answered.
+        numbers: ``detector metric value low high num_videos num_groups``, on the videos that each answered.
+        common: the main metric on the videos that all answered, also of the average: ``detector value low high``.
+        by_group: likewise with one vote per group, on the videos that each answered; empty if groups are single videos.
+        controls: each control next to each detector on the same videos: ``detector source value low high num_videos
+            detector_value detector_low detector_high``.
+        shuffled: mean and range over deals of the labels to other groups: ``detector value low high``.
+        differences: of all pairs: ``first second difference low high p holm_p is_shown``.
+        slices: ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
+        floors: reals of two sources told apart: ``detector higher lower value low high num_higher num_lower``.
+        thresholds: ``detector point fpr fpr_low fpr_high tpr tpr_low tpr_high first_threshold second_threshold
+            is_resolved``.
+        coverage: ``detector num_videos answered_share num_real num_fake auc_if_wrong``; the last counts every video
+            without an answer against the detector.
+        regrouped: the main metric with suspected groups: ``detector value low high``; empty without any.
+        correlations: (D, D), Spearman's, on the common videos; None without common videos.
+        num_common: videos that all answered.
+        num_common_groups: their groups.
+        num_videos: of the table.
+        num_groups: of the table.
+        settings: of the computation.
+    """
+
+    detectors: tuple[str, ...]
+    numbers: pl.DataFrame
     common: pl.DataFrame
-    by_group: pl.DataFrame  # ``detector value low high``: one vote per group, on the videos that each answered
-    # ``detector source value low high num_videos detector_value detector_low detector_high``: each control and each
-    # detector on the same videos, of those by which the detector is compared the ones that the control has.
+    by_group: pl.DataFrame
     controls: pl.DataFrame
-    shuffled: pl.DataFrame  # ``detector value low high``, the mean and range of 200 deals of the labels to other groups
-    differences: pl.DataFrame  # ``first second difference low high p holm_p is_shown``, all pairs
-    # ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
+    shuffled: pl.DataFrame
+    differences: pl.DataFrame
     slices: pl.DataFrame
-    floors: Mapping[str, SourceFloor]  # by detector
-    # ``detector point fpr fpr_low fpr_high tpr tpr_low tpr_high first_threshold second_threshold is_resolved``.
+    floors: pl.DataFrame
     thresholds: pl.DataFrame
-    # ``detector num_videos answered_share num_real num_fake auc_if_wrong``; the last counts every video that was not
-    # answered against the detector.
     coverage: pl.DataFrame
-    # (D, D) on the common videos; ``equal_decisions`` alike; None without common videos.
+    regrouped: pl.DataFrame
     correlations: FloatArray | None
-    equal_decisions: FloatArray | None
-    regrouped: pl.DataFrame  # ``detector value low high`` with suspected groups; empty without any
     num_common: int
     num_common_groups: int
     num_videos: int
     num_groups: int
     settings: Settings
 
-    def interval(self, detector: str, metric: str = MAIN_METRIC) -> tuple[float | None, float | None, float | None]:
-        """``value low high`` of one detector's metric on its own videos; None where undefined."""
-        row = self.numbers.filter((pl.col("detector") == detector) & (pl.col("metric") == metric))
-        return row.select("value", "low", "high").row(0) if row.height else (None, None, None)
+    def interval(self, detector: str, metric: str = MAIN_METRIC) -> Ends:
+        """Return ``value low high`` of one detector's metric on its own videos; None where undefined."""
+        return ends_of(self.numbers.filter(detector=detector, metric=metric)) or (None, None, None)
 
     @property
     def is_complete(self) -> bool:
         """Whether every detector answered every video."""
         return self.num_common == self.num_videos
 
-    def compared(self, detector: str) -> tuple[float | None, float | None, float | None]:
-        """``value low high`` by which detectors are ordered: on the videos that all answered, where there are such.
+    def compared(self, detector: str) -> Ends:
+        """Return ``value low high`` on the videos that all answered, if there are such; else on the detector's own.
 
-        On its own videos one that leaves out what is hard would look better than the others.
+        On its own videos a detector that leaves out the hard ones would look better than the others.
         """
-        row = self.common.filter(pl.col("detector") == detector)
-        return row.select("value", "low", "high").row(0) if row.height else self.interval(detector)
+        return ends_of(self.common.filter(detector=detector)) or self.interval(detector)
 
     def of_coverage(self, detector: str, column: str) -> Any:
-        """One cell of ``coverage``."""
-        return self.coverage.filter(pl.col("detector") == detector)[column].item()
+        """Return one cell of ``coverage``."""
+        return self.coverage.filter(detector=detector)[column].item()
 
     def above_controls(self, detector: str) -> bool | None:
-        """Whether a detector's main metric is above every honest control's; None: not known, for some are missing."""
+        """Return whether a detector is above every honest control; None if some controls are missing."""
         own = self.honest_controls(detector)
         if not own["is_above"].all():
             return False
         return True if set(NEED_VIDEOS) <= set(own["source"]) else None
 
     def honest_controls(self, detector: str) -> pl.DataFrame:
-        """Return a detector's honest ``controls`` with a value, and ``is_above``: whether it is above each.
-
-        Controls that only show what a careless split would claim are left out.
-        """
+        """Return a detector's honest ``controls`` with a value, and whether it ``is_above`` each."""
         own = self.controls.filter(~pl.col("source").is_in(list(DISHONEST_CONTROLS)), detector=detector)
         own = own.drop_nulls("value")
         ends = own.select("detector_value", "detector_low", "value", "high").iter_rows()
         return own.with_columns(is_above=pl.Series([is_above_control(*each) for each in ends], dtype=pl.Boolean))
+
+
+def ends_of(rows: pl.DataFrame) -> Ends | None:
+    """Return ``value low high`` of the first row; None without rows."""
+    return rows.select("value", "low", "high").row(0) if rows.height else None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some of the table's videos.
+
+    Attributes:
+        places: int64 (n,), their rows in the table.
+        labels: int64 (n,) of 0 (real) and 1 (fake).
+        groups: (n,) group ids.
+        half: int64 (n,) of 0 and 1, for thresholds; None where a half would lack a class.
+        how: the settings.
+    """
+
+    places: IntArray
+    labels: IntArray
+    groups: Groups
+    half: IntArray | None
+    how: Settings
+
+    @property
+    def has_both_labels(self) -> bool:
+        """Whether there are reals and fakes."""
+        return np.unique(self.labels).size == 2
+
+    def drawn(
+        self, measures: Sequence[tuple[Metric, npt.ArrayLike]], votes: FloatArray | None = None
+    ) -> ReplicateValues:
+        """Return the values of ``measures`` and their replicates, on the same draws for all measures of these rows."""
+        return replicate_values(
+            self.labels, measures, self.groups, row_weights=votes, replicates=self.how.replicates, seed=self.how.seed
+        )
+
+    def ends(self, measures: Sequence[tuple[Metric, npt.ArrayLike]], votes: FloatArray | None = None) -> list[Ends]:
+        """Return ``value low high`` of each measure."""
+        found = intervals_of(self.drawn(measures, votes), self.how.confidence)
+        return [interval.row()[:3] for interval in found]
 
 
 def audit_scores(
@@ -182,7 +225,7 @@ def audit_scores(
     controls: Mapping[str, pl.DataFrame] | None = None,
     suspected: Sequence[str] | None = None,
 ) -> Audit:
-    """Compute all of it.
+    """Compute all numbers of an audit.
 
     Args:
         videos: ``video_id label group_id generator real_source corpus``; a video without a group is its own.
@@ -194,242 +237,181 @@ def audit_scores(
     Raises:
         ValueError: lengths that differ, or only one label.
     """
-    how = how or Settings()
-    groups = group_ids(videos)
+    how, groups = how or Settings(), group_ids(videos)
     labels = (videos["label"] == "fake").cast(pl.Int64).to_numpy()
     table = scores.to_numpy().astype(np.float64)  # (N, D), NaN where there is no score
     names = scores.columns
-    by_pattern = _by_pattern(table)
-    numbers: list[tuple[object, ...]] = []
-    thresholds: list[tuple[object, ...]] = []
-    slices: list[tuple[object, ...]] = []
-    floors: dict[str, SourceFloor] = {}
-    common_rows = np.flatnonzero(~np.isnan(table).any(axis=1))
-    common = _rows(common_rows, labels, groups, how)
-    drawn_of_common: ReplicateValues | None = None
-    compared = len(names) > 1 and np.unique(common.labels).size == 2
-    for answered, members in by_pattern.items():
-        rows = _rows(np.flatnonzero(np.frombuffer(answered, dtype=bool)), labels, groups, how)
-        if np.unique(rows.labels).size < 2:
-            numbers += [(names[member], MAIN_METRIC, None, None, None, rows.labels.size, 0) for member in members]
-            continue
-        ensembles = rows.places.size == common.places.size and compared
-        columns = {names[member]: table[rows.places, member] for member in members}
-        both = _ensembles(table, common) if ensembles else {}
-        found = [_measures(column, rows, how) for column in columns.values()]
-        measures = [measure for each in found for measure in each.all]
-        drawn = _drawn(rows, [*measures, *((roc_auc, column) for column in both.values())], how)
-        ends = iter(intervals_of(drawn, how.confidence))
-        for name, each in zip(columns, found, strict=True):
-            for metric in each.metrics:
-                numbers.append((name, metric, *next(ends).row()))
-            thresholds += list(_threshold_rows(name, each, ends, rows))
-        if ensembles and len(members) == len(names):
-            first = np.cumsum([0, *(len(each.all) for each in found)])
-            drawn_of_common = _some(drawn, [*first[:-1].tolist(), *range(int(first[-1]), len(drawn.values))])
-        slices += list(_slices(videos[rows.places], columns, rows, found, how))
-        floors |= _floors(videos[rows.places], columns, rows, how)
-    if compared and drawn_of_common is None:
-        columns = {name: table[common.places, number] for number, name in enumerate(names)}
-        measured = [(roc_auc, column) for column in (columns | _ensembles(table, common)).values()]
-        drawn_of_common = _drawn(common, measured, how)
-    frame = pl.DataFrame(numbers, schema=_NUMBERS, orient="row")
-    together = _named([*names, AVERAGE], drawn_of_common, how)
-    main = frame.filter(pl.col("metric") == MAIN_METRIC) if together.is_empty() else together
-    main = main.filter(pl.col("detector").is_in(names)).sort("value", descending=True, nulls_last=True)
-    order = main["detector"].to_list()
+
+    def rows_of(places: npt.NDArray[np.bool_], their_groups: Groups = groups) -> _Rows:
+        part, own = labels[places], their_groups[places]
+        half = halves(part, own, seed=how.seed) if part.size else None
+        enough = half is not None and all(np.unique(part[half == each]).size == 2 for each in (0, 1))
+        return _Rows(np.flatnonzero(places), part, own, half if enough else None, how)
+
+    found: dict[str, list[tuple[object, ...]]] = {name: [] for name in _SCHEMAS}
+    alike: dict[bytes, list[int]] = {}  # detectors by the videos that they answered
+    for number, column in enumerate(table.T):
+        alike.setdefault(np.isnan(column).tobytes(), []).append(number)
+    for members in alike.values():
+        rows = rows_of(~np.isnan(table[:, members[0]]))
+        columns = {names[number]: table[rows.places, number] for number in members}
+        decided = {name: _decided(own, rows) for name, own in columns.items()} if rows.has_both_labels else {}
+        for number, (name, own) in zip(members, columns.items(), strict=True):
+            found["coverage"].append((name, *_coverage(labels, table[:, number])))
+            found["shuffled"].append((name, *_shuffled(rows, own)))
+            if not decided:
+                found["numbers"].append((name, MAIN_METRIC, None, None, None, rows.labels.size, 0))
+                continue
+            found["numbers"] += [(name, *row) for row in _numbers(own, decided[name], rows)]
+            found["thresholds"] += [(name, *row) for row in _thresholds(own, rows)]
+            found["floors"] += [(name, *row) for row in _floor(videos[rows.places], own, rows)]
+            if len(set(groups.tolist())) < groups.size:
+                found["by_group"].append((name, *rows.ends([(roc_auc, own)], one_vote_per_group(rows.groups))[0]))
+            if suspected is not None:
+                regrouped = rows_of(~np.isnan(table[:, number]), np.array(suspected, dtype=object))
+                found["regrouped"].append((name, *regrouped.ends([(roc_auc, own)])[0]))
+        if decided:
+            found["slices"] += list(_slices(videos[rows.places], columns, decided, rows))
+    common, together = rows_of(~np.isnan(table).any(axis=1)), np.empty((0, 0))
+    is_compared = len(names) > 1 and common.has_both_labels
+    if is_compared:
+        together = table[common.places]
+        measured = [(roc_auc, column) for column in (*together.T, agreement.average_scores(together))]
+        drawn = common.drawn(measured)
+        ends = [interval.row()[:3] for interval in intervals_of(drawn, how.confidence)]
+        found["common"] = [(name, *row) for name, row in zip([*names, AVERAGE], ends, strict=True)]
+        found["differences"] = list(_differences(names, drawn, how))
+    if controls:
+        alone = [(rows_of(~np.isnan(column)), [name]) for name, column in zip(names, table.T, strict=True)]
+        for rows, judged in [(common, names)] if is_compared else alone:
+            known = scores.select(judged).to_numpy().astype(np.float64)
+            found["controls"] += list(_controls(controls, known, judged, rows, rows_of))
+    frames = {
+        name: pl.DataFrame(found[name], schema=schema, orient="row").fill_nan(None) for name, schema in _SCHEMAS.items()
+    }
+    main = frames["common"] if is_compared else frames["numbers"].filter(metric=MAIN_METRIC)
+    order = main.filter(pl.col("detector").is_in(names)).sort("value", descending=True, nulls_last=True)["detector"]
+    by_rank = pl.col("detector").replace_strict({name: place for place, name in enumerate(order)}, default=None)
+    frames["slices"] = frames["slices"].sort("auc", "slice_by", "value", nulls_last=True, maintain_order=True)
+    frames["floors"] = frames["floors"].sort(by_rank)
     places = [names.index(name) for name in order]
-    decisions = _decisions(table[common.places], common, how) if compared else None
     return Audit(
         detectors=tuple(order),
-        numbers=frame,
-        common=together,
-        by_group=_by_group(table, names, labels, groups, how),
-        controls=_controls(controls or {}, table, names, labels, groups, common if compared else None, how),
-        shuffled=_shuffled(table, names, labels, groups, how),
-        differences=_differences(names, drawn_of_common, how),
-        slices=pl.DataFrame(slices, schema=_SLICES, orient="row").sort(
-            "auc", "slice_by", "value", nulls_last=True, maintain_order=True
-        ),
-        floors={name: floors[name] for name in order if name in floors},
-        thresholds=pl.DataFrame(thresholds, schema=_THRESHOLDS, orient="row"),
-        coverage=_coverage(table, names, labels),
-        correlations=agreement.rank_correlations(table[common.places][:, places]) if compared else None,
-        equal_decisions=(
-            None if decisions is None else agreement.shares_of_equal_decisions(decisions[:, places])
-        ),
-        regrouped=(
-            pl.DataFrame(schema=_NAMED) if suspected is None
-            else _aucs(table, names, labels, np.array(suspected, dtype=object), how)
-        ),
+        **frames,
+        correlations=agreement.rank_correlations(together[:, places]) if is_compared else None,
         num_common=int(common.places.size),
         num_common_groups=len(set(common.groups.tolist())),
         num_videos=videos.height,
         num_groups=len(set(groups.tolist())),
         settings=how,
-    )  # fmt: skip
-
-
-def group_ids(videos: pl.DataFrame) -> npt.NDArray[np.object_]:
-    """(N,), the group of each row; a video without one is its own."""
-    pairs = videos.select("video_id", "group_id").iter_rows()
-    # Whatever a group is called, it is none of the videos that stand alone.
-    return np.array([f"alone {video}" if group is None else f"group {group}" for video, group in pairs], dtype=object)
-
-
-_TEXT, _NUMBER, _COUNT = pl.String, pl.Float64, pl.Int64
-_NUMBERS = {
-    "detector": _TEXT, "metric": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER, "num_videos": _COUNT,
-    "num_groups": _COUNT,
-}  # fmt: skip
-_NAMED = {"detector": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
-_CONTROLS = {
-    "detector": _TEXT, "source": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER, "num_videos": _COUNT,
-    "detector_value": _NUMBER, "detector_low": _NUMBER, "detector_high": _NUMBER,
-}  # fmt: skip
-_SLICES = {
-    "detector": _TEXT, "slice_by": _TEXT, "value": _TEXT, "auc": _NUMBER, "low": _NUMBER, "high": _NUMBER,
-    "called_share": _NUMBER, "num_videos": _COUNT, "num_groups": _COUNT, "is_small": pl.Boolean,
-}  # fmt: skip
-_THRESHOLDS = {
-    "detector": _TEXT, "point": _TEXT, "fpr": _NUMBER, "fpr_low": _NUMBER, "fpr_high": _NUMBER, "tpr": _NUMBER,
-    "tpr_low": _NUMBER, "tpr_high": _NUMBER, "first_threshold": _NUMBER, "second_threshold": _NUMBER,
-    "is_resolved": pl.Boolean,
-}  # fmt: skip
-_DIFFERENCES = {
-    "first": _TEXT, "second": _TEXT, "difference": _NUMBER, "low": _NUMBER, "high": _NUMBER, "p": _NUMBER,
-    "holm_p": _NUMBER, "is_shown": pl.Boolean,
-}  # fmt: skip
-
-
-# --- Which rows, and the same draws for all that are measured on them
-
-
-def _rows(places: IntArray, labels: IntArray, groups: npt.NDArray[np.object_], how: Settings) -> Rows:
-    of_rows, own = labels[places], groups[places]
-    half = halves(of_rows, own, seed=how.seed) if places.size else None
-    enough = half is not None and all(np.unique(of_rows[half == each]).size == 2 for each in (0, 1))
-    return Rows(places, of_rows, own, half if enough else None)
-
-
-def _by_pattern(table: FloatArray) -> dict[bytes, list[int]]:
-    """Columns by which rows have a score in them."""
-    found: dict[bytes, list[int]] = {}
-    for number, column in enumerate(table.T):
-        found.setdefault((~np.isnan(column)).tobytes(), []).append(number)
-    return found
-
-
-def _drawn(
-    rows: Rows, measures: Sequence[tuple[Metric, npt.ArrayLike]], how: Settings, votes: FloatArray | None = None
-) -> ReplicateValues:
-    return replicate_values(
-        rows.labels, measures, rows.groups, row_weights=votes, replicates=how.replicates, seed=how.seed
     )
 
 
-def _some(drawn: ReplicateValues, numbers: Sequence[int]) -> ReplicateValues:
-    chosen = np.array(numbers, dtype=np.int64)
-    return replace(
-        drawn, values=drawn.values[chosen], replicates=drawn.replicates[chosen], bounds=drawn.bounds[chosen],
-        is_distance=drawn.is_distance[chosen],
-    )  # fmt: skip
+def group_ids(videos: pl.DataFrame) -> Groups:
+    """Return the group of each row (N,); a video without one is its own."""
+    # Whatever a group is called, it is none of the videos that stand alone.
+    alone, named = pl.format("alone {}", "video_id"), pl.format("group {}", "group_id")
+    return videos.select(pl.coalesce(named, alone)).to_series().to_numpy().astype(object)
 
 
-def _named(names: Sequence[str], drawn: ReplicateValues | None, how: Settings) -> pl.DataFrame:
-    found = intervals_of(drawn, how.confidence) if drawn else ()
-    rows = [(name, *each.row()[:3]) for name, each in zip(names, found, strict=bool(drawn))]
-    return pl.DataFrame(rows, schema=_NAMED, orient="row")
+_TEXT, _NUMBER, _COUNT = pl.String, pl.Float64, pl.Int64
+_ENDS = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "numbers": {"detector": _TEXT, "metric": _TEXT, **_ENDS, "num_videos": _COUNT, "num_groups": _COUNT},
+    **{name: {"detector": _TEXT, **_ENDS} for name in ("common", "by_group", "shuffled", "regrouped")},
+    "controls": {
+        "detector": _TEXT, "source": _TEXT, **_ENDS, "num_videos": _COUNT, "detector_value": _NUMBER,
+        "detector_low": _NUMBER, "detector_high": _NUMBER,
+    },
+    "slices": {
+        "detector": _TEXT, "slice_by": _TEXT, "value": _TEXT, "auc": _NUMBER, "low": _NUMBER, "high": _NUMBER,
+        "called_share": _NUMBER, "num_videos": _COUNT, "num_groups": _COUNT, "is_small": pl.Boolean,
+    },
+    "floors": {
+        "detector": _TEXT, "higher": _TEXT, "lower": _TEXT, **_ENDS, "num_higher": _COUNT, "num_lower": _COUNT,
+    },
+    "thresholds": {
+        "detector": _TEXT, "point": _TEXT, "fpr": _NUMBER, "fpr_low": _NUMBER, "fpr_high": _NUMBER, "tpr": _NUMBER,
+        "tpr_low": _NUMBER, "tpr_high": _NUMBER, "first_threshold": _NUMBER, "second_threshold": _NUMBER,
+        "is_resolved": pl.Boolean,
+    },
+    "differences": {
+        "first": _TEXT, "second": _TEXT, "difference": _NUMBER, "low": _NUMBER, "high": _NUMBER, "p": _NUMBER,
+        "holm_p": _NUMBER, "is_shown": pl.Boolean,
+    },
+    "coverage": {
+        "detector": _TEXT, "num_videos": _COUNT, "answered_share": _NUMBER, "num_real": _COUNT, "num_fake": _COUNT,
+        "auc_if_wrong": _NUMBER,
+    },
+}  # fmt: skip
+
+# --- One detector on the videos that it answered
 
 
-# --- The numbers of one detector
-
-
-@dataclass(frozen=True)
-class _Measures:
-    """What is measured of one detector's scores."""
-
-    metrics: tuple[str, ...]
-    all: tuple[tuple[Metric, npt.ArrayLike], ...]  # the metrics by name first, then two shares of each operating point
-    decisions: IntArray | None  # (n,) of 0 and 1; None where no threshold can be chosen
-    thresholds: Mapping[str, tuple[float, float]]  # of each point, the two that the halves chose
-
-
-def _measures(scores: FloatArray, rows: Rows, how: Settings) -> _Measures:
-    decided = _decided(scores, rows, how)
+def _numbers(scores: FloatArray, decided: IntArray | None, rows: _Rows) -> Iterator[tuple[object, ...]]:
     values: dict[str, npt.ArrayLike] = dict.fromkeys(RANKING_METRICS, scores)
     if decided is not None:
         values |= dict.fromkeys(DECISION_METRICS, decided.astype(np.float64))
-    if is_probability(scores):
+    if scores.min() >= 0 and scores.max() <= 1:
         values |= dict.fromkeys(PROBABILITY_METRICS, scores)
-    points: dict[str, tuple[float, float]] = {}
-    shares: list[tuple[Metric, npt.ArrayLike]] = []
-
-    def note(name: str, limits: FloatArray, chosen: tuple[float, float]) -> None:
-        points[name] = chosen
-        called = decide(scores, limits).astype(np.float64)
-        shares.extend([(share_of_reals_called, called), (share_of_fakes_called, called)])
-
-    for point in dict.fromkeys((*map(operating_point, FALSE_ALARM_RATES), how.point)):
-        if rows.half is not None:
-            limits = crossed_thresholds(point, rows.labels, scores, rows.half)
-            note(str(point), limits, (float(limits[rows.half == 1][0]), float(limits[rows.half == 0][0])))
-    if how.threshold is not None:
-        note(f"{GIVEN}{how.threshold:g}", np.array(how.threshold), (how.threshold, how.threshold))
-    measured = [(METRICS[name], column) for name, column in values.items()]
-    return _Measures(tuple(values), (*measured, *shares), decided, points)
+    drawn = rows.drawn([(METRICS[name], column) for name, column in values.items()])
+    for name, interval in zip(values, intervals_of(drawn, rows.how.confidence), strict=True):
+        yield name, *interval.row()
 
 
-def is_probability(scores: FloatArray) -> bool:
-    """Whether all lie in [0, 1], so that they may be read as probabilities."""
-    return bool(scores.size and scores.min() >= 0 and scores.max() <= 1)
-
-
-def _decided(scores: FloatArray, rows: Rows, how: Settings) -> IntArray | None:
-    if how.threshold is not None:
-        return decide(scores, how.threshold)
+def _decided(scores: FloatArray, rows: _Rows) -> IntArray | None:
+    """Return the decisions (n,) of 0 and 1; None where no threshold can be chosen."""
+    if rows.how.threshold is not None:
+        return decide(scores, rows.how.threshold)
     if rows.half is None:
         return None
-    return decide(scores, crossed_thresholds(how.point, rows.labels, scores, rows.half))
+    return decide(scores, crossed_thresholds(rows.how.point, rows.labels, scores, rows.half))
 
 
-def _decisions(table: FloatArray, rows: Rows, how: Settings) -> FloatArray | None:
-    columns = [_decided(column, rows, how) for column in table.T]
-    known = [column for column in columns if column is not None]
-    return np.stack(known, axis=1).astype(np.float64) if len(known) == len(columns) else None
-
-
-def _threshold_rows(
-    name: str, measures: _Measures, ends: Iterator[Interval], rows: Rows
-) -> Iterator[tuple[object, ...]]:
-    per_half = () if rows.half is None else [((rows.half == each) & (rows.labels == 0)).sum() for each in (0, 1)]
-    for point, chosen in measures.thresholds.items():
-        called = (*next(ends).row()[:3], *next(ends).row()[:3])
-        resolved = point.startswith(GIVEN) or operating_point(point).is_resolved_by(int(min(per_half)))
-        yield (name, point, *called, *chosen, resolved)
-
-
-# --- Slices and floors
+def _thresholds(scores: FloatArray, rows: _Rows) -> Iterator[tuple[object, ...]]:
+    """Yield the shares that each threshold calls on the half that did not choose it."""
+    chosen: dict[str, tuple[FloatArray, bool]] = {}
+    if rows.half is not None:
+        reals = min(int(((rows.half == each) & (rows.labels == 0)).sum()) for each in (0, 1))
+        for point in dict.fromkeys((*map(operating_point, FALSE_ALARM_RATES), rows.how.point)):
+            limits = crossed_thresholds(point, rows.labels, scores, rows.half)
+            chosen[str(point)] = limits, point.is_resolved_by(reals)
+    if rows.how.threshold is not None:
+        chosen[f"{GIVEN}{rows.how.threshold:g}"] = np.full(scores.size, rows.how.threshold), True
+    if not chosen:
+        return
+    called = [decide(scores, limits).astype(np.float64) for limits, _ in chosen.values()]
+    ends = rows.ends([(share, each) for each in called for share in (share_of_reals_called, share_of_fakes_called)])
+    halves_of = (rows.half == 1, rows.half == 0) if rows.half is not None else (slice(None), slice(None))
+    for place, (name, (limits, is_resolved)) in enumerate(chosen.items()):
+        first, second = (float(limits[half][0]) for half in halves_of)
+        yield name, *ends[2 * place], *ends[2 * place + 1], first, second, is_resolved
 
 
 def _slices(
-    videos: pl.DataFrame, columns: Mapping[str, FloatArray], rows: Rows, found: Sequence[_Measures], how: Settings
+    videos: pl.DataFrame, columns: Mapping[str, FloatArray], decided: Mapping[str, IntArray | None], rows: _Rows
 ) -> Iterator[tuple[object, ...]]:
     """Set each generator against all reals, each source of reals against all fakes, and cut both by corpus."""
     every = np.ones(rows.labels.size, dtype=bool)
     for by, sliced in (("generator", rows.labels == 1), ("real_source", rows.labels == 0), ("corpus", every)):
         values = slice_names(videos[by].filter(pl.Series(sliced)))
-        named = _sliced(videos[by], values).to_numpy()
+        known = pl.col(by).fill_null(NOT_KNOWN)
+        kept = pl.when(known.is_in(values)).then(known).otherwise(pl.lit(ALL_OTHERS))
+        named = videos.select(kept).to_series().to_numpy()
         for value in values if len(values) > 1 else ():
             own = sliced & (named == value)
             inside = own | ~sliced
-            if np.unique(rows.labels[inside]).size < 2:
+            part = _Rows(rows.places[inside], rows.labels[inside], rows.groups[inside], None, rows.how)
+            if not part.has_both_labels:
                 continue
-            part = Rows(rows.places[inside], rows.labels[inside], rows.groups[inside], None)
-            drawn = _drawn(part, [(roc_auc, column[inside]) for column in columns.values()], how)
-            ends = intervals_of(drawn, how.confidence)
-            for name, measures, interval in zip(columns, found, ends, strict=True):
-                yield _slice_row(name, by, value, interval, own, rows, measures)
+            num_groups = len(set(rows.groups[own].tolist()))
+            ends = part.ends([(roc_auc, scores[inside]) for scores in columns.values()])
+            for (name, decisions), (auc, low, high) in zip(decided.items(), ends, strict=True):
+                # With one group of the slice nothing was drawn of it.
+                interval = (low, high) if num_groups > 1 else (None, None)
+                called = None if decisions is None else float(decisions[own].mean())
+                counts = (int(own.sum()), num_groups, num_groups < SMALL_BELOW_GROUPS)
+                yield name, by, value, auc, *interval, called, *counts
 
 
 def slice_names(column: pl.Series) -> list[str]:
@@ -440,153 +422,125 @@ def slice_names(column: pl.Series) -> list[str]:
     return [*names, NOT_KNOWN] if names and column.null_count() else names
 
 
-def _sliced(column: pl.Series, names: Sequence[str]) -> pl.Series:
-    """Return the name of each row's slice."""
-    return (
-        column.fill_null(NOT_KNOWN)
-        .to_frame()
-        .select(pl.when(pl.col(column.name).is_in(list(names))).then(column.name).otherwise(pl.lit(ALL_OTHERS)))
-        .to_series()
-    )
-
-
-def _slice_row(
-    name: str, by: str, value: str, interval: Interval, inside: npt.NDArray[np.bool_], rows: Rows, measures: _Measures
-) -> tuple[object, ...]:
-    called = None if measures.decisions is None else float(measures.decisions[inside].mean())
-    num_groups = len(set(rows.groups[inside].tolist()))
-    small = num_groups < SMALL_BELOW_GROUPS
-    # With one group of the slice nothing was drawn of it, and the interval would be of the other class alone.
-    ends = interval.row()[:3] if num_groups > 1 else (interval.row()[0], None, None)
-    return (name, by, value, *ends, called, int(inside.sum()), num_groups, small)
-
-
-def _floors(
-    videos: pl.DataFrame, columns: Mapping[str, FloatArray], rows: Rows, how: Settings
-) -> dict[str, SourceFloor]:
+def _floor(videos: pl.DataFrame, scores: FloatArray, rows: _Rows) -> Iterator[tuple[object, ...]]:
     reals = np.flatnonzero(rows.labels == 0)
-    sources = videos["real_source"].to_numpy()[reals]
-    drawn = {
-        "replicates": how.replicates, "seed": how.seed, "confidence": how.confidence,
-        "fewest_groups": FEWEST_GROUPS_OF_A_SOURCE,
-    }  # fmt: skip
-    found = {
-        name: real_source_floor(column[reals], sources, rows.groups[reals], **drawn)  # type: ignore[arg-type]
-        for name, column in columns.items()
-    }
-    return {name: floor for name, floor in found.items() if floor is not None}
+    floor = real_source_floor(
+        scores[reals], videos["real_source"].to_numpy()[reals], rows.groups[reals], replicates=rows.how.replicates,
+        seed=rows.how.seed, confidence=rows.how.confidence, fewest_groups=FEWEST_GROUPS_OF_A_SOURCE,
+    )  # fmt: skip
+    if floor is not None:
+        yield floor.higher, floor.lower, *floor.interval.row()[:3], floor.num_higher, floor.num_lower
 
 
-# --- Detectors together
+def _coverage(labels: IntArray, scores: FloatArray) -> tuple[object, ...]:
+    answered = ~np.isnan(scores)
+    known = scores[answered]
+    worst = np.where(labels == 1, known.min() - 1, known.max() + 1)  # a fake below all, a real above all
+    numbers = [int((answered & (labels == label)).sum()) for label in (0, 1)]
+    value = roc_auc(labels, np.where(answered, scores, worst))
+    return int(answered.sum()), float(answered.mean()), *numbers, value
 
 
-def _ensembles(table: FloatArray, common: Rows) -> dict[str, FloatArray]:
-    scores = table[common.places]
-    return {AVERAGE: agreement.average_scores(scores)}
+def _shuffled(rows: _Rows, scores: FloatArray) -> tuple[object, ...]:
+    aucs = shuffled_label_aucs(rows.labels, scores[:, None], rows.groups, num=200, seed=rows.how.seed)[0]
+    tail = (1 - rows.how.confidence) / 2
+    return float(np.mean(aucs)), *np.quantile(aucs, [tail, 1 - tail]).tolist()
 
 
-def _differences(names: Sequence[str], drawn: ReplicateValues | None, how: Settings) -> pl.DataFrame:
-    """Of every pair of detectors; p-values are corrected for all pairs."""
-    if drawn is None:
-        return pl.DataFrame(schema=_DIFFERENCES)
+# --- Detectors together, and next to controls
+
+
+def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) -> Iterator[tuple[object, ...]]:
+    """Yield the difference of every pair of detectors; p-values are corrected for all pairs."""
     pairs = list(combinations(range(len(names)), 2))
     found = [paired_difference(drawn, one, other, confidence=how.confidence) for one, other in pairs]
-    p_values = [each.p_value for each in found]
-    adjusted = holm(p_values)
-    rows = [
-        (names[one], names[other], each.value, each.low, each.high, p, corrected, bool(corrected <= 1 - how.confidence))
-        for (one, other), each, p, corrected in zip(pairs, found, p_values, adjusted.tolist(), strict=True)
-    ]
-    return pl.DataFrame(rows, schema=_DIFFERENCES, orient="row").fill_nan(None)
-
-
-def _coverage(table: FloatArray, names: Sequence[str], labels: IntArray) -> pl.DataFrame:
-    rows = []
-    for name, column in zip(names, table.T, strict=True):
-        answered = ~np.isnan(column)
-        known = column[answered]
-        worst = np.where(labels == 1, known.min() - 1, known.max() + 1)  # a fake below all, a real above all
-        numbers = [int((answered & (labels == label)).sum()) for label in (0, 1)]
-        value = roc_auc(labels, np.where(answered, column, worst))
-        rows.append((name, int(answered.sum()), float(answered.mean()), *numbers, value))
-    columns = ["detector", "num_videos", "answered_share", "num_real", "num_fake", "auc_if_wrong"]
-    return pl.DataFrame(rows, schema=columns, orient="row")
-
-
-# --- What has no detector, or other groups
+    adjusted = holm([pair.p_value for pair in found]).tolist()
+    for (one, other), pair, p in zip(pairs, found, adjusted, strict=True):
+        ends = (pair.value, pair.low, pair.high)
+        yield names[one], names[other], *ends, pair.p_value, p, bool(p <= 1 - how.confidence)
 
 
 def _controls(
-    controls: Mapping[str, pl.DataFrame], table: FloatArray, names: Sequence[str], labels: IntArray,
-    groups: npt.NDArray[np.object_], common: Rows | None, how: Settings,
-) -> pl.DataFrame:  # fmt: skip
-    """Every detector beside every control, on the same videos; ``common``: those by which all are compared."""
-    if not controls:
-        return pl.DataFrame(schema=_CONTROLS)
-    sources = list(controls)
-    folds = [each["fold"].fill_null(-1).to_numpy() for each in controls.values()]
-    scores = np.stack([each["score"].to_numpy() for each in controls.values()], axis=1)
-    if common is None:
-        judged = [
-            (np.frombuffer(each, dtype=bool).nonzero()[0], members) for each, members in _by_pattern(table).items()
-        ]
-    else:
-        judged = [(common.places, list(range(len(names))))]
-    found: list[tuple[object, ...]] = []
-    for places, members in judged:
-        for known, columns in _by_pattern(scores[places]).items():
-            part = _rows(places[np.frombuffer(known, dtype=bool)], labels, groups, how)
-            if np.unique(part.labels).size < 2:
-                continue
-            measured = [
-                *((within_folds(roc_auc, folds[each][part.places]), scores[part.places, each]) for each in columns),
-                *((roc_auc, table[part.places, member]) for member in members),
-            ]
-            ends = [each.row()[:3] for each in intervals_of(_drawn(part, measured, how), how.confidence)]
-            own = dict(zip(members, ends[len(columns) :], strict=True))
-            found += [
-                (names[member], sources[each], *ends[number], part.places.size, *own[member])
-                for member in members
-                for number, each in enumerate(columns)
-            ]
-    return pl.DataFrame(found, schema=_CONTROLS, orient="row").fill_nan(None)
+    controls: Mapping[str, pl.DataFrame], table: FloatArray, names: Sequence[str], rows: _Rows, rows_of: Any
+) -> Iterator[tuple[object, ...]]:
+    """Yield every detector next to every control, on those of ``rows`` for which the control has a score."""
+    for source, control in controls.items():
+        known = np.zeros(control.height, dtype=bool)
+        known[rows.places] = control["score"].is_not_null().to_numpy()[rows.places]
+        part = rows_of(known)
+        if part.has_both_labels:
+            folds, scores = (
+                control["fold"].fill_null(-1).to_numpy()[part.places],
+                control["score"].to_numpy()[part.places],
+            )
+            of_detectors = [(roc_auc, column) for column in table[part.places].T]
+            ends, *own = part.ends([(within_folds(roc_auc, folds), scores), *of_detectors])
+            for name, of_detector in zip(names, own, strict=True):
+                yield name, source, *ends, part.places.size, *of_detector
 
 
-def _shuffled(
-    table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings
-) -> pl.DataFrame:
-    rows, tail = [], (1 - how.confidence) / 2
-    for answered, members in _by_pattern(table).items():
-        part = np.flatnonzero(np.frombuffer(answered, dtype=bool))
-        found = shuffled_label_aucs(labels[part], table[part][:, members], groups[part], num=_SHUFFLES, seed=how.seed)
-        rows += [
-            (names[member], float(np.mean(aucs)), *np.quantile(aucs, [tail, 1 - tail]))
-            for member, aucs in zip(members, found, strict=True)
-        ]
-    return pl.DataFrame(rows, schema=_NAMED, orient="row").fill_nan(None)
+# --- Videos whose ids suggest that they came from one another: groups that a table does not state
+
+_VIDEO_ENDINGS = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv", ".gif"})
+# A copy's ending: a number of few digits, a compression level, or a step of editing.
+_SUFFIX = re.compile(
+    r"(?:[_\-. ]+(?:\d{1,3}|c\d\d|q\d\d|v\d|raw|real|fake|copy|orig|original|edited|crop|cropped|aug|face|swap|swapped|"
+    r"clip\d*|part\d*|seg\d*|frame\d*|scene\d*)|\s*\(\d+\))$",
+    re.IGNORECASE,
+)
+_MOST_ALIKE = 100  # videos; a name that more share, or a fifth of all, is a habit of naming
+KINDS_OF_LIKENESS = {
+    "same name": "the same file name in several folders or formats",
+    "name and suffix": "one name with different endings, such as clip and clip_2",
+    "shared sequence": "numbers as in FaceForensics++, where 000_003 is made of 000 and 003",
+}
 
 
-def _by_group(
-    table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings
-) -> pl.DataFrame:
-    """Return the main metric with one vote per group; empty if every video is its own group."""
-    if len(set(groups.tolist())) == groups.size:
-        return pl.DataFrame(schema=_NAMED)
-    return _aucs(table, names, labels, groups, how, one_vote_each=True)
+def similar_ids(ids: Sequence[str], labels: Sequence[str], groups: Sequence[str | None]) -> pl.DataFrame:
+    """Return families of ``ids`` (N,) that look related and that ``groups`` (N,) do not explain.
+
+    This is a suspicion: ids may be alike for no reason, as counters are, and copies may have ids that differ.
+
+    Returns:
+        Columns ``kind`` (of ``KINDS_OF_LIKENESS``), ``videos``, and ``has_both_labels``.
+    """
+    rows = [
+        (kind, key, video, label, group or f"alone {video}")
+        for video, label, group in zip(ids, labels, groups, strict=True)
+        for kind, key in _keys_of(video)
+    ]
+    names = ("kind", "key", "video", "label", "group")
+    families = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row").group_by("kind", "key").agg(
+        videos=pl.col("video").unique().sort(), num_groups=pl.col("group").n_unique(),
+        has_both_labels=pl.col("label").n_unique() > 1,
+    )  # fmt: skip
+    most = max(2, min(_MOST_ALIKE, len(ids) // 5))
+    joined = pl.col("videos").list.join("\n")
+    families = families.filter(pl.col("videos").list.len().is_between(2, most), pl.col("num_groups") > 1)
+    families = families.with_columns(joined=joined).sort("kind", "joined", descending=[True, False])
+    # "same name" comes before "name and suffix", which says nothing more of the same videos.
+    return families.unique("joined", keep="first", maintain_order=True).select("kind", "videos", "has_both_labels")
 
 
-def _aucs(
-    table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings,
-    *, one_vote_each: bool = False,
-) -> pl.DataFrame:  # fmt: skip
-    rows = []
-    for answered, members in _by_pattern(table).items():
-        part = _rows(np.flatnonzero(np.frombuffer(answered, dtype=bool)), labels, groups, how)
-        if np.unique(part.labels).size < 2:
-            continue
-        measured = [(roc_auc, table[part.places, member]) for member in members]
-        votes = one_vote_per_group(part.groups) if one_vote_each else None
-        drawn = _drawn(part, measured, how, votes)
-        found = intervals_of(drawn, how.confidence)
-        rows += [(names[member], *each.row()[:3]) for member, each in zip(members, found, strict=True)]
-    return pl.DataFrame(rows, schema=_NAMED, orient="row")
+def _keys_of(video: str) -> list[tuple[str, str]]:
+    path = PurePosixPath(video.replace("\\", "/"))
+    stem = path.stem if path.suffix.lower() in _VIDEO_ENDINGS else path.name
+    base = stem.lower()
+    if sequences := re.fullmatch(r"(\d{3})(?:_(\d{3}))?", stem):  # FaceForensics++: target_source
+        return [("same name", base), *(("shared sequence", part) for part in sequences.groups() if part)]
+    while (shorter := _SUFFIX.sub("", base)) not in ("", base):
+        base = shorter
+    return [("same name", stem.lower()), *([("name and suffix", base)] if len(base) >= 3 else [])]
+
+
+def suspected_groups(ids: Sequence[str], groups: Sequence[str | None], families: pl.DataFrame) -> list[str]:
+    """Return group ids (N,) that join the ``families`` of ``similar_ids`` to the stated ``groups``."""
+    places, nodes = {video: place for place, video in enumerate(ids)}, dict[object, int]()
+    edges = [(place, f"group {group}") for place, group in enumerate(groups) if group is not None]
+    edges += [(places[video], f"family {n}") for n, family in enumerate(families["videos"]) for video in family]
+    starts = [start for start, _ in edges]
+    ends = [len(ids) + nodes.setdefault(name, len(nodes)) for _, name in edges]
+    size = len(ids) + len(nodes)
+    graph = coo_array((np.ones(len(edges)), (starts, ends)), shape=(size, size))
+    _, parts = connected_components(graph, directed=False)
+    return [f"suspected {part}" for part in parts[: len(ids)]]

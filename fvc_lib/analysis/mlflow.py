@@ -1,0 +1,478 @@
+"""Export a run to MLflow after the fact, and bundles to its model registry; the run folder is only read.
+
+A run becomes one MLflow run in an experiment of the same name. The tag ``fvc.run_key`` finds it again: a new export
+replaces the earlier one, which goes to MLflow's trash. So exporting twice doubles nothing, and the next export repeats
+one that was killed.
+
+Keys of metrics: ``fold_0/train/loss`` as notebook 04 logged them (``STAGE/phase/metric`` of other stages);
+``all/model/roc_auc`` with ``/low`` and ``/high`` for results over all folds, ``all/metadata_only/roc_auc`` for a
+control, ``target/NAME/model/roc_auc`` for one target of a protocol, ``fold_0/model/roc_auc`` for an outer fold;
+``test/model/all/top1`` for a task without folds.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import polars as pl
+
+import fvc_lib
+from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
+from fvc_lib.analysis.read.naming import run_parameters
+from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves
+from fvc_lib.analysis.read.records import run_status
+from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
+from fvc_lib.services.atomic_files import (
+    as_mapping,
+    as_text,
+    path_to_text,
+    read_json_object,
+    sha256_of_file,
+    sha256_of_json,
+)
+from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.records.digests import run_damage
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import csv_for_people
+from fvc_lib.services.tasks import FOLD_TRAINING
+
+# --- The content of an export, read from the run's folder without MLflow
+
+# MLflow's own limits (mlflow.utils.validation): characters of a key (250, and of a bound such as "/fold_mean" behind
+# ours), and of a parameter.
+MAX_KEY, MAX_TEXT = 240, 6_000
+RUN_KEY = "fvc.run_key"
+_TABLES = ("results", "task_results", "predictions", "slices", "leakage_audit")
+# A state that is missing here, such as "stopped without a word", is KILLED.
+_STATUSES = {
+    "done": "FINISHED", "by hand": "FINISHED", "interactive": "FINISHED", "failed": "FAILED", "running": "RUNNING",
+    "waiting": "RUNNING", "pending": "RUNNING", "requeue": "RUNNING",
+}  # fmt: skip
+_HARDWARE = ("host", "processor", "cores", "machine", "memory_bytes", "gpus")
+
+
+Point = tuple[str, int, int, float]  # key, step, milliseconds, value
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """Everything of a run that goes to MLflow.
+
+    Attributes:
+        experiment: its name.
+        run_id: of the run.
+        status: in MLflow's words.
+        times: of start and end, in milliseconds.
+        params: texts by name.
+        tags: texts by name.
+        points: at most one per key and step.
+        files: files by their folder in MLflow's artifacts.
+        tables: CSV by path.
+        notes: on what could not be read.
+    """
+
+    experiment: str
+    run_id: str
+    status: str
+    times: tuple[int, int]
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    points: Sequence[Point]
+    files: Sequence[Path]
+    tables: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def run_content(run: RunPaths) -> RunContent:
+    """Return everything of ``run`` that goes to MLflow, as far as it has come.
+
+    A run is known by the ``run_id`` in its ``run.json``: a folder that was renamed or copied is the same run.
+    """
+    record, status, headline = read_json_object(run.run_json), run_status(run), run_headline(run)
+    run_id = stored_text(as_text(record.get("run_id")) or path_to_text(run.run_id))
+    experiment = stored_text(as_text(record.get("experiment")) or path_to_text(run.experiment))
+    curves, tables = learning_curves([run]), {name: SQL_TABLES[name]([run]) for name in _TABLES}
+    began = _milliseconds(status.get("started_utc"))
+    ended = _milliseconds(status.get("finished_utc")) or began
+    scopes = {scope: scope.split(":", 1) for scope in tables["results"].frame["scope"].unique()}
+    points = [
+        *_log_points(curves.frame, ended),
+        *_bounded_points(tables["results"].frame, ended, lambda row: [*scopes[row["scope"]], row["source"]]),
+        *_bounded_points(tables["task_results"].frame, ended, lambda row: ["test", row["source"], row["subject"]]),
+    ]
+    page = [run.report_html, run.root / "plotly.min.js"]
+    files = [*page, run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
+    notes = [*run_damage(run.root), *curves.notes, *(note for answer in tables.values() for note in answer.notes)]
+    return RunContent(
+        experiment,
+        run_id,
+        _STATUSES.get(str(headline.state), "KILLED"),
+        (began, ended),
+        {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in run_parameters(run).items()},
+        {**run_tags(headline, record), "fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])},
+        list({point[:2]: point for point in points}.values()),
+        [path for path in files if path.is_file()],
+        {  # as CSV, which MLflow's pages show as a table
+            f"tables/{name}.csv": csv_for_people(answer.frame.drop("run_id"))
+            for name, answer in tables.items()
+            if answer.frame.height
+        },
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def key_of(*parts: str) -> str:
+    """Return the key of ``parts``, joined by ``/``.
+
+    A character that MLflow refuses becomes ``_xHEX_``. A key that is too long is cut, and ends with a digest.
+    """
+    # ':' is legal on a POSIX server and not on a Windows one; '..' would disappear from a path.
+    escaped = (
+        re.sub(r"[^\w.\- ]|^\.+$", lambda match: "".join(f"_x{ord(c):X}_" for c in match[0]), part) or "_empty_"
+        for part in parts
+    )
+    key = "/".join(escaped)
+    return key if len(key) <= MAX_KEY else f"{key[: MAX_KEY - 20]}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def stored_text(value: object) -> str:
+    """Return ``value`` as it is stored: JSON unless it is a text; no lone surrogates, no NUL."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+
+
+def _milliseconds(utc: object) -> int:
+    try:
+        moment = datetime.datetime.fromisoformat(str(utc))
+    except ValueError:
+        return 0
+    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp() * 1000)
+
+
+def _log_points(curves: pl.DataFrame, otherwise: int) -> list[Point]:
+    """Return the points of ``queries.learning_curves``."""
+    place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
+    time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(otherwise)
+    rows = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan))
+    keys = {names: key_of(*names) for names in set(rows.select(pl.nth(0, 1, 2)).rows())}
+    return [(keys[names[:3]], *names[3:]) for names in rows.iter_rows()]
+
+
+def _bounded_points(table: pl.DataFrame, ended: int, name_of: Callable[[dict[str, Any]], list[str]]) -> Iterator[Point]:
+    """Yield the points at step 0 of each row's value and bounds; none of a null."""
+    for row in table.iter_rows(named=True):
+        key = key_of(*name_of(row), row["metric"])
+        for name in ("value", "low", "high", "fold_mean", "fold_std"):
+            value = row.get(name)
+            if value is not None:
+                # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
+                yield key if name == "value" else f"{key}/{name}", 0, ended, value if math.isfinite(value) else math.nan
+
+
+def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of the whole run; MLflow shows ``mlflow.note.content`` above it, as Markdown."""
+    attempts = record.get("attempts")
+    last = as_mapping(attempts[-1]) if isinstance(attempts, list) and attempts else {}
+    code, hardware = as_mapping(last.get("code")), as_mapping(last.get("hardware"))
+    tags: dict[str, object] = {
+        "mlflow.note.content": _note(headline),
+        "mlflow.source.name": "run_notebooks.py",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": code.get("commit"),
+        "mlflow.source.git.branch": code.get("branch"),
+        "fvc.state": headline.state,
+        "fvc.standing": headline.verdict.standing,
+        "fvc.verdict": headline.verdict.sentence,
+        "fvc.caution": " ".join(headline.cautions),
+        "fvc.failure": headline.failure,
+        f"fvc.num_{headline.measure.one}s": headline.num_samples,
+        "fvc.num_groups": headline.num_groups,
+        "fvc.attempts": len(attempts) if isinstance(attempts, list) else None,
+        "fvc.code_changed_since_commit": code.get("changed_since_commit"),
+        "fvc.forked_from": record.get("forked_from"),
+        "fvc.corpus": headline.corpus,
+        "fvc.config_hash": record.get("config_hash"),
+        **{f"fvc.hardware.{name}": hardware.get(name) or None for name in _HARDWARE},
+    }
+    return {name: stored_text(value)[:MAX_TEXT] for name, value in tags.items() if value not in (None, "", [])}
+
+
+def _note(headline: ReportHeadline) -> str:
+    """Return the verdict, its cautions, and the numbers next to their controls, as Markdown."""
+    lines = [f"**{headline.verdict.standing}**: {headline.verdict.sentence}", *headline.cautions]
+    lines += [text for text in (headline.failure, headline.measure.remark) if text]
+    lines += [
+        f"{source_name(score.source)}: {headline.measure.name} {interval_text(score.value, score.low, score.high)}"
+        for score in headline.scores
+    ]
+    escaped = (re.sub(r"([\\`_\[\]<>&|~$])", r"\\\1", clean_text(line)) for line in lines)
+    return "\n\n".join(escaped)
+
+
+# --- The export
+
+
+def export_run(run: RunPaths, *, tracking_uri: str) -> list[str]:
+    """Bring MLflow at ``tracking_uri``, a database or a server, to what ``run`` holds now, finished or not.
+
+    Returns:
+        Lines for the terminal.
+
+    Raises:
+        UsageError: MLflow is not installed.
+        TrackingError: MLflow refused or cannot be reached; the same command repeats the export.
+    """
+    content = run_content(run)
+    with connected(tracking_uri) as client:
+        experiment = experiment_id(client, content.experiment, tracking_uri)
+        earlier = list(client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'"))
+        _export(client, experiment, content)
+        for other in earlier:  # only now: at every moment MLflow holds one complete export, if it ever did
+            client.delete_run(other.info.run_id)
+    replaced = f" in place of {count_text(len(earlier), 'earlier export')}" if earlier else ""
+    what = f"{count_text(len(content.points), 'metric value')} exported{replaced}"
+    head = f"{content.run_id}: experiment {content.experiment!r} of {shown_uri(tracking_uri)}, {what}"
+    return [head, *(f"  note: {note}" for note in content.notes)]
+
+
+def _export(client: Any, experiment: str, content: RunContent) -> None:
+    entities = importlib.import_module("mlflow.entities")
+    created = client.create_run(
+        experiment, start_time=content.times[0], tags=content.tags, run_name=content.run_id[:MAX_KEY]
+    )
+    run_id = str(created.info.run_id)
+    params = [entities.Param(name, text) for name, text in content.params.items()]
+    points = [entities.Metric(key, value, time, step) for key, step, time, value in content.points]
+    client.log_batch(run_id, metrics=points, params=params)  # it divides them as the server wants
+    for path in content.files:
+        client.log_artifact(run_id, str(path))
+    for name, text in content.tables.items():
+        client.log_text(run_id, text, name)
+    if content.status != "RUNNING":
+        client.set_terminated(run_id, status=content.status, end_time=content.times[1])
+
+
+def experiment_id(client: Any, name: str, tracking_uri: str) -> str:
+    """Return the id of the experiment called ``name``, which is created if it is missing."""
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    location = None  # the server decides
+    if tracking_uri.startswith("sqlite:///"):  # else MLflow would put artifacts into the current folder
+        location = (_database(tracking_uri).parent / "mlflow_artifacts" / name).as_uri()
+    # Without this tag MLflow's pages show the experiment as one about language models.
+    tags = {"mlflow.experimentKind": "custom_model_development"}
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+# --- The model registry
+
+SCHEME = "models:/"
+_BUNDLE = "fvc.bundle_sha256"
+_DIGESTS = "digests.json"
+_MODEL = re.compile(rf"{SCHEME}(?P<name>[^/@:]+)(?:@(?P<alias>[^/@:]+)|/(?P<version>\d+))")
+
+
+def model_and_alias(text: str) -> tuple[str, str]:
+    """Return the parts of ``NAME`` or ``NAME@ALIAS``; raise ``UsageError`` for anything else."""
+    found = re.fullmatch(r"([^/@:]+)(?:@([^/@:]+))?", text)
+    if found is None:
+        raise UsageError(f"--register: got {text!r}, wanted NAME or NAME@ALIAS, such as news@champion.")
+    return found[1], found[2] or ""
+
+
+def register_bundle(
+    bundle: Path, name: str, alias: str, *, experiment: str, run_id: str, tracking_uri: str
+) -> tuple[str, bool]:
+    """Make ``bundle`` a version of the model ``name``, as a pyfunc model; the same content makes no second version.
+
+    Args:
+        bundle: folder of an exported bundle.
+        name: of the registered model, made if it is missing.
+        alias: that points at the version from now on; empty: none.
+        experiment: of MLflow, in which the bundle's files lie.
+        run_id: of the run that was exported.
+        tracking_uri: of the store.
+
+    Returns:
+        The version, and whether it is new.
+
+    Raises:
+        UsageError: MLflow is not installed.
+        TrackingError: MLflow refused or cannot be reached.
+    """
+    digest = sha256_of_file(bundle / _DIGESTS)
+    with connected(tracking_uri) as client:
+        if not client.search_registered_models(f"name='{name}'"):
+            client.create_registered_model(name)
+        same = [
+            int(version.version)
+            for version in client.search_model_versions(f"name='{name}'")
+            if version.tags.get(_BUNDLE) == digest
+        ]
+        version = str(max(same, default=""))
+        if not same:
+            tags = {_BUNDLE: digest, "fvc.run_id": run_id}
+            where = experiment_id(client, experiment, tracking_uri)
+            made = client.create_run(where, tags=tags, run_name=f"bundle {run_id}")
+            with tempfile.TemporaryDirectory(prefix="fvc_mlflow_") as folder:
+                importlib.import_module("mlflow.pyfunc").save_model(
+                    f"{folder}/model", loader_module=__name__, data_path=str(bundle),
+                    pip_requirements=[f"fvc_lib=={fvc_lib.__version__}"],
+                )  # fmt: skip
+                client.log_artifacts(made.info.run_id, folder)
+            client.set_terminated(made.info.run_id)
+            source = f"{made.info.artifact_uri}/model"
+            version = str(client.create_model_version(name, source, made.info.run_id, tags=tags).version)
+        if alias:
+            client.set_registered_model_alias(name, alias, version)
+    return version, not same
+
+
+class _ServedBundle:
+    """A bundle as MLflow's pyfunc flavor calls it."""
+
+    def __init__(self, path: str) -> None:
+        self._detector = fvc_lib.load_detector(path)
+
+    def predict(self, files: Any) -> list[dict[str, Any]]:
+        """Return a row of values per file; ``files`` are paths, or a table with a column ``path``."""
+        return [row.values for row in self._detector.predict(list(getattr(files, "path", files)))]
+
+
+def _load_pyfunc(path: str) -> _ServedBundle:
+    """Load the bundle for ``mlflow.pyfunc.load_model`` and ``mlflow models serve``."""
+    return _ServedBundle(path)
+
+
+def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
+    """Return the cached folder of the bundle ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
+
+    A bundle is fetched once; an alias is looked up each time. The SHA-256 of its ``digests.json`` is checked here, all
+    other files when it is loaded.
+
+    Raises:
+        UsageError: MLflow is not installed, or ``uri`` names nothing, or no bundle.
+        FvcError: what was fetched is not what was registered.
+        TrackingError: MLflow refused or cannot be reached.
+    """
+    asked = _MODEL.fullmatch(uri)
+    if asked is None:
+        raise UsageError(f"{uri!r}: wanted {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION.")
+    if tracking_uri.startswith("sqlite:///") and not _database(tracking_uri).is_file():
+        raise UsageError(
+            f"{uri!r}: there is no MLflow store at {shown_uri(tracking_uri)}. Set MLFLOW_TRACKING_URI, or register a "
+            f"bundle first: {command_text('export-mlflow', 'RUN', '--register', asked['name'])}"
+        )
+    with connected(tracking_uri) as client:
+        by_alias = client.get_model_version_by_alias
+        version = (client.get_model_version if asked["version"] else by_alias)(*filter(None, asked.groups()))
+        digest = str(version.tags.get(_BUNDLE, ""))
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise UsageError(f"{uri!r}: version {version.version} is no bundle that export-mlflow registered.")
+        folder = cache_dir.expanduser().absolute() / "registered_models" / digest
+        if (folder / _DIGESTS).is_file() and sha256_of_file(folder / _DIGESTS) == digest:
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching.", dir=folder.parent) as building:
+            source = client.get_model_version_download_uri(version.name, version.version)
+            artifacts = importlib.import_module("mlflow.artifacts")
+            model = Path(artifacts.download_artifacts(source, dst_path=building, tracking_uri=tracking_uri))
+            digests = next(model.glob(f"data/*/{_DIGESTS}"), None)
+            if digests is None or sha256_of_file(digests) != digest:
+                raise FvcError(f"{uri!r}: MLflow does not hold the bundle that was registered. Register it again.")
+            shutil.rmtree(folder, ignore_errors=True)  # damaged
+            digests.parent.rename(folder)
+    return folder
+
+
+# --- MLflow, loaded only when it is asked for: quiet, without telemetry, and with no password in its messages
+
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    # What is too long is named in the report; MLflow would cut it.
+    "MLFLOW_TRUNCATE_LONG_VALUES": "false",
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # A pool would keep connections open to a file that nobody talks to any more.
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
+}
+# MLflow's own seven tries against a server that is away take four minutes, at the end of a run that is finished.
+_UNLESS_SET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
+
+
+class TrackingError(FvcError):
+    """MLflow, or the way to it, refused; the same command repeats the export."""
+
+
+def default_tracking_uri(runs_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """Return ``MLFLOW_TRACKING_URI``, or the SQLite database next to the runs."""
+    # SQLAlchemy decodes '%' and takes '?' for the beginning of options.
+    database = str(runs_dir.absolute() / "mlflow.db").replace("%", "%25").replace("?", "%3F")
+    return environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
+
+
+def _database(tracking_uri: str) -> Path:
+    return Path(unquote(tracking_uri.removeprefix("sqlite:///").partition("?")[0])).absolute()
+
+
+def shown_uri(uri: str) -> str:
+    """Return ``uri`` without user, password and query."""
+    return _without_secrets(uri, uri)
+
+
+def _without_secrets(text: str, uri: str) -> str:
+    parts = urlsplit(uri)
+    login = parts.netloc.rpartition("@")[0]
+    for secret in (login, *login.split(":", 1)[::-1], parts.query):
+        text = text.replace(secret, "[secret]") if secret else text
+    return text
+
+
+@contextlib.contextmanager
+def connected(tracking_uri: str) -> Iterator[Any]:
+    """Yield an ``MlflowClient`` of ``tracking_uri``; MLflow prints nothing meanwhile.
+
+    Raises:
+        UsageError: MLflow is not installed.
+        TrackingError: it cannot be reached or refuses something; the message holds no secret of the URI.
+    """
+    wanted = {**_UNLESS_SET, **{name: os.environ[name] for name in _UNLESS_SET if name in os.environ}, **_ENVIRONMENT}
+    before, disabled = {name: os.environ.pop(name, None) for name in wanted}, logging.root.manager.disable
+    os.environ.update(wanted)
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own dependencies
+            mlflow = importlib.import_module("mlflow")
+            refused = importlib.import_module("mlflow.exceptions").MlflowException
+            broken = importlib.import_module("sqlalchemy.exc").SQLAlchemyError
+            try:
+                yield mlflow.MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+            except (refused, broken, OSError) as error:
+                text = f"{type(error).__name__}: {_without_secrets(clean_text(error), tracking_uri)[:600]}"
+                raise TrackingError(f"MLflow at {shown_uri(tracking_uri)}: {text}") from None
+    except ModuleNotFoundError as error:
+        setup = shlex.join(["make", "-C", str(fvc_lib.CHECKOUT), "setup-mlflow"])
+        raise UsageError(f"MLflow needs the package {error.name!r}, which is not installed: {setup}") from error
+    finally:
+        logging.disable(disabled)
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if value is not None})

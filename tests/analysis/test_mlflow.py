@@ -1,0 +1,355 @@
+"""Exports to MLflow's own SQLite store, and bundles in its model registry."""
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from fvc_lib import CHECKOUT, load_detector
+from fvc_lib.analysis import mlflow
+from fvc_lib.analysis.mlflow import (
+    MAX_KEY,
+    TrackingError,
+    connected,
+    default_tracking_uri,
+    export_run,
+    fetched_bundle,
+    key_of,
+    model_and_alias,
+    register_bundle,
+    run_content,
+    shown_uri,
+)
+from fvc_lib.command_line import commands
+from fvc_lib.command_line.commands import export_when_asked
+from fvc_lib.command_line.main import main
+from fvc_lib.command_line.models import find_model
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
+from fvc_lib.services.tables import read_table, write_table
+from fvc_lib.tasks.bundle import write_bundle
+from fvc_lib.tasks.predicting import Standing, predictor_of
+from tests.analysis.task_runs import write_image_run, write_video_text_run
+from tests.kits.scored_run import trained_run, write_video
+from tests.kits.training import draw_clip
+
+TRAINING = "04_fold_training"
+needs_mlflow = pytest.mark.mlflow
+
+
+# --- The content of an export, without MLflow
+
+
+def test_every_metric_line_and_result_is_a_point(run):
+    points = {(key, step): (time, value) for key, step, time, value in run_content(run).points}
+    for line in map(json.loads, run.metrics(TRAINING, 3).read_text().splitlines()):
+        key = (f"fold_3/{line['phase']}/{line['metric']}", line["step"])
+        assert points[key] == (round(line["ts"] * 1000), line["value"])
+    for row in read_table(run.results, tables.RESULTS).filter(scope="all").iter_rows(named=True):
+        key = f"all/{row['source']}/{row['metric']}"
+        values = [points[name, 0][1] for name in (key, f"{key}/low", f"{key}/high")]
+        assert values == [row["value"], row["low"], row["high"]]
+    assert ("fold_0/model/roc_auc", 0) in points
+
+
+@pytest.mark.parametrize(
+    ("write", "model", "control"),
+    [
+        (write_image_run, "test/model/all/top1", "test/majority_class/all/top1"),
+        (write_video_text_run, "test/model/text_to_video/recall_x40_1", "test/chance/text_to_video/recall_x40_1"),
+    ],
+)
+def test_results_of_a_task_without_folds_stand_beside_their_controls(tmp_path, write, model, control):
+    content = run_content(write(tmp_path))
+    points = {key: value for key, _, _, value in content.points}
+    assert points[f"{model}/low"] <= points[model] <= points[f"{model}/high"]
+    assert points[control] < points[model]
+    assert "model" in content.tables["tables/task_results.csv"]
+
+
+def test_parameters_tags_and_files_describe_the_run(run):
+    (run.root / "plotly.min.js").write_text("//")
+    write_text(run.report_html, "<html>")
+    one = read_table(run.results, tables.RESULTS).filter(scope="all", source="model")
+    results = [read_table(run.results, tables.RESULTS), one.with_columns(scope=pl.lit("target:a & b/c"))]
+    write_table(pl.concat(results), tables.RESULTS, run.results)
+    content = run_content(run)
+    asked = yaml.safe_load(run.params_yaml.read_text())
+    assert content.params["learning_rate"] == json.dumps(asked["learning_rate"])
+    assert content.tags["fvc.standing"] == "above control"
+    assert content.tags["mlflow.note.content"].startswith("**above control**")
+    assert {"report.html", "plotly.min.js", "params.yaml", "run.json"} <= {path.name for path in content.files}
+    assert {"tables/results.csv", "tables/predictions.csv"} <= set(content.tables)
+    assert "target/a _x26_ b_x2F_c/model/roc_auc" in {key for key, *_ in content.points}
+
+
+def test_a_step_done_again_counts_once_and_no_number_is_a_gap(run):
+    with MetricLog(run.metrics(TRAINING, 0), run_id="x", fold=0, attempt=2) as log:
+        log.log(step=1, epoch=0, phase="train", metrics={"learning_rate": 0.5, "loss": math.inf})
+    content = run_content(run)
+    points = {(key, step): value for key, step, _, value in content.points}
+    assert len(points) == len(content.points)
+    assert points["fold_0/train/learning_rate", 1] == 0.5
+    assert math.isnan(points["fold_0/train/loss", 1])
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a/b", "..", "", "' OR 1=1 --", "line\nbreak", "Ü 你"])
+def test_a_hostile_name_becomes_one_part_of_a_key(name):
+    part = key_of(name)
+    assert key_of("train", name) == f"train/{part}"
+    assert re.fullmatch(r"[\w.\- ]+", part)
+    assert part != ".."
+
+
+def test_names_that_are_too_long_stay_apart():
+    first, second = key_of("a" * 300), key_of("a" * 299 + "b")
+    assert len(first) <= MAX_KEY
+    assert first != second
+    assert key_of("a" * MAX_KEY) == "a" * MAX_KEY
+
+
+def test_where_the_store_is_and_that_no_password_is_shown(tmp_path):
+    assert default_tracking_uri(tmp_path, {}) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert default_tracking_uri(tmp_path, {"MLFLOW_TRACKING_URI": "http://x"}) == "http://x"
+    assert shown_uri("http://me:pw@host:5000/x") == "http://[secret]@host:5000/x"
+    assert shown_uri("http://shorttoken@host") == "http://[secret]@host"
+    assert shown_uri("sqlite:////a/b.db") == "sqlite:////a/b.db"
+
+
+def test_without_mlflow_a_runs_end_has_a_warning_and_an_interrupted_export_says_how_to_go_on(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    export_when_asked(run, RunConfig(tracker="none"))
+    assert capsys.readouterr() == ("", "")
+    export_when_asked(run, RunConfig(tracker="mlflow"))
+    shown = capsys.readouterr().err
+    assert f"make -C {CHECKOUT} setup-mlflow" in shown
+    assert f"export-mlflow {run.root}" in shown
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "_export", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_when_asked(run, RunConfig(tracker="mlflow"))
+    assert "the run has ended" in capsys.readouterr().err
+
+
+def test_a_command_that_cannot_be_meant_is_a_usage_error(tmp_path):
+    assert model_and_alias("news@champion") == ("news", "champion")
+    assert model_and_alias("news") == ("news", "")
+    for arguments in (["no_such_run"], ["a", "b", "--register", "news"], ["latest", "--register", "a/b@c"]):
+        done = CliRunner().invoke(main, ["export-mlflow", *arguments, "--runs-dir", str(tmp_path)])
+        assert done.exit_code == 2
+    with pytest.raises(UsageError, match="there is no MLflow store"):
+        fetched_bundle("models:/news@x", tracking_uri=default_tracking_uri(tmp_path, {}), cache_dir=tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
+
+
+# --- A real store
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty store: creating one takes two seconds."""
+    database = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    with connected(f"sqlite:///{database}") as client:
+        client.search_experiments()
+    return database
+
+
+@pytest.fixture
+def uri(template: Path, tmp_path: Path) -> str:
+    (tmp_path / "store").mkdir()
+    shutil.copy(template, tmp_path / "store" / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'store' / 'mlflow.db'}"
+
+
+def stored(uri: str) -> list[dict[str, Any]]:
+    """All runs outside the trash: names, states, parameters, tags, points, and paths of artifacts."""
+    found = []
+    with connected(uri) as client:
+        for experiment in client.search_experiments():
+            for run in client.search_runs([experiment.experiment_id]):
+                points = sum(len(client.get_metric_history(run.info.run_id, key)) for key in run.data.metrics)
+                artifacts = {entry.path for entry in client.list_artifacts(run.info.run_id)}
+                found.append(
+                    {"experiment": experiment.name, "name": run.info.run_name, "status": run.info.status,
+                     "params": run.data.params, "tags": run.data.tags, "metrics": run.data.metrics, "points": points,
+                     "artifacts": artifacts}
+                )  # fmt: skip
+    return found
+
+
+@needs_mlflow
+def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run, uri):
+    content = run_content(run)
+    assert "in place of" not in export_run(run, tracking_uri=uri)[0]
+    (first,) = stored(uri)
+    assert (first["experiment"], first["name"], first["status"]) == ("demo", content.run_id, "FINISHED")
+    assert first["params"] == content.params
+    assert content.tags.items() <= first["tags"].items()
+    assert first["points"] == len(content.points)
+    assert {"params.yaml", "run.json", "tables"} <= first["artifacts"]
+    run.params_yaml.write_text(run.params_yaml.read_text().replace("batch_size: 0", "batch_size: 4", 1))
+    assert "in place of 1 earlier export" in export_run(run, tracking_uri=uri)[0]
+    (second,) = stored(uri)
+    assert second["params"]["batch_size"] == "4"
+
+
+@needs_mlflow
+def test_of_a_killed_export_the_earlier_one_stays_and_the_next_removes_what_it_left(run, uri, monkeypatch):
+    export_run(run, tracking_uri=uri)
+
+    def killed(*_: Any) -> None:
+        export(*_)
+        raise KeyboardInterrupt
+
+    export = mlflow._export
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow, "_export", killed)
+        with pytest.raises(KeyboardInterrupt):
+            export_run(run, tracking_uri=uri)
+    assert len(stored(uri)) == 2
+    export_run(run, tracking_uri=uri)
+    assert len(stored(uri)) == 1
+
+
+@needs_mlflow
+def test_hostile_names_and_long_values_are_stored(make_run: Callable[..., RunPaths], uri):
+    name = "run_'; DROP TABLE runs; -- <b>%\"[x]"
+    run = make_run(experiment="<script>'%\"", name=name)
+    run.run_json.write_text(json.dumps({"run_id": name}))
+    run.params_yaml.write_text(yaml.safe_dump({"corpus": "c" * 7000, "n" * 300: 1, "model": "frame_cnn"}))
+    with MetricLog(run.metrics(TRAINING, 0), run_id=name, fold=0) as log:
+        log.log(step=1, epoch=0, phase="train", metrics={"<img src=x>\n'": 1.0, "../../x": 2.0, "m" * 260: 3.0})
+    export_run(run, tracking_uri=uri)
+    (found,) = stored(uri)
+    assert found["name"] == found["tags"]["fvc.run_id"] == name
+    assert len(found["params"]["corpus"]) == 6000
+    assert {"fold_0/train/_x3C_img src_x3D_x_x3E__xA__x27_", "fold_0/train/.._x2F_.._x2F_x"} <= set(found["metrics"])
+
+
+@needs_mlflow
+def test_a_store_that_cannot_be_reached_is_an_error_without_its_password(run, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError) as refused:
+        export_run(run, tracking_uri="http://me:secret-word@127.0.0.1:9")
+    assert "secret-word" not in str(refused.value)
+    with pytest.raises(TrackingError):
+        export_run(run, tracking_uri="sqlite:////proc/nowhere/mlflow.db")
+
+
+# --- The model registry
+
+STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory) -> RunPaths:
+    made = trained_run(tmp_path_factory.mktemp("registry"))
+    made.run_json.write_text("{}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def bundles(scored, tmp_path_factory) -> list[Path]:
+    """Two of other content."""
+    folder = tmp_path_factory.mktemp("bundles")
+    for name in ("first", "second"):
+        write_bundle(predictor_of(scored, STANDING), folder / name, f"{name}\n")
+    return [folder / "first", folder / "second"]
+
+
+@pytest.fixture(scope="module")
+def store(scored, bundles) -> str:
+    """Both bundles as versions of one model, the second registered twice."""
+    uri = default_tracking_uri(scored.root.parent.parent, {})
+    made = [
+        register_bundle(bundle, "news", alias, experiment="default", run_id=scored.run_id, tracking_uri=uri)
+        for bundle, alias in ((bundles[0], "champion"), (bundles[1], ""), (bundles[1], "challenger"))
+    ]
+    assert made == [("1", True), ("2", True), ("2", False)]
+    return uri
+
+
+@pytest.fixture
+def here(scored, store, tmp_path, monkeypatch) -> Path:
+    """The runs folder as a command finds it; a cache of its own."""
+    monkeypatch.setenv("FVC_RUNS_DIR", str(scored.root.parent.parent))
+    monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return scored.root.parent.parent
+
+
+@needs_mlflow
+def test_a_registered_model_scores_as_its_run_also_as_a_pyfunc_model(scored, here, store, tmp_path):
+    write_video(tmp_path / "new.mp4", draw_clip("unknown", 0, fake=True))
+    asked = [tmp_path / "new.mp4", tmp_path / "missing.mp4"]
+    by_run, by_alias, by_version = (
+        load_detector(model).predict(asked, workers=1)
+        for model in (scored.root, "models:/news@champion", "models:/news/2")
+    )
+    assert by_run == by_alias == by_version
+    assert by_alias[0].score is not None
+    assert (find_model(here, "models:/news@champion") / "README.md").read_text() == "first\n"
+    assert (find_model(here, "models:/news@challenger") / "README.md").read_text() == "second\n"
+    with connected(store) as client:
+        source = client.get_model_version("news", "1").source
+        (row,) = sys.modules["mlflow"].pyfunc.load_model(source).predict([str(asked[0])])
+    assert row["score"] == by_run[0].score
+
+
+@needs_mlflow
+def test_what_is_fetched_is_what_was_registered_or_nothing(here, store, tmp_path):
+    folder = find_model(here, "models:/news@champion")
+    assert folder.is_relative_to(tmp_path / "cache")
+    weights = folder / "model" / "fold_0.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UsageError, match=r"fold_0.safetensors' is damaged"):
+        load_detector("models:/news@champion")
+    shutil.rmtree(folder)
+    with connected(store) as client:
+        source = Path(client.get_model_version("news", "1").source.removeprefix("file://"))
+    (digests,) = source.glob("data/*/digests.json")
+    kept = digests.read_text()
+    digests.write_text(json.dumps({"files": {}}))
+    try:
+        with pytest.raises(FvcError, match=r"models:/news@champion.*does not hold the bundle that was registered"):
+            find_model(here, "models:/news@champion")
+    finally:
+        digests.write_text(kept)
+    assert not list(folder.parent.iterdir())
+
+
+@needs_mlflow
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("models:/news", "wanted models:/NAME@ALIAS"),
+        ("models:/../x@y", "wanted models:/NAME@ALIAS"),
+        ("models:/news@nobody", "nobody"),
+        ("models:/news/9", "news"),
+        ("models:/foreign/1", "is no bundle that export-mlflow registered"),
+    ],
+)
+def test_a_model_that_the_registry_lacks_is_an_error(here, store, name, why):
+    if "foreign" in name:
+        with connected(store) as client:
+            client.create_registered_model("foreign")
+            client.create_model_version("foreign", client.get_model_version("news", "1").source)
+    with pytest.raises(FvcError, match=why):
+        load_detector(name)
