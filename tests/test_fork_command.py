@@ -45,21 +45,6 @@ def files(run: RunPaths) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
 
 
-def test_a_command_killed_before_it_began_has_noted_what_it_was_to_force(run, command, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("fvc_lib.command_line.run_command.record_resumption", lambda *_, **__: sys.exit(9))
-        assert command("--resume", "latest", "--force", "03").exit_code == 9
-    told = command("--resume", "latest", "--dry-run").stdout
-    assert "asked for by --force" in next(line for line in told.splitlines() if "03_augmentation" in line)
-
-
-def test_a_dry_run_of_a_run_that_is_worked_on_is_refused_as_the_run_is(run, command):
-    with run_lock(run):
-        refused = command("--resume", "latest", "--dry-run")
-    assert refused.exit_code == 2
-    assert "is being worked on" in refused.stderr
-
-
 @pytest.mark.fault(28)
 def test_a_changed_value_is_refused_with_the_difference_and_the_command_that_forks(run, command):
     before = files(run)
@@ -74,14 +59,6 @@ def test_a_changed_value_is_refused_with_the_difference_and_the_command_that_for
     assert "run: a new folder under" in accepted.stdout
     assert files(run) == before
     assert list_runs(run.root.parents[1]) == [run]
-
-
-@pytest.mark.fault(28)
-def test_without_a_named_run_the_offer_names_it(run, command):
-    refused = command("--from", "02", "-p", "epochs", "5")
-    assert refused.exit_code == 2
-    offered = refused.stderr.strip().rpartition(": ")[2]
-    assert shlex.split(offered)[-3:] == ["--resume", str(run.root), "--fork"]
 
 
 @pytest.mark.fault(28)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import itertools
 import statistics
 import symtable
 from pathlib import Path
@@ -117,23 +116,3 @@ def test_a_notebook_is_committed_without_outputs(cells):
         if cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
-
-
-def test_sections_are_followed_by_code(cells):
-    """A heading names a claim; the next code cell shows it."""
-    for cell, after in itertools.pairwise(cells):
-        if cell.cell_type == "markdown" and cell.source.startswith("## "):
-            assert after.cell_type == "code", cell.source
-
-
-def test_what_only_shows_a_finished_training_cannot_fail_its_stage(cells):
-    """Whatever is drawn after the one long call stands under ``only_shows``."""
-    sources = [cell.source for cell in cells if cell.cell_type == "code"]
-    long_call = next((number for number, source in enumerate(sources) if "stage.metric_log()" in source), len(sources))
-    for source in sources[long_call + 1 :]:
-        for statement in ast.parse(source).body:
-            drawn = ast.unparse(statement)
-            shows = any(
-                word in drawn for word in ("show_figures(", "display(", "gallery.", "queries.", "run_headline(")
-            )
-            assert not shows or drawn.startswith("with only_shows():"), drawn

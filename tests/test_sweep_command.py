@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -53,7 +52,7 @@ def test_every_seed_has_the_folds_of_the_first(tmp_path):
     values = [("runs_dir", str(tmp_path / "runs"))]
     members = combinations([("seed", "4,5"), ("epochs", "1,2")], values=values)
     assert [one.name for one in members][:2] == ["seed 4, epochs 1", "seed 4, epochs 2"]
-    configs = [one.asked.config for one in members]
+    configs = [one.given.config for one in members]
     dealt_by = [config.seed if config.folds_seed is None else config.folds_seed for config in configs]
     assert dealt_by == [4] * 4
     assert configs[0].folds_seed is None, "a run alone with these values has the same hash"
@@ -64,20 +63,13 @@ def test_every_seed_has_the_folds_of_the_first(tmp_path):
     assert again[1].run_hash == run_hash(configs[1])
 
 
-@pytest.mark.parametrize(("over", "more"), [("4", ()), ("4,5", ("seed", "1")), ("4,5", ("task", "image"))])
-def test_a_sweep_of_one_run_or_of_another_task_is_refused(tmp_path, over, more):
-    values = [("runs_dir", str(tmp_path / "runs")), *([more] if more else [])]
-    with pytest.raises(UsageError):
-        combinations([("seed", over)], values=values)
-
-
 @pytest.mark.slow
 def test_a_failed_run_is_named_and_a_failed_comparison_leaves_no_earlier_tables(tmp_path, capsys):
     broken = tmp_path / "broken.py"
     broken.write_text("import missing_module")
     values = [("runs_dir", str(tmp_path / "runs")), ("confidence", "0.9"), ("bootstrap_replicates", "300")]
     members = combinations([("model", f"{broken}:Net,frame_cnn,r2plus1d_small")], values=values)
-    begun = [replace(one, run=begin_run(one.asked.config, command="test"), state="finished") for one in members[1:]]
+    begun = [replace(one, run=begin_run(one.given.config, command="test"), state="finished") for one in members[1:]]
     name = sha256_of_json(sorted(one.run_hash for one in members))[:8]
     folder = tmp_path / f"runs/sweep/comparison_{name}"
     folder.mkdir()
@@ -136,17 +128,3 @@ def test_a_sweep_killed_in_its_second_run_goes_on_and_ends_with_a_comparison(tmp
     assert "tran2018closer" in page.with_name("references.bib").read_text()
     index = (place.runs / "index.html").read_text()
     assert page.relative_to(place.runs).as_posix() in index
-
-
-def test_an_index_shows_the_runs_of_a_comparison_together(tmp_path: Path):
-    from fvc_lib.analysis.pages.report import write_runs_index
-
-    values = [("runs_dir", str(tmp_path / "runs"))]
-    for one in combinations([("seed", "0,1")], values=values):
-        begin_run(one.asked.config, command="test")
-    (tmp_path / "runs/sweep/comparison_1").mkdir()
-    (tmp_path / "runs/sweep/comparison_1/comparison.html").write_text("")
-    html = write_runs_index(tmp_path / "runs").read_text()
-    together = html.partition('class="together"')[2]
-    assert 'href="sweep/comparison_1/comparison.html"' in together
-    assert together.count('class="run"') == 2

@@ -13,10 +13,9 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pytest
-from hypothesis import given, strategies as st
 
-from fvc_lib.command_line.verdicts.upload_page import UploadServer, safe_name
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.command_line.verdicts.upload_page import UploadServer
+from fvc_lib.services.errors import DataError
 
 JUDGED: dict[str, Any] = {"verdict": "fake", "score": "0.9", "reasons": ["Because."], "page": "<html>"}
 
@@ -104,33 +103,3 @@ def test_nobody_enters_without_the_token(server: UploadServer, judge: Judge) -> 
     assert "https://" not in text
     assert policy.startswith("default-src 'none'")
     assert judge.files == []
-
-
-def test_a_taken_port_is_refused(server: UploadServer, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=str(server.server_address[1])):
-        UploadServer("127.0.0.1", server.server_address[1], tmp_path, 1)
-
-
-@given(st.text(max_size=300))
-def test_a_stored_name_is_one_file_name_whatever_was_sent(name: str) -> None:
-    safe = safe_name(name)
-    assert safe == Path(safe).name
-    assert 0 < len(safe) <= 90
-    assert safe.isprintable()
-    assert not safe.startswith((".", "-", " "))
-    assert not set(safe) & set("/\\<>&\"'\0")
-
-
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [
-        ("../../etc/passwd", "passwd"),
-        ("C:\\videos\\clip.mp4", "clip.mp4"),
-        ("<script>alert(1)</script>.mp4", "script_.mp4"),
-        ("Straße 1.MP4", "Straße 1.MP4"),
-        (f"{'a' * 200}.mp4", f"{'a' * 77}.mp4"),
-        ("...", "video"),
-    ],
-)
-def test_a_name_keeps_what_a_reader_knows_it_by(name: str, safe: str) -> None:
-    assert safe_name(name) == safe

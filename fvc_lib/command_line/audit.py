@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _SHOWN_DETECTORS = 8
 @click.option("--label-map", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real.")
 @click.option("--allow-outside", is_flag=True, help="Take files that the corpus lists outside its folder, as runs do.")
 @click.option("--detectors", metavar="NAMES", help="Only these, with commas between them; else all in the table.")
-@click.option("--higher-is-real", is_flag=True, help="The scores are higher for reals; they are turned round.")
+@click.option("--higher-is-real", is_flag=True, help="The scores are higher for reals; their sign is changed.")
 @click.option(
     "--operating-point", "decide_at", default="best", show_default=True,
     metavar="best|fpr=0.01|cost=5:1|threshold=0.5",
@@ -103,9 +103,13 @@ def audit(
     }
     folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
     page, answer = folder / "audit.html", folder / ANSWER
-    _refuse_others_files(folder, (page.name, *FILES), {"the table": table, "--corpus": corpus})
+    if table.absolute().parent == folder and table.name in FILES:
+        raise UsageError(f"--out {str(folder)!r}: the table lies there and would be written over. Give a new folder.")
+    others = [name for name in (page.name, *FILES) if os.path.lexists(folder / name)]
+    if others and not (folder / f"{SCORE_AUDIT}.ipynb").is_file():
+        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which no audit wrote. Give a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:  # an earlier audit's are not those of one that fails, or that has fewer tables
+    for name in FILES:  # a failed audit must not show earlier tables as its own
         (folder / name).unlink(missing_ok=True)
     code = execute_record(
         SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
@@ -115,23 +119,6 @@ def audit(
         context.exit(code)
     click.echo(answer.read_text(encoding="utf-8", errors="replace"))
     click.echo(f"  audit         {page}\n  tables        {folder}")
-
-
-def _refuse_others_files(folder: Path, names: Sequence[str], asked: Mapping[str, Path | None]) -> None:
-    """Nothing that an audit did not write is written over.
-
-    Raises:
-        UsageError: ``folder`` has one of ``names`` and no audit's record, or one of them is what was ``asked`` for.
-    """
-    there = [folder / name for name in names if os.path.lexists(folder / name)]
-    for what, path in asked.items():
-        if path is not None and any(each.exists() and each.samefile(path) for each in there):
-            raise UsageError(f"--out {str(folder)!r}: {what} lies there, as {path.name}, and would be written over.")
-    if there and not (folder / f"{SCORE_AUDIT}.ipynb").is_file():
-        raise UsageError(
-            f"--out {str(folder)!r}: has {there[0].name!r}, which no audit wrote, for there is no {SCORE_AUDIT}.ipynb. "
-            "Give a new folder, or an earlier audit's."
-        )
 
 
 def _what_was_read(

@@ -9,34 +9,23 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 
-from fvc_lib.analysis.wording import count_text
 from fvc_lib.execution.run.lock import is_worked_on, run_lock
 from fvc_lib.execution.run.status import status_now
 from fvc_lib.services.atomic_files import size_of
-from fvc_lib.services.errors import FvcError, UsageError, did_you_mean
-from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 _FEATURES = re.compile(r"[0-9a-f]{32}(_[a-z0-9_]+)?")
 _WEIGHTS = (".safetensors", ".pt")
 # Records show which test folds were opened before; best models are the result of hours.
 _STAY_SUPERSEDED = ("best_model.safetensors", ".json")
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a run or of a cache that can be deleted."""
-
-    path: Path
-    what: str
-    size_bytes: int
-    delete: Callable[[], object]
+Part = tuple[Path, str, int, Callable[[], object]]  # where, a description, bytes, and the function that deletes it
 
 
 def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part]:
@@ -47,39 +36,31 @@ def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part
         before: seconds since 1970.
         models: also yield all trained weights.
     """
-    try:
-        if status_now(run).state != "done" or is_worked_on(run) or run.status_json.stat().st_mtime > before:
-            return
-    except (FvcError, OSError):  # a damaged run is nobody's to delete
-        return
     trained = [*_files(run.root / "checkpoints"), *_files(run.superseded)]
-    weights = [path for path in trained if models and path.suffix in _WEIGHTS]
-    replaced = [path for path in _files(run.superseded) if not path.name.endswith(_STAY_SUPERSEDED)]
-    for what, paths in (("superseded attempts", sorted({*replaced} - {*weights})), ("trained weights", weights)):
-        if paths:
-            size = sum(path.lstat().st_size for path in paths)
-            yield Part(run.root, what, size, partial(_delete_of_run, run, paths))
+    weights = {path for path in trained if models and path.suffix in _WEIGHTS}
+    replaced = {path for path in _files(run.superseded) if not path.name.endswith(_STAY_SUPERSEDED)}
+    with suppress(FvcError, OSError):  # a damaged run is nobody's to delete
+        if status_now(run).state == "done" and not is_worked_on(run) and run.status_json.stat().st_mtime <= before:
+            for what, paths in (("superseded attempts", replaced - weights), ("trained weights", weights)):
+                if paths:
+                    size = sum(path.lstat().st_size for path in paths)
+                    yield run.root, what, size, partial(_delete_of_run, run, sorted(paths))
 
 
-def parts_of_cache(cache: Path, runs: Sequence[RunPaths], before: float) -> Iterator[Part]:
-    """Yield clips, features and re-encoded videos last used before a time, except what a living run uses."""
+def parts_of_cache(cache: Path, before: float) -> Iterator[Part]:
+    """Yield clips, features and re-encoded videos last used before a time."""
     from fvc_lib.video.clips.store import prune_set, stored_sets  # PyAV takes a moment to load
     from fvc_lib.video.features.measuring import FEATURES_FOLDER
 
-    living = [run for run in runs if _lives(run)]
-    in_use = {folder for run in living for folder in _cache_folders(run)}
     for clips in stored_sets(cache):
-        if clips.last_used <= before and clips.folder.parent.resolve() not in in_use:
+        if clips.last_used <= before:
             settings = ", ".join(f"{name} {value}" for name, value in clips.settings.items())
-            what = f"{clips.kind}, unused for {_days(clips.last_used)}: {settings or 'settings unknown'}"
-            yield Part(clips.folder, what, clips.size_bytes, partial(prune_set, clips))
-    folders = sorted((cache / FEATURES_FOLDER).glob("*")) if not living else []
-    for folder in folders:
-        if _FEATURES.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
-            used = max((path.lstat().st_mtime for path in _files(folder)), default=0.0)
-            if used <= before:
-                what = f"forensic measurements, unused for {_days(used)}"
-                yield Part(folder, what, size_of(folder), partial(shutil.rmtree, folder))
+            what = f"{clips.kind}: {settings or 'settings unknown'}"
+            yield clips.folder, what, clips.size_bytes, partial(prune_set, clips)
+    for folder in (cache / FEATURES_FOLDER).glob("*"):
+        is_own = _FEATURES.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+        if is_own and max((path.lstat().st_mtime for path in _files(folder)), default=0.0) <= before:
+            yield folder, "forensic measurements", size_of(folder), partial(shutil.rmtree, folder)
 
 
 def _delete_of_run(run: RunPaths, paths: Sequence[Path]) -> None:
@@ -95,23 +76,11 @@ def _lives(run: RunPaths) -> bool:
     return True
 
 
-def _cache_folders(run: RunPaths) -> list[Path]:
-    from fvc_lib.video.clips.store import ClipStore
-    from fvc_lib.video.reencode import REENCODED_FOLDER
-
-    config = run_config(run)
-    return [ClipStore.of(config).decode_folder.resolve(), (Path(config.cache_dir) / REENCODED_FOLDER).resolve()]
-
-
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder, without following links."""
     if not folder.is_symlink():
         for parent, _, names in os.walk(folder):
             yield from (Path(parent, name) for name in names)
-
-
-def _days(since: float) -> str:
-    return count_text(int((time.time() - since) / 86400), "day")
 
 
 @click.command(short_help="Make room: show what may go of runs and caches, and delete it with --yes.")
@@ -129,10 +98,9 @@ def clean(
 ) -> None:
     """Show what can be freed, by run and cache; delete it with --yes.
 
-    Caches: clips, re-encoded videos, features and measurements. Of finished runs: superseded attempts without their
-    best models and records, and with --models all trained weights. Tables, metrics and reports stay. Unfinished runs,
-    and caches that a run at work or waiting uses, stay too. For runs in another runs folder only the age of a cache
-    counts.
+    Caches: clips, re-encoded videos, features and measurements; they stay while a run is at work or waits. Of finished
+    runs: superseded attempts without their best models and records, and with --models all trained weights. Tables,
+    metrics and reports stay, and so do unfinished runs.
 
     \b
     python run_notebooks.py clean                        what would go
@@ -144,27 +112,23 @@ def clean(
     if runs_dir is not None and not runs_dir.is_dir():  # else the cache would look as if no run used it
         raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
     runs = [run for run in list_runs(runs_folder) if not (run.root.is_symlink() or run.root.parent.is_symlink())]
-    experiments = sorted({run.experiment for run in runs})
-    if experiment is not None and experiment not in experiments:
-        near = did_you_mean(experiment, experiments)
-        raise UsageError(f"{runs_folder} has no runs of experiment {experiment!r}.{near}")
+    chosen = [run for run in runs if experiment in (None, run.experiment)]
+    if experiment is not None and not chosen:
+        raise UsageError(f"{runs_folder} has no runs of experiment {experiment!r}.")
     before = time.time() - days * 86400
-    parts = [
-        part
-        for run in runs
-        if experiment in (None, run.experiment)
-        for part in parts_of_run(run, before, models=models)
-    ]
-    if experiment is None:
-        parts += parts_of_cache(cache, runs, before)
-    freed = []
-    for part in parts:
-        click.echo(f"{part.size_bytes / 1e6:10,.1f} MB  {part.path}: {part.what}")
+    parts = [part for run in chosen for part in parts_of_run(run, before, models=models)]
+    if experiment is None and any(map(_lives, runs)):
+        click.echo(f"{cache}: stays, because a run is at work or waits")
+    elif experiment is None:
+        parts += parts_of_cache(cache, before)
+    freed = 0
+    for path, what, size, delete in parts:
+        click.echo(f"{size / 1e6:10,.1f} MB  {path}: {what}")
         try:
             if yes:
-                part.delete()
-            freed.append(part.size_bytes)
+                delete()
+            freed += size
         except (FvcError, OSError) as error:
-            click.echo(f"left: {part.path}: {error}")
-    total = f"{sum(freed) / 1e6:,.1f} MB of {runs_folder} and {cache}"
+            click.echo(f"left: {path}: {error}")
+    total = f"{freed / 1e6:,.1f} MB of {runs_folder} and {cache}"
     click.echo(f"freed {total}" if yes else f"would free {total}{'; repeat with --yes to do so' if freed else ''}")

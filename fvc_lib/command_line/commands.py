@@ -1,111 +1,95 @@
 """Commands that read runs, corpora or this machine and change no run."""
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from fvc_lib.command_line.verdicts.predictions import PAGE
-from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
-from fvc_lib.execution.run.exit_codes import what_happened, what_next
 from fvc_lib.execution.run.session import read_progress
-from fvc_lib.execution.run.shards import Shard, read_shard, record_path, recorded_shards, shards_line
-from fvc_lib.execution.run.status import StageStatus, status_now
-from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
-from fvc_lib.execution.slurm.queue import JobState, job_states, submitted_jobs
+from fvc_lib.execution.run.shards import recorded_shards, shards_line
+from fvc_lib.execution.run.status import status_now
+from fvc_lib.execution.run.task import what_happened, what_next
+from fvc_lib.execution.run.which_run import given_values
+from fvc_lib.execution.slurm import JobState, job_states, submitted_jobs
 from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
-from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
 
 _LONGEST_REASON = 300
-# Why a job waits for ever, or ended, unless somebody does something, by SLURM's word for it.
+_RUNS_DIR = click.option(
+    "--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default."
+)
+# What to do where a job waits for ever or has ended, by SLURM's word for the reason.
 _REMEDY_OF_REASON = {
     "PartitionTimeLimit": ": TIME in slurm/site.conf is more than the partition allows",
     "DependencyNeverSatisfied": ": a job before it failed; mend that, then --resume RUN --executor slurm",
-    "JobHeldUser": ": scontrol release lets it go",
     "InvalidAccount": ": ACCOUNT in slurm/site.conf",
-    "InvalidQOS": ": QOS in slurm/site.conf",
-    "OutOfMemory": ": raise MEMORY in slurm/site.conf; for less see its stages above",
+    "OutOfMemory": ": raise MEMORY in slurm/site.conf, unless its stages above are done",
 }
 
 
 @click.command(short_help="Show how far a run is, its jobs included.")
 @click.argument("run", default="latest")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@_RUNS_DIR
 def status(run: str, runs_dir: Path | None) -> None:
-    """Show how far RUN is: 'latest', a run id, a part of one, a run folder, or the --out of predict, where its files
-    were dealt out to shards.
-    """
+    """Show how far RUN is: 'latest', a run id, a part of one, a run folder, or the --out of a predict with shards."""
     from fvc_lib.analysis.read.naming import run_labels  # polars takes a second to load
 
-    asked = RunPaths(Path(run).expanduser().absolute())
-    if not asked.run_json.is_file() and (submitted_jobs(asked) or recorded_shards(asked)):
-        is_done = any((asked.root / last).is_file() for last in ("answer.txt", PAGE))
-        click.echo(f"{asked.root}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
-        _show_jobs(asked)
+    folder = RunPaths(Path(run).expanduser().absolute())
+    if not folder.run_json.is_file() and (submitted_jobs(folder) or recorded_shards(folder)):
+        is_done = any((folder.root / last).is_file() for last in ("answer.txt", PAGE))
+        click.echo(f"{folder.root}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
+        _show_jobs(folder)
         return
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     state = status_now(paths)
-    gone_on = (
-        f"; to go on: {command_text('--resume', paths.root)}"
-        if state.state in {"interrupted", "requeue", "failed"}
-        else ""
-    )
-    click.echo(f"{paths.root}: {state.state}{gone_on}")
+    is_stopped = state.state in {"interrupted", "requeue", "failed"}
+    go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
+    click.echo(f"{paths.root}: {state.state}{go_on}")
     click.echo(f"  {run_labels([paths])[0]}")
     of_them = f", {size_of(paths.superseded) / 1e6:,.1f} of them superseded" if paths.superseded.is_dir() else ""
     click.echo(f"  {size_of(paths.root) / 1e6:,.1f} MB on the disk{of_them}")
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
-        click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
+        details = stage.reason or ""
+        if stage.state == "running":
+            progress = read_progress(paths.logs / f"{key}.progress.json")
+            details = "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+        elif stage.state == "failed":
+            what = what_happened(stage)
+            details = what if len(what) <= _LONGEST_REASON else f"{what[:_LONGEST_REASON]} [...]"
+        click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {details}".rstrip())
         if stage.state == "failed":
             click.echo(f"    {what_next(paths, stage)}")
-    jobs = _show_jobs(paths, {key for key, stage in state.stages.items() if stage.state == "done"})
+    jobs = _show_jobs(paths)
     if state.state == "waiting" and all(job.ended for job in jobs):
-        click.echo("  no job of it is in the queue here; submit what is left: --resume RUN --executor slurm")
+        click.echo("  no job of it is in the queue here; submit the rest: --resume RUN --executor slurm")
 
 
-def _show_jobs(paths: RunPaths, finished: Collection[str] = ()) -> list[JobState]:
-    """Print how far shards are, and those of the submitted jobs that the queue knows; ``finished``: keys of tasks."""
+def _show_jobs(paths: RunPaths) -> list[JobState]:
+    """Print how far shards are, and the submitted jobs that the queue knows."""
     submitted = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
-    done = set(finished)
     for name, of in (recorded_shards(paths) | submitted).items():
         click.echo(f"  {shards_line(paths, name, of)}")
-        records = [read_shard(record_path(paths, name, Shard(number, of))) for number in range(of)]
-        done |= {f"{name}_shard_{number}" for number, record in enumerate(records) if record.state == "done"}
     jobs = job_states(paths)
     for job in jobs:
-        if job.state == "COMPLETED" and job.name.endswith("_shards"):  # the line above counts them
-            continue
-        remedy = _REMEDY_OF_REASON.get(job.reason, "")
-        if job.state == "OUT_OF_MEMORY" and done.issuperset(job.task.split(",")):
-            remedy = ": a process of it was killed for memory, and its work was finished all the same"
-        click.echo(f"  {job}{remedy}")
+        if job.state != "COMPLETED" or not job.name.endswith("_shards"):  # the line above counts these
+            click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
     return jobs
-
-
-def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
-    """Return a running task's progress, else the reason why it runs or ended, in one line."""
-    if stage.state == "running":
-        progress = read_progress(run.logs / f"{key}.progress.json")
-        return "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
-    if stage.state == "failed":
-        what = what_happened(stage)
-        return what if len(what) <= _LONGEST_REASON else f"{what[:_LONGEST_REASON]} [...]"
-    return stage.reason or ""
 
 
 @click.command(short_help="Compare runs pair by pair, with intervals.")
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--metric", default="roc_auc", show_default=True, help="The metric that is compared.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@_RUNS_DIR
 def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     """Compare RUNS (two or more: run ids, parts of them, run folders, or 'latest') on the same videos.
 
@@ -161,7 +145,7 @@ def report_run(run: RunPaths) -> int:
 
 @click.command(short_help="Write a run's pages again.")
 @click.argument("run", default="latest")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@_RUNS_DIR
 @click.pass_context
 def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
     """Write RUN's report, a page of each of its records, and the list of all runs; nothing is executed.
@@ -174,7 +158,7 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
 
 
 @click.command(short_help="Write the list of all runs again.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@_RUNS_DIR
 def index(runs_dir: Path | None) -> None:
     """Write index.html, the list of all runs, again: after run folders were copied in, moved or deleted."""
     from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
@@ -196,7 +180,7 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
     """
     from fvc_lib.execution.doctor import diagnose, exit_code, lines
 
-    findings = diagnose(ask(params_files, (), values, {}).config)
+    findings = diagnose(given_values(params_files, values=values).config)
     for line in lines(findings):
         click.echo(line)
     context.exit(exit_code(findings))
@@ -305,8 +289,8 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     """
     from fvc_lib.corpus import index, listing
     from fvc_lib.corpus.corpus_files import counted
-    from fvc_lib.corpus.listing import read_corpora
     from fvc_lib.corpus.protocols.protocol import refuse_untrainable
+    from fvc_lib.corpus.several import read_corpora
 
     if path is None:
         for loader in listing.by_rank(CORPORA):
@@ -316,7 +300,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
                 click.echo(f"{'':<16} {name:<7} {fact}")
         click.echo(f"What a folder of yours is: {command_text('corpora', 'PATH')}")
         return
-    config = ask(params_files, (), values, {"corpus": str(path)}).config
+    config = given_values(params_files, values=values, options={"corpus": str(path)}).config
     if config.task != DEFAULT_TASK:
         raise UsageError(f"task: got {config.task}; corpora reads corpora of task {DEFAULT_TASK}. Leave it out.")
     found = read_corpora(
@@ -356,27 +340,6 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
             click.echo(f"    {name} = {value!r}  {meaning(name)}")
 
 
-def print_plan(plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | None) -> None:
-    """Print which tasks would run and why."""
-    click.echo(f"task: {config.task}")
-    click.echo(f"corpus: {' + '.join([config.corpus or 'the generated sample corpus', *config.more_corpora])}")
-    click.echo(f"run: {run.root if run else 'a new folder under ' + str(Path(config.runs_dir) / config.experiment)}")
-    if config.rescale:
-        from fvc_lib.corpus.rescaling import disk_sentence  # with polars and PyAV, which others need not wait for
-
-        click.echo(f"disk: {disk_sentence(config.recipe, config.cache_dir)}")
-    for planned in plan:
-        decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
-        click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")
-
-
-def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:
-    """Print the changed parameters of a fork, and the tasks that it keeps."""
-    click.echo(f"fork of {ancestor.run_id}: {in_words(changes(run_config(ancestor), config))}")
-    for line in taken.lines():
-        click.echo(line)
-
-
 @click.command("export-mlflow", short_help="Export runs to MLflow.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option(
@@ -384,7 +347,7 @@ def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> Non
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
 )  # fmt: skip
 @click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this model, too.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@_RUNS_DIR
 def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str | None, runs_dir: Path | None) -> None:
     """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
 

@@ -1,6 +1,5 @@
 """``run_notebooks.py ensemble``: several finished runs as one detector."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fvc_lib.services.tasks import ENSEMBLE
 ANSWER, PAGE = "answer.txt", "ensemble.html"
 
 
-@click.command(short_help="Several runs on the same folds as one detector, beside the best of them.")
+@click.command(short_help="Several runs on the same folds as one detector, next to the best of them.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else beside the first run.")
 @click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
@@ -52,7 +51,7 @@ def ensemble(
     Runs on other videos, labels, groups, folds or protocols are refused, and so are unfinished ones and ones whose
     audit found a leak. Notebook 11_ensemble shows the members and their weights, the number with interval and controls,
     and the paired difference from the best member. All of it lies in runs/EXPERIMENT/ensemble_METHOD_HASH/; the same
-    command makes it anew. Nothing is trained, and the members stay as they are.
+    command makes it again. Nothing is trained, and the members stay as they are.
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs do not go together.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
@@ -66,10 +65,14 @@ def ensemble(
         [method, [[run.run_id, each.config.config_hash] for run, each in zip(members, found.runs, strict=True)]]
     )
     folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
-    _refuse_others_files(folder)
+    if any(RunPaths(parent).run_json.is_file() for parent in (folder, *folder.parents)):
+        raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_empty and not (folder / f"{ENSEMBLE}.ipynb").is_file():
+        raise UsageError(f"--to {str(folder)!r}: has files that no ensemble wrote. Name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
     click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
-    for name in (RECORD, ANSWER):  # an earlier one's are not those of one that fails
+    for name in (RECORD, ANSWER):  # a failed ensemble must not show earlier files as its own
         (folder / name).unlink(missing_ok=True)
     first = found.runs[0].config
     parameters: dict[str, Any] = {
@@ -90,17 +93,3 @@ def ensemble(
     if above.absolute() in folder.parents:
         write_runs_index(above)
     click.echo(f"  ensemble      {folder / PAGE}\n  tables        {folder}")
-
-
-def _refuse_others_files(folder: Path) -> None:
-    """Nothing that no ensemble wrote is written over, and no run's folder is written to.
-
-    Raises:
-        UsageError: ``folder`` has other files, or lies in a run.
-    """
-    if run := next((each for each in (folder, *folder.parents) if RunPaths(each).run_json.is_file()), None):
-        raise UsageError(f"--to {str(folder)!r}: is inside of the run {str(run)!r}. Name another folder.")
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise UsageError(f"--to {str(folder)!r}: is a file. Name another folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / f"{ENSEMBLE}.ipynb").is_file():
-        raise UsageError(f"--to {str(folder)!r}: has files that no ensemble wrote. Name a new folder.")

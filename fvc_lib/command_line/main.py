@@ -18,17 +18,16 @@ from fvc_lib.command_line.clean import clean
 from fvc_lib.command_line.ensemble import ensemble
 from fvc_lib.command_line.export import export
 from fvc_lib.command_line.robustness import robustness
-from fvc_lib.command_line.run_command import NOTEBOOKS, Jobs, RunCommand, Wanted
+from fvc_lib.command_line.run_command import NOTEBOOKS, Jobs, RunCommand, RunOptions
 from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
 from fvc_lib.command_line.verdicts.predict import predict
 from fvc_lib.command_line.verdicts.upload_page import verdict_page
 from fvc_lib.execution.plan.plan import read_notebooks
-from fvc_lib.execution.run import which_run
+from fvc_lib.execution.run.which_run import given_values, values_of_another_corpus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean
 from fvc_lib.services.memory.policy import memory_advice
-from fvc_lib.services.tar_patterns import SUFFIX
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "
@@ -42,20 +41,14 @@ def _unforeseen(error: Exception) -> int:
     click.echo(
         f"error: {type(error).__name__}: {error or 'no message'} ({frame.filename}, line {frame.lineno})", err=True
     )
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="fvc_error_", suffix=".txt", delete=False) as details:
-            details.write("".join(traceback.format_exception(error)))
-        click.echo(f"The whole traceback: {details.name}", err=True)
-    except OSError as failure:
-        click.echo(f"The whole traceback could not be written: {failure}", err=True)
-    if isinstance(error, MemoryError):
-        click.echo(
-            f"Memory ran out in this process. {memory_advice('elsewhere')} --resume latest goes on with the run.",
-            err=True,
-        )
-        return 137
-    click.echo("This is a defect of FVC, please report it; --resume latest goes on with the run.", err=True)
-    return 1
+    with tempfile.NamedTemporaryFile("w", prefix="fvc_error_", suffix=".txt", delete=False) as details:
+        traceback.print_exception(error, file=details)
+    click.echo(f"The whole traceback: {details.name}", err=True)
+    is_memory, what = isinstance(error, MemoryError), "This is a defect of FVC, please report it;"
+    if is_memory:
+        what = f"Memory ran out in this process. {memory_advice('elsewhere')}"
+    click.echo(f"{what} --resume latest goes on with the run.", err=True)
+    return 137 if is_memory else 1
 
 
 _CURSOR = re.compile(r"(\r|\x1b\[(\d*[AJK]|\?25[hl]))*")  # progress is drawn again by these, before its text
@@ -105,9 +98,9 @@ class Commands(click.Group):
         if self.get_command(ctx, args[0]) is None:
             if Path(args[0]).exists() or Path(args[0]).suffix or "/" in args[0]:
                 corpus = command_text("-p", "corpus", args[0])
-                tars = ". Several tars are one pattern, in quotes: -p corpus 'shards/{000..099}.tar'."
-                more = tars if args[0].endswith(SUFFIX) else ""
-                raise UsageError(f"{args[0]!r} is no command. If it is a corpus: {corpus}{more}")
+                raise UsageError(
+                    f"{args[0]!r} is no command. If it is a corpus: {corpus} (several tars: 'a/{{0..9}}.tar')"
+                )
             near, known = did_you_mean(args[0], self.commands), ", ".join(self.commands)
             raise UsageError(f"{args[0]!r} is no command.{near} Commands: {known}; a run needs none.")
         return super().resolve_command(ctx, args)
@@ -222,8 +215,7 @@ def main(
     python run_notebooks.py -p corpus ~/videos --executor slurm    as jobs of a cluster; first: --dry-run
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     if context.invoked_subcommand is not None:
-        given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if given:
+        if any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in context.params):
             raise UsageError(
                 f"options before {context.invoked_subcommand!r} would count for nothing; give them after it, where it "
                 "has such an option (--help says)."
@@ -233,11 +225,11 @@ def main(
         commands.print_notebooks(read_notebooks(NOTEBOOKS))
         return
     typed = {"experiment": options["experiment"]} if options["experiment"] is not None else {}
-    asked = which_run.ask(params_files, yaml_texts, values, typed)
-    if not options["resume"] and (note := which_run.values_of_another_corpus(params_files, asked.config)):
+    given = given_values(params_files, yaml_texts, values, typed)
+    if not options["resume"] and (note := values_of_another_corpus(params_files, given.config)):
         click.echo(f"warning: {note}", err=True)
-    wanted = Wanted(**options, tasks=None if tasks is None else tuple(filter(None, tasks.split(","))))
-    command = RunCommand(NOTEBOOKS, wanted, asked)
+    keys = None if tasks is None else tuple(filter(None, tasks.split(",")))
+    command = RunCommand(NOTEBOOKS, RunOptions(**options, tasks=keys), given)
     if dry_run:
         command.show()
         return

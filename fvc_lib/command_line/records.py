@@ -130,8 +130,6 @@ def _show(path: Path, ended: threading.Event) -> None:
         is_last = ended.wait(WRITE_INTERVAL_SECONDS)
         if (progress := read_progress(path)) is not None:
             if bar is None or bar.desc.removesuffix(": ") != progress.what:  # another part of the notebook
-                if bar is not None:
-                    bar.close()
                 # An earlier call's work does not count for the rate.
                 every = 0.1 if sys.stderr.isatty() else _LINE_SECONDS
                 bar = tqdm(total=progress.total, desc=progress.what, initial=progress.done, mininterval=every)

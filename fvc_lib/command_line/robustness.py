@@ -1,7 +1,7 @@
 """``robustness``: score a finished run's test videos again after disturbances."""
 
 import os
-from collections.abc import Mapping
+import sys
 from pathlib import Path
 
 import click
@@ -45,7 +45,7 @@ def robustness(
     python run_notebooks.py robustness latest --levels h264,size   two kinds
     python run_notebooks.py robustness latest --levels jpeg_50     one level
 
-    Kinds and their levels: lossless (a control: written anew, nothing changed); h264 (h264_crf23, 28, 35, 40); h265
+    Kinds and their levels: lossless (a control: written again, nothing changed); h264 (h264_crf23, 28, 35, 40); h265
     (h265_crf28); size (size_half, size_quarter); jpeg (jpeg_90, 70, 50); blur (blur_1, 2, 4 px); noise (noise_4, 8, 16
     of 255); rate (rate_half); trim (trim_front, trim_back: 25 %).
 
@@ -68,7 +68,12 @@ def robustness(
         code = _execute(found, {"run_dir": str(found.root), "levels": names, "decode_workers": jobs or 0})
     reported = commands.report_run(found)
     if not code:
-        click.echo("\n".join(["", *(f"  {line}" for line in _findings(found)), ""]))
+        from fvc_lib.analysis.read.robustness import findings  # tables take a second to load
+        from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
+
+        results = read_table(found.robustness_results, ROBUSTNESS_RESULTS)
+        lines = findings(results, run_config(found).confidence, found)
+        click.echo("\n".join(["", *(f"  {line}" for line in lines), ""]))
         click.echo(f"  robustness    {found.report_html}\n  table         {found.robustness_results}")
     context.exit(code or reported)
 
@@ -93,19 +98,5 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
         write_document(run.stage_checkpoint(ROBUSTNESS), {"files": files})
         return 0
     why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
-    click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run, parameters)}", err=True)
+    click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {command_text(*sys.argv[1:])}", err=True)
     return outcome.exit_code
-
-
-def _findings(run: RunPaths) -> list[str]:
-    """Return the findings: the worst level and its drop with its interval, and the limits."""
-    from fvc_lib.analysis.read.robustness import findings  # tables take a second to load
-    from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
-
-    return findings(read_table(run.robustness_results, ROBUSTNESS_RESULTS), run_config(run).confidence, run)
-
-
-def _again(run: RunPaths, parameters: Mapping[str, object]) -> str:
-    levels, jobs = parameters["levels"], parameters["decode_workers"]
-    chosen = ["--levels", ",".join(levels)] if isinstance(levels, list) and levels else []
-    return command_text("robustness", run.root, *chosen, *(["--jobs", str(jobs)] if jobs else []))

@@ -6,23 +6,23 @@ A run is recognised by its hash, so the same command, repeated after a kill, ski
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fvc_lib.command_line.records import execute_record
-from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, Wanted
+from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, RunOptions
 from fvc_lib.execution.plan.fingerprint import corpus_record
-from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import status_now
-from fvc_lib.execution.slurm.queue import SlurmError, job_states
+from fvc_lib.execution.run.which_run import GivenValues, given_values
+from fvc_lib.execution.slurm import SlurmError, job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
-from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
-from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
+from fvc_lib.services.config import DECLARED, NOT_HASHED
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import parse_text_value
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
@@ -34,16 +34,30 @@ _DECIDE_THE_FOLDS = frozenset(
 _STOPPED = (75, 130, 143)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Combination:
     """One run of a sweep, made or to be made."""
 
     name: str  # such as ``model frame_cnn, seed 0``
-    asked: which_run.Asked
+    given: GivenValues
     run_hash: str
     run: RunPaths | None = None
     state: str = "new"  # new, finished, at work, queued or unfinished
     exit_code: int = 0  # of its command in this sweep
+
+    def look(self) -> None:
+        """Set ``run`` to the newest run with this hash, a finished one first, and ``state`` to its state."""
+        runs = list_runs(self.given.config.runs_dir, self.given.config.experiment)
+        own = [run for run in runs if read_json_object(run.run_json).get("config_hash") == self.run_hash]
+        states = {run: _state(run, self.given) for run in reversed(own)}
+        finished = [run for run, state in states.items() if state == "finished"]
+        self.run = next(iter([*finished, *states]), None)
+        self.state = states[self.run] if self.run else "new"
+
+    def command(self, jobs: int | None, executor: Executor) -> RunCommand:
+        """Return the command that begins the run, or resumes it."""
+        resume = str(self.run.root) if self.run else None
+        return RunCommand(NOTEBOOKS, RunOptions(resume=resume, jobs=jobs, executor=executor), self.given)
 
 
 def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
@@ -56,9 +70,10 @@ def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     for name, text in over:
         texts.setdefault(name, []).append(text)
     values = {}
-    for name, given in texts.items():
-        listed = [part.strip() for part in given[0].split(",")] if len(given) == 1 else given
-        parse_text_value(name, listed[0])
+    for name, repeated in texts.items():
+        listed = [part.strip() for part in repeated[0].split(",")] if len(repeated) == 1 else repeated
+        for text in listed:
+            parse_text_value(name, text)
         if name in _DECIDE_THE_FOLDS:
             raise UsageError(
                 f"--over {name}: runs that differ in it are tested on other videos or folds and cannot be compared. "
@@ -66,8 +81,6 @@ def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
             )
         if name in NOT_HASHED:
             raise UsageError(f"--over {name}: it changes no number, so all runs would be one. Give -p {name}.")
-        for text in listed:
-            parse_text_value(name, text)
         values[name] = list(dict.fromkeys(listed))
     return values
 
@@ -88,7 +101,7 @@ def combinations(
     swept = values_to_sweep(over)
     if twice := sorted(swept.keys() & {name for name, _ in values}):
         raise UsageError(f"{', '.join(twice)}: given with -p and with --over. Leave one of them out.")
-    base = which_run.ask(params_files, yaml_texts, values, {"experiment": experiment}).config
+    base = given_values(params_files, yaml_texts, values, {"experiment": experiment}).config
     if base.task != DEFAULT_TASK:
         raise UsageError(f"sweep compares detectors of videos (task {DEFAULT_TASK}), and the task is {base.task}.")
     first_seed = int(swept["seed"][0]) if "seed" in swept else base.seed
@@ -96,36 +109,29 @@ def combinations(
     corpus = corpus_record(base)
     members: dict[str, Combination] = {}
     for texts in itertools.product(*swept.values()):
-        chosen = tuple(zip(swept, texts, strict=True))
+        chosen = dict(zip(swept, texts, strict=True))
         shared: dict[str, Any] = {"experiment": experiment}
-        if int(dict(chosen).get("seed", base.seed)) != seed_of_folds:
+        if int(chosen.get("seed", base.seed)) != seed_of_folds:
             shared["folds_seed"] = seed_of_folds
-        asked = which_run.ask(params_files, yaml_texts, [*values, *chosen], shared)
-        name = ", ".join(f"{field} {text}" for field, text in chosen)
-        digest = run_hash(asked.config, corpus)
+        given = given_values(params_files, yaml_texts, [*values, *chosen.items()], shared)
+        name = ", ".join(f"{field} {text}" for field, text in chosen.items())
+        digest = run_hash(given.config, corpus)
         if digest in members:
             raise UsageError(f"{name} and {members[digest].name} are the same run. Leave one of them out.")
-        members[digest] = with_run(Combination(name, asked, digest))
+        members[digest] = Combination(name, given, digest)
+        members[digest].look()
     if len(members) < 2:
         raise UsageError("--over: this is one run, and a comparison needs two. Give more values.")
     return list(members.values())
 
 
-def with_run(member: Combination) -> Combination:
-    """Return the combination with its newest run, a finished one first, and the state of that run."""
-    runs = list_runs(member.asked.config.runs_dir, member.asked.config.experiment)
-    runs = [run for run in runs if read_json_object(run.run_json).get("config_hash") == member.run_hash]
-    known = [replace(member, run=run, state=_state(run, member)) for run in reversed(runs)]
-    return next((each for each in known if each.state == "finished"), known[0] if known else member)
-
-
-def _state(run: RunPaths, member: Combination) -> str:
+def _state(run: RunPaths, given: GivenValues) -> str:
     try:
+        status = status_now(run)
         if is_worked_on(run):
             return "at work"
-        status = status_now(run)
         if status.state == "done":
-            plan = RunCommand(NOTEBOOKS, Wanted(resume=str(run.root)), member.asked).plan()
+            plan = RunCommand(NOTEBOOKS, RunOptions(resume=str(run.root)), given).plan()
             return "unfinished" if any(planned.run for planned in plan) else "finished"
         if status.shared and any(not job.ended for job in job_states(run, must_answer=True)):
             return "queued"
@@ -136,30 +142,14 @@ def _state(run: RunPaths, member: Combination) -> str:
     return "unfinished"
 
 
-def make(member: Combination, jobs: int | None, executor: Executor) -> Combination:
-    """Begin or resume the run of a combination; return it with the run, its state and the exit code."""
-    wanted = Wanted(resume=str(member.run.root) if member.run else None, jobs=jobs, executor=executor)
-    try:
-        if run_hash(member.asked.config) != member.run_hash:
-            raise DataError("the corpus has changed since the sweep began, so the folds would differ.")
-        code = RunCommand(NOTEBOOKS, wanted, member.asked).execute()
-    except (FvcError, StoppedError) as error:
-        click.echo(f"error: {error}", err=True)
-        code = error.exit_code
-    except OSError as error:
-        click.echo(f"error: {error.filename or 'a file'}: {error.strerror}", err=True)
-        code = 1
-    return replace(with_run(replace(member, run=None, state="new")), exit_code=code)
-
-
 def compare(members: Sequence[Combination]) -> int:
     """Run the comparison's notebook over the runs; return the exit code."""
     from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
     from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
 
-    config = members[0].asked.config
+    config = members[0].given.config
     digest = sha256_of_json(sorted(member.run_hash for member in members))[:8]
-    folder = _folder(config) / f"comparison_{digest}"
+    folder = Path(config.runs_dir) / config.experiment / f"comparison_{digest}"
     folder.mkdir(parents=True, exist_ok=True)
     for table in TABLE_FILES:  # a failed comparison must not show earlier tables as its own
         (folder / table).unlink(missing_ok=True)
@@ -181,15 +171,12 @@ def compare(members: Sequence[Combination]) -> int:
     return 1 if code else 0
 
 
-def _folder(config: RunConfig) -> Path:
-    return Path(config.runs_dir) / config.experiment
-
-
 def show(members: Sequence[Combination]) -> None:
     """Print every run with its name, state and id."""
-    width = max(len(member.name) for member in members)
+    width, config = max(len(member.name) for member in members), members[0].given.config
     done = sum(member.state == "finished" for member in members)
-    click.echo(f"{len(members)} runs on the same folds, {done} of them finished, in {_folder(members[0].asked.config)}")
+    folder = Path(config.runs_dir) / config.experiment
+    click.echo(f"{len(members)} runs on the same folds, {done} of them finished, in {folder}")
     for number, member in enumerate(members, start=1):
         run = member.run.run_id if member.run else ""
         code = f"  exit code {member.exit_code}" if member.exit_code else ""
@@ -201,20 +188,28 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
 
     The first combination with a finished run is the reference. A run that fails stops no other.
     """
-    members = list(members)
-    for number, member in enumerate(members):
+    again = command_text(*sys.argv[1:])
+    for number, member in enumerate(members, start=1):
         if member.state in ("new", "unfinished"):
-            click.echo(f"\nrun {number + 1} of {len(members)}: {member.name}")
-            members[number] = make(member, jobs, executor)
-            if (code := members[number].exit_code) in _STOPPED:
-                click.echo(f"stopped; to go on: {command_text(*sys.argv[1:])}")
-                return code
+            click.echo(f"\nrun {number} of {len(members)}: {member.name}")
+            try:
+                member.exit_code = member.command(jobs, executor).execute()
+            except (FvcError, StoppedError) as error:
+                click.echo(f"error: {error}", err=True)
+                member.exit_code = error.exit_code
+            except OSError as error:
+                click.echo(f"error: {error.filename or 'a file'}: {error.strerror}", err=True)
+                member.exit_code = 1
+            member.look()
+            if member.exit_code in _STOPPED:
+                click.echo(f"stopped; to go on: {again}")
+                return member.exit_code
     click.echo("")
     show(members)
     failure = next((member.exit_code for member in members if member.exit_code), 0)
     states = [member.state for member in members]
     if {"queued", "at work"} & set(states):
-        click.echo(f"to compare once the jobs have ended: {command_text(*sys.argv[1:])}")
+        click.echo(f"to compare once the jobs have ended: {again}")
         return failure
     if states.count("finished") < 2:
         click.echo("error: fewer than two runs are finished; there is nothing to compare.", err=True)
@@ -277,10 +272,8 @@ def sweep(
     built = set[str]()
     for member in members:
         if member.state in ("new", "unfinished"):
-            resume = str(member.run.root) if member.run else None
-            command = RunCommand(NOTEBOOKS, Wanted(resume=resume, jobs=jobs, executor=executor), member.asked)
-            network = member.asked.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash
-            command.refuse(imports=network not in built)  # building a network takes seconds
+            network = member.given.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash
+            member.command(jobs, executor).refuse(imports=network not in built)  # building a network takes seconds
             built.add(network)
     if not dry_run:
         context.exit(execute(members, jobs, executor))

@@ -62,7 +62,8 @@ def scaled(arrays: Arrays, values: Values) -> Values:
 
     A missing value becomes the median. A column that was constant in training becomes 0.
     """
-    return (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
+    result: Values = (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
+    return result
 
 
 def _filled(arrays: Arrays, values: Values) -> Values:
@@ -80,7 +81,8 @@ def _fit_logistic(values: Values, labels: Labels, weights: Values, settings: Set
 
 
 def _logistic_logits(arrays: Arrays, values: Values) -> Values:
-    return scaled(arrays, values) @ arrays["weight"] + arrays["intercept"]
+    logits: Values = scaled(arrays, values) @ arrays["weight"] + arrays["intercept"]
+    return logits
 
 
 def _fit_svm(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
@@ -99,7 +101,8 @@ def _svm_logits(arrays: Arrays, values: Values) -> Values:
     from sklearn.metrics.pairwise import rbf_kernel
 
     kernel: Values = rbf_kernel(scaled(arrays, values), arrays["vectors"], gamma=float(arrays["gamma"][0]))
-    return kernel @ arrays["duals"] + arrays["bias"]
+    margins: Values = kernel @ arrays["duals"] + arrays["bias"]
+    return margins
 
 
 _RATE = 0.1

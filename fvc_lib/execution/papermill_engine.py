@@ -14,7 +14,6 @@ import re
 import signal
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ from fvc_lib.services.atomic_files import temporary_of, write_bytes
 START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes
 LAST_OUTPUTS_SECONDS = 30  # after a cell's reply
 SAVE_SECONDS = 5
-SHOWN_BYTES, PRINTED_BYTES = 4_000_000, 200_000  # of one cell in its record
+SHOWN_BYTES = 4_000_000  # of one cell in its record
 LONGEST_MESSAGE = 4_000
 _ENGINE = "fvc_kernel"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -82,7 +81,7 @@ class KernelRequest:
     record: Path
     folder: Path  # the kernel's working directory
     environment: Mapping[str, str]  # all of the kernel's
-    log: Path  # what the kernel's process writes past the notebook is appended
+    log: Path  # output of the kernel's process that is not the notebook's is appended
     on_start: Callable[[int], None] = lambda pid: None
     outcome: KernelOutcome | None = None
 
@@ -133,13 +132,13 @@ papermill_engines.register(_ENGINE, KernelEngine)
 
 
 def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, dict[str, Any]]:
-    """Return what the parameters cell has, and the values that papermill was given, each of its parameter's type.
+    """Return the notebook, and the values that papermill was given, each of its parameter's type.
 
     Raises:
         UsageError: a parameter that the notebook does not have, or of the wrong type.
     """
-    found, given = notebook_of(notebook, path), notebook.metadata.papermill.get("parameters", {})
-    return found, check_parameters(found, given)
+    checked = notebook_of(notebook, path)
+    return checked, check_parameters(checked, notebook.metadata.papermill.get("parameters", {}))
 
 
 class Record(NotebookExecutionManager):  # type: ignore[misc]
@@ -186,13 +185,13 @@ class KernelManager(AsyncKernelManager):
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """Run the cells, and keep what each shows within its limits; ``log`` gets what is printed beyond them."""
+    """Run the cells, and keep the outputs of each within a limit; ``log`` gets what is printed beyond it."""
 
     def __init__(self, record: Record, manager: KernelManager, log: BinaryIO) -> None:
         options = {"startup_timeout": START_TIMEOUT_SECONDS, "iopub_timeout": LAST_OUTPUTS_SECONDS, "log": _LOG}
         super().__init__(record, km=manager, raise_on_iopub_timeout=False, coalesce_streams=True, **options)
         self.error: CellError | None = None
-        self._overflow, self._used = log, Counter[bool]()
+        self._log, self._used = log, 0
 
     def execute_cell(self, cell: NotebookNode, cell_index: int) -> None:
         """Run one cell.
@@ -201,14 +200,14 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             CellExecutionError: it raised an exception, which ``error`` has.
             DeadKernelError: the kernel's process ended.
         """
-        self._used.clear()
+        self._used = 0
         try:
             super().execute_cell(cell, cell_index)
         except CellExecutionError as error:
             self.error = CellError(
                 error.ename, error.evalue[:LONGEST_MESSAGE], cell.execution_count or 0, self._exit_code()
             )
-            self._overflow.write(_COLOUR.sub("", error.traceback + "\n").encode("utf-8", "replace"))
+            self._log.write(_COLOUR.sub("", error.traceback + "\n").encode("utf-8", "replace"))
             raise
         except DeadKernelError:
             self.nb_man.cell_exception(cell, cell_index)
@@ -217,26 +216,24 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
     def output(
         self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
     ) -> NotebookNode | None:
-        """Append an output of a cell; beyond the cell's limits it goes into the log, or is left out with a note."""
+        """Append an output of a cell; beyond the cell's limit it goes into the log, or is left out with a note."""
         content, is_printed = msg["content"], msg["msg_type"] == "stream"
-        size = len(content["text"]) if is_printed else len(json.dumps(content, default=str))
-        before, limit = self._used[is_printed], PRINTED_BYTES if is_printed else SHOWN_BYTES
-        self._used[is_printed] += size
-        if before + size <= limit or msg["msg_type"] == "error":
+        before = self._used
+        self._used += len(content["text"]) if is_printed else len(json.dumps(content, default=str))
+        if self._used <= SHOWN_BYTES or msg["msg_type"] == "error":
             shown: NotebookNode | None = super().output(outs, msg, display_id, cell_index)
             return shown
         if is_printed:
-            self._overflow.write(content["text"].encode("utf-8", "replace"))
-        if before <= limit:  # the first that is left out
-            where = f"the log has the rest: {Path(self._overflow.name).name}" if is_printed else "the rest is not kept"
-            note = f"\n[too much for this record; {where}]\n"
+            self._log.write(content["text"].encode("utf-8", "replace"))
+        if before <= SHOWN_BYTES:  # the first that is left out
+            note = f"\n[too much for this record; {Path(self._log.name).name} has what is printed from here on]\n"
             outs.append(nbformat.v4.new_output("stream", name="stderr", text=note))
         return None
 
     def _exit_code(self) -> int | None:
         """Ask the kernel for the exit code of the exception that it has just raised."""
-        asked = {"exit_code": "getattr(__import__('sys').last_value, 'exit_code', None)"}
-        reply = self.wait_for_reply(self.kc.execute("", silent=True, user_expressions=asked))
+        expressions = {"exit_code": "getattr(__import__('sys').last_value, 'exit_code', None)"}
+        reply = self.wait_for_reply(self.kc.execute("", silent=True, user_expressions=expressions))
         answer = reply["content"].get("user_expressions", {}).get("exit_code", {}).get("data", {}).get("text/plain", "")
         return int(answer) if answer.isdecimal() else None
 

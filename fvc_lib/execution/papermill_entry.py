@@ -16,10 +16,10 @@ from papermill.exceptions import PapermillException
 
 from fvc_lib.execution.papermill_engine import checked_parameters
 from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.plan.stages import stage_named
+from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, stage_named
 from fvc_lib.execution.run.record import record_resumption
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.which_run import run_to_work_on
+from fvc_lib.execution.run.which_run import open_run
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import stage_key
 
@@ -40,7 +40,9 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
         if stage.name != notebook.name:
             raise UsageError(f"{notebook.path}: engine fvc runs notebooks of stages; for others leave it out.")
         command = shlex.join(["papermill", *sys.argv[1:]])
-        run, config, is_new = run_to_work_on(notebook, parameters, command)
+        run_dir = str(parameters.get("run_dir") or notebook.parameters["run_dir"])
+        values = {name: value for name, value in parameters.items() if name not in STAGE_PARAMETERS}
+        run, config, is_new = open_run(stage.name, run_dir, values, command=command)
         fold = int(parameters.get("fold", notebook.parameters["fold"])) if stage.per_fold else None
         if fold is not None and fold >= config.num_trainings:
             raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_trainings - 1}.")

@@ -81,7 +81,7 @@ class RunPaths:
 
     # The run as a whole
     run_json = _Path("run.json")  # what was asked, with which code, versions and hardware
-    status_json = _Path("status.json")  # the truth about every stage; written by the runner alone
+    status_json = _Path("status.json")  # the state of the run and of every stage
     params_yaml = _Path("params.yaml")  # the resolved parameters
     networks = _Path("networks")  # a copy of the user's file, or cell, with the network
     code_patch = _Path("code.patch")  # what the checkout had changed since its commit when the run began
@@ -90,7 +90,6 @@ class RunPaths:
     logs = _Path("logs")  # plain text
     slurm = _Path("slurm")  # the batch scripts a run was submitted with, and what SLURM's accounting said
     shards = _Path("shards")  # <stage>/<number>_of_<number>.json: how far each shard of a stage is
-    forced = _Path("forced.json")  # stages that --force named, until what they had written has made room
     superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
 
     # Tables that stages talk through, each checked against its schema
@@ -126,7 +125,6 @@ class RunPaths:
     task_results = _Path("task_results.feather")  # metrics, intervals and controls of tasks without folds
 
     # Of one stage, or one fold of it; one writer each
-    task_status = _PathOfStage("status/{}.json")  # the truth about it, written by whoever runs it
     task_lock = _PathOfStage("locks/{}.lock")  # held by a job that works on it alone
     metrics = _PathOfStage("metrics/{}.jsonl")  # its metric log
     memory = _PathOfStage("memory/{}.jsonl")  # its memory samples

@@ -44,14 +44,6 @@ def test_a_job_that_holds_one_tasks_lock_keeps_the_run_going(run):
     assert states(run)["run"] == GONE
 
 
-def test_a_tasks_own_file_counts_before_the_document(run):
-    say(run, "waiting", a="pending", b="pending")
-    run.task_status("a").parent.mkdir()
-    run.task_status("a").write_text('{"state": "done"}')
-    run.task_status("b").write_text('{"sta')
-    assert states(run) == {"run": "waiting", "a": "done", "b": "pending"}
-
-
 def test_a_page_that_a_runners_kernel_makes_says_of_nothing_that_it_runs(run, monkeypatch):
     run = RunPaths(run.root / "runs" / "demo" / "run_20260101_000000_aaaaaaaa")
     run.root.mkdir(parents=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.listing import read_corpora, read_corpus
+from fvc_lib.corpus.listing import read_corpus
+from fvc_lib.corpus.several import read_corpora
 from fvc_lib.corpus.video_texts import read_tar_pairs, video_text_root
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
@@ -199,7 +200,7 @@ def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
 
 def test_tars_of_two_patterns_that_overlap_are_refused_as_two_corpora(tars, tmp_path):
     patterns = [tars / "a-{000..001}.tar", tars / "a-*.tar"]
-    with pytest.raises(UsageError, match=r"a-\{000..001\}.tar' lies within .* or is the same"):
+    with pytest.raises(UsageError, match=r"a-000\.tar', which is given before"):
         read_corpora(patterns, tmp_path / "links", label_map={"1": "fake", "0": "real"})
 
 

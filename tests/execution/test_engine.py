@@ -1,20 +1,16 @@
 """``papermill --engine fvc``: what it leaves in a run folder, and what it refuses before any cell runs."""
 
 import json
-import os
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import papermill
 import pytest
 from papermill.exceptions import PapermillException, PapermillExecutionError
 
-from fvc_lib.execution.run.exit_codes import ERROR_MARKER_TAG
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.task import ERROR_MARKER_TAG
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -134,52 +130,3 @@ def test_without_any_run_one_begins(tmp_path, monkeypatch):
     (run,) = list_runs(tmp_path / "runs")
     assert (run_config(run).seed, run_config(run).num_folds) == (8, 2)
     assert read_status(run).stages["01_data_index"].error.name == "MissingOutput"
-
-
-@pytest.mark.parametrize("first", ["fvc_lib.execution.papermill_entry", "papermill"])
-def test_whatever_is_imported_first_papermill_knows_the_engine(first):
-    code = (
-        f"import {first}\nfrom fvc_lib.execution.papermill_entry import FvcEngine\n"
-        "from papermill.engines import papermill_engines\nassert papermill_engines.get_engine('fvc') is FvcEngine\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
-
-
-@pytest.fixture
-def installed(tmp_path):
-    """A folder that says what an installation of this version offers papermill."""
-    declared = tomllib.loads(Path("pyproject.toml").read_text())["project"]["entry-points"]["papermill.engine"]
-    lines = ["[papermill.engine]", *(f"{name} = {target}" for name, target in declared.items())]
-    folder = tmp_path / "site" / "fvc_lib-0.1.0.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "entry_points.txt").write_text("\n".join(lines))
-    return folder.parent
-
-
-def python_beside(installed, checkout, code):
-    path = os.pathsep.join(map(str, (installed, checkout)))
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=600, env={**os.environ, "PYTHONPATH": path})
-
-
-def test_papermill_imports_beside_code_older_than_what_was_installed(installed, tmp_path):
-    package = tmp_path / "older" / "fvc_lib" / "__init__.py"
-    package.parent.mkdir(parents=True)
-    package.write_text('"""A version that has no engine."""\n')
-    python_beside(installed, package.parents[1], "import papermill, fvc_lib; assert 'version' in fvc_lib.__doc__")
-
-
-def test_papermill_takes_the_engine_from_the_entry_point_only_when_it_is_used(installed):
-    used = (
-        "import sys, papermill, nbformat\nfrom papermill.engines import papermill_engines as engines\n"
-        "assert 'fvc_lib.execution' not in sys.modules\nassert sys.excepthook is sys.__excepthook__\n"
-        "assert engines.nb_language('fvc', nbformat.v4.new_notebook(), 'python') == 'python'\n"
-        "taken = engines.get_engine('fvc').execute_notebook\n"
-        "from fvc_lib.execution.papermill_entry import FvcEngine\nassert taken == FvcEngine.execute_notebook\n"
-    )
-    python_beside(installed, Path.cwd(), used)
-
-
-def test_the_marker_of_the_banner_is_papermills():
-    from papermill.execute import ERROR_MARKER_TAG as THEIRS
-
-    assert THEIRS == ERROR_MARKER_TAG

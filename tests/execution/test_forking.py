@@ -11,8 +11,7 @@ import pytest
 
 from fvc_lib.execution.plan import fingerprint as finished_stages
 from fvc_lib.execution.run.record import begin_run, record_resumption
-from fvc_lib.execution.run.status import read_status
-from fvc_lib.execution.run.which_run import LATEST, Inheritance, inheritance, take_over
+from fvc_lib.execution.run.which_run import LATEST, take_over, tasks_of_fork
 from fvc_lib.services.code import training_code
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
@@ -83,18 +82,19 @@ def ancestor(finished: RunPaths) -> Iterator[RunPaths]:
     assert contents(finished) == before
 
 
-def inherited(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Project, Inheritance]:
-    """The project under the changed configuration, and what a fork with it would take over."""
-    changed = {name: (getattr(project.config, name), value) for name, value in changes.items()}
+def taken(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Project, list[str], list[str]]:
+    """The project under the changed configuration, and keys of the tasks that a fork would keep and carry."""
     forked = project.with_config(**changes)
-    return forked, inheritance(ancestor, forked.notebooks(), forked.plan(ancestor), changed)
+    both = tasks_of_fork(ancestor, forked.notebooks(), forked.plan(ancestor), changes)
+    return forked, *([task.key for task in tasks] for tasks in both)
 
 
 def fork(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Project, RunPaths]:
-    forked, taken = inherited(ancestor, project, **changes)
+    forked = project.with_config(**changes)
+    kept, carried = tasks_of_fork(ancestor, forked.notebooks(), forked.plan(ancestor), changes)
 
     def prepare(run: RunPaths) -> dict[str, object]:
-        take_over(ancestor, run, taken)
+        take_over(ancestor, run, kept, carried)
         return {}
 
     return forked, begin_run(forked.config, command="fork", prepare=prepare)
@@ -129,9 +129,9 @@ def test_a_changed_training_parameter_trains_from_the_start(project, ancestor):
 def test_no_training_goes_on_under_another_value_of_a_training_parameter(project, ancestor, name):
     value = getattr(project.config, name)
     other = not value if isinstance(value, bool) else (value or 0) + 1 if not isinstance(value, str | tuple) else "x"
-    _, taken = inherited(ancestor, project, **{name: (other,) if isinstance(value, tuple) else other})
-    assert taken.carried == ()
-    assert {task.stage.name for task in taken.kept} <= {"one"}
+    _, kept, carried = taken(ancestor, project, **{name: (other,) if isinstance(value, tuple) else other})
+    assert carried == []
+    assert set(kept) <= {"one"}
 
 
 @pytest.mark.fault(28)
@@ -166,15 +166,9 @@ def test_a_finished_fold_that_nothing_concerns_is_kept_whole(project, ancestor):
 
 
 @pytest.mark.fault(28)
-def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_reason(project, ancestor):
-    _, model = inherited(ancestor, project, model="r2plus1d", epochs=4)
-    assert [task.key for task in model.kept] == ["one"]
-    assert model.carried == ()
-    assert all("another epochs and model" in why and "epochs 3 -> 4" in why for _, why in model.repeated)
-    _, data = inherited(ancestor, project, seed=4)
-    assert (data.kept, data.carried) == ((), ())
-    assert data.repeated[0][1] == "parameters changed: seed 0 -> 4"
-    assert data.repeated[1][1] == "parameters changed: seed 0 -> 4; its weights come from other data"
+def test_weights_that_have_seen_other_data_start_again(project, ancestor):
+    assert taken(ancestor, project, model="r2plus1d", epochs=4)[1:] == (["one"], [])
+    assert taken(ancestor, project, seed=4)[1:] == ([], [])
     forked, run = fork(ancestor, project, seed=4)
     assert not run.fold_checkpoints(0).exists()
     assert forked.execute(run)[0] == 0
@@ -182,45 +176,21 @@ def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_
     assert (run.tables / "folds_0.txt").read_text() == "epochs 3;"
 
 
-def test_a_checkpoint_of_another_notebook_and_a_fold_without_one_start_anew(project, ancestor, tmp_path):
+@pytest.mark.fault(28)
+def test_a_fold_without_a_checkpoint_or_of_other_files_or_cells_starts_again(project, ancestor, tmp_path):
     ancestor = stopped(ancestor, tmp_path)
     for path in ancestor.fold_checkpoints(0).glob("*.pt"):
         path.unlink()
-    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    assert [task.key for task in taken.carried] == ["folds_fold_1"]
-    lines = taken.lines()
-    assert lines[0] == "  kept: one"
-    assert "folds_fold_1" in lines[1]
-    assert "goes on" in lines[1]
-    assert "starts from the beginning: not finished yet; it had no checkpoint yet" in lines[2]
-    training_code.note_code(ancestor.fold_checkpoints(1), [], {"files": {}, "cells": "other"})
-    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    assert taken.carried == ()
-    assert "notebook" in taken.repeated[1][1]
-
-
-@pytest.mark.fault(28)
-def test_a_fork_trains_anew_what_a_network_in_a_user_s_file_learned_before_the_file_changed(
-    project, ancestor, tmp_path
-):
-    ancestor = stopped(ancestor, tmp_path)
+    assert taken(ancestor, project, bootstrap_replicates=100)[1:] == (["one"], ["folds_fold_1"])
     file = tmp_path / "my_net.py"
     file.write_text("class MyNet: ...\n")
     config = project.config.model_copy(update={"model": f"{file}:MyNet"})
     record_resumption(ancestor, config, command="with another network")
-    inputs = {"files": finished_stages.content_chosen(config), "cells": project.notebooks()["folds"].source_hash}
-    for fold in range(2):
-        training_code.note_code(ancestor.fold_checkpoints(fold), [], inputs)
-    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    assert [task.key for task in taken.carried] == ["folds_fold_0", "folds_fold_1"]
+    cells = project.notebooks()["folds"].source_hash
+    note = (ancestor.fold_checkpoints(1), [])
+    training_code.note_code(*note, {"files": finished_stages.content_chosen(config), "cells": cells})
+    assert taken(ancestor, project, bootstrap_replicates=100)[2] == ["folds_fold_1"]
     file.write_text("class MyNet:\n    wider = True\n")
-    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    assert {why.partition("; ")[2] for _, why in taken.repeated} == {"its notebook or a file of the user's has changed"}
-    assert len(taken.repeated) == 2
-
-
-def test_the_status_of_a_fork_tells_of_kept_stages_what_they_took(project, ancestor):
-    _, run = fork(ancestor, project, epochs=5)
-    kept = read_status(run).stages["one"]
-    assert kept == read_status(ancestor).stages["one"]
-    assert kept.duration_seconds is not None
+    assert taken(ancestor, project, bootstrap_replicates=100)[2] == []
+    training_code.note_code(*note, {"files": finished_stages.content_chosen(config), "cells": "other"})
+    assert taken(ancestor, project, bootstrap_replicates=100)[2] == []

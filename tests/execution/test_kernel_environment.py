@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT, kernel_environment
-
 NAMES = ("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
 CELL = f"import os\noutput('one', ' '.join(os.environ.get(name, '-') for name in {NAMES}))"
 
@@ -19,15 +17,6 @@ def test_a_kernel_gets_the_allocators_settings_and_the_users_own_stand(make_proj
     code, _, _ = project.execute(run)
     assert code == 0
     assert (run.tables / "one.txt").read_text() == "- expandable_segments:True 0.7 0.7"
-
-
-def test_nothing_the_user_has_set_is_replaced():
-    user = {"OMP_NUM_THREADS": "3", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", "HOME": "/home/me"}
-    environment = kernel_environment(user)
-    assert {name: environment[name] for name in user} == user
-    assert "PYTORCH_ALLOC_CONF" not in environment
-    assert environment.keys() - user.keys() - KERNEL_ENVIRONMENT.keys() == {NAMES[2], NAMES[3], "PYTHONPATH"}
-    assert kernel_environment({}).keys() >= KERNEL_ENVIRONMENT.keys()
 
 
 def test_when_memory_ends_the_system_takes_a_kernel_before_its_runner(make_project):

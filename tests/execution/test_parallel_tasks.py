@@ -1,10 +1,8 @@
 """Several kernels at once under one runner: who begins when, what a failure and a signal mean for the others."""
 
-import json
 import os
 import signal
 import subprocess
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,8 +103,8 @@ if fold == 0:
         time.sleep(0.02)
     raise ValueError("fold 0 is bad")
 (folder / "started").write_text("")
-status = Path(run_dir) / "status" / "folds_fold_0.json"
-while json.loads(status.read_text())["state"] != "failed":
+status = Path(run_dir) / "status.json"
+while json.loads(status.read_text())["stages"]["folds_fold_0"]["state"] != "failed":
     time.sleep(0.02)
 output(f"folds_{fold}", "whole")
 """
@@ -130,7 +128,7 @@ def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twic
         os.kill(runner.pid, number)
     shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 75, shown
-    assert "2 running tasks save and leave" in shown
+    assert "asked to save and leave: folds_fold_0, folds_fold_1" in shown
     assert states(run) == {"folds_fold_0": "interrupted", "folds_fold_1": "interrupted", "folds_fold_2": "pending"}
     assert read_status(run).state == "requeue"
 
@@ -143,47 +141,13 @@ def test_the_second_signal_kills_them_all(make_project, start):
     kernels = psutil.Process(runner.pid).children()
     os.kill(runner.pid, signal.SIGINT)
     assert "at once" in runner.stdout.readline()
-    assert "SIGINT: 2 running tasks" in runner.stdout.readline()
+    assert "SIGINT: asked to save and leave: folds_fold_0, folds_fold_1" in runner.stdout.readline()
     assert all(kernel.is_running() for kernel in kernels)
     os.kill(runner.pid, signal.SIGINT)
     shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 130, shown
     assert set(states(run).values()) == {"interrupted"}
     assert not any(kernel.is_running() for kernel in kernels)
-
-
-def test_a_signal_before_anything_runs_is_not_lost(make_project):
-    project = folds(make_project, "output(f'folds_{fold}', '')", 2)
-    run = project.begin()
-
-    def plan_while_a_signal_comes() -> list:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return project.plan(run)
-
-    code, status, _ = project.execute(run, plan_while_a_signal_comes)
-    assert (code, status.state) == (75, "requeue")
-    assert set(states(run).values()) == {"pending"}
-
-
-def test_a_runner_that_can_write_no_status_has_its_tasks_save_and_leave(make_project):
-    spoil = """
-import time
-while fold == 0 and not (folder / "started_1").exists():
-    time.sleep(0.02)
-if fold == 0:
-    (Path(run_dir) / "status.json").unlink()
-    (Path(run_dir) / "status.json").mkdir()
-    (folder / "folds_0.txt").write_text("")
-else:
-"""
-    source = spoil + textwrap.indent(STOPPABLE.format(handler="stop"), "    ")
-    project = folds(make_project, source, 2)
-    run = project.begin()
-    with pytest.raises(IsADirectoryError):
-        project.execute(run, jobs=2)
-    assert '"evalue": "saved"' in run.partial_notebook("folds", 1).read_text()
-    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
-    assert not [p for p in alive if "ipykernel_launcher" in " ".join(p.cmdline())]
 
 
 @pytest.mark.fault(1)
@@ -211,27 +175,6 @@ def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(ma
     assert [stage.attempts for stage in status.stages.values()] == [2, 2, 1]
 
 
-def collide(make_project: Callable[..., Project], start: Start, num_runs: int, num_folds: int, rounds: int) -> None:
-    """``num_runs`` runners at once, each with ``num_folds`` kernels at once; every output must be its own run's."""
-    project = folds(make_project, "output(f'folds_{fold}', f'{run_dir} {seed} {fold}')", num_folds)
-    for number in range(rounds):
-        runs = [project.with_config(seed=10 * number + k).begin() for k in range(num_runs)]
-        runners = [start(run, project, num_folds) for run in runs]
-        told = [runner.communicate(timeout=300)[0] for runner in runners]
-        assert [runner.returncode for runner in runners] == [0] * num_runs, told
-        for k, run in enumerate(runs):
-            for fold in range(num_folds):
-                assert (run.tables / f"folds_{fold}.txt").read_text() == f"{run.root} {10 * number + k} {fold}"
-                record = json.loads(run.executed_notebook("folds", fold).read_text())
-                assert record["metadata"]["papermill"]["parameters"]["fold"] == fold
-            assert set(states(run).values()) == {"done"}
-
-
-@pytest.mark.long
-def test_runs_with_several_kernels_each_do_not_collide(make_project, start):
-    collide(make_project, start, num_runs=2, num_folds=4, rounds=1)
-
-
 def test_each_fold_gets_an_equal_part_of_the_cores_however_many_train_at_once(make_project, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(isolated_workers, "available_cores", lambda: 12)
@@ -241,21 +184,3 @@ def test_each_fold_gets_an_equal_part_of_the_cores_however_many_train_at_once(ma
         run = project.begin()
         assert project.execute(run, jobs=jobs)[0] == 0
         assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == {str(12 // project.config.num_folds)}
-
-
-@pytest.mark.parametrize(("of_task", "wanted"), [("3", 3), ("99", 8), ("0", 1), ("many", 8), ("", 8)])
-def test_no_more_cores_than_slurm_gives_a_task(monkeypatch, of_task, wanted):
-    monkeypatch.setattr(isolated_workers.os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(isolated_workers, "Path", lambda path: Path("/there/is/none"))
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", of_task)
-    assert isolated_workers.available_cores() == wanted
-
-
-def test_threads_of_a_fold_are_the_users_or_a_part_of_the_cores_and_at_least_one(monkeypatch):
-    monkeypatch.setattr(isolated_workers, "available_cores", lambda: 20)
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert isolated_workers.threads_of_a_fold(5) == 7
-    monkeypatch.setenv("OMP_NUM_THREADS", "none")
-    assert isolated_workers.threads_of_a_fold(5) == 4
-    assert isolated_workers.threads_of_a_fold(5, num_ranks=2) == 2
-    assert isolated_workers.threads_of_a_fold(50) == 1

@@ -1,7 +1,6 @@
 """What a plan repeats and why: force, code behind a notebook, tables that do not fit, files hashed again."""
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.records import digests
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 from fvc_lib.services.tasks import STAGES, TASKS, Stage
@@ -54,12 +52,6 @@ def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(fi
     assert read_status(run).stages["two"].state == "done"
     assert (run.root / "superseded" / "1" / "tables" / "two.txt").is_file()
     assert [read_status(run).stages[name].attempts for name in ("one", "two")] == [2, 2]
-
-
-def test_a_run_of_annotations_alone_ends_with_the_index():
-    names = {task.stage.name for task in tasks_in_order(RunConfig(annotations_only=True))}
-    assert names == {"01_data_index"}
-    assert len(tasks_in_order(RunConfig())) > len(names)
 
 
 @pytest.mark.fault(49)
@@ -156,33 +148,3 @@ def test_what_a_training_on_features_reads_is_an_input_of_it_and_of_no_other(tmp
     monkeypatch.setattr(RunConfig, "of_features", "forensic")
     forensic = fingerprint.fingerprint_of(task, notebook, run, RunConfig())
     assert set(forensic.inputs) - set(plain.inputs) == {"tables/features.parquet"}
-
-
-def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path, monkeypatch):
-    path = tmp_path / "input"
-    path.write_text("first")
-    os.utime(path, (1, 1))
-    read: list[str] = []
-    real = digests.sha256_of_file
-    monkeypatch.setattr(
-        digests, "sha256_of_file", lambda path, **part: read.append(path.read_text()) or real(path, **part)
-    )
-    # The inode's own time is now: so soon after a change it is read again, as another change might not show.
-    first = digests.content_hash(path)
-    assert digests.content_hash(path) == first
-    assert read == ["first", "first"]
-    monkeypatch.setattr(digests, "_SETTLED_NS", -1)
-    assert [digests.content_hash(path) for _ in range(3)] == [first] * 3
-    assert read == ["first"] * 3
-    path.write_text("other")
-    os.utime(path, (1, 1))  # same size, same time, another content
-    assert digests.content_hash(path) != first
-    path.unlink()
-    assert digests.content_hash(path) == ""
-
-
-def test_a_record_of_another_version_is_no_record(finished):
-    project, run = finished
-    record = run.stage_checkpoint("one")
-    record.write_text(record.read_text().replace('"code"', '"library"'))
-    assert reasons(project, run) == [(True, "not finished yet"), (True, "after one")]

@@ -126,10 +126,3 @@ def test_without_system_locks_a_dead_host_and_the_file_to_delete_are_named(run, 
     assert is_worked_on(run)
     with pytest.raises(UsageError, match=r"process 77 on far-1.* delete .*run\.lock"), run_lock(run):
         pytest.fail("two at once")
-
-
-def test_looking_writes_nothing_and_what_an_ended_process_left_holds_nothing(run):
-    assert not is_worked_on(run)
-    assert list(run.root.iterdir()) == []
-    (run.root / "run.lock").write_text("77\nfar-1\n")
-    assert not is_worked_on(run)

@@ -5,21 +5,18 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from fvc_lib.execution.plan.fingerprint import corpus_record
 from fvc_lib.execution.run import record as run_record
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import run_damage, write_document
-from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.run_paths import RunPaths
 
 
 @pytest.fixture
@@ -135,19 +132,6 @@ def test_a_broken_record_is_named(run, config, content):
         record_resumption(run, config, command="second")
 
 
-def test_a_run_that_could_not_be_prepared_is_none(config, tmp_path):
-    seen = []
-
-    def prepare(run):
-        seen.append(run)
-        raise OSError("no room")
-
-    with pytest.raises(OSError, match="no room"):
-        begin_run(config, command="test", prepare=prepare)
-    assert seen[0].root.is_dir()
-    assert list_runs(tmp_path / "runs") == []
-
-
 def _corpus(folder, **files):
     for name, content in {"real/a.mp4": "a", "fake/b.mp4": "bb", **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -197,51 +181,6 @@ def test_the_corpus_is_recorded_with_a_fingerprint_of_its_contents_once_it_is_in
     assert found[2]["fingerprint"] != found[0]["fingerprint"]
 
 
-def test_a_broken_record_stays_as_it_is_when_the_corpus_is_indexed(run):
-    run.run_json.write_text("{")
-    record_corpus(run)
-    assert run.run_json.read_text() == "{"
-
-
-def test_four_jobs_that_resume_at_once_all_stand_in_the_record(run, config):
-    """Four processes, released together, on a slow disk: without a lock, most attempts are lost."""
-    program = f"""
-import sys, time
-from pathlib import Path
-from fvc_lib.execution.run import record as run_record
-from fvc_lib.execution.run.record import record_resumption
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.run_paths import RunPaths
-print("ready", flush=True)
-sys.stdin.readline()
-fast = run_record.write_text
-run_record.write_text = lambda path, text: (time.sleep(0.05), fast(path, text))
-run_record.PATIENCE_SECONDS = 600  # here it is not about who is given up
-run, config = RunPaths(Path({str(run.root)!r})), RunConfig(runs_dir={config.runs_dir!r})
-for part in "ab":
-    record_resumption(run, config, command=sys.argv[1] + part)
-"""
-    names = [f"job {number}" for number in range(4)]
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for name in names
-    ]
-    for job in jobs:  # each has loaded everything: from here on they run at once
-        assert job.stdout is not None
-        assert job.stdout.readline() == "ready\n"
-    for job in jobs:
-        assert job.stdin is not None
-        job.stdin.write("go\n")
-        job.stdin.flush()
-    for job in jobs:
-        job.communicate()
-    assert [job.returncode for job in jobs] == [0] * 4
-    commands = [attempt["command"] for attempt in json.loads(run.run_json.read_text())["attempts"]]
-    assert sorted(commands) == sorted(["first", *(f"{name}{part}" for name in names for part in "ab")])
-
-
 def test_changed_code_leaves_its_patch_and_other_code_on_resume_a_second_one(config, monkeypatch):
     """The checkout is git's business (test_code_state); here: what becomes of what git said."""
     codes = iter([CodeState("abc", "main", True, b"one"), CodeState("abc", "main", True, b"two")])
@@ -255,7 +194,3 @@ def test_changed_code_leaves_its_patch_and_other_code_on_resume_a_second_one(con
     assert record["attempts"][1]["code_differs"] == {"patch_sha256": digests}
     assert run.code_patch.with_name(f"code_{digests[1][:8]}.patch").read_bytes() == b"two"
     assert record["repeat"][:2] == ["git checkout abc", f"git apply --whitespace=nowarn {run.code_patch}"]
-
-
-def test_the_sample_corpus_is_recorded_by_its_name():
-    assert corpus_record(resolve_config({}, environ={})) == {"name": "sample videos", "listing_sha256": ""}

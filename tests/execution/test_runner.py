@@ -11,12 +11,10 @@ import psutil
 import pytest
 
 from fvc_lib.execution.plan import fingerprint as finished
-from fvc_lib.execution.plan.fingerprint import begin_training_state, note_forced
-from fvc_lib.execution.plan.plan import read_notebooks
+from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.code import training_code
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError
 from tests.execution.conftest import ONE, PATIENCE_SECONDS, TWO, start_runner, wait_for
 
 
@@ -57,18 +55,6 @@ def test_finished_stages_are_skipped_until_something_they_depend_on_changes(fini
     assert changed.plan(run)[0].reason == "parameters changed: seed 0 -> 3"
 
 
-def test_a_forced_stage_stays_forced_until_it_has_made_room(finished):
-    project, run = finished
-    note_forced(run, ["two"])  # what a command with --force does first; killed there
-    assert [planned.run for planned in project.plan(run)] == [False, True]
-    only = project.plan(run, only=project.stages[0])
-    assert project.execute(run, only)[0] == 0
-    assert project.execute(run)[0] == 0
-    assert [project.times_run(run, name) for name in ("one", "two")] == [2, 2]
-    assert not any(planned.run for planned in project.plan(run))
-    assert not run.forced.exists()
-
-
 def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(finished):
     project, run = finished
     path = project.folder / "two.ipynb"
@@ -77,14 +63,6 @@ def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(finished):
     project.execute(run)
     assert (run.tables / "two.txt").read_text() == "seed 0?"
     assert project.times_run(run, "one") == 1
-
-
-def test_only_and_from_run_what_they_name(finished):
-    project, run = finished
-    one, two = project.stages
-    assert [p.run for p in project.plan(run, only=two)] == [False, True]
-    assert [p.run for p in project.plan(run, start=one)] == [True, True]
-    assert [p.run for p in project.plan(run, start=two)] == [False, True]
 
 
 def test_the_straight_pass_writes_the_same_and_tracks_nothing(finished):
@@ -234,29 +212,3 @@ def test_code_that_changes_while_a_stage_runs_is_not_recorded_as_one_version(mak
     assert code == 0
     assert "changed while it ran" in shown
     assert project.plan(run)[0].reason == "not finished yet"
-
-
-def test_the_plan_refuses_a_notebook_parameter_no_configuration_knows(make_project, tmp_path):
-    project = make_project(one=[ONE])
-    path = project.folder / "one.ipynb"
-    path.write_text(path.read_text().replace("seed: int", "seeds: int"))
-    with pytest.raises(UsageError, match="Did you mean 'seed'"):
-        read_notebooks(project.folder, project.stages)
-
-
-def test_what_the_attempt_before_came_to_is_not_told_of_the_one_that_runs(make_project):
-    source = """
-import json, os, signal, time
-status = json.loads((Path(run_dir) / "status" / "one.json").read_text())
-output("one", json.dumps(status))
-if status["attempts"] == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    project = make_project(one=[source])
-    run = project.begin()
-    assert project.execute(run)[0] == 137
-    assert read_status(run).stages["one"].killed_by == "SIGKILL"
-    assert project.execute(run)[0] == 0
-    meanwhile = json.loads((run.tables / "one.txt").read_text())
-    assert (meanwhile["state"], meanwhile["attempts"]) == ("running", 2)
-    assert [meanwhile[name] for name in ("killed_by", "duration_seconds", "exit_code", "advice")] == [None] * 4

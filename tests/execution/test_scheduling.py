@@ -40,26 +40,6 @@ def test_a_stage_is_ready_when_all_it_needs_is_done_and_folds_are_ready_together
         assert keys(schedule) == then
 
 
-def test_what_does_not_run_holds_nothing_back_and_what_failed_holds_back_all_that_needs_it():
-    done = frozenset({"01_data_index", "02_folds", "04_fold_training_fold_0"})
-    schedule = Schedule(plan_of(TASKS, without=done))
-    assert keys(schedule) == ["03_augmentation"]
-    schedule.begin(schedule.ready()[0])
-    assert keys(schedule) == []
-    assert not schedule.is_finished
-    assert Schedule(plan_of(TASKS, without=frozenset(NEEDED))).is_finished
-
-
-def test_a_straight_pass_has_one_task_at_a_time_in_number_order():
-    schedule, seen = Schedule(plan_of(TASKS), straight=True), []
-    while not schedule.is_finished:
-        (task,) = schedule.ready()
-        schedule.begin(task)
-        schedule.done(task)
-        seen.append(task.key)
-    assert seen == sorted(NEEDED) == list(NEEDED)
-
-
 def test_tasks_are_named_by_key_or_by_stage():
     folds = {f"04_fold_training_fold_{fold}" for fold in range(3)}
     assert task_keys(["04"], CONFIG) == folds

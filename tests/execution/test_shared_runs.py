@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
+from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now, updated_status
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project, table_stage
@@ -116,11 +116,9 @@ def test_a_job_that_fails_or_stops_is_the_state_of_the_whole_run(project):
 def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(project):
     run = project.begin()
     leave_to_jobs(run, [planned.task for planned in project.plan(run)])
-    for key in FOLDS:
-        stage = read_status(run).stage(key)
-        stage.state = "running"
-        run.task_status(key).parent.mkdir(exist_ok=True)
-        run.task_status(key).write_text(stage.model_dump_json())
+    with updated_status(run) as status:
+        for key in FOLDS:
+            status.stage(key).state = "running"
     with job(run, "folds_fold_0"):
         status = status_now(run)
         assert status.state == "running"

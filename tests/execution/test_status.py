@@ -1,11 +1,12 @@
 """The status is true whoever wrote last: each task's own file over the document, the whole from its tasks."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import RunStatus, StageStatus, follow_tasks, read_status, status_now, write_part
+from fvc_lib.execution.run.status import RunStatus, StageStatus, put_stage, read_status, status_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
@@ -19,7 +20,7 @@ def run(tmp_path: Path) -> RunPaths:
 def shared(*stages: StageStatus) -> RunStatus:
     status = RunStatus(run_id="r", started_utc="2026-01-01T00:00:00Z", shared=True)
     status.stages = {f"task_{number}": stage for number, stage in enumerate(stages)}
-    follow_tasks(status)
+    status.follow_tasks()
     return status
 
 
@@ -47,35 +48,32 @@ def test_of_a_shared_run_the_whole_follows_from_its_tasks(stages, state, exit_co
     assert (status.state, status.exit_code) == (state, exit_code)
 
 
-def test_of_a_shared_run_times_add_up_and_the_highest_peak_counts():
+def test_of_a_shared_run_times_add_up():
     status = shared(
-        stage("done", 0, duration_seconds=2.5, peak_rss_bytes=7, attempts=1, finished_utc="2026-01-01T00:00:05Z"),
-        stage("done", 0, duration_seconds=4.0, peak_rss_bytes=9, attempts=3, finished_utc="2026-01-01T00:00:03Z"),
+        stage("done", 0, duration_seconds=2.5, attempts=1, finished_utc="2026-01-01T00:00:05Z"),
+        stage("done", 0, duration_seconds=4.0, attempts=3, finished_utc="2026-01-01T00:00:03Z"),
     )
-    assert (status.duration_seconds, status.peak_rss_bytes, status.attempt) == (6.5, 9, 3)
+    assert (status.duration_seconds, status.attempt) == (6.5, 3)
     assert status.finished_utc == "2026-01-01T00:00:05Z"
 
 
-def test_a_tasks_own_file_counts_before_the_document_and_a_damaged_one_does_not(run):
-    status = read_status(run)
-    status.stages = {"a": stage("running"), "b": stage("running")}
-    status.write(run)
-    write_part(run, "a", stage("done", 0))
-    write_part(run, "b", stage("done", 0))
-    run.task_status("b").write_text('{"state": "do')
-    assert {key: known.state for key, known in read_status(run).stages.items()} == {"a": "done", "b": "running"}
+def test_a_damaged_document_is_named(run):
     run.status_json.write_text("{")
     with pytest.raises(DataError, match=r"status\.json: cannot be read"):
         read_status(run)
 
 
+def test_jobs_that_write_at_once_keep_each_others_tasks_and_the_highest_peak_counts(run):
+    stages = {f"task_{number}": stage("done", 0, peak_rss_bytes=number) for number in range(40)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda each: put_stage(run, *each), stages.items()))
+    status = read_status(run)
+    assert status.stages == stages
+    assert status.peak_rss_bytes == 39
+
+
 def test_a_run_whose_runner_is_gone_is_not_said_to_run(run):
-    write_part(run, "a", stage("running"))
+    put_stage(run, "a", stage("running"))
     assert read_status(run).state == "running"
     status = status_now(run)
     assert (status.state, status.stages["a"].state) == ("interrupted", "interrupted")
-
-
-def test_a_run_begun_interactively_is_not_said_to_run(tmp_path):
-    run = begin_run(RunConfig(runs_dir=str(tmp_path)), command="x", state="interactive")
-    assert read_status(run).state == status_now(run).state == "interactive"

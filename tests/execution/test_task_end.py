@@ -1,7 +1,6 @@
 """What is told of a task's end: from what was measured last to the setting to try next."""
 
 import json
-import re
 import signal
 import threading
 import time
@@ -11,9 +10,16 @@ import pytest
 
 import fvc_lib
 from fvc_lib.execution.papermill_engine import CellError, KernelOutcome
-from fvc_lib.execution.run.exit_codes import advice_after, judge, what_next
 from fvc_lib.execution.run.status import StageError, StageStatus
-from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, metric_text, oom_kills
+from fvc_lib.execution.run.task import (
+    TaskRun,
+    advice_after,
+    judge,
+    last_metric,
+    metric_text,
+    oom_kills,
+    what_next,
+)
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import SHARERS_VARIABLE
 from fvc_lib.services.memory.policy import memory_advice
@@ -73,13 +79,6 @@ def test_of_folds_that_shared_memory_one_at_a_time_is_advised(tmp_path):
     assert "--jobs 1" in advice_after(ended, RunConfig(mem_gb=4), tmp_path / "no.jsonl", {SHARERS_VARIABLE: "3"})
 
 
-def test_a_stage_of_a_submitted_run_is_submitted_again(tmp_path):
-    run = RunPaths(tmp_path)
-    run.slurm.mkdir()
-    stage = StageStatus(**ENDED, job_id="7", advice="Next, try more memory.")
-    assert what_next(run, stage).endswith(" --executor slurm  # Next, try more memory.")
-
-
 DISK_FULL = "[Errno 28] No space left on device"
 FULL = StageError(name="OSError", message=DISK_FULL)
 
@@ -117,12 +116,6 @@ def test_kills_for_memory_are_counted_in_the_own_group_or_the_nearest_above(tmp_
     assert oom_kills(tmp_path) == 1
 
 
-def test_kills_for_memory_are_counted_in_version_1_too(tmp_path):
-    write(tmp_path / "proc/self/cgroup", "9:name=systemd:/\n4:memory:/a/b\n0::/\n")
-    write(tmp_path / "sys/fs/cgroup/memory/a/b/memory.oom_control", "under_oom 0\noom_kill 4\n")
-    assert oom_kills(tmp_path) == 4
-
-
 @pytest.mark.parametrize(
     ("return_code", "kills", "exit_code", "words"),
     [
@@ -139,12 +132,6 @@ def test_a_death_is_told_no_surer_than_it_is_known(return_code, kills, exit_code
     judge(stage, KernelOutcome(None, True, return_code), kills, int(1.5e9), (), ())
     assert (stage.state, stage.exit_code, stage.oom_kills) == ("failed", exit_code, kills)
     assert [word for word in words if word not in stage.reason] == []
-
-
-def test_the_job_is_the_arrays_task_where_there_is_one():
-    assert job_id({"SLURM_JOB_ID": "77"}) == "77"
-    assert job_id({"SLURM_JOB_ID": "78", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3"}) == "77_3"
-    assert job_id({}) is None
 
 
 SESSION = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('one', globals())"
@@ -193,25 +180,6 @@ try:
 except BaseException as e:
     raise {} from e
 """
-
-
-@pytest.mark.parametrize(
-    ("error", "state", "code", "reason"),
-    [
-        ("ImportError('lib')", "interrupted", 75, r"stopped by SIGUSR1, then ImportError: lib \(cell In \[\d+\]\)"),
-        ("MemoryError('no room')", "failed", 1, "a cell failed"),
-    ],
-)
-def test_a_foreign_error_after_a_signal_counts_as_stopped_and_is_named(make_project, error, state, code, reason):
-    project = make_project(one=[SESSION, CONVERTED.format(error), "output('one', '')"])
-    run = project.begin()
-    task, stage, thread = begin_task(project, run)
-    wait_for(run.tables / "sleeping")
-    task.signal(signal.SIGUSR1)
-    thread.join()
-    assert (stage.state, stage.exit_code) == (state, code)
-    assert re.fullmatch(reason, stage.reason)
-    assert "StoppedError" in run.partial_notebook("one").read_text()  # the traceback stays
 
 
 @pytest.mark.parametrize(

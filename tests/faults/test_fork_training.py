@@ -11,7 +11,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.plan.stages import Task, read_notebook, stage_named
 from fvc_lib.execution.run.status import RunStatus
-from fvc_lib.execution.run.which_run import Inheritance, take_over
+from fvc_lib.execution.run.which_run import take_over
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
@@ -43,8 +43,7 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     """A run folder with the ancestor's tables that carries its fold 0."""
     paths = elsewhere(ancestor, ancestor.paths.root.parent / root)
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
-    taken = Inheritance(kept=(), carried=(TASK,), repeated=())
-    take_over(ancestor.paths, paths, taken)
+    take_over(ancestor.paths, paths, [], [TASK])
     begin_training_state(paths, TASK, NOTEBOOK, ancestor.config)
     return paths
 

@@ -206,7 +206,7 @@ TRAINING = ["import fvc_lib.tasks.video.training"]
         ("engine/loop.py", '"""', '"""Edited. ', []),
         ("engine/loop.py", "\nclass ", "\n# A comment.\nclass ", []),
         ("metrics/youden.py", "", "def youden(): ...\n", []),
-        ("services/config.py", "    # Images\n", "    new = field(0, 'data', '')\n", ["services.config.RunConfig"]),
+        ("services/config.py", "    # Images\n", "    new = field(0, 'data', '')\n", []),
         ("engine/loop.py", "\n@dataclass", "\ndef added(): ...\n\n\n@dataclass", ["engine.loop.added"]),
     ],
 )  # fmt: skip

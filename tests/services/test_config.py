@@ -7,7 +7,7 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
-from fvc_lib.execution.run.which_run import ask
+from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.services import parameters
 from fvc_lib.services.clip_settings import ClipSettings
 from fvc_lib.services.config import DECLARED, NEUTRAL, NOT_HASHED, RunConfig
@@ -120,7 +120,7 @@ def test_a_params_file_says_what_it_would_say_on_the_command_line(tmp_path, line
     path, name = tmp_path / "p.yaml", line.partition(":")[0]
     task = "image" if name == "targets" else "video"
     path.write_text(f"task: {task}\n{line}\n")
-    for asked in (ask([path], (), (), {}), ask((), [path.read_text()], (), {})):
+    for asked in (given_values([path], (), (), {}), given_values((), [path.read_text()], (), {})):
         assert getattr(asked.config, name) == value
 
 
@@ -138,11 +138,11 @@ def test_what_a_params_file_cannot_mean_is_refused_with_file_and_field(tmp_path,
     path = tmp_path / "p.yaml"
     path.write_text(content)
     with pytest.raises(UsageError) as caught:
-        ask([path], (), (), {})
+        given_values([path], (), (), {})
     assert str(path) in str(caught.value)
     assert field in str(caught.value).replace(str(path), "")
     with pytest.raises(UsageError):
-        ask((), [content], (), {})
+        given_values((), [content], (), {})
 
 
 def test_a_label_that_is_mapped_twice_is_refused():

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from fvc_lib.execution.run.which_run import ask
+from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, STARTS_ANEW, RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import refuse_contradictions, resolve_config
@@ -117,14 +117,14 @@ def test_what_would_change_nothing_is_refused_by_name(task, given, foreign):
 def test_the_network_and_its_weights_are_known_by_either_name_where_the_task_is_given(tmp_path):
     params = tmp_path / "p.yaml"
     params.write_text("task: image\nmodel: efficientnet_lite0\n")
-    asked = ask([params], [], [("model_weights", "w.pt")], {})
+    asked = given_values([params], [], [("model_weights", "w.pt")], {})
     weights = str(Path("w.pt").absolute())
     assert (asked.config.backbone, asked.config.backbone_weights) == ("efficientnet_lite0", weights)
     refuse_contradictions(asked.config, asked.written)
     assert {"backbone", "backbone_weights"} <= asked.written
-    other = ask([], [], [("backbone", "timm:resnet18"), ("backbone_weights", "w.pt")], {"task": "video_text"})
+    other = given_values([], [], [("backbone", "timm:resnet18"), ("backbone_weights", "w.pt")], {"task": "video_text"})
     assert (other.config.model, other.config.model_weights) == ("timm:resnet18", weights)
-    resumed = ask([], [], [("backbone", "efficientnet_lite0")], {})  # of a run whose task is not said again
+    resumed = given_values([], [], [("backbone", "efficientnet_lite0")], {})  # of a run whose task is not said again
     assert "backbone" in resumed.written
 
 

@@ -15,8 +15,7 @@ from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
-from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
-from fvc_lib.execution.slurm.queue import SubmittedJob, submit
+from fvc_lib.execution.slurm import Site, SlurmJob, plan_jobs, plan_one_job, read_site, submit
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
@@ -123,7 +122,7 @@ class Project:
             return plan_one_job(self.left(run), self.config, site, at_once=2)
         return plan_jobs(self.left(run), self.config, site, stages=self.stages)
 
-    def submit(self, run: RunPaths, site: Site, *, one_job: bool = False) -> list[SubmittedJob]:
+    def submit(self, run: RunPaths, site: Site, *, one_job: bool = False) -> list[SlurmJob]:
         return submit(self.jobs(run, site, one_job=one_job), run, site, home=self.home)
 
 

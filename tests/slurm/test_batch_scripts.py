@@ -154,13 +154,6 @@ def test_a_shard_that_was_killed_begins_again_and_what_failed_otherwise_does_not
     assert "predict /run /a list.csv --shard 0/3" in home.said()
 
 
-def test_without_slurm_the_folds_run_one_after_another_or_the_one_that_is_named(home):
-    assert home.run("folds.sh", "/run", "04_fold_training", "0", "2", "5")[0] == 0
-    assert home.calls() == [f"--resume /run --tasks 04_fold_training_fold_{fold}" for fold in (0, 2, 5)]
-    home.run("folds.sh", "/run", "04_fold_training", "4")
-    assert home.calls()[3:] == ["--resume /run --tasks 04_fold_training_fold_4"]
-
-
 def test_one_folds_failure_stops_no_other_and_gives_the_exit_code(home):
     home.behave(train_fold_0=137, train_fold_1=1)
     assert home.run("folds.sh", "/run", "train", "0", "1", "2")[0] == 137
@@ -179,36 +172,3 @@ def test_a_signal_is_passed_on_once_and_waited_for(home, name):
     assert process.communicate(timeout=300)[0] is None
     assert process.returncode == 75
     assert home.said() == ["--resume /run --tasks train_fold_0", "ready", name]  # and no second fold was begun
-
-
-def test_the_sites_commands_run_before_python_and_their_failure_ends_the_job(home, tmp_path):
-    site = tmp_path / "site.conf"
-    site.write_text("SETUP='touch \"$FVC_MARK\"; false'\n")
-    mark = tmp_path / "mark"
-    code, said = home.run("stages.sh", "/run", "stage", FVC_SITE=str(site), FVC_MARK=str(mark))
-    assert (code, home.calls(), mark.exists()) == (2, [], True)
-    assert "SETUP of" in said
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> dict[str, str]:
-    """Variables of a job whose ``scontrol`` writes down what it is asked for."""
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\necho "$*" >> "{tmp_path}/asked"\n')
-    scontrol.chmod(0o755)
-    return {"SLURM_JOB_ID": "7", "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"}
-
-
-@pytest.mark.parametrize(("seconds", "requeued"), [("3600", False), ("5", True)])
-def test_a_job_cancelled_while_it_saves_stays_away_unless_its_time_is_over(home, queue, tmp_path, seconds, requeued):
-    home.behave(slow=("stage",), long=("stage",))
-    process = home.start("stages.sh", "/run", "stage", **queue, FVC_TIME_SECONDS=seconds)
-    wait_until(lambda: "ready" in home.said())
-    process.send_signal(signal.SIGUSR1)
-    wait_until(lambda: "SIGUSR1" in home.said())
-    send(process, signal.SIGTERM)
-    home.let_save()
-    process.communicate(timeout=300)
-    assert process.returncode == 75
-    assert (tmp_path / "asked").exists() is requeued

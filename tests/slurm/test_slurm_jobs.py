@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
-from fvc_lib.execution.slurm.job_scripts import Site, jobs_of_files, plan_jobs, plan_one_job, render
-from fvc_lib.execution.slurm.queue import sbatch_command
+from fvc_lib.execution.slurm import Site, jobs_of_files, plan_jobs, plan_one_job, render, sbatch_command
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -54,21 +51,6 @@ def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited
     assert [job.name for job in plan_jobs(left, config, site)] == [decode.name, "03_augmentation"]
 
 
-def test_clips_that_a_frozen_trunk_sees_have_an_array_of_shards_where_training_gets_its_gpus():
-    site = Site(shard_tasks=3, gpus=1, partition_training="gpu", memory=700, signal_seconds=60)
-    given = {"corpus": "videos", "model": "efficientnet_lite0", "tune": "head", "num_ranks": 2}
-    for values in (given, {"corpus": "videos", "model": "embedding_logistic:efficientnet_lite0"}):
-        config = CONFIG.model_copy(update=values)
-        *_, clips, shards, folds, _ = plan_jobs(all_tasks(config), config, site)
-        assert (shards.name, shards.shards, shards.ranks, shards.gpus) == ("04_fold_training_shards", 3, 1, 1)
-        assert clips.name in shards.needs
-        assert "#SBATCH --partition=gpu\n" in render(shards, RunPaths(Path("/run")), site)
-        assert (folds.name, folds.after) == ("04_fold_training", (shards.name,))
-    for values in (given | {"tune": "all"}, given | {"corpus": ""}, given | {"model": "frame_cnn"}):
-        config = CONFIG.model_copy(update=values)
-        assert shards.name not in [job.name for job in plan_jobs(all_tasks(config), config, site)]
-
-
 def test_a_command_about_files_is_an_array_of_shards_and_a_job_after_it_however_that_ends(tmp_path):
     of_files, command = stage("30_verdicts"), ("predict", "/runs/my run", "/out/asked.csv", "--out", "/out")
 
@@ -92,26 +74,12 @@ def test_without_videos_of_the_user_or_with_one_shard_no_stage_has_an_array_of_s
         assert not any(job.shards for job in plan_jobs(all_tasks(config), config, Site(shard_tasks=tasks)))
 
 
-def test_the_network_of_all_groups_has_a_job_of_its_own_beside_the_results():
-    config = CONFIG.model_copy(update={"train_final": True})
-    jobs = {job.name: job for job in plan_jobs(all_tasks(config), config, SITE)}
-    final = jobs.pop("04b_final_training")
-    assert (final.folds, final.trains, final.after) == (None, True, ("04_fold_training",))
-    assert list(jobs.values()) == plan_jobs(all_tasks(), CONFIG, SITE)
-
-
 def test_of_a_partly_finished_run_only_what_is_left_is_planned():
     left = [task for task in all_tasks() if task.stage.name >= "04" and task.fold != 1]
     folds, after = plan_jobs(left, CONFIG, SITE)
     assert (folds.folds, folds.needs) == ((0, 2), ())
     assert (after.needs, after.after) == ((), ("04_fold_training",))
     assert plan_jobs([], CONFIG, SITE) == []
-
-
-def test_a_need_that_leads_over_a_finished_stage_still_counts():
-    left = [task for task in all_tasks() if task.stage.name in {"01_data_index", "05_kfold_results"}]
-    first, last = plan_jobs(left, CONFIG, SITE)
-    assert last.needs == (first.name,)
 
 
 def test_any_graph_becomes_jobs_in_an_order_that_keeps_every_need():
@@ -141,12 +109,6 @@ def test_any_graph_becomes_jobs_in_an_order_that_keeps_every_need():
         assert {names.index(need) for need in (*job.needs, *job.after)} <= set(range(number))
     assert ("a", "c", "e") in [job.stages for job in jobs]
     assert {job.stages for job in jobs if job.folds} == {("b",), ("d",), ("g",)}
-
-
-def test_only_training_gets_gpus_and_ranks():
-    config = RunConfig(num_folds=3, num_ranks=4)
-    jobs = plan_jobs(all_tasks(config), config, Site(gpus=1, memory=1000))
-    assert [(job.ranks, job.gpus, job.memory_mib) for job in jobs] == [(1, 0, 1000), (4, 4, 4000), (1, 0, 1000)]
 
 
 def test_trainings_at_once_that_would_share_the_gpus_of_several_nodes_are_refused():

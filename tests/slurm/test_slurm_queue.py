@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.slurm.queue import (
-    SubmittedJob,
+from fvc_lib.execution.slurm import (
+    SlurmJob,
     job_states,
     parse_queue,
     submitted_jobs,
@@ -17,10 +16,10 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 
 JOBS = (
-    SubmittedJob(job_id="1", name="train", stages=("train",), folds=(0, 1)),
-    SubmittedJob(job_id="2", name="a_to_b", stages=("a", "b")),
-    SubmittedJob(job_id="3", name="later", stages=("later",), folds=(3, 4, 5)),
-    SubmittedJob(job_id="4", name="last", stages=("last",)),
+    SlurmJob(job_id="1", name="train", stages=("train",), folds=(0, 1)),
+    SlurmJob(job_id="2", name="a_to_b", stages=("a", "b")),
+    SlurmJob(job_id="3", name="later", stages=("later",), folds=(3, 4, 5)),
+    SlurmJob(job_id="4", name="last", stages=("last",)),
 )
 # squeue --noheader --array --states=all --format=%i|%T|%N|%r
 QUEUE = """\
@@ -44,25 +43,10 @@ def test_the_queue_tells_where_each_job_is_and_why_it_waits():
     assert str(states["1_1"]) == "job 1_1 (train): FAILED on n1 (NonZeroExitCode)"
 
 
-@pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error\n", "|||\n", "1_0\n", "1_0|\n"])
-def test_what_is_no_answer_tells_nothing(text):
-    assert parse_queue(text, JOBS) == []
-
-
 def test_a_run_that_was_never_submitted_has_no_jobs(tmp_path):
     run = RunPaths(tmp_path)
     assert (submitted_jobs(run), job_states(run)) == ([], [])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_where_there_are_no_slurm_commands_only_the_runs_own_files_tell(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    run = RunPaths(tmp_path)
-    run.slurm.mkdir()
-    document = {"jobs": [job.model_dump(mode="json") for job in JOBS]}
-    (run.slurm / "submitted.json").write_text(json.dumps(document))
-    assert submitted_jobs(run) == list(JOBS)
-    assert job_states(run) == []
 
 
 def test_a_damaged_list_of_jobs_is_named(tmp_path: Path):

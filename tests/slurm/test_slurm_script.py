@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.plan.stages import tasks_in_order
-from fvc_lib.execution.slurm.job_scripts import Site, plan_jobs, plan_one_job, render, sbatch_quoted
-from fvc_lib.execution.slurm.queue import describe
+from fvc_lib.execution.slurm import Site, describe, plan_jobs, plan_one_job, render, sbatch_quoted
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -42,12 +41,6 @@ def test_every_script_is_bash_with_the_settings_of_the_site_and_gpus_where_somet
     assert not {"account", "partition", "gres"} & set(options(rendered(Site())[1]))
 
 
-def test_an_array_has_one_task_per_fold_that_is_left():
-    tasks = [task for task in tasks_in_order(RunConfig(num_folds=9)) if task.fold in (0, 2, 3, 4, 7, 8)]
-    (job,) = plan_jobs(tasks, CONFIG, Site())
-    assert options(render(job, RUN, Site()))["array"] == "0,2,3,4,7,8"
-
-
 def test_ranks_are_tasks_spread_over_as_many_nodes_as_they_need():
     given = options(rendered(Site(), RunConfig(num_folds=3, num_ranks=4))[1])
     assert (given["nodes"], given["ntasks"]) == ("1", "4")
@@ -55,11 +48,6 @@ def test_ranks_are_tasks_spread_over_as_many_nodes_as_they_need():
     given = options(rendered(site, config)[1])
     assert (given["nodes"], given["ntasks"], given["ntasks-per-node"], given["gres"]) == ("3", "5", "2", "gpu:2")
     assert given["mem"] == "2000M"
-
-
-def test_one_job_for_all_has_the_number_of_folds_at_once():
-    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE, at_once=2)
-    assert render(job, RUN, SITE).rstrip().endswith(" 2")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\\b"])

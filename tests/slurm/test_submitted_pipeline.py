@@ -13,10 +13,8 @@ import polars as pl
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.execution.slurm.queue import submitted_jobs
-from fvc_lib.services.parameters import run_config
+from fvc_lib.execution.slurm import submitted_jobs
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, read_table
 from tests.faults.stage_moments import Point, watching
@@ -105,41 +103,6 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     one, two = scores(alone), scores(run)
     assert one["video_id"].to_list() == two["video_id"].to_list()
     assert two["score"].to_list() == pytest.approx(one["score"].to_list(), abs=1e-4)
-
-
-def test_shards_on_two_nodes_leave_the_same_tables_and_clips_although_one_was_killed(cluster, corpus, tmp_path):
-    site, there, mark = tmp_path / "site.conf", tmp_path / "there", tmp_path / "mark"
-    site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=3\n")
-    asked = parameters(corpus, forensic_features=True, feature_families="sharpness")
-    point = Point("os.rename", r"/shards/03_augmentation/1_of_3\.json$")
-    variables = watching(tmp_path, (point,), f"hold {mark}")
-    shown_by(start(there, *asked, "--executor", "slurm", FVC_SITE=str(site), **variables))
-    (run,) = list_runs(there / "runs")
-    probe, index, decode, measure, tables, *_ = submitted_jobs(run)
-    assert (probe.folds, decode.after, tables.after) == (
-        (0, 1, 2), (index.job_id,), (index.job_id, decode.job_id, measure.job_id),
-    )  # fmt: skip
-    cluster.wait_for(mark.exists, "the shard to begin")
-    killed = f"{decode.job_id}_1"
-    assert re.search(r"03_augmentation shards: \d of 3 done", shown_by(start(there, "status", str(run.root))))
-    cluster.run("scancel", "--signal=KILL", "--full", killed)
-    cluster.wait_for(lambda: cluster.state(tables.job_id) == "COMPLETED", "the tables", seconds=600)
-    assert cluster.state(killed) == "CANCELLED"
-    ended = [f"{job.job_id}_{number}" for job in (probe, decode, measure) for number in range(3)]
-    assert {cluster.state(each) for each in ended if each != killed} == {"COMPLETED"}
-    made = re.search(r"(\d+) clips made, (\d+) reused", (run.notebooks / "03_augmentation.ipynb").read_text())
-    assert (int(made[1]) + int(made[2]), 0 < int(made[1]) < 16) == (16, True)  # those of the killed shard alone
-    assert "0 videos measured, 16 reused" in (run.notebooks / "03b_forensic_features.ipynb").read_text()
-    here = tmp_path / "here"
-    own = {"runs_dir": str(here / "runs"), "cache_dir": str(here / "cache")}
-    alone = begin_run(run_config(run).model_copy(update=own), command="a test")
-    for stage in ("01", "03", "03b"):
-        shown_by(start(here, "--only", stage, "--resume", str(alone.root)))
-    for table in (run.index, run.rejected, run.group_links, run.augmented_metadata, run.features):
-        assert (alone.root / table.relative_to(run.root)).read_bytes() == table.read_bytes(), table.name
-    clips = pl.read_csv(run.augmented_metadata)["clip_path"].to_list()
-    assert all((there / "cache" / each).read_bytes() == (here / "cache" / each).read_bytes() for each in clips)
-    assert len(clips) == 16
 
 
 def _everything(run: RunPaths, said: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.slurm.queue import submitted_jobs
+from fvc_lib.execution.slurm import submitted_jobs
 from fvc_lib.services.run_paths import RunPaths
 from tests.faults.stage_moments import Point, watching
 from tests.kits.scored_run import trained_run, write_video

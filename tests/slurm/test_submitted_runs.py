@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from fvc_lib.execution.run.status import read_status, status_now
-from fvc_lib.execution.slurm.job_scripts import script_path
-from fvc_lib.execution.slurm.queue import SlurmError, job_states, submitted_jobs
+from fvc_lib.execution.slurm import SlurmError, job_states, script_path, submitted_jobs
 from fvc_lib.services.errors import UsageError
 from tests.slurm.project import log_of, noted, results, told, undisturbed_chain
 
@@ -80,7 +79,7 @@ def test_what_rests_on_a_failed_fold_names_it_and_ends_and_only_the_rest_is_subm
     cluster.wait_for(lambda: cluster.state(last.job_id) == "FAILED", "the last job to begin and end")
     log = log_of(run, last.job_id)
     assert re.search(r"last cannot run yet, and nothing was begun: it needs train_fold_0 \(", log)
-    assert "submit what is left with --resume RUN --executor slurm" in log
+    assert "submit the rest once" in log
     assert noted(run, "last", "starts") == []
     assert cluster.state(f"{train.job_id}_0") == "FAILED"
     assert cluster.jobs()[f"{train.job_id}_0"]["ExitCode"] == "1:0"

@@ -12,8 +12,7 @@ from fvc_lib.corpus.images import index_images
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
-from fvc_lib.execution.slurm.job_scripts import plan_jobs, read_site
-from fvc_lib.execution.slurm.queue import SubmittedJob, submit as slurm_submit
+from fvc_lib.execution.slurm import SlurmJob, plan_jobs, read_site, submit as slurm_submit
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
@@ -55,7 +54,7 @@ def site_file(place: Place, **settings: object) -> Path:
     return path
 
 
-def end_well(cluster: Cluster, run: RunPaths, jobs: Sequence[SubmittedJob]) -> None:
+def end_well(cluster: Cluster, run: RunPaths, jobs: Sequence[SlurmJob]) -> None:
     """Wait until all ``jobs`` have, and say everything when one has not."""
 
     def ended() -> bool:
@@ -92,24 +91,6 @@ def assert_same(run: RunPaths, here: RunPaths) -> None:
     assert found.keys() == wanted.keys()
     assert [name for name, content in wanted.items() if found[name] != content] == []
     assert metrics_of(run) == metrics_of(here)
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize("task", ["image"])
-def test_a_stage_requeued_in_mid_training_ends_as_one_that_ran_here(cluster, place, task, tmp_path, monkeypatch):
-    mark = tmp_path / "mark"
-    for name, value in watching(tmp_path, (renamed("best_model.safetensors"),), f"hold {mark}").items():
-        monkeypatch.setenv(name, value)
-    folders = {name: str(place.folder / name) for name in ("runs_dir", "cache_dir", "data_dir")}
-    config = resolve_config({**place.values, **folders, "corpus": str(place.corpus)}, environ={})
-    run, site = begin_run(config, command="a test"), read_site(site_file(place))
-    (job,) = slurm_submit(plan_jobs([Task(stage_named(STAGE_OF_TASK[task]), None)], config, site), run, site)
-    here = alone(run, task, tmp_path)  # meanwhile
-    cluster.wait_for(mark.exists, "the first epoch's end")
-    cluster.run("scancel", "--signal=USR1", "--batch", job.job_id)
-    end_well(cluster, run, [job])
-    assert (stage_of(run, task).attempts, cluster.jobs()[job.job_id]["Restarts"]) == (2, "1")
-    assert_same(run, here)
 
 
 @pytest.mark.slurm

@@ -12,7 +12,6 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, is_held
 from fvc_lib.services.tables import column_types, read_table
 from fvc_lib.services.tasks import STAGES
@@ -59,15 +58,12 @@ NOT_ENDED = "not ended when this page was made"
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
-    """Return ``status.json``, updated from each task's own file.
+    """Return ``status.json``.
 
     A run or task in state ``running`` whose lock nobody holds gets the state ``GONE``.
     """
     status = read_json_object(run.status_json)
     stages = {key: stage for key, stage in as_mapping(status.get("stages")).items() if isinstance(stage, dict)}
-    for path in sorted(run.task_status("").parent.glob("[!.]*.json")):
-        if (own := read_json_object(path)) and not document_damage(path, own):
-            stages[path.stem] = own
     status["stages"] = stages
     if "running" in (status.get("state"), *(stage.get("state") for stage in stages.values())):
         whole = is_held(run.root / "run.lock")

@@ -2,12 +2,9 @@
 
 import json
 import os
-import shutil
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +18,18 @@ from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, find_out_predictions, predict_files
 from fvc_lib.execution.run.lock import run_lock
-from fvc_lib.execution.run.shards import Shard, ShardAtWork, work_on
-from fvc_lib.execution.slurm.job_scripts import Site, jobs_of_files, read_site
-from fvc_lib.execution.slurm.queue import describe, submission_text, submit
+from fvc_lib.execution.run.shards import Shard, work_on
+from fvc_lib.execution.slurm import Site, describe, jobs_of_files, read_site, submission_text, submit
 from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.progress import Report, not_reported
+from fvc_lib.services.progress import Report
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
 _SHOWN = 20
 _OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final")
+_SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 ANSWER, ASKED = "answer.txt", "asked.csv"
 PROGRESS = "progress.json"
 FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
@@ -46,17 +43,17 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/verdicts/TIME_RUN.")
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
-@click.option("--fpr", type=float, metavar="SHARE", help="The share of reals, where it is another.")
+@click.option("--fpr", type=_SHARE, metavar="SHARE", help="The share of reals, where it is another.")
 @click.option("--cost", metavar="ALARM:MISS", help="An answer must agree with the threshold of these costs: 5:1.")
-@click.option("--prior", type=float, metavar="SHARE",
+@click.option("--prior", type=_SHARE, metavar="SHARE",
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
-              help="So long may maps of where videos look fake take, in all; 0: none.")  # fmt: skip
+              help="Time limit for the maps of where videos look fake, all together; 0: none.")  # fmt: skip
 @click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="So long may one file take; without: 60, and 1 for each MB of it.")  # fmt: skip
+              help="Time limit for one file; without: 60, and 1 for each MB of it.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
-              help="So many judged videos get a page of their own with evidence; 0: none, -1: all.")  # fmt: skip
+              help="Number of judged videos with a page of their own, with evidence; 0: none, -1: all.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
 @click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
 @click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
@@ -133,44 +130,52 @@ def predict(
     if shard is not None and (executor == "slurm" or out is None):
         raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
     site, part = read_site() if executor == "slurm" else None, None if shard is None else Shard.named(shard)
-    dealt = _Dealt(part, site, dry_run)
     runs = runs_dir or Path(resolve_config().runs_dir)
     found = find_model(runs, model)
     if (task := task_of_model(found)) != DEFAULT_TASK:
-        given = [name for name in _OF_VERDICTS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if given:
-            option = f"--{given[0].replace('_', '-')}"
-            raise UsageError(f"{option}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of "
-                             f"task {task}. Leave it out.")  # fmt: skip
-        _predict(context, found, paths, runs, out, jobs, dealt, allow_code=allow_code)
+        for name in _OF_VERDICTS:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: is for verdicts, which models of task {DEFAULT_TASK} give; "
+                    f"{found.name} is of task {task}. Leave it out."
+                )
+        from fvc_lib.tasks.predicting import OneNetwork
+
+        predictor = load_detector(found, allow_code=allow_code)
+        assert isinstance(predictor, OneNetwork)
+        files, folder = files_of(paths, predictor.kind), _folder(out, runs / PREDICTIONS, predictor.name)
+        more = [*(["--jobs", str(jobs)] if jobs else []), *["--allow-code"] * allow_code]
+        work = _Work(PREDICTIONS, predictor.file_word, found, files, folder, (*PREDICTED, ASKED), more)
+
+        def predict_shard(mine: list[Path], progress: Report) -> None:
+            find_out_predictions(predictor, mine, files, folder, str(part), jobs or 0, progress)
+
+        if not work.is_left_to_jobs(part, site, predict_shard, is_dry=dry_run):
+            with work.folder_taken(), stop_on_signals():
+                predict_files(predictor, files, folder, jobs or 0)
         return
     detector = verdict_detector(found, allow_code=allow_code, held=1, final=final)  # refused before anything is written
-    name, final = detector.name, final or FINAL in detector.networks.folds
+    final = final or FINAL in detector.networks.folds
     if fpr is not None and cost is not None:
         raise UsageError("--fpr and --cost: give one of them.")
     decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
-    for option, share in (("--fpr", fpr), ("--prior", prior)):
-        if share is not None and not 1e-12 <= share < 1:
-            raise UsageError(f"{option}: got {share:g}, wanted a share inside (0, 1), such as 0.01.")
     rule_of(error_rate, decide_at, prior or 0.0)
-    files = files_of(paths)
-    folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
+    files, folder = files_of(paths), _folder(out, runs / "verdicts", detector.name)
     options: dict[str, object] = {
         "--error-rate": error_rate, "--fpr": fpr, "--cost": cost, "--prior": prior, "--jobs": jobs, "--pages": pages,
         "--map-minutes": map_minutes, "--file-seconds": file_seconds, "--runs-dir": runs_dir and runs_dir.absolute(),
     }  # fmt: skip
     more = [str(text) for pair in options.items() if pair[1] is not None for text in pair]
     more += ["--allow-code"] * allow_code + ["--final"] * final
-    question = _Question(VERDICTS, "video", found, files, folder, FILES, more)
+    work = _Work(VERDICTS, "video", found, files, folder, FILES, more)
 
-    def find_out(mine: list[Path], report: Report) -> None:
+    def judge_shard(mine: list[Path], progress: Report) -> None:
         detector = verdict_detector(found, allow_code=allow_code, final=final)
         seconds = file_seconds or 0.0
-        find_out_shard(detector, mine, folder, str(part), workers=jobs or 0, file_seconds=seconds, progress=report)
+        find_out_shard(detector, mine, folder, str(part), workers=jobs or 0, file_seconds=seconds, progress=progress)
 
-    if question.is_left_to_others(dealt, find_out):
+    if work.is_left_to_jobs(part, site, judge_shard, is_dry=dry_run):
         return
-    _take_folder(context.with_resource(ExitStack()), question)
     parameters: dict[str, Any] = {
         "run_dir": str(found),
         "asked_videos": [str(folder / ASKED)],
@@ -185,91 +190,46 @@ def predict(
         "video_pages": pages,
         "output_folder": str(folder),
     }
-    code = execute_record(
-        VERDICTS, folder, parameters, page=folder / "verdicts.html", title=f"Verdicts by {name}",
-        runs_dir=str(runs), what="the table of verdicts", answer=folder / ANSWER, progress=folder / PROGRESS,
-        goes_on=True,
-    )  # fmt: skip
-    if code:
-        context.exit(code)
-    _tell_verdicts(folder)
+    with work.folder_taken():
+        code = execute_record(
+            VERDICTS, folder, parameters, page=folder / "verdicts.html", title=f"Verdicts by {detector.name}",
+            runs_dir=str(runs), what="the table of verdicts", answer=folder / ANSWER, progress=folder / PROGRESS,
+            goes_on=True,
+        )  # fmt: skip
+        if code:
+            context.exit(code)
+        _print_verdicts(folder)
 
 
-def _tell_verdicts(folder: Path) -> None:
-    """Print what was found; ``DataError`` where no video could be read."""
-    for told in (folder / ANSWER).read_text(encoding="utf-8", errors="replace").splitlines():
-        _tell(clean_text(told))
+def _folder(out: Path | None, parent: Path, name: str) -> Path:
+    return (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
+
+
+def _print_verdicts(folder: Path) -> None:
+    """Print the verdicts; raise ``DataError`` if no video could be read."""
+    for line in (folder / ANSWER).read_text(encoding="utf-8", errors="replace").splitlines():
+        click.echo(clean_text(line))
     page = folder / "verdicts.html"
-    shown = num_read = count = 0
+    num_read = count = 0
     with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
         for count, line in enumerate(lines, start=1):  # of a hundred thousand rows one is in memory
             row = json.loads(line)
             num_read += row["failure"] is None
             if count <= _SHOWN:
-                shown, score = count, "     " if row["score"] is None else f"{row['score']:.3f}"
-                told = clean_text(f"{row['path']}: {' '.join(row['reasons'])}")
-                _tell(f"  {row['verdict'] or '-':<9}  {score}  {told}", indent=20)
-    if count > shown:
-        click.echo(f"  and {count - shown:,} more")
+                score = "     " if row["score"] is None else f"{row['score']:.3f}"
+                reasons = clean_text(f"{row['path']}: {' '.join(row['reasons'])}")
+                click.echo(f"  {row['verdict'] or '-':<9}  {score}  {reasons}")
+    if count > _SHOWN:
+        click.echo(f"  and {count - _SHOWN:,} more")
     made = sum(1 for _ in (folder / "videos").glob("*.html"))
-    click.echo(f"  page          {page}\n  with evidence {count_text(made, 'page')} in videos/; --pages says how many")
+    click.echo(f"  page          {page}\n  with evidence {count_text(made, 'page')} in videos/ (--pages)")
     click.echo(f"  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
 
 
-def _predict(
-    context: click.Context,
-    model: Path,
-    paths: tuple[str, ...],
-    runs: Path,
-    out: Path | None,
-    jobs: int | None,
-    dealt: "_Dealt",
-    *,
-    allow_code: bool,
-) -> None:
-    """Write the predictions of ``model``, of a task without verdicts, for ``paths``; raise as ``predict_files``."""
-    from fvc_lib.tasks.predicting import OneNetwork  # torch takes a second to load
-    from fvc_lib.tasks.video.verdicts.judging import files_of
-
-    predictor = load_detector(model, allow_code=allow_code)
-    assert isinstance(predictor, OneNetwork)
-    files = files_of(paths, predictor.kind)
-    folder = out or runs / "predictions" / f"{time.strftime('%Y%m%d_%H%M%S')}_{predictor.name}"
-    folder = folder.expanduser().absolute()
-    more = [*(["--jobs", str(jobs)] if jobs else []), *["--allow-code"] * allow_code]
-    question = _Question(
-        PREDICTIONS,
-        predictor.file_word,
-        model,
-        files,
-        folder,
-        (*PREDICTED, ASKED),
-        more,
-    )
-
-    def find_out(mine: list[Path], report: Report) -> None:
-        find_out_predictions(predictor, mine, files, folder, str(dealt.part), jobs or 0, report)
-
-    if question.is_left_to_others(dealt, find_out):
-        return
-    _take_folder(context.with_resource(ExitStack()), question)
-    with stop_on_signals():
-        predict_files(predictor, files, folder, jobs or 0)
-
-
 @dataclass(frozen=True)
-class _Dealt:
-    """How the files are dealt out; without ``part`` and ``site`` this call has all of them."""
-
-    part: Shard | None  # this call's share
-    site: Site | None  # the cluster whose jobs have a share each
-    is_dry: bool  # only show the jobs
-
-
-@dataclass(frozen=True)
-class _Question:
+class _Work:
     """One call of predict, for any kind of answer.
 
     Attributes:
@@ -295,97 +255,72 @@ class _Question:
         """The command that goes on after a stop."""
         return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
 
-    def is_left_to_others(self, dealt: _Dealt, find_out: Callable[[list[Path], Report], None]) -> bool:
-        """Run ``find_out`` on a shard's files, or show or submit jobs; return whether one of these was asked for."""
-        if dealt.part is not None:
-            self._find_out(dealt.part, find_out)
-        elif dealt.site is not None:
-            self._submit(dealt.site, is_dry=dealt.is_dry)
-        return dealt.part is not None or dealt.site is not None
+    def is_left_to_jobs(
+        self, shard: Shard | None, site: Site | None, find_out: Callable[[list[Path], Report], None], *, is_dry: bool
+    ) -> bool:
+        """Do the ``shard``, or show or submit the jobs of ``site``; return whether one of these was asked for.
 
-    def _find_out(self, shard: Shard, find_out: Callable[[list[Path], Report], None]) -> None:
-        _refuse_foreign(self.folder, self.written)
-        mine = [path for path in self.files if shard.has(path_to_text(path))]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with stop_on_signals(), _only_call_in(self.folder, self.stage, shard) as report:
-            find_out(mine, report)
-        click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
-
-    def _submit(self, site: Site, *, is_dry: bool) -> None:
+        Args:
+            shard: this call's share of the files; None: all.
+            site: the cluster; None: no jobs.
+            find_out: called with a shard's files and a callback for progress.
+            is_dry: only show the jobs.
+        """
         run = RunPaths(self.folder)
-        # Its networks compute, on a GPU where a site has some.
-        stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
-        jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command)
-        if is_dry:
-            click.echo(describe(jobs, run, site))
-            return
-        with ExitStack() as held:
-            _take_folder(held, self)
-        for job, handed_in in zip(jobs, submit(jobs, run, site), strict=True):
-            click.echo(f"  {submission_text(job, handed_in)}")
-        click.echo(f"watch it: {command_text('status', self.folder)}")
+        if shard is not None:
+            self._refuse_foreign()
+            mine = [path for path in self.files if shard.has(path_to_text(path))]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with stop_on_signals(), work_on(run, self.stage, shard) as at_work:
+                find_out(mine, at_work.report)
+            click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
+        elif site is not None:
+            # Its networks compute, on a GPU where a site has some.
+            stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
+            jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command)
+            if is_dry:
+                click.echo(describe(jobs, run, site))
+                return True
+            with self.folder_taken():
+                pass
+            for job in submit(jobs, run, site):
+                click.echo(f"  {submission_text(job)}")
+            click.echo(f"watch it: {command_text('status', self.folder)}")
+        return shard is not None or site is not None
 
+    def _refuse_foreign(self) -> None:
+        """Refuse a folder with files that another command wrote.
 
-def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
-    """Refuse a folder with files named ``written`` that another command wrote.
+        Raises:
+            UsageError: such a folder.
+        """
+        from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
-    Raises:
-        UsageError: such a folder.
-    """
-    from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
-
-    others = [name for name in written if os.path.lexists(folder / name)]
-    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
-        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
-
-
-def _take_folder(held: ExitStack, question: _Question) -> None:
-    """Lock the folder while ``held``, delete an earlier call's answers, and print the command that goes on.
-
-    Raises:
-        UsageError: another command's files are there, or another call is writing there.
-        OSError: it cannot be written.
-    """
-    from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
-
-    folder = question.folder
-    _refuse_foreign(folder, question.written)
-    folder.mkdir(parents=True, exist_ok=True)
-    held.enter_context(_only_call_in(folder, question.stage))
-    (folder / JOURNAL).touch()
-    # Nothing that goes on, and no job, reads standard input again.
-    quoted = (os.fsencode(path).replace(b'"', b'""') for path in question.files)
-    write_bytes(folder / ASKED, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
-    for each in set(question.written) - {ASKED}:  # an earlier call's are not those of one that fails
-        (folder / each).unlink(missing_ok=True)
-    click.echo(f"model {question.model}\n{count_text(len(question.files), question.kind)}")
-    click.echo(f"to go on after a stop: {command_text(*question.command)}")
-
-
-def _tell(text: str, *, indent: int = 2) -> None:
-    """Print a long line, broken at words where a terminal is as wide; ``indent`` is of all lines but the first."""
-    if sys.stdout.isatty():
-        width = max(40, shutil.get_terminal_size().columns)
-        text = textwrap.fill(
-            text, width, subsequent_indent=" " * indent, drop_whitespace=True, break_long_words=False,
-            break_on_hyphens=False,
-        )  # fmt: skip
-    click.echo(text)
-
-
-@contextmanager
-def _only_call_in(folder: Path, stage: str, shard: Shard | None = None) -> Iterator[Report]:
-    """Lock ``folder``, or one shard of its files; yield a callback for progress.
-
-    Raises:
-        UsageError: another call has it.
-    """
-    run = RunPaths(folder)
-    with ExitStack() as stack:
-        try:
-            at_work = stack.enter_context(work_on(run, stage, shard) if shard else run_lock(run))
-        except UsageError as error:
+        others = [name for name in self.written if os.path.lexists(self.folder / name)]
+        if others and not any((self.folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
             raise UsageError(
-                f"--out {str(folder)!r}: another call is writing there. Wait for it, or give another folder. {error}"
-            ) from error
-        yield at_work.report if isinstance(at_work, ShardAtWork) else not_reported
+                f"--out {str(self.folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder."
+            )
+
+    @contextmanager
+    def folder_taken(self) -> Iterator[None]:
+        """Lock the folder, delete an earlier call's answers, and print the command that goes on.
+
+        Raises:
+            UsageError: another command's files are there, or another call is writing there.
+            OSError: it cannot be written.
+        """
+        from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
+
+        self._refuse_foreign()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with run_lock(RunPaths(self.folder)):
+            (self.folder / JOURNAL).touch()
+            # A later call or a job cannot read standard input again.
+            quoted = (os.fsencode(path).replace(b'"', b'""') for path in self.files)
+            write_bytes(self.folder / ASKED, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
+            for name in set(self.written) - {ASKED}:  # an earlier call's are not those of one that fails
+                (self.folder / name).unlink(missing_ok=True)
+            click.echo(f"model {self.model}\n{count_text(len(self.files), self.kind)}")
+            click.echo(f"to go on after a stop: {command_text(*self.command)}")
+            yield

@@ -107,7 +107,8 @@ class TransformersFrames(PictureTrunk):
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
         """(N, F) of normalised float (N, 3, H, W)."""
-        return self.network(pixel_values=pictures).pooler_output
+        features: Tensor = self.network(pixel_values=pictures).pooler_output
+        return features
 
 
 def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:

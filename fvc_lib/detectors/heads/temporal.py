@@ -27,7 +27,8 @@ class Mean(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,) of features (B, T, F)."""
-        return self.linear(self.norm(features.mean(1))).squeeze(1)
+        logits: Tensor = self.linear(self.norm(features.mean(1)))
+        return logits.squeeze(1)
 
 
 class Attention(nn.Module):
@@ -43,7 +44,8 @@ class Attention(nn.Module):
         """Logits (B,) of features (B, T, F)."""
         features = self.norm(features)
         weights = self.weigh(features).softmax(1)
-        return self.linear((weights * features).sum(1)).squeeze(1)
+        logits: Tensor = self.linear((weights * features).sum(1))
+        return logits.squeeze(1)
 
 
 class Gru(nn.Module):
@@ -58,7 +60,8 @@ class Gru(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,) of features (B, T, F)."""
         _, last = self.gru(self.norm(features))
-        return self.linear(last[-1]).squeeze(1)
+        logits: Tensor = self.linear(last[-1])
+        return logits.squeeze(1)
 
 
 class Path(nn.Module):
@@ -88,7 +91,8 @@ class Path(nn.Module):
         turned = moved.diff(dim=1)
         statistics = (features.mean(1), _spread(features), moved.abs().mean(1), turned.abs().mean(1))
         normed = [norm(each) for norm, each in zip(self.norms, statistics, strict=True)]
-        return self.linear(torch.cat([*normed, path_statistics(features)], dim=1)).squeeze(1)
+        logits: Tensor = self.linear(torch.cat([*normed, path_statistics(features)], dim=1))
+        return logits.squeeze(1)
 
 
 def path_statistics(features: Tensor) -> Tensor:

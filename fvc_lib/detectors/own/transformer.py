@@ -47,7 +47,8 @@ class Attention(nn.Module):
         if hidden is not None:
             scores = scores.masked_fill(hidden[:, None], -torch.inf)
         found = scores.softmax(dim=3) @ values
-        return self.output(found.transpose(1, 2).flatten(2))
+        result: Tensor = self.output(found.transpose(1, 2).flatten(2))
+        return result
 
     def _by_head(self, positions: Tensor) -> Tensor:
         batch, length, width = positions.shape
@@ -75,7 +76,8 @@ class TransformerLayer(nn.Module):
         positions = positions + self.own_attention(own, own, hidden)
         if self._with_memory:
             positions = positions + self.memory_attention(self.memory_norm(positions), memory)
-        return positions + self.contract(F.gelu(self.expand(self.norm(positions))))
+        result: Tensor = positions + self.contract(F.gelu(self.expand(self.norm(positions))))
+        return result
 
 
 class Transformer(nn.Module):
@@ -92,7 +94,8 @@ class Transformer(nn.Module):
         positions = positions + self.places[: positions.shape[1]]
         for layer in self.layers:
             positions = layer(positions, hidden, memory)
-        return self.norm(positions)
+        result: Tensor = self.norm(positions)
+        return result
 
 
 def token_embedding(vocabulary_size: int, width: int) -> nn.Embedding:
@@ -184,4 +187,5 @@ class CaptionDecoder(nn.Module):
 
     def _states(self, tokens: Tensor, memory: Tensor) -> Tensor:
         hidden = later_places(tokens.shape[1], tokens.device)
-        return self.transformer(self.embedding(tokens), hidden, memory)
+        states: Tensor = self.transformer(self.embedding(tokens), hidden, memory)
+        return states

@@ -214,7 +214,8 @@ class VideoEncoder(nn.Module):
 
     def forward(self, narrowed: Tensor) -> Tensor:
         """Features (B, T, W) of frames that know each other."""
-        return self.transformer(narrowed)
+        result: Tensor = self.transformer(narrowed)
+        return result
 
 
 class TextEncoder(nn.Module):
@@ -233,7 +234,8 @@ class TextEncoder(nn.Module):
         padding = tokens == self._padding
         states = self.transformer(self.embedding(tokens), padding[:, None, :])
         there = (~padding).to(states.dtype)[:, :, None]
-        return (states * there).sum(1) / there.sum(1)
+        result: Tensor = (states * there).sum(1) / there.sum(1)
+        return result
 
 
 class JointSpace(nn.Module):

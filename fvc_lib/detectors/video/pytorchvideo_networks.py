@@ -79,7 +79,8 @@ class SlowFastTrunk(PytorchvideoTrunk):
         paths: Any = [fast[:, :, ::_SLOW_EVERY].contiguous(), fast]
         for block in self.network.blocks:  # type: ignore[union-attr]
             paths = block(paths)
-        return paths.mean((2, 3, 4))
+        features: Tensor = paths.mean((2, 3, 4))
+        return features
 
 
 class _PooledPaths(nn.Module):

@@ -68,7 +68,8 @@ class TorchvisionTrunk(Trunk):
 
     def encode(self, clips: Tensor) -> Tensor:
         """(B, F) of normalised float (B, T, 3, H, W)."""
-        return self.network(clips.transpose(1, 2))
+        features: Tensor = self.network(clips.transpose(1, 2))
+        return features
 
 
 def _build(options: TrunkOptions) -> TorchvisionTrunk:

@@ -83,7 +83,8 @@ class TransformersTrunk(Trunk):
 
     def encode(self, clips: Tensor) -> Tensor:
         """(B, F) of normalised float (B, T, 3, H, W)."""
-        return self.network(**{self._pixels: clips}).logits
+        features: Tensor = self.network(**{self._pixels: clips}).logits
+        return features
 
 
 def _build(options: TrunkOptions) -> TransformersTrunk:

@@ -4,17 +4,17 @@ A stage is up to date when its parameters, its inputs and its code are the same,
 Code of the library repeats no training. Files of earlier attempts are moved, never deleted.
 """
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.execution.plan.stages import Notebook, Task
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.code.code_version import code_behind, in_words, tree_hash
-from fvc_lib.services.code.training_code import changed_functions, files_of_note, has_inputs, note_code
+from fvc_lib.services.code.training_code import changed_functions, has_inputs, note_code
 from fvc_lib.services.config import NEUTRAL, RunConfig
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.records.digests import content_hash, is_log, listed, read_document, write_document
@@ -34,54 +34,42 @@ class Fingerprint:
     corpus: str  # digest of the corpus's listing if the stage reads the corpus
 
 
-@dataclass(frozen=True)
-class StageRecord:
-    """The record of a finished stage."""
-
-    fingerprint: Fingerprint | None  # None after a straight pass, which tracks nothing
-    files: dict[str, dict[str, Any]]  # ``num_bytes`` and ``sha256`` of each written file, by path in the run folder
-    trees: dict[str, str] = field(default_factory=dict)  # ``tree_hash`` of each module of the code
-
-
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
     """Return what ``task`` would depend on if it ran now; the digest of a missing input is empty."""
-    parameters = config.values_read_by(task.stage, notebook.parameters)
-    sources = [*notebook.cells, *config.code_chosen(parameters)]
+    stage = task.stage
+    parameters = config.values_read_by(stage, notebook.parameters)
+    # Outputs of stages that it needs for this configuration alone.
+    further = stage.reads(config) - set(stage.needs)
+    written = [path for other in STAGES if other.name in further for path in other.outputs(run, None)]
+    inputs = [*stage.inputs(run, task.fold), *written]
     return Fingerprint(
         parameters=parameters,
-        inputs={str(path.relative_to(run.root)): content_hash(path) for path in _inputs(task, run, config)},
+        inputs={str(path.relative_to(run.root)): content_hash(path) for path in inputs},
         notebook=notebook.source_hash,
-        code={} if task.stage.trains else code_behind(sources),
-        corpus="" if task.stage.needs else _corpora_hash(config),
+        code={} if stage.trains else code_behind([*notebook.cells, *config.code_chosen(parameters)]),
+        corpus="" if stage.needs else sha256_of_json(sorted(_listing_hash(c, times=True) for c in _corpora(config))),
     )
 
 
-def _inputs(task: Task, run: RunPaths, config: RunConfig) -> list[Path]:
-    """Return the files that the task reads, with the outputs of stages that it needs for this configuration alone."""
-    further = task.stage.reads(config) - set(task.stage.needs)
-    written = [path for stage in STAGES if stage.name in further for path in stage.outputs(run, None)]
-    return [*task.stage.inputs(run, task.fold), *written]
-
-
 def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) -> None:
-    """Record that ``task`` is finished, with every file that it wrote and a later command reads.
+    """Record that ``task`` is finished, with the size and SHA-256 of every file that a later command reads.
 
-    Checkpoints have digests of their own.
+    Args:
+        task: the task.
+        fingerprint: what it depended on; None after a straight pass, after which it does not count as finished.
+        run: the run.
     """
     folder = run.training_checkpoints(task.stage.name, task.fold)
-    of_training = sorted(folder.rglob("*.json")) if task.stage.trains else []
+    of_training = sorted(folder.rglob("*.json")) if task.stage.trains else []  # checkpoints have their own digests
     files = listed([*task.stage.outputs(run, task.fold), *of_training, *_logs(run, task)], run.root)
     trees = {name: tree_hash(name) for name in fingerprint.code} if fingerprint else {}
-    write_document(run.stage_checkpoint(task.stage.name, task.fold), asdict(StageRecord(fingerprint, files, trees)))
+    document = {"fingerprint": asdict(fingerprint) if fingerprint else None, "files": files, "trees": trees}
+    write_document(run.stage_checkpoint(task.stage.name, task.fold), document)
 
 
-def read_record(path: Path) -> StageRecord | None:
-    """Return the record at ``path``; None if it is missing, damaged, of a straight pass or of another version."""
-    try:
-        document = read_document(path)
-        return StageRecord(Fingerprint(**document["fingerprint"]), document["files"], document["trees"])
-    except (KeyError, TypeError):
-        return None
+def is_finished(task: Task, run: RunPaths) -> bool:
+    """Return whether ``task`` has been finished at some time, with whatever parameters and code."""
+    return bool(read_document(run.stage_checkpoint(task.stage.name, task.fold)).get("fingerprint"))
 
 
 def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_final: bool = True) -> str | None:
@@ -93,13 +81,13 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
         run: the run.
         inputs_are_final: whether its inputs count, because no stage is about to write them.
     """
-    record = read_record(run.stage_checkpoint(task.stage.name, task.fold))
-    if record is None or record.fingerprint is None:
+    record = read_document(run.stage_checkpoint(task.stage.name, task.fold))
+    if not record.get("fingerprint"):
         return "not finished yet"
-    then = record.fingerprint
+    then = Fingerprint(**record["fingerprint"])
     if changed := _differing(then.parameters, now.parameters):  # neutral values stand in neither
-        before, asked = ({**NEUTRAL, **one} for one in (then.parameters, now.parameters))
-        values = ", ".join(f"{name} {before.get(name)!r} -> {asked.get(name)!r}" for name in changed)
+        before, after = ({**NEUTRAL, **values} for values in (then.parameters, now.parameters))
+        values = ", ".join(f"{name} {before.get(name)!r} -> {after.get(name)!r}" for name in changed)
         return f"parameters changed: {values}"
     if then.corpus != now.corpus:
         return "the corpus changed"
@@ -107,9 +95,9 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
         return f"input changed: {', '.join(inputs)}"
     if then.notebook != now.notebook:
         return "the notebook's code changed"
-    if code := [name for name in _differing(then.code, now.code) if record.trees.get(name) != tree_hash(name)]:
+    if code := [name for name in _differing(then.code, now.code) if record["trees"].get(name) != tree_hash(name)]:
         return f"code changed: {in_words(code)}"
-    known = {name: file["sha256"] for name, file in record.files.items() if not is_log(name)}
+    known = {name: file["sha256"] for name, file in record["files"].items() if not is_log(name)}
     outputs = {str(path.relative_to(run.root)) for path in task.stage.outputs(run, task.fold)}
     present = {name: digest for name in {*known, *outputs} if (digest := content_hash(run.root / name))}
     stale = sorted((outputs - present.keys()) | {name for name in present if present[name] != known.get(name)})
@@ -120,13 +108,11 @@ def _differing(then: Mapping[str, object], now: Mapping[str, object]) -> list[st
     return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
 
 
-# --- Corpora
+# Corpora
 
 
-def _corpora_hash(config: RunConfig) -> str:
-    """Return the digest of what the corpora list, in any order: names, sizes and times of files, or a manifest."""
-    hashes = [_listing_hash(corpus, times=True) for corpus in (config.corpus, *config.more_corpora)]
-    return sha256_of_json(sorted(hashes)) if config.more_corpora else hashes[0]
+def _corpora(config: RunConfig) -> list[str]:
+    return [config.corpus, *config.more_corpora]
 
 
 def corpus_record(config: RunConfig) -> dict[str, str]:
@@ -135,18 +121,16 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
     Both are the same on any machine, wherever the corpus lies.
     """
     sample = TASKS[config.task].sample
-    records = sorted(
-        (_corpus_name(corpus) or sample, _listing_hash(corpus)) for corpus in (config.corpus, *config.more_corpora)
-    )
+    records = sorted((_corpus_name(corpus) or sample, _listing_hash(corpus)) for corpus in _corpora(config))
     names, hashes = zip(*records, strict=True)
     return {"name": " + ".join(names), "listing_sha256": hashes[0] if len(hashes) == 1 else sha256_of_json(hashes)}
 
 
 def _corpus_name(corpus: str) -> str:
     """Return the name of a corpus's folder, with that of its manifest; empty for the sample corpus."""
+    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps its own name
     if not corpus:
         return ""
-    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps its own name
     if is_pattern(path):
         return path_to_text(fixed_folder(path).name)
     return path_to_text(Path(path.parent.name, path.name) if path.is_file() else path.name)
@@ -168,27 +152,23 @@ def _listing_hash(corpus: str, *, times: bool = False) -> str:
     listing: dict[str, object] = {}
     folder = path if path.is_dir() else fixed_folder(path)
     for file in _files_in(path):
-        status = file.stat() if file.exists() else file.lstat()
-        has_labels = file.suffix.lower() in _LABELS and not times
-        listing[path_to_text(file.relative_to(folder))] = [
-            status.st_size, status.st_mtime_ns if times else content_hash(file) if has_labels else "",
-        ]  # fmt: skip
+        status, has_labels = file.stat(), file.suffix.lower() in _LABELS
+        detail = status.st_mtime_ns if times else content_hash(file) if has_labels else ""
+        listing[path_to_text(file.relative_to(folder))] = [status.st_size, detail]
     return sha256_of_json(listing)
 
 
-def _files_in(path: Path) -> Iterator[Path]:
-    """Yield the files of a folder that are not hidden, or the tars of a pattern; nothing if a tar is missing."""
-    if not path.is_dir():
-        try:
-            yield from tars_of(path)
-        except UsageError:  # the stage that reads the corpus names the missing tar
-            return
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+def _files_in(path: Path) -> list[Path]:
+    """Return the files of a folder that are not hidden, or the tars of a pattern; none if a tar is missing."""
+    if path.is_dir():
+        names = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+        return [path / name for name in names if not any(part.startswith(".") for part in name.parts)]
+    with suppress(UsageError):  # the stage that reads the corpus names the missing tar
+        return [file for file in tars_of(path) if file.is_file()]
+    return []
 
 
-# --- Trainings
+# Trainings
 
 
 def content_chosen(config: RunConfig) -> dict[str, Any]:
@@ -196,24 +176,15 @@ def content_chosen(config: RunConfig) -> dict[str, Any]:
     return {name: digest for name, value in config.relevant().items() if (digest := config.identity(name)) != value}
 
 
-def _inputs_of_training(config: RunConfig, notebook: Notebook) -> dict[str, Any]:
-    return {"files": content_chosen(config), "cells": notebook.source_hash}
-
-
 def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: RunConfig) -> None:
-    """Note the code of a training before it begins, and set aside one that other user's code began."""
+    """Note the code of a training before it begins; set aside one that began with other cells or user's files."""
     if not task.stage.trains:
         return
-    folder, inputs = run.training_checkpoints(task.stage.name, task.fold), _inputs_of_training(config, notebook)
+    folder = run.training_checkpoints(task.stage.name, task.fold)
+    inputs = {"files": content_chosen(config), "cells": notebook.source_hash}
     if folder.exists() and not has_inputs(folder, inputs):
         set_aside(run, [task])
-    sources = [f"import {task.stage.training_module}", *config.code_chosen(config.relevant())]
-    note_code(folder, sources, inputs)
-
-
-def begun_with_these_inputs(run: RunPaths, task: Task, notebook: Notebook, config: RunConfig) -> bool:
-    """Return whether the user's files and the notebook's cells are those that the training began with."""
-    return has_inputs(run.training_checkpoints(task.stage.name, task.fold), _inputs_of_training(config, notebook))
+    note_code(folder, [f"import {task.stage.training_module}", *config.code_chosen(config.relevant())], inputs)
 
 
 def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
@@ -221,37 +192,21 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
 
     The line names the functions and the command that repeats the trainings.
     """
-    changed = [
-        (task, functions)
+    changed = {
+        task.key: functions
         for task in finished
         if task.stage.trains and (functions := changed_functions(run.training_checkpoints(task.stage.name, task.fold)))
-    ]
+    }
     if not changed:
         return ""
-    stages = sorted({task.stage.name.partition("_")[0] for task, _ in changed})
-    options = [text for stage in stages for text in ("--force", stage)]
+    options = [text for stage in sorted({key.partition("_")[0] for key in changed}) for text in ("--force", stage)]
     return (
-        f"kept, though other code trained it: {', '.join(task.key for task, _ in changed)}. Changed since: "
-        f"{in_words(set().union(*(functions for _, functions in changed)))}. "
-        f"Train again: {command_text('--resume', run.root, *options)}"
+        f"kept, though other code trained it: {', '.join(changed)}. Changed since: "
+        f"{in_words(set().union(*changed.values()))}. Train again: {command_text('--resume', run.root, *options)}"
     )
 
 
-# --- Files of a task
-
-
-def note_forced(run: RunPaths, names: Iterable[str]) -> None:
-    """Note stages to repeat although they are finished, until ``set_aside`` has moved their files."""
-    if forced := sorted({*names, *forced_before(run)}):
-        write_json(run.forced, forced)
-
-
-def forced_before(run: RunPaths) -> set[str]:
-    """Return the stages that an earlier command was to force, and whose files are still in place."""
-    try:
-        return {name for name in json.loads(run.forced.read_text()) if isinstance(name, str)}
-    except (OSError, ValueError, TypeError):
-        return set()
+# Files of a task
 
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
@@ -286,12 +241,6 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
         run.partial_notebook(name, fold),
         *([run.training_checkpoints(name, fold)] if task.stage.trains else []),
     ]
-
-
-def copied_with(run: RunPaths, task: Task) -> list[Path]:
-    """Return the paths that a fork copies with the finished ``task``."""
-    note = files_of_note(run.training_checkpoints(task.stage.name, task.fold)) if task.stage.trains else []
-    return [*written_by(run, task), *note]
 
 
 def _logs(run: RunPaths, task: Task) -> list[Path]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fvc_lib.execution.plan.fingerprint import fingerprint_of, forced_before, read_record, reason_to_run
+from fvc_lib.execution.plan.fingerprint import fingerprint_of, is_finished, reason_to_run
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, needed_tasks, read_notebook, tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -21,7 +21,7 @@ class PlannedTask:
     reason: str
     finished_before: bool = False  # it has been finished at some time, with whatever parameters and code
     redo: bool = False  # whether its earlier files are moved away before anything runs
-    only_if_changed: bool = False  # whether it is skipped if the stages before it write what they wrote before
+    only_if_changed: bool = False  # whether it is skipped if the stages before it write the same as before
 
 
 def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, Notebook]:
@@ -61,7 +61,7 @@ def make_plan(
         run: the run; None: a new one, in which everything runs.
         only: the only stage to run.
         start: the stage to run with all that follow, finished or not.
-        force: stages that count as unfinished, as do those that a killed command was to force.
+        force: stages that count as unfinished.
         tasks: keys of the tasks of this command, while other jobs do the others; None: all.
         stages: all stages.
 
@@ -71,38 +71,28 @@ def make_plan(
     ordered = tasks_in_order(config, stages)
     if run is None:
         plan = [PlannedTask(task, True, "new run") for task in ordered]
-    else:
-        plan = _decide(ordered, notebooks, config, run, only, start, force)
-    return plan if tasks is None else _only_tasks(plan, tasks)
-
-
-def _decide(
-    ordered: Sequence[Task],
-    notebooks: Mapping[str, Notebook],
-    config: RunConfig,
-    run: RunPaths,
-    only: Stage | None,
-    start: Stage | None,
-    force: Sequence[Stage],
-) -> list[PlannedTask]:
-    plan: list[PlannedTask] = []
-    before = forced_before(run)
-    force = [*force, *(task.stage for task in ordered if task.stage.name in before)]
+        return plan if tasks is None else _only_tasks(plan, tasks)
+    plan, names = [], [task.stage.name for task in ordered]
     for task in ordered:
-        finished = read_record(run.stage_checkpoint(task.stage.name, task.fold)) is not None
-        asked, reason = _asked_for(task, ordered, config, only, start, force)
-        waits = False
-        if asked is None:
-            again = sorted({planned.task.stage.name for planned in plan if planned.run} & task.stage.reads(config))
-            now = fingerprint_of(task, notebooks[task.stage.name], run, config)
-            reason = reason_to_run(task, now, run, inputs_are_final=not again)
-            if reason is None and again:
+        stage, finished, reason, waits = task.stage, is_finished(task, run), "", False
+        if only is not None:
+            runs, reason = stage is only, "asked for by --only" if stage is only else "not asked for"
+        elif stage is start or stage in force:
+            runs, reason = True, "asked for by --from" if stage is start else "asked for by --force"
+        elif not config.use_mlops_pipeline:
+            runs = start is None or names.index(stage.name) > names.index(start.name)
+            reason = "USE_MLOPS_PIPELINE is false: nothing is skipped" if runs else "before --from"
+        else:
+            again = sorted({planned.task.stage.name for planned in plan if planned.run} & stage.reads(config))
+            now = fingerprint_of(task, notebooks[stage.name], run, config)
+            reason = reason_to_run(task, now, run, inputs_are_final=not again) or ""
+            if again and not reason:
                 reason, waits = f"after {', '.join(again)}", start is None
-            asked = reason is not None
-        forced = asked and (task.stage in (only, start, *force) or not config.use_mlops_pipeline)
-        redo = asked and (finished or forced) and not waits
-        plan.append(PlannedTask(task, asked, reason or "finished, nothing changed", finished, redo, waits))
-    return plan
+            runs, reason = bool(reason), reason or "finished, nothing changed"
+        forced = stage in (only, start, *force) or not config.use_mlops_pipeline
+        redo = runs and (finished or forced) and not waits
+        plan.append(PlannedTask(task, runs, reason, finished, redo, waits))
+    return plan if tasks is None else _only_tasks(plan, tasks)
 
 
 def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[PlannedTask]:
@@ -114,8 +104,8 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
             why = ", ".join(f"{name} ({unfinished[name]})" for name in missing)
             raise UsageError(
                 f"{key} cannot run yet, and nothing was begun: it needs {why}. Run that first, or name it in --tasks, "
-                "too; of jobs under SLURM: see `status`, and when none works on it any more, submit what is left with "
-                "--resume RUN --executor slurm."
+                "too. If it was left by jobs under SLURM, submit the rest once `status` shows none at work: --resume "
+                "RUN --executor slurm."
             )
     again = {planned.task.key for planned in plan if planned.redo and planned.task.key in keys}
     narrowed = []
@@ -131,39 +121,9 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
     return narrowed
 
 
-def _asked_for(
-    task: Task,
-    tasks: Sequence[Task],
-    config: RunConfig,
-    only: Stage | None,
-    start: Stage | None,
-    force: Sequence[Stage],
-) -> tuple[bool | None, str | None]:
-    """Return whether the command's options decide about ``task``, and the reason; None if its state decides."""
-    stage = task.stage
-    if only is not None:
-        return stage is only, "asked for by --only" if stage is only else "not asked for"
-    if stage is start:
-        return True, "asked for by --from"
-    if stage in force:
-        return True, "asked for by --force"
-    if not config.use_mlops_pipeline:
-        names = [other.stage.name for other in tasks]
-        if start is not None and names.index(stage.name) < names.index(start.name):
-            return False, "before --from"
-        return True, "USE_MLOPS_PIPELINE is false: nothing is skipped"
-    return None, None
-
-
 def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
     """Return all that ``key`` needs, directly or indirectly."""
-    found: set[str] = set()
-    todo = list(needed[key])
-    while todo:
-        if (each := todo.pop()) not in found:
-            found.add(each)
-            todo += needed[each]
-    return found
+    return set(needed[key]).union(*(all_needed(needed, each) for each in needed[key]))
 
 
 class Schedule:

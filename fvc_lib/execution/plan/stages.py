@@ -2,7 +2,9 @@
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,17 +63,11 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
     stages = stages_of(config, stages)
     if config.annotations_only:
         stages = [stage for stage in stages if not stage.needs]
-    by_name = {stage.name: stage for stage in stages}
-    sorter = graphlib.TopologicalSorter({stage.name: by_name.keys() & stage.comes_after for stage in stages})
-    sorter.prepare()
-    names: list[str] = []
-    while sorter.is_active():
-        ready = sorted(sorter.get_ready())
-        names.extend(ready)
-        sorter.done(*ready)
+    by_name = {stage.name: stage for stage in sorted(stages, key=lambda stage: stage.name)}
+    order = graphlib.TopologicalSorter({name: by_name.keys() & stage.comes_after for name, stage in by_name.items()})
     return [
         Task(by_name[name], fold)
-        for name in names
+        for name in order.static_order()
         for fold in (range(config.num_trainings) if by_name[name].per_fold else (None,))
     ]
 
@@ -118,25 +114,25 @@ def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
 # Parameters of notebooks that are no fields of RunConfig.
 STAGE_PARAMETERS = {
     "run_dir": "set by the runner; empty: the newest run; new: a new one",
-    "fold": "set by the runner: which outer fold, from 0",
-    "compared_runs": "the runs that are compared; empty: all of the newest run's experiment",
+    "fold": "set by the runner: the outer fold, from 0",
+    "compared_runs": "the runs to compare; empty: all of the newest run's experiment",
     "member_runs": "the runs that make one detector together",
     "method": "mean or stacking",
     "reference_run": "the run whose detector the others are compared with; empty: the first that can be compared",
     "without_run": "set by sweep: combinations that have no run, each with the reason",
-    "levels": "kinds or levels of disturbance; empty: all there are",
-    "decode_workers": "videos decoded and encoded at once; 0: one per core",
-    "output_folder": "folder for a comparison's or an audit's files; empty: comparison/ beside the runs, ./audit",
+    "levels": "kinds or levels of disturbance; empty: all",
+    "decode_workers": "number of videos decoded and encoded at once; 0: one per core",
+    "output_folder": "folder for a comparison's or an audit's files; empty: comparison/ next to the runs, ./audit",
     "score_table": "table of scores: video, label, and score or a column per detector",
-    "which_detectors": "names of those that count; empty: all in the table",
+    "which_detectors": "names of the detectors to audit; empty: all in the table",
     "higher_is_real": "whether the table's scores are higher for reals",
     "decide_at": "best, fpr=0.01, cost=5:1 or threshold=0.5",
-    "file_seconds": "so long may one file that is judged take; 0: a minute, and a second for each megabyte",
+    "file_seconds": "time limit for judging one file; 0: a minute, and a second for each megabyte",
     "asked_videos": "files, folders, or tables with a column path, to be judged",
     "error_rate": "share of reals that may be called fake, and of fakes real",
-    "prior": "share of fakes where the videos come from; 0: not said",
-    "map_minutes": "so long may maps of where videos are called fake take, in all; 0: none",
-    "video_pages": "so many judged files get a page of their own, with evidence; 0: none, -1: all",
+    "prior": "share of fakes among the videos to be judged; 0: unknown",
+    "map_minutes": "time limit for all maps of fake regions together; 0: no maps",
+    "video_pages": "number of judged files with a page of their own, with evidence; 0: none, -1: all",
     "allow_code": "whether the code of a bundle's own network may be run",
     "final_network": "whether the network of all groups judges, in place of the folds'",
 }
@@ -174,7 +170,15 @@ def read_notebook(path: Path) -> Notebook:
         UsageError: missing or unreadable file, no cell or several cells tagged ``parameters``, or a parameters cell
             that is more than annotated literals. papermill would run each of these and let the wrong value win.
     """
-    return notebook_of(load_document(path), path)
+    import nbformat  # takes a second to load
+
+    try:
+        document = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+    except OSError as error:
+        raise UsageError(f"notebook {str(path)!r}: {error.strerror}. Is this a complete checkout?") from error
+    except (ValueError, nbformat.ValidationError) as error:
+        raise UsageError(f"notebook {str(path)!r} is not a readable notebook: {error}") from error
+    return notebook_of(document, path)
 
 
 def notebook_of(document: Any, path: Path) -> Notebook:
@@ -186,7 +190,9 @@ def notebook_of(document: Any, path: Path) -> Notebook:
             "Tag it in JupyterLab under Property Inspector > Cell tags."
         )
     others = tuple(cell.source for cell in document.cells if cell.cell_type == "code" and cell is not cells[0])
-    return Notebook(path, _title(document), parse_parameters(cells[0].source, path), others)
+    texts = "\n".join(cell.source for cell in document.cells if cell.cell_type == "markdown")
+    title = re.search(r"^# (.*)$", texts, re.MULTILINE)
+    return Notebook(path, title[1].strip() if title else "", parse_parameters(cells[0].source, path), others)
 
 
 def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,36 +203,19 @@ def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str,
             type.
     """
     known = {**notebook.parameters, **RunConfig.model_fields}
-    for name in values:
+    for name, value in values.items():
         if name not in known:
             raise UsageError(
                 f"notebook {str(notebook.path)!r}: {name!r} is no parameter of it.{did_you_mean(name, known)} "
                 f"Its parameters cell has: {', '.join(notebook.parameters)}."
             )
-    fold, run_dir = values.get("fold", 0), values.get("run_dir", "")
-    if isinstance(fold, bool) or not isinstance(fold, int) or fold < 0:
-        raise UsageError(f"fold: got {fold!r}, wanted the number of a fold, from 0.")
-    if not isinstance(run_dir, str):
-        raise UsageError(f"run_dir: got {run_dir!r}, wanted the path or name of a run.")
+        if name == "fold" and (type(value) is not int or value < 0):
+            raise UsageError(f"fold: got {value!r}, wanted the number of a fold, from 0.")
+        if name == "run_dir" and not isinstance(value, str):
+            raise UsageError(f"run_dir: got {value!r}, wanted the path or name of a run.")
     fields = {name: value for name, value in values.items() if name not in STAGE_PARAMETERS}
     typed = resolve_config(environ={}, command_line=fields).model_dump(mode="json")
     return {name: typed.get(name, value) for name, value in values.items()}
-
-
-def load_document(path: Path) -> Any:
-    """Read a notebook as an nbformat node.
-
-    Raises:
-        UsageError: the file is missing or is no notebook.
-    """
-    import nbformat  # takes a second to load
-
-    try:
-        return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
-    except OSError as error:
-        raise UsageError(f"notebook {str(path)!r}: {error.strerror}. Is this a complete checkout?") from error
-    except (ValueError, nbformat.ValidationError) as error:
-        raise UsageError(f"notebook {str(path)!r} is not a readable notebook: {error}") from error
 
 
 def parse_parameters(source: str, path: Path) -> dict[str, Any]:
@@ -239,27 +228,15 @@ def parse_parameters(source: str, path: Path) -> dict[str, Any]:
         statements = ast.parse(source).body
     except SyntaxError as error:
         raise UsageError(f"notebook {str(path)!r}: the parameters cell is not valid Python: {error}") from error
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for statement in statements:
-        targets: list[ast.expr] = []
-        if isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        try:
-            (name,) = (target.id if isinstance(target, ast.Name) else "" for target in targets)
-            if not name:
-                raise ValueError
-            found[name] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-        except ValueError:
-            raise UsageError(
-                f"notebook {str(path)!r}: the parameters cell has {ast.unparse(statement)!r}, wanted 'name: type = "
-                "literal'. Move the line to the next cell."
-            ) from None
-    return found
-
-
-def _title(document: Any) -> str:
-    for cell in document.cells:
-        for line in cell.source.splitlines():
-            if cell.cell_type == "markdown" and line.startswith("# "):
-                return str(line[2:].strip())
-    return ""
+        match statement:
+            case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(ast.Name(name), _, ast.expr() as value):
+                with suppress(ValueError):
+                    values[name] = ast.literal_eval(value)
+                    continue
+        raise UsageError(
+            f"notebook {str(path)!r}: the parameters cell has {ast.unparse(statement)!r}, wanted 'name: type = "
+            "literal'. Move the line to the next cell."
+        )
+    return values

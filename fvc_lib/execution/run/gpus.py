@@ -1,4 +1,4 @@
-"""The GPUs that trainings may use: how many trainings go at once, with how many ranks, and which GPUs each gets.
+"""The GPUs that trainings may use: how many trainings run at once, with how many ranks, and which GPUs each gets.
 
 ``num_ranks auto`` becomes a number here, once, when a run is made: T trainings at once and G GPUs give one GPU to each
 where T is not less than G, else G // T ranks to each, every rank with a GPU of its own.
@@ -47,18 +47,18 @@ def training_gpus(config: RunConfig) -> list[str]:
 def visible_gpus() -> list[str]:
     """Return the GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all.
 
-    As for CUDA, nothing counts after a name that means none; SLURM says NoDevFiles to a job without GPUs.
+    As for CUDA, nothing counts after a name that means none; SLURM writes NoDevFiles for a job without GPUs.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return [str(number) for number in range(len(gpus()))]
-    return list(takewhile(lambda each: each not in {"", "-1", "NoDevFiles"}, map(str.strip, named.split(","))))
+    return list(takewhile(lambda name: name not in {"", "-1", "NoDevFiles"}, map(str.strip, named.split(","))))
 
 
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
     """Return how many trainings of several ranks may run at once without sharing a GPU; None: any number.
 
-    In a SLURM job of several nodes the ranks of each are spread over all of these: one goes at a time.
+    In a SLURM job of several nodes the ranks of each training are spread over all of these: one goes at a time.
     """
     here = training_gpus(config)
     if config.num_ranks < 2 or not here:
@@ -67,7 +67,7 @@ def most_of_ranks_at_once(config: RunConfig) -> int | None:
 
 
 def gpu_groups(of: Sequence[str], num_ranks: int) -> list[tuple[str, ...]]:
-    """``of`` in groups of ``num_ranks`` neighbours, one for each training at once; no GPU is in two of them."""
+    """Return ``of`` in groups of ``num_ranks`` neighbours, one for each training; no GPU is in two of them."""
     return [tuple(of[start : start + num_ranks]) for start in range(0, len(of) - num_ranks + 1, num_ranks)]
 
 
@@ -76,32 +76,27 @@ def job_nodes() -> int:
     return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
 
-# What ``num_ranks auto`` comes to, and why.
-
-
 def trainings_at_once(config: RunConfig, jobs: int | None = None) -> int:
-    """Return how many trainings a run has at the same time if there are GPUs enough; ``jobs`` as in ``--jobs``."""
+    """Return how many trainings run at the same time if there are GPUs enough; ``jobs`` as in ``--jobs``."""
     fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
     most = config.num_trainings if fans_out else 1
     return min(jobs or most, most)
 
 
-def ranks_chosen_here(
-    config: RunConfig, jobs: int | None = None, here: Sequence[str] | None = None
-) -> tuple[RunConfig, str]:
+def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunConfig, str]:
     """Replace ``num_ranks auto`` by a number for this machine or job; return the reason as a sentence.
 
-    A given number stays, without a sentence. ``here``: the GPUs that the run may use; None: all.
+    A given number stays, without a sentence.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""
-    here, at_once, nodes = training_gpus(config) if here is None else here, trainings_at_once(config, jobs), job_nodes()
-    if one := _one_process(config) or ("" if here else "no GPU is here, by CUDA_VISIBLE_DEVICES or the driver"):
-        return _chosen(config, 1, one)
+    here, at_once, nodes = training_gpus(config), trainings_at_once(config, jobs), job_nodes()
     named = f"{len(here)} GPU{'s' * (len(here) > 1)} here ({','.join(here)})"
+    if not here:
+        return _chosen(config, 1, "no GPU is here, by CUDA_VISIBLE_DEVICES or nvidia-smi")
     if nodes > 1 and at_once < len(here):
         return _chosen(config, nodes * len(here), f"one training at a time over {nodes} nodes, each with {named}")
-    return _dealt(config, len(here), at_once, named)
+    return _chosen(config, len(here) // at_once, f"trainings at once: {at_once}, {named}")
 
 
 def ranks_chosen_for_job(
@@ -113,41 +108,32 @@ def ranks_chosen_for_job(
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""
-    if one := _one_process(config) or ("" if gpus_of_rank else f"jobs have no GPU: GPUS of {site} is 0"):
-        return _chosen(config, 1, one)
+    if not gpus_of_rank:
+        return _chosen(config, 1, f"jobs have no GPU: GPUS of {site} is 0")
     if ranks_per_node is None:
         return _chosen(config, 1, f"RANKS_PER_NODE of {site}, how many ranks a node has GPUs for, is not given")
-    named = f"GPUs for {ranks_per_node} ranks on a node (RANKS_PER_NODE of {site})"
-    return _dealt(config, ranks_per_node, trainings_at_once(config, jobs), named)
-
-
-def _dealt(config: RunConfig, gpus: int, at_once: int, named: str) -> tuple[RunConfig, str]:
-    each = max(1, gpus // at_once)
-    trainings = f"{at_once} training{'s' * (at_once > 1)}{' at once' * (1 < at_once <= gpus)}"
-    return _chosen(config, each, f"{trainings}, {named}: {each if each > 1 else 'one'} for each")
-
-
-def _one_process(config: RunConfig) -> str:
-    """Say why these parameters train in one process anywhere; empty if they need not."""
-    if config.of_features:
-        return f"{config.model} trains in one process"
-    return f"device {config.device}: there are no GPUs to share out" if config.device in ("cpu", "mps") else ""
+    at_once, named = trainings_at_once(config, jobs), f"RANKS_PER_NODE of {site} is {ranks_per_node}"
+    return _chosen(config, ranks_per_node // at_once, f"trainings at once: {at_once}, {named}")
 
 
 def _chosen(config: RunConfig, ranks: int, why: str) -> tuple[RunConfig, str]:
-    if ranks > config.effective_batch_size:
+    if config.of_features:
+        ranks, why = 1, f"{config.model} trains in one process"
+    elif config.device in ("cpu", "mps"):
+        ranks, why = 1, f"device {config.device}: there are no GPUs to share out"
+    elif ranks > config.effective_batch_size:
         ranks = config.effective_batch_size
-        why += f", and no more have samples of an optimizer step (effective_batch_size {ranks})"
+        why += f", and an optimizer step has {ranks} samples (effective_batch_size)"
+    ranks = max(1, ranks)
     return config.model_copy(update={"num_ranks": ranks}), f"num_ranks auto: {ranks} ({why})"
 
 
 def shares_of_ranks(config: RunConfig) -> str:
-    """Describe what each rank computes of an optimizer step in a sentence; empty for one rank."""
+    """Return a sentence on what each rank computes of an optimizer step; empty for one rank."""
     if config.num_ranks < 2:
         return ""
     least, rest = divmod(config.effective_batch_size, config.num_ranks)
-    each = f"{least} or {least + 1}" if rest else f"{least}"
     return (
         f"{config.num_ranks} ranks share each training: of the {config.effective_batch_size} samples of an optimizer "
-        f"step each computes {each}"
+        f"step each computes {f'{least} or {least + 1}' if rest else least}"
     )

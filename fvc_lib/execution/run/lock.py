@@ -1,7 +1,7 @@
-"""Let one process at a time work on a run, or on one task of it.
+"""Let one process at a time work on a run, on one of its tasks, or on one of its records.
 
-The operating system's file lock decides, so the lock of a dead process is free at once. Where a file system has no
-locks, `filelock` marks the lock by the file's existence instead, and a host that died leaves that file behind.
+The locks are ``filelock``'s. The operating system frees the lock of a process that has died. On a file system without
+locks the lock is a file, which a host that crashed leaves behind.
 """
 
 import contextlib
@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths, is_held
 
 _PATIENCE_SECONDS = 0.5  # is_worked_on holds a lock for an instant
+RECORD_SECONDS = 20.0  # for a process that writes a record, which takes milliseconds
 
 
 @contextmanager
@@ -30,7 +31,13 @@ def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[Non
     own = [_whole(run)] if keys is None else [run.task_lock(key) for key in sorted(keys)]
     with contextlib.ExitStack() as held:
         for path in own:
-            held.enter_context(_held(path))
+            path.parent.mkdir(exist_ok=True)
+            try:
+                held.enter_context(FileLock(path, timeout=_PATIENCE_SECONDS))
+            except Timeout as error:
+                raise _refusal(path) from error
+            with contextlib.suppress(OSError):  # a full disk does not keep `clean` from making room
+                path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         # Look only after taking our own: of two processes that start together, at most one goes on.
         for path in _of_tasks(run) if keys is None else [_whole(run)]:
             if is_held(path):
@@ -38,8 +45,29 @@ def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[Non
         yield
 
 
+@contextmanager
+def record_held(path: Path) -> Iterator[None]:
+    """Hold the record ``path`` while it is read, changed and written.
+
+    Raises:
+        DataError: another process has held it for ``RECORD_SECONDS``.
+    """
+    lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=RECORD_SECONDS, poll_interval=0.02)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise DataError(
+            f"{path}: another process has been writing it for {RECORD_SECONDS:.0f} s. If its host is down, delete "
+            f"{error.lock_file}."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def is_worked_on(run: RunPaths) -> bool:
-    """Return whether a process works on ``run`` or any of its tasks, or might: the lock files cannot be opened."""
+    """Return whether a process works on ``run`` or on one of its tasks; true where a lock file cannot be opened."""
     return any(is_held(path) for path in (_whole(run), *_of_tasks(run)))
 
 
@@ -54,23 +82,6 @@ def _whole(run: RunPaths) -> Path:
 
 def _of_tasks(run: RunPaths) -> list[Path]:
     return sorted(run.task_lock("").parent.glob("*.lock"))
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    path.parent.mkdir(exist_ok=True)
-    lock: BaseFileLock = FileLock(path, timeout=_PATIENCE_SECONDS)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise _refusal(path) from error
-    try:
-        if not isinstance(lock, SoftFileLock):  # which has written the same itself
-            with contextlib.suppress(OSError):  # a full disk does not keep `clean` from making room
-                path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
-        yield
-    finally:
-        lock.release()
 
 
 def _refusal(path: Path) -> UsageError:

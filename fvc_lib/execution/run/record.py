@@ -7,22 +7,19 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import socket
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import FileLock, Timeout
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import content_chosen, corpus_record
+from fvc_lib.execution.run.lock import record_held
 from fvc_lib.execution.run.status import RunState, RunStatus
 from fvc_lib.services.atomic_files import sha256_of_json, utc_now, write_bytes, write_text
 from fvc_lib.services.config import RunConfig
@@ -32,7 +29,6 @@ from fvc_lib.services.records.digests import content_hash, document_damage, unda
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run
 
-PATIENCE_SECONDS = 20.0  # for another process that writes run.json, which takes milliseconds
 _GIT_SECONDS, _GPU_SECONDS = 20.0, 10.0
 _LARGEST_PATCH_BYTES = 4 << 20
 # Files that can change what a run does, of those that git does not track.
@@ -59,92 +55,64 @@ class CodeState:
     commit: str | None = None  # full hash of HEAD; None outside a git checkout
     branch: str | None = None  # None if HEAD is detached
     changed_since_commit: bool | None = None
-    patch: bytes = b""  # for ``git apply``; of more than 4 MiB it is left out
+    patch: bytes = b""  # for ``git apply``; left out if it has more than 4 MiB
     problem: str | None = None  # why something is missing
 
-    @property
-    def patch_sha256(self) -> str | None:
-        """Hex SHA-256 of the patch; None without one."""
-        return hashlib.sha256(self.patch).hexdigest() if self.patch else None
-
     def record(self) -> dict[str, object]:
-        """Return all but the patch itself, for ``run.json``."""
-        known = {name: value for name, value in vars(self).items() if name != "patch"}
-        return {**known, "patch_sha256": self.patch_sha256}
-
-
-class _GitError(Exception):
-    """Git is missing, took too long or refused."""
+        """Return the fields for ``run.json``, with the hex SHA-256 of the patch in place of the patch."""
+        fields = asdict(self)
+        patch = fields.pop("patch")
+        return {**fields, "patch_sha256": hashlib.sha256(patch).hexdigest() if patch else None}
 
 
 def code_state(checkout: Path = CHECKOUT) -> CodeState:
     """Return the state of the code in ``checkout``, and why if git cannot tell it."""
+    # Variables of a git command that started this process must not lead to another repository.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*arguments: str, ended: tuple[int, ...] = (0,)) -> bytes:
+        command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=False, env=environ)
+        if done.returncode not in ended:
+            raise OSError((done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"])[0])
+        return done.stdout
+
+    plain = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
     try:
-        if Path(_text(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
+        if Path(os.fsdecode(git("rev-parse", "--show-toplevel")).strip()).resolve() != checkout.resolve():
             return CodeState(problem="not a git checkout of its own")
-        commit, branch = _text(checkout, "rev-parse", "HEAD"), _text(checkout, "rev-parse", "--abbrev-ref", "HEAD")
+        commit, branch = (git("rev-parse", *name, "HEAD").decode().strip() for name in ((), ("--abbrev-ref",)))
         # The user's own settings must not hide a change.
-        status = _git(checkout, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
-        patch = _patch(checkout) if status else b""
-    except (_GitError, OSError) as error:
+        status = git("status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
+        patch = git("diff", "HEAD", *plain)
+        for name in git("ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE).split(b"\0")[:-1]:
+            patch += git("diff", "--no-index", *plain, "--", os.devnull, os.fsdecode(name), ended=(0, 1))
+    except (OSError, subprocess.SubprocessError) as error:
         return CodeState(problem=str(error))
     is_large = len(patch) > _LARGEST_PATCH_BYTES
     problem = f"the patch has {len(patch) / 1e6:.1f} MB and is left out" if is_large else None
     return CodeState(commit, None if branch == "HEAD" else branch, bool(status), b"" if is_large else patch, problem)
 
 
-def _patch(checkout: Path) -> bytes:
-    """Return the difference from HEAD, staged or not, with untracked files of code."""
-    untracked = _git(checkout, "ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE)
-    with tempfile.TemporaryDirectory() as folder:  # the checkout's own index stays as it is
-        index = Path(folder, "index")
-        # With its time, by which git knows files that changed in the second they were added.
-        shutil.copy2(checkout / _text(checkout, "rev-parse", "--git-path", "index"), index)
-        if untracked:
-            add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-            _git(checkout, *add, index=index, given=untracked)
-        plain = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-        return _git(checkout, "diff", "HEAD", *plain, index=index)
-
-
-def _text(checkout: Path, *arguments: str) -> str:
-    return os.fsdecode(_git(checkout, *arguments)).strip()
-
-
-def _git(checkout: Path, *arguments: str, index: Path | None = None, given: bytes = b"") -> bytes:
-    # Variables of a git command that started this process must not lead to another repository.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environ |= {} if index is None else {"GIT_INDEX_FILE": str(index)}
-    command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=_GIT_SECONDS, check=False, env=environ)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise _GitError(f"git cannot be used: {error}") from error
-    if done.returncode:
-        raise _GitError((done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"])[0])
-    return done.stdout
-
-
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of ``RECORDED_PACKAGES``; None for what is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    known: dict[str, str | None] = dict.fromkeys(RECORDED_PACKAGES)
     for name in RECORDED_PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            known[name] = metadata.version(name)
+    return {"python": platform.python_version(), **known}
 
 
 def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
     """Return processor, cores, memory with its limit, and GPUs; torch is not loaded for it."""
     environ = os.environ if environ is None else environ
-    budget = memory_budget(environ=environ)
+    budget, cpuinfo = memory_budget(environ=environ), Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     return {
         "host": socket.gethostname(),
         "machine": platform.machine(),
         "system": platform.platform(),
-        "processor": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or None,
+        "processor": model[1] if model else platform.processor() or None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cores_of_machine": os.cpu_count(),
         "omp_num_threads": environ.get("OMP_NUM_THREADS"),
@@ -159,30 +127,17 @@ def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
 def slurm_job(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
     """Return the SLURM job of this process; None outside one."""
     environ = os.environ if environ is None else environ
-    found = {name: environ[variable] for name, variable in _SLURM.items() if environ.get(variable)}
-    return found if "job_id" in found else None
+    facts = {name: environ[variable] for name, variable in _SLURM.items() if environ.get(variable)}
+    return facts if "job_id" in facts else None
 
 
-def gpus(root: Path = Path("/")) -> list[str]:
-    """Return the names of NVIDIA GPUs, from the driver's files or else from ``nvidia-smi``."""
-    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    if found := [name for path in listed if (name := _field(path, "Model"))]:
-        return found
+def gpus() -> list[str]:
+    """Return the names of the NVIDIA GPUs that ``nvidia-smi`` lists; none if it is missing or fails."""
     try:  # lines such as "GPU 0: NVIDIA H200 (UUID: GPU-...)"
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return []
-    return re.findall(r"^[^:\n]*: *(.+?) *(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
-
-
-def _field(path: Path, name: str) -> str | None:
-    """Return the value in the first line of ``path`` that begins with ``name``."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    values = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
-    return next((value for value in values if value), None)
+    return re.findall(r"^GPU \d+: *(.+?) *(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
 
 
 def repeat_commands(
@@ -194,7 +149,7 @@ def repeat_commands(
         code: its code.
         params: the file of its parameters.
         patch: the file of the patch.
-        command: what to run where that takes more than parameters, as a fork does.
+        command: the command to run where parameters alone do not suffice, as for a fork.
         environ: has the number of threads, on which the last bits depend; None: this process's.
     """
     threads = (os.environ if environ is None else environ).get("OMP_NUM_THREADS")
@@ -247,7 +202,7 @@ def begin_run(
         UsageError: the experiment's name is not one folder name.
         OSError: the runs folder cannot be written.
     """
-    corpus = corpus_record(config)
+    corpus, code = corpus_record(config), code_state()
     digest = run_hash(config, corpus)
     run = new_run(Path(config.runs_dir), config.experiment, digest)
     write_text(run.params_yaml, config.to_yaml())
@@ -256,7 +211,6 @@ def begin_run(
         write_bytes(run.networks / network.name, network.read_bytes())
     RunStatus(run_id=run.run_id, state=state, started_utc=utc_now()).write(run)
     prepared = {} if prepare is None else prepare(run)
-    code = code_state()
     if code.patch:
         write_bytes(run.code_patch, code.patch)
     needed = command if "forked_from" in prepared else ""
@@ -293,40 +247,46 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
     """
     code = code_state()
     now = _attempt(command, code, submits)
-    with _record_held(run):
-        record = _read(run)
-        clauses = _note_differences(record, now)
+    with record_held(run.run_json):
+        record = read_run_record(run)
+        worked = [attempt for attempt in record["attempts"] if not attempt["submits"]]
+        before, then = bits_depend_on(worked[-1]) if worked and not submits else {}, bits_depend_on(now)
+        differs = {name: [before[name], then[name]] for name in before if before[name] != then[name]}
+        clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
+        if differs:
+            now["differs"] = differs
+            record["bit_equal_resume"] = False
+            record["bit_equal_resume_because"] = [*record.get("bit_equal_resume_because", []), *clauses]
+        last, digest = record["attempts"][-1]["code"], now["code"]["patch_sha256"]
+        codes = {name: [last[name], now["code"][name]] for name in ("commit", "patch_sha256")}
+        if other := {name: pair for name, pair in codes.items() if pair[0] != pair[1]}:
+            now["code_differs"] = other
+            if code.patch:
+                name = f"{run.code_patch.stem}_{digest[:8]}{run.code_patch.suffix}"
+                write_bytes(run.code_patch.with_name(name), code.patch)
         record["attempts"].append(now)
-        if "code_differs" in now and code.patch:
-            name = f"{run.code_patch.stem}_{(code.patch_sha256 or '')[:8]}{run.code_patch.suffix}"
-            write_bytes(run.code_patch.with_name(name), code.patch)
         # A kill may leave either of the two files, and both are accepted.
-        digest = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()
-        write_document(run.run_json, {**record, "params_sha256": [digest, content_hash(run.params_yaml)]})
+        params = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()
+        write_document(run.run_json, {**record, "params_sha256": [params, content_hash(run.params_yaml)]})
         write_text(run.params_yaml, config.to_yaml())
     return clauses
 
 
 def record_corpus(run: RunPaths) -> None:
     """Add the corpus's fingerprint to ``run.json`` once the run has an index; leave a damaged record as it is."""
-    with contextlib.suppress(OSError, DataError), _record_held(run):
-        record = _read(run)
+    with contextlib.suppress(OSError, DataError), record_held(run.run_json):
+        record = read_run_record(run)
         corpus = record["corpus"] | _indexed(run)
         if corpus != record["corpus"]:
             write_document(run.run_json, {**record, "corpus": corpus})
 
 
-def last_attempt(run: RunPaths) -> dict[str, Any]:
-    """Return the last attempt in ``run.json``.
+def read_run_record(run: RunPaths) -> dict[str, Any]:
+    """Return the content of ``run.json``.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: it cannot be read or is damaged.
     """
-    attempt: dict[str, Any] = _read(run)["attempts"][-1]
-    return attempt
-
-
-def _read(run: RunPaths) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(run.run_json.read_bytes())
         bits_depend_on(record["attempts"][-1])
@@ -354,26 +314,6 @@ def _indexed(run: RunPaths) -> dict[str, object]:
     return {}
 
 
-def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Write the differences between attempts into both; return those that the bits depend on, in words.
-
-    The code is compared with the last attempt, the machine with the last attempt that worked.
-    """
-    last, worked = record["attempts"][-1], [each for each in record["attempts"] if not each["submits"]]
-    before = bits_depend_on(worked[-1]) if worked and not now["submits"] else {}
-    then = bits_depend_on(now)
-    differs = {name: [before[name], then[name]] for name in before if before[name] != then[name]}
-    clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
-    if differs:
-        now["differs"] = differs
-        record["bit_equal_resume"] = False
-        record["bit_equal_resume_because"] = [*record.get("bit_equal_resume_because", []), *clauses]
-    codes = {name: [last["code"][name], now["code"][name]] for name in ("commit", "patch_sha256")}
-    if other := {name: pair for name, pair in codes.items() if pair[0] != pair[1]}:
-        now["code_differs"] = other
-    return clauses
-
-
 def _attempt(command: str, code: CodeState, submits: bool) -> dict[str, Any]:
     return {
         "started_utc": utc_now(),
@@ -384,24 +324,3 @@ def _attempt(command: str, code: CodeState, submits: bool) -> dict[str, Any]:
         "hardware": hardware(),
         "slurm": slurm_job(),
     }
-
-
-@contextmanager
-def _record_held(run: RunPaths) -> Iterator[None]:
-    """Hold ``run.json`` against other processes.
-
-    Raises:
-        DataError: another process has held it for ``PATIENCE_SECONDS``.
-    """
-    lock = FileLock(run.run_json.with_name("run.json.lock"), timeout=PATIENCE_SECONDS, poll_interval=0.02)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise DataError(
-            f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. If its host is down, "
-            f"delete {error.lock_file}."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()

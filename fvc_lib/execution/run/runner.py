@@ -1,9 +1,10 @@
 """Run the planned tasks, several at once if they do not need each other, and keep the status current.
 
 The kernels do the work; this process stays small. Each task has a thread that waits for its kernel. The main thread
-begins tasks, forwards signals, draws the terminal and alone writes the status.
+begins tasks, forwards signals and draws the terminal.
 """
 
+import io
 import os
 import queue
 import shutil
@@ -15,71 +16,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 from fvc_lib.execution.plan import fingerprint
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule
 from fvc_lib.execution.plan.stages import Notebook, Task
-from fvc_lib.execution.run.exit_codes import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.gpus import folds_at_once, gpu_groups, most_of_ranks_at_once, on_gpu, training_gpus
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import record_corpus
-from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
-from fvc_lib.execution.run.task import TaskRun
-from fvc_lib.services.atomic_files import utc_now, write_json
+from fvc_lib.execution.run.status import StageStatus, begin_work, end_work, put_stage, read_status
+from fvc_lib.execution.run.task import STOPPED, TaskRun, end_lines, exit_code_of_signals
+from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import threads_of_a_fold
 from fvc_lib.services.memory.budget import LIMIT_VARIABLE, SHARERS_VARIABLE, memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
-
-def run_task(at_work: TaskRun, stage: StageStatus, say: Callable[[str], None]) -> StageStatus:
-    """Run the notebook, check its outputs and record that it is finished; returns ``stage``.
-
-    Args:
-        at_work: the task.
-        stage: its status, which is completed.
-        say: called with each line for the terminal.
-
-    Raises:
-        OSError: the run folder cannot be read or written.
-    """
-    task, run, config = at_work.task, at_work.run, at_work.config
-    fingerprint.begin_training_state(run, task, at_work.notebook, config)
-    # A straight pass records digests of its files, not what they depend on.
-    before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
-    at_work.execute(stage)
-    if stage.exit_code == 0:
-        _check_outputs(at_work, stage)
-    stage.finished_utc = utc_now()
-    if stage.exit_code == 0:
-        record_corpus(run)
-    if stage.exit_code == 0:
-        if before is None or fingerprint.fingerprint_of(task, at_work.notebook, run, config) == before:
-            fingerprint.record_finished(task, before, run)
-        else:
-            say(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
-    return stage
-
-
-def _check_outputs(at_work: TaskRun, stage: StageStatus) -> None:
-    """Fail a stage whose tables do not fit their schemas."""
-    task, run = at_work.task, at_work.run
-    try:
-        task.stage.check_outputs(run, task.fold)
-    except DataError as error:
-        stage.state, stage.exit_code = "failed", error.exit_code
-        stage.reason = "what it wrote does not fit"
-        stage.error = StageError(name=type(error).__name__, message=str(error))
-        name, fold = task.stage.name, task.fold
-        run.executed_notebook(name, fold).replace(run.partial_notebook(name, fold))
-        tell_end(run, task, stage)
-
-
+SHOW_SECONDS = 0.5
 PLAIN_INTERVAL_SECONDS = 30.0
+_SAME_SIGNAL_SECONDS = 1.0  # a cluster may send one signal twice: to the batch shell, which forwards it, and to us
+_STOPPED_CODES = (STOPPED, 130, 143)
+End = tuple[TaskRun, "Future[StageStatus]"]
 
 
 class Terminal:
@@ -98,8 +56,7 @@ class Terminal:
         self._clock = clock
         self._lock = threading.RLock()
         self._drawn = 0  # live lines on the screen; the cursor is at the end of the last
-        self._last_plain: dict[str, float] = {}
-        self._gone = False
+        self._last_plain = clock()
 
     def line(self, text: str) -> None:
         """Write one line that stays, in place of the live lines, which the next ``show`` draws again."""
@@ -115,13 +72,9 @@ class Terminal:
                 lines = [line[: max(1, columns - 1)] for line in list(tasks.values())[: max(1, rows - 1)]]
                 erased, self._drawn = self._erase(), len(lines)
                 self._write(erased + "\n".join(lines))
-                return
-            now = self._clock()
-            self._last_plain = {key: self._last_plain.get(key, now) for key in tasks}
-            for key, line in tasks.items():
-                if now - self._last_plain[key] >= PLAIN_INTERVAL_SECONDS:
-                    self._last_plain[key] = now
-                    self._write(line + "\n")
+            elif self._clock() - self._last_plain >= PLAIN_INTERVAL_SECONDS:
+                self._last_plain = self._clock()
+                self._write("".join(f"{line}\n" for line in tasks.values()))
 
     def _erase(self) -> str:
         """Return the control sequence that removes the live lines."""
@@ -130,30 +83,11 @@ class Terminal:
         return f"\r{up}\x1b[J" if drawn else ""
 
     def _write(self, text: str) -> None:
-        if not text or self._gone:
-            return
         try:
             self._stream.write(text)
             self._stream.flush()
         except OSError:  # the reader has left (`| head`), or the window was closed: the run goes on
-            self._gone = True
-
-
-SHOW_SECONDS = 0.5
-_ONE_WISH_SECONDS = 1.0  # a cluster may send one signal twice: to the batch shell, which forwards it, and to us
-_STOPPED_CODES = (STOPPED, 130, 143)
-End = tuple[TaskRun, "Future[StageStatus]"]
-
-
-def make_room(run: RunPaths, plan: Sequence[PlannedTask]) -> list[tuple[Path, Path]]:
-    """Move away the files of the tasks to be repeated, as ``set_aside`` does; forced stages are then unfinished."""
-    moved = fingerprint.set_aside(run, [planned.task for planned in plan if planned.redo])
-    left = fingerprint.forced_before(run).intersection(planned.task.stage.name for planned in plan if not planned.run)
-    if left:
-        write_json(run.forced, sorted(left))
-    else:
-        run.forced.unlink(missing_ok=True)
-    return moved
+            self._stream, self._live = io.StringIO(), False
 
 
 class Runner:
@@ -191,7 +125,7 @@ class Runner:
         self._first_signal = 0.0  # on the monotonic clock
         self._forwarded = 0
         self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
-        self._errors: list[BaseException] = []  # of threads: what a kernel does is no exception here
+        self._errors: list[BaseException] = []  # of threads; what a kernel does raises nothing here
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Lock the run, run the plan of ``make_plan`` and return the exit code.
@@ -206,20 +140,19 @@ class Runner:
         with self._signals_noted(), run_lock(self.run, self._only_tasks):
             plan = make_plan()
             self._undecided = {planned.task.key: planned.task for planned in plan if planned.only_if_changed}
-            self._book = StatusBook(self.run, self._only_tasks)
-            self._book.begin(plan)
+            begin_work(self.run, plan, self._only_tasks)
+            started = time.monotonic()
             # First: a repetition that fails must not leave the old numbers as the run's own.
-            make_room(self.run, plan)
+            fingerprint.set_aside(self.run, [planned.task for planned in plan if planned.redo])
             exit_code = 1  # of an exception
             try:
                 exit_code = self._run_tasks(plan)
             finally:
                 if exit_code and exit_code not in _STOPPED_CODES:
                     # The numbers of before must not stand as the run's own. Trainings stay: they take long.
-                    fingerprint.set_aside(
-                        self.run, [task for task in self._undecided.values() if not task.stage.trains]
-                    )
-                self._book.finish(exit_code)
+                    stale = [task for task in self._undecided.values() if not task.stage.trains]
+                    fingerprint.set_aside(self.run, stale)
+                end_work(self.run, exit_code, time.monotonic() - started)
             return exit_code
 
     def _run_tasks(self, plan: Sequence[PlannedTask]) -> int:
@@ -227,8 +160,8 @@ class Runner:
         folds = sum(planned.run and planned.task.stage.per_fold for planned in plan)
         self._sharers = max(1, min(self._jobs, folds))
         if self._sharers > 1:
-            each = memory_budget(self.config.mem_gb).divided(self._sharers)
-            self.terminal.line(f"up to {self._sharers} folds at once: {each} of memory each")
+            share = memory_budget(self.config.mem_gb).divided(self._sharers)
+            self.terminal.line(f"up to {self._sharers} folds at once: {share} of memory each")
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="fvc-task") as pool:
             try:
                 self._until_all_ended(schedule, pool)
@@ -238,102 +171,110 @@ class Runner:
                 self.terminal.show({})
         if self._errors:
             raise self._errors[0]
-        return self._exit_code(schedule)
-
-    def _memory(self, task: Task) -> dict[str, str]:
-        """Return the variables that tell a kernel its memory budget."""
-        limit = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
-        sharers = {SHARERS_VARIABLE: str(self._sharers)} if task.stage.per_fold and self._sharers > 1 else {}
-        return limit | sharers
+        # A failure counts more than a signal, and a signal only if work is left.
+        failures = [code for code in self._exit_codes if code not in _STOPPED_CODES]
+        if self._signals and not failures and not schedule.is_finished:
+            return exit_code_of_signals(self._signals)
+        return (*failures, *self._exit_codes, 0)[0]
 
     def _until_all_ended(self, schedule: Schedule, pool: ThreadPoolExecutor) -> None:
         shown = time.monotonic()
         while True:
             self._forward_signals()
-            while (task := self._next(schedule)) is not None:
+            while not self._signals and not self._exit_codes and len(self._running) < self._jobs:
+                task = next(iter(schedule.ready()), None)
+                if task is None:
+                    break
                 schedule.begin(task)
                 if self._undecided.pop(task.key, None) and self._is_up_to_date(task):
                     schedule.done(task)
                 else:
                     self._begin(task, pool)
-            self._book.publish()
             if not self._running:
                 return
-            while (end := self._wait(shown)) is None and self._forwarded == len(self._signals):
+            try:
+                end = self._events.get(timeout=max(0.0, shown + SHOW_SECONDS - time.monotonic()))
+            except queue.Empty:
                 self.terminal.show({key: at_work.line() for key, at_work in self._running.items()})
                 shown = time.monotonic()
-            if end is not None:
-                self._ended(*end, schedule)
+            else:
+                if end is not None:
+                    self._ended(*end, schedule)
 
     def _is_up_to_date(self, task: Task) -> bool:
         """Return whether ``task`` can be skipped now that its inputs are final; else move its files away."""
         now = fingerprint.fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
-        reason = fingerprint.reason_to_run(task, now, self.run)
-        stage = self._book.stage(task.key)
-        if reason is None:
-            stage.state, stage.reason, stage.exit_code = "done", None, 0
+        stage = read_status(self.run).stage(task.key)
+        stage.reason = fingerprint.reason_to_run(task, now, self.run)
+        if stage.reason is None:
+            stage.state, stage.exit_code = "done", 0
             self.terminal.line(f"  {task.key}: its inputs came out the same, so it stands")
         else:
-            stage.reason = reason
             fingerprint.set_aside(self.run, [task])
-        self._book.put(task.key, stage)
-        return reason is None
+        put_stage(self.run, task.key, stage)
+        return stage.reason is None
 
-    def _next(self, schedule: Schedule) -> Task | None:
-        if self._signals or self._exit_codes or len(self._running) >= self._jobs:
-            return None
-        return next(iter(schedule.ready()), None)
+    def _environment(self, task: Task) -> dict[str, str]:
+        """Return the variables that share out memory, cores and GPUs among the kernels.
 
-    def _wait(self, shown: float) -> End | None:
-        """Return a task that has ended; None when the terminal is due or a signal came."""
-        try:
-            return self._events.get(timeout=max(0.0, shown + SHOW_SECONDS - time.monotonic()))
-        except queue.Empty:
-            return None
-
-    def _threads(self, task: Task) -> dict[str, str]:
-        """Return a fold's share of the cores; SLURM jobs and processes on a GPU use them all."""
-        if not task.stage.per_fold or self._only_tasks is not None or on_gpu(self.config):
-            return {}
-        return {"OMP_NUM_THREADS": str(threads_of_a_fold(self.config.num_trainings, self.config.num_ranks))}
-
-    def _own_gpus(self, task: Task) -> dict[str, str]:
-        """Return the GPUs of a training if there are more than it has ranks: those that the fewest others use."""
-        if not task.stage.trains or len(self._gpus) <= self.config.num_ranks:
-            return {}
-        taken = Counter(self._dealt.values())
-        own = min(gpu_groups(self._gpus, self.config.num_ranks), key=lambda group: taken[group])
-        self._dealt[task.key] = own
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        A SLURM job and a process on a GPU use all cores. With more GPUs than ranks a training gets those that the
+        fewest others use.
+        """
+        shares = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
+        ranks = self.config.num_ranks
+        if task.stage.per_fold and self._sharers > 1:
+            shares[SHARERS_VARIABLE] = str(self._sharers)
+        if task.stage.per_fold and self._only_tasks is None and not on_gpu(self.config):
+            shares["OMP_NUM_THREADS"] = str(threads_of_a_fold(self.config.num_trainings, ranks))
+        if task.stage.trains and len(self._gpus) > ranks:
+            taken = Counter(self._dealt.values())
+            self._dealt[task.key] = own = min(gpu_groups(self._gpus, ranks), key=lambda group: taken[group])
+            shares["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        return shares
 
     def _begin(self, task: Task, pool: ThreadPoolExecutor) -> None:
-        before = self._book.stage(task.key)
+        before = read_status(self.run).stage(task.key)
         stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
-        self._book.put(task.key, stage)
+        put_stage(self.run, task.key, stage)
         at_work = TaskRun(
             self.run,
             self.config,
             task,
             self.notebooks[task.stage.name],
             attempt=stage.attempts,
-            extra_environment={**self._memory(task), **self._threads(task), **self._own_gpus(task)},
+            extra_environment=self._environment(task),
         )
         self._running[task.key] = at_work
-        future = pool.submit(run_task, at_work, stage, self.terminal.line)
+        future = pool.submit(self._run_task, at_work, stage)
         future.add_done_callback(lambda ended: self._events.put((at_work, ended)))
 
-    def _ended(self, at_work: TaskRun, future: Future[StageStatus], schedule: Schedule) -> None:
+    def _run_task(self, at_work: TaskRun, stage: StageStatus) -> StageStatus:
+        """Run a notebook, record that it is finished, and return its completed status; called in a thread."""
+        task, run, config = at_work.task, self.run, self.config
+        fingerprint.begin_training_state(run, task, at_work.notebook, config)
+        # A straight pass records digests of its files, not what they depend on.
+        before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
+        at_work.execute(stage)
+        if stage.exit_code == 0:
+            record_corpus(run)
+            if before is None or fingerprint.fingerprint_of(task, at_work.notebook, run, config) == before:
+                fingerprint.record_finished(task, before, run)
+            else:
+                self.terminal.line(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
+        return stage
+
+    def _ended(self, at_work: TaskRun, future: "Future[StageStatus]", schedule: Schedule) -> None:
         task = at_work.task
         del self._running[task.key]
         self._dealt.pop(task.key, None)
         if error := future.exception():
             self._errors.append(error)
-            stage = self._book.stage(task.key)
+            stage = read_status(self.run).stage(task.key)
             stage.state, stage.exit_code, stage.finished_utc = "failed", 1, utc_now()
             stage.reason = f"the runner could not go on: {error}"
         else:
             stage = future.result()
-        self._book.put(task.key, stage)
+        put_stage(self.run, task.key, stage)
         for line in end_lines(self.run, task, stage):
             self.terminal.line(line)
         if not stage.exit_code:
@@ -344,15 +285,6 @@ class Runner:
             others = ", ".join(self._running)
             self.terminal.line(f"  nothing new begins; what runs goes on to its end: {others} (Ctrl-C stops it)")
 
-    def _exit_code(self, schedule: Schedule) -> int:
-        """Return the run's exit code: a failure counts more than a signal, and a signal only if work is left."""
-        failures = [code for code in self._exit_codes if code not in _STOPPED_CODES]
-        if failures:
-            return failures[0]
-        if self._signals and not schedule.is_finished:
-            return exit_code_of_signals(self._signals)
-        return self._exit_codes[0] if self._exit_codes else 0
-
     def _forward_signals(self) -> None:
         """Forward new signals to every running task."""
         while self._forwarded < len(self._signals):
@@ -361,9 +293,8 @@ class Runner:
             for at_work in self._running.values():
                 at_work.signal(number)
             if self._running and self._forwarded == 1:
-                name, count = signal.Signals(number).name, len(self._running)
-                what = "the running task saves and leaves" if count == 1 else f"{count} running tasks save and leave"
-                self.terminal.line(f"  {name}: {what}; a second signal stops at once")
+                name, keys = signal.Signals(number).name, ", ".join(self._running)
+                self.terminal.line(f"  {name}: asked to save and leave: {keys}; a second signal stops at once")
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
@@ -382,11 +313,10 @@ class Runner:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Note a signal and wake the main thread."""
-        del frame
         now = time.monotonic()
         if not self._signals:
             self._first_signal = now
-        elif number != signal.SIGINT and now - self._first_signal < _ONE_WISH_SECONDS:
+        elif number != signal.SIGINT and now - self._first_signal < _SAME_SIGNAL_SECONDS:
             return
         self._signals.append(number)
         self._events.put(None)

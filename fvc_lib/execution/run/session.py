@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,11 +21,11 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
 from fvc_lib.services.config import RunConfig, meaning
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import SUSPECTS
-from fvc_lib.services.parameters import run_config
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.progress import Report
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, stage_key
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, list_runs, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import TASK_OF_STAGE
 
@@ -116,24 +116,16 @@ class StageSession:
     attempt: int
     headless: bool
     memory: MemorySampler
-    cell: Mapping[str, Any] = field(default_factory=dict)  # the values of the parameters cell
-    at_end: Callable[[], None] | None = None  # what ``close`` calls; None where the runner records the stage
+    at_end: Callable[[], None] | None = None  # ``close`` calls it; None where the runner records the stage
     stop_requested: bool = False
     _polling: bool = False  # while a stage polls ``stop``, a signal only sets the flag; else it ends the cell
 
     def settings(self) -> pl.DataFrame:
-        """Return the notebook's parameters: columns parameter, value (the run's, which counts), meaning.
-
-        A column ``in_the_cell`` has other values of the parameters cell, if there are any.
-        """
+        """Return the notebook's parameters: columns parameter, value (the run's, which counts) and meaning."""
         values = self.config.model_dump(mode="json")
-        used = [_as_text(values[name]) for name in self.parameters]
-        cell = [_as_text(self.cell.get(name, values[name])) for name in self.parameters]
-        differs = [there if there != value else "" for there, value in zip(cell, used, strict=True)]
         columns = {
             "parameter": list(self.parameters),
-            "value": used,
-            **({"in_the_cell": differs} if any(differs) else {}),
+            "value": [_as_text(values[name]) for name in self.parameters],
             "meaning": [meaning(name) for name in self.parameters],
         }
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
@@ -149,26 +141,29 @@ class StageSession:
         Raises:
             DataError: it is missing or damaged.
         """
-        from fvc_lib.services import tables  # pandera takes half a second to load, and runners read no table
+        from fvc_lib.services.tables import read_table  # pandera takes half a second to load, and runners read no table
 
-        return tables.read_table(self._path(table, fold), getattr(tables, _schema(table)), without)
+        return read_table(*self._table(table, fold), without)
 
     def write(self, table: str, rows: pl.DataFrame) -> None:
         """Write a table of the run after checking it against its schema; see ``read``."""
+        from fvc_lib.services.tables import write_table
+
+        path, schema = self._table(table, None)
+        write_table(rows, schema, path)
+
+    def _table(self, table: str, fold: int | None) -> tuple[Path, Any]:
+        """Return the path and the schema of a table."""
         from fvc_lib.services import tables
 
-        tables.write_table(rows, getattr(tables, _schema(table)), self._path(table, None))
-
-    def _path(self, table: str, fold: int | None) -> Path:
-        found = getattr(self.paths, table)
-        path: Path = found if isinstance(found, Path) else found(self.fold if fold is None else fold)
-        return path
+        path = getattr(self.paths, table)
+        schema = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX"}.get(table, table.upper())
+        return path if isinstance(path, Path) else path(self.fold if fold is None else fold), getattr(tables, schema)
 
     def metric_log(self) -> MetricLog:
         """Open this stage's metric log for appending."""
-        path = self.paths.metrics(self.stage, self.fold)
         return MetricLog(
-            path,
+            self.paths.metrics(self.stage, self.fold),
             run_id=self.paths.run_id,
             fold=self.fold,
             attempt=self.attempt,
@@ -230,7 +225,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     Args:
         stage: the notebook's name without suffix.
         namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
-            ``fold``, and fields of RunConfig. Its ``In``, the cells run so far, says what papermill put in.
+            ``fold``, and fields of RunConfig. Its ``In``, the cells run so far, has papermill's values.
         only_looks: it writes no tables; interactively it begins no run and may look at one that is worked on.
 
     Raises:
@@ -238,11 +233,9 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             edited that differs from the run's own; or papermill was given a name that no field has.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
-    task = TASK_OF_STAGE.get(stage)
-    given = {name: namespace[name] for name in parameters} | ({"task": task} if task else {})
-    attempt = os.environ.get(ATTEMPT_VARIABLE)
-    run_dir = str(namespace["run_dir"])
-    at_end, inputs = None, namespace.get("In", ())
+    attempt, run_dir, inputs = os.environ.get(ATTEMPT_VARIABLE), str(namespace["run_dir"]), namespace.get("In", ())
+    fold = int(namespace["fold"]) if "fold" in namespace else None
+    at_end = None
     if attempt is not None:  # the runner has checked everything, and its values count before this kernel's environment
         paths = find_run(Path(run_dir).parents[1], run_dir)
         config = run_config(paths)
@@ -250,29 +243,44 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         from fvc_lib.execution.run import which_run
 
         which_run.refuse_unknown_parameters(stage, inputs)
-        paths, config = which_run.find_or_begin(stage, run_dir, given, only_looks)
-    fold = int(namespace["fold"]) if "fold" in namespace else None
+        edited = which_run.edited_values({name: namespace[name] for name in parameters}, TASK_OF_STAGE.get(stage))
+        if only_looks:
+            paths = _run_to_look_at(run_dir, edited)
+            config = run_config(paths)
+        else:
+            paths, config, _ = which_run.open_run(
+                stage, run_dir, edited, command="interactive, from a notebook", state="interactive"
+            )
     if fold is not None and not 0 <= fold < config.num_trainings:
         raise UsageError(
             f"fold: got {fold}, wanted 0 to {config.num_trainings - 1}: this run has {config.num_trainings} folds."
         )
-    if attempt is None and not only_looks:
-        which_run.note_interactive_training(paths, stage, fold, config)
-        at_end = which_run.end_of_notebook(paths, stage, fold, config, inputs)
     log, events = paths.memory(stage, fold), paths.memory_events(stage, fold)
     if attempt is None:  # an interactive notebook leaves the run's own memory log as it is
         name = f"{stage_key(stage, fold)}.interactive_memory"
         log, events = paths.logs / f"{name}.jsonl", paths.logs / f"{name}_events.jsonl"
+        at_end = None if only_looks else which_run.begin_interactive(paths, stage, fold, config, inputs)
     memory = MemorySampler(log, events=events, mem_gb=config.mem_gb)
     SUSPECTS.read(paths.shards / stage, stage)
     session = StageSession(
-        stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given, at_end
+        stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, at_end
     )
     if session.headless:
         sweep_temporaries(paths.root)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, session.on_signal)
     return session
+
+
+def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
+    """Return the run ``run_dir``, or the newest one; raise ``UsageError`` if there is none."""
+    runs_dir = Path(resolve_config(values).runs_dir)
+    if run_dir == "new" or not (run_dir or list_runs(runs_dir)):
+        raise UsageError(
+            f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
+            f"run_dir is 'new'. Begin one: make demo, or {command_text('-p', 'corpus', 'PATH')}"
+        )
+    return find_run(runs_dir, run_dir or "latest")
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:
@@ -282,11 +290,5 @@ def _in_a_cell(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _schema(table: str) -> str:
-    """Return the name in ``services.tables`` of the schema of ``table``."""
-    others = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX"}
-    return others.get(table, table.upper())
-
-
 def _as_text(value: object) -> str:
-    return ", ".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

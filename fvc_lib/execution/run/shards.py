@@ -2,7 +2,7 @@
 
 A shard stores its results by content where the stage's notebook looks first: probe results, clips and features. So the
 notebook's tables do not depend on the shards, and a shard that died does only what is missing. A file at which a shard
-died twice in a row is then done alone; one at which it died alone twice is rejected.
+died twice in a row is then done alone; one at which it died alone is rejected.
 """
 
 import hashlib
@@ -62,17 +62,12 @@ class ShardRecord:
     deaths: int = 0  # in a row
     in_hand: list[str] = field(default_factory=list)  # files; noted from the first death on
     alone: list[str] = field(default_factory=list)  # files
-    died_alone: list[str] = field(default_factory=list)  # of these, once
     given_up: list[str] = field(default_factory=list)  # files
 
 
 def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
     """Return the path of a shard's record."""
     return run.shards / stage / f"{shard}.json"
-
-
-def _lock_key(stage: str, shard: Shard) -> str:
-    return f"{stage}_shard_{shard}"
 
 
 def read_shard(path: Path) -> ShardRecord:
@@ -89,20 +84,17 @@ class ShardAtWork:
     def __init__(self, path: Path) -> None:
         self._path = path
         before = read_shard(path)
-        died = before.state == "running"
-        self._now = ShardRecord("running", deaths=before.deaths + 1 if died else 0, given_up=before.given_up)
-        if died:
-            died_alone = set(before.in_hand) & set(before.alone)
-            given_up = {*before.given_up, *(died_alone & set(before.died_alone))}
+        self._now = ShardRecord("running", given_up=before.given_up)
+        if before.state == "running":  # it died
+            self._now.deaths = before.deaths + 1
+            given_up = {*before.given_up, *(set(before.in_hand) & set(before.alone))}
             alone = {*before.alone, *(before.in_hand if self._now.deaths >= _ALONE_AFTER else ())} - given_up
             self._now.alone, self._now.given_up = sorted(alone), sorted(given_up)
-            self._now.died_alone = sorted(died_alone.union(before.died_alone) - given_up)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
     def report(self, done: int, total: int, part: str = "") -> None:
         """Record how many files are done; ``part`` is ignored."""
-        del part
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:
             self._write()
@@ -113,13 +105,12 @@ class ShardAtWork:
         if self._now.deaths:
             self._write()
 
-    def end(self, state: Literal["done", "stopped", "failed"]) -> ShardRecord:
+    def end(self, state: Literal["done", "stopped", "failed"]) -> None:
         """Record how it ended."""
         self._now.state, self._now.in_hand = state, []
         if state == "done":
-            self._now.deaths, self._now.alone, self._now.died_alone, self._now.done = 0, [], [], self._now.total
+            self._now.deaths, self._now.alone, self._now.done = 0, [], self._now.total
         self._write()
-        return self._now
 
     def _write(self) -> None:
         self._written = time.monotonic()
@@ -135,17 +126,14 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     Raises:
         UsageError: another process has it, or the whole run.
     """
-    with run_lock(run, [_lock_key(stage, shard)]):
+    with run_lock(run, [f"{stage}_shard_{shard}"]):
         at_work = ShardAtWork(record_path(run, stage, shard))
         SUSPECTS.read(run.shards / stage, stage)
         SUSPECTS.in_hand = at_work.note_in_hand
         try:
             yield at_work
-        except (StoppedError, KeyboardInterrupt):
-            at_work.end("stopped")
-            raise
-        except Exception:
-            at_work.end("failed")
+        except BaseException as error:
+            at_work.end("stopped" if isinstance(error, StoppedError | KeyboardInterrupt) else "failed")
             raise
         else:
             at_work.end("done")
@@ -156,17 +144,16 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
 def recorded_shards(run: RunPaths) -> dict[str, int]:
     """Return how many shards each stage last had, of stages with a shard that has begun."""
     paths = sorted(run.shards.glob("*/[!.]*_of_*.json"), key=lambda path: path.stat().st_mtime)
-    named = [(path.parent.name, path.stem.partition("_of_")[2]) for path in paths]
-    return {stage: int(of) for stage, of in named if of.isdecimal()}
+    return {path.parent.name: int(path.stem.partition("_of_")[2]) for path in paths}
 
 
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
     """Return one line on the shards of a stage: how many are done, their files, and the files that killed one."""
     records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]
     done, total = sum(record.done for record in records), sum(record.total for record in records)
-    parts = [f"{sum(record.state == 'done' for record in records)} of {of} done"]
+    line = f"{stage} shards: {sum(record.state == 'done' for record in records)} of {of} done"
     if total:
-        parts.append(f"{done:,} of {total:,} files of those begun")
+        line += f"; {done:,} of {total:,} files of those begun"
     if given_up := sorted({file for record in records for file in record.given_up}):
-        parts.append(f"{len(given_up)} given up: {', '.join(given_up[:3])}")
-    return f"{stage} shards: {'; '.join(parts)}"
+        line += f"; {len(given_up)} given up: {', '.join(given_up[:3])}"
+    return line

@@ -1,39 +1,66 @@
-"""Execute one notebook once: watch its kernel, judge how it ended, and leave its record in place.
+"""One task's life: execute its notebook, watch the kernel, judge how it ended, and leave its record in place.
 
-Plans, locks and ``status.json`` are the runner's.
+The exit code of a failed cell is the attribute ``exit_code`` of its exception; of a dead kernel it is 137 or 138.
 """
 
+import errno
+import html
+import json
 import os
 import platform
 import re
 import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nbformat
 import psutil
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.stages import Notebook, Task
-from fvc_lib.execution.run import exit_codes
 from fvc_lib.execution.run.session import progress_path, read_progress
-from fvc_lib.execution.run.status import StageStatus
+from fvc_lib.execution.run.status import StageError, StageStatus
+from fvc_lib.services.atomic_files import utc_now, write_bytes
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.budget import ProcessTree, control_groups
-from fvc_lib.services.memory.policy import allocator_environment
+from fvc_lib.services.errors import DataError, StoppedError, command_text
+from fvc_lib.services.memory.budget import ProcessTree, control_groups, memory_budget, memory_sharers
+from fvc_lib.services.memory.policy import allocator_environment, memory_advice, ran_out_in
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
 if TYPE_CHECKING:
     from fvc_lib.execution.papermill_engine import KernelOutcome
 
+STOPPED = StoppedError.exit_code
 SAMPLE_INTERVAL_SECONDS = 0.2
+LEAST_SECONDS = 3.0  # before the time left is estimated
+_LOOK_BYTES = 256_000
+_LONGEST_MESSAGE = 2_000
+_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill removes cells with it before it runs a notebook again
+KERNEL_ENVIRONMENT = {
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else ipykernel's debugger writes a warning into the first cell
+}
+
+
+def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` with the allocator's settings, which count before torch starts, and this code on the path."""
+    path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
+    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ, "PYTHONPATH": path}
+
+
+def job_id(environ: Mapping[str, str]) -> str | None:
+    """Return the id of this process's SLURM job, ``123`` or in an array ``123_4``; None outside one."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """Return how often the system has killed for memory in this process's control group; None if nothing counts it.
+    """Return how often the system has killed for memory in this process's control group; None without a counter.
 
     The nearest group that has a counter counts. ``root`` is the root of ``/proc`` and ``/sys``.
     """
@@ -43,6 +70,50 @@ def oom_kills(root: Path = Path("/")) -> int | None:
                 if match := re.search(r"^oom_kill (\d+)", (folder / counter).read_text(), re.MULTILINE):
                     return int(match[1])
     return None
+
+
+def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSONL file, the last first: whole lines of its last 256 kB; none if it is missing."""
+    try:
+        with path.open("rb") as stream:
+            start = max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES)
+            stream.seek(start)
+            data = stream.read()
+    except OSError:
+        return
+    whole = data[: data.rfind(b"\n") + 1].splitlines()
+    for line in reversed(whole[1:] if start else whole):
+        with suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
+
+
+def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
+    """Return the last row of the loss in ``attempt``, else its last row; None if it logged none."""
+    newest = None
+    for row in rows_from_the_end(path):
+        if row.get("attempt") != attempt or not isinstance(row.get("value"), float | int | None):
+            break
+        if row.get("metric") == "loss":
+            return row
+        newest = newest or row
+    return newest
+
+
+def metric_text(row: Mapping[str, Any]) -> str:
+    """Return such as ``loss 0.31 (train) at step 12 of epoch 3``."""
+    value = "not a number" if row.get("value") is None else f"{row['value']:.4g}"
+    return f"{row.get('metric')} {value} ({row.get('phase')}) at step {row.get('step')} of epoch {row.get('epoch')}"
+
+
+def duration(seconds: float) -> str:
+    """Return such as ``42 s``, ``3:05 min`` or ``2:03 h``."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 6000:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 class KernelWatch:
@@ -78,7 +149,7 @@ class KernelWatch:
                 psutil.Process(self.pid).send_signal(number)
 
     def oom_kills(self) -> int | None:
-        """Return how often the system has killed for memory since this watch was made; None if nothing counts it."""
+        """Return how often the system has killed for memory since this watch was made; None without a counter."""
         now = oom_kills()
         return None if now is None or self._oom_kills is None else max(0, now - self._oom_kills)
 
@@ -89,46 +160,6 @@ class KernelWatch:
             self.peak_rss_bytes = max(self.peak_rss_bytes, held.tree_bytes, held.high_water_bytes)
             if self._stop.wait(SAMPLE_INTERVAL_SECONDS):
                 return
-
-
-def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
-    """Return the last row of the loss in ``attempt``, else its last row; None if it logged none."""
-    newest = None
-    for row in exit_codes.rows_from_the_end(path):
-        if row.get("attempt") != attempt or not isinstance(row.get("value"), float | int | None):
-            break
-        if row.get("metric") == "loss":
-            return row
-        newest = newest or row
-    return newest
-
-
-def metric_text(row: Mapping[str, Any]) -> str:
-    """Return such as ``loss 0.31 (train) at step 12 of epoch 3``."""
-    value = "not a number" if row.get("value") is None else f"{row['value']:.4g}"
-    return f"{row.get('metric')} {value} ({row.get('phase')}) at step {row.get('step')} of epoch {row.get('epoch')}"
-
-
-KERNEL_ENVIRONMENT = {
-    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else ipykernel's debugger writes a warning into the first cell
-}
-LEAST_SECONDS = 3.0  # before the time left is estimated
-
-
-def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` with the allocator's settings, which count before torch starts, and this code on the path."""
-    path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
-    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ, "PYTHONPATH": path}
-
-
-def duration(seconds: float) -> str:
-    """Return such as ``42 s``, ``3:05 min`` or ``2:03 h``."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 6000:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 class TaskRun:
@@ -160,6 +191,7 @@ class TaskRun:
         self._signals: list[int] = []
         self._started = time.monotonic()
         name, fold = task.stage.name, task.fold
+        self._record, self._metrics = run.partial_notebook(name, fold), run.metrics(name, fold)
         self._progress_path = progress_path(run, name, fold)
         self._progress_path.unlink(missing_ok=True)  # an earlier attempt's does not count
         self._counted = ("", 0)  # the work that progress counts, and its total
@@ -171,25 +203,30 @@ class TaskRun:
         Raises:
             OSError: the record or the log cannot be written.
         """
-        self._started = time.monotonic()
         stage.host, stage.job_id = platform.node(), job_id(os.environ)
         outcome = self._run_kernel()
         name, fold = self.task.stage.name, self.task.fold
         kills, peak = self._watch.oom_kills(), self._watch.peak_rss_bytes
-        stage.error = stage.killed_by = stage.advice = None
-        exit_codes.judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
+        judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
+        if stage.exit_code == 0:
+            try:
+                self.task.stage.check_outputs(self.run, fold)
+            except DataError as error:
+                stage.state, stage.exit_code, stage.reason = "failed", error.exit_code, "its tables do not fit"
+                stage.error = StageError(name=type(error).__name__, message=str(error))
+        stage.finished_utc = utc_now()
         stage.duration_seconds = round(time.monotonic() - self._started, 3)
         stage.peak_rss_bytes = peak
         progress = read_progress(self._progress_path)
         stage.last_step = None if progress is None else f"{progress.what} {progress.done}/{progress.total}"
-        metric = last_metric(self.run.metrics(name, fold), self._attempt)
+        metric = last_metric(self._metrics, self._attempt)
         stage.last_metric = None if metric is None else metric_text(metric)
         if stage.exit_code == 0:
-            self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
-            return
-        environ = {**os.environ, **self._extra}
-        stage.advice = exit_codes.advice_after(stage, self.config, self.run.memory(name, fold), environ)
-        exit_codes.tell_end(self.run, self.task, stage)
+            self._record.replace(self.run.executed_notebook(name, fold))
+        else:
+            environ = {**os.environ, **self._extra}
+            stage.advice = advice_after(stage, self.config, self.run.memory(name, fold), environ)
+            record_end(self._record, [what_happened(stage), where_it_was(stage), what_next(self.run, stage)], stage)
 
     def signal(self, number: int) -> None:
         """Ask the kernel to save and leave, or kill it at the second call."""
@@ -204,7 +241,7 @@ class TaskRun:
             parts.append(f"{progress.what} {progress.done}/{progress.total}")
             if self._counted != (progress.what, progress.total):
                 self._counted, self._first = (progress.what, progress.total), (now, progress.done)
-        metric = last_metric(self.run.metrics(self.task.stage.name, self.task.fold), self._attempt)
+        metric = last_metric(self._metrics, self._attempt)
         if metric is not None and metric.get("metric") == "loss" and metric.get("value") is not None:
             parts.append(f"loss {metric['value']:.4g}")
         since, done = now - self._first[0], 0 if progress is None else progress.done - self._first[1]
@@ -217,17 +254,19 @@ class TaskRun:
     def _run_kernel(self) -> "KernelOutcome":
         from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
 
-        name, fold = self.task.stage.name, self.task.fold
         given = {ATTEMPT_VARIABLE: str(self._attempt), "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
         request = KernelRequest(
-            record=self.run.partial_notebook(name, fold),
+            record=self._record,
             folder=self.notebook.path.parent,
             environment={**kernel_environment(os.environ), **given},
-            log=self.run.stage_log(name, fold),
+            log=self.run.stage_log(self.task.stage.name, self.task.fold),
             on_start=self._kernel_started,
         )
+        values = {**self.config.model_dump(mode="json"), "run_dir": str(self.run.root)}
+        values |= {} if self.task.fold is None else {"fold": self.task.fold}
+        parameters = {name: values[name] for name in self.notebook.parameters if name in values}
         try:
-            return execute(self.notebook.path, self._parameters(), request)
+            return execute(self.notebook.path, parameters, request)
         finally:
             self._watch.stop()
 
@@ -239,14 +278,183 @@ class TaskRun:
         if self._signals:  # it came while the kernel started, which cannot handle one yet
             self._watch.signal_kernel(signal.SIGKILL)
 
-    def _parameters(self) -> dict[str, object]:
-        values: dict[str, object] = {**self.config.model_dump(mode="json"), "run_dir": str(self.run.root)}
-        if self.task.fold is not None:
-            values["fold"] = self.task.fold
-        return {name: values[name] for name in self.notebook.parameters if name in values}
+
+# How a task ended
 
 
-def job_id(environ: Mapping[str, str]) -> str | None:
-    """Return the id of this process's SLURM job, ``123`` or in an array ``123_4``; None outside one."""
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
+def judge(
+    stage: StageStatus,
+    outcome: "KernelOutcome",
+    kills: int | None,
+    peak_bytes: int,
+    outputs: Sequence[Path],
+    signals: Sequence[int],
+) -> None:
+    """Write into ``stage`` how its kernel ended: state, exit code, reason and error.
+
+    Args:
+        stage: the status to complete.
+        outcome: the engine's result.
+        kills: number of processes that the system killed for memory in the control group; None without a counter.
+        peak_bytes: the largest memory of the kernel and its children.
+        outputs: files that a success leaves.
+        signals: the signals that the kernel was sent.
+    """
+    error, code = outcome.error, outcome.return_code or 0
+    stage.oom_kills, stage.error, stage.killed_by = kills, None, None
+    if outcome.died and code < 0:
+        stage.killed_by = signal_name(-code)
+    # A library may have raised an error because it was interrupted.
+    is_own = error is not None and (error.exit_code not in (None, 1, STOPPED) or "Memory" in error.name)
+    if error is not None and (is_own or not signals):
+        stage.exit_code = error.exit_code or 1
+        stage.state = "interrupted" if stage.exit_code == STOPPED else "failed"
+        stage.reason, stage.error = "a cell failed", StageError(**vars(error))
+    elif error is None and not outcome.died:
+        stage.state, stage.exit_code, stage.reason = "done", 0, None
+        if missing := [str(path) for path in outputs if not path.is_file()]:
+            stage.state, stage.exit_code = "failed", 1
+            stage.error = StageError(name="MissingOutput", message=f"the notebook ended without {', '.join(missing)}")
+    elif signals:
+        stage.state, stage.exit_code = "interrupted", exit_code_of_signals(signals)
+        stage.reason = f"stopped by {signal_name(signals[0])}"
+        if error is not None and error.exit_code != STOPPED and error.name != "KeyboardInterrupt":
+            stage.reason += f", then {error.name}: {error.message} (cell In [{error.cell}])"
+    elif outcome.never_started is not None and code != -signal.SIGKILL:
+        stage.state, stage.exit_code, stage.reason = "failed", 138, "the kernel never started"
+        stage.error = StageError(
+            name="KernelNeverStarted",
+            message=f"{outcome.never_started}; its log says more. Try '{sys.executable} -m ipykernel --version'; if "
+            "that fails too, set the environment up again.",
+        )
+    else:
+        stage.state = "failed"
+        how = f"exit status {code}" if code >= 0 else signal_name(-code)
+        stage.reason = f"kernel ended with {how} at {peak_bytes / 1e9:.2f} GB{_killed_text(kills)}"
+        stage.exit_code = 137 if code == -signal.SIGKILL else 138
+        if stage.exit_code == 137 and not kills:
+            unknown = "most likely out of memory, or killed by a person"
+            stage.reason += f": {unknown if kills is None else 'killed by a person, it seems'}"
+
+
+def _killed_text(kills: int | None) -> str:
+    return f"; the system killed {kills} processes of its control group for memory meanwhile" if kills else ""
+
+
+def exit_code_of_signals(numbers: Sequence[int]) -> int:
+    """Return 130 after Ctrl-C, 75 after one SIGTERM or SIGUSR1, 143 after two."""
+    if signal.SIGINT in numbers:
+        return 130
+    return STOPPED if len(numbers) == 1 else 143
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` and the like."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def advice_after(stage: StageStatus, config: RunConfig, samples: Path, environ: Mapping[str, str]) -> str | None:
+    """Return one sentence that says what to change before the next try.
+
+    Args:
+        stage: how it ended.
+        config: the run's.
+        samples: its memory log, whose last line has the phase that it died in.
+        environ: its kernel's environment.
+
+    Returns:
+        None where nothing is to be changed, or the error's own message says it.
+    """
+    memory_error = stage.error is not None and "Memory" in stage.error.name
+    if stage.state == "interrupted":
+        return None
+    if stage.exit_code != 137 and not memory_error and not stage.oom_kills:
+        return memory_advice("loaders") if stage.exit_code == 138 and config.num_workers > 0 else None
+    limit = memory_budget(config.mem_gb, environ=environ).total_bytes
+    if not stage.oom_kills and not memory_error and (stage.peak_rss_bytes or 0) < limit / 2:
+        return None  # killed by a person, it seems
+    if memory_sharers(environ) > 1:
+        return "Next, train one fold at a time (--jobs 1)."
+    if stage.error is not None and stage.error.exit_code is not None:
+        return None
+    ran_out = ran_out_in(next((str(row.get("phase")) for row in rows_from_the_end(samples)), ""))
+    # A model on features takes no batches.
+    return memory_advice("elsewhere" if ran_out == "batch" and config.of_features else ran_out)
+
+
+def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
+    """Return the terminal's lines on how ``task`` ended: one for a success, else three with place and command."""
+    first = f"{task.key:<28} {stage.state:<12} {stage.duration_seconds or 0.0:7.1f} s"
+    if stage.state == "done":
+        return [f"{first}  peak {(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"]
+    record, log = run.partial_notebook(task.stage.name, task.fold), run.stage_log(task.stage.name, task.fold)
+    return [
+        f"{first}  what happened: {what_happened(stage)}",
+        f"  where: {where_it_was(stage)}; record: {record}; log: {log}",
+        f"  {what_next(run, stage)}",
+    ]
+
+
+def what_happened(stage: StageStatus) -> str:
+    """Return one line: the error and its cell, or what ended the kernel."""
+    what = stage.reason or "it ended"
+    if stage.error is not None:
+        place = f" (cell In [{stage.error.cell}])" if stage.error.cell else ""
+        what = f"{stage.error.name}: {stage.error.message}{place}{_killed_text(stage.oom_kills)}"
+    line = " | ".join(part.strip() for part in what.splitlines() if part.strip())
+    # The text of an error may hold control characters.
+    line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    return line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]} [...]"
+
+
+def where_it_was(stage: StageStatus) -> str:
+    """Return one line: the last step and metric, and the peak memory."""
+    peak = f"peak memory {(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"
+    return "; ".join([*filter(None, (stage.last_step, stage.last_metric)), peak])
+
+
+def what_next(run: RunPaths, stage: StageStatus) -> str:
+    """Return one line with the command that goes on; after a usage or data error also the one that forks the run."""
+    submitted = stage.job_id and run.slurm.is_dir()
+    command = command_text("--resume", run.root, *(["--executor", "slurm"] if submitted else []))
+    if stage.advice:
+        return f"to go on: {command}  # {stage.advice}"
+    if stage.state == "interrupted" or stage.exit_code == 138:
+        return f"to go on: {command}"
+    if any(full in what_happened(stage) for full in _DISK_FULL):
+        return f"to go on, once there is room on the disk ({command_text('clean')} shows what may go): {command}"
+    fork = f"; with another value of what the results depend on, in a new run: {command} --fork -p NAME VALUE"
+    return f"once mended, go on: {command}{fork if stage.exit_code in (2, 3) else ''}"
+
+
+def record_end(record: Path, lines: Sequence[str], stage: StageStatus) -> None:
+    """Write into the notebook ``record`` how its task ended: a banner with ``lines``, and an error at the cell.
+
+    A cell that was asked to stop is ``stopped``, not failed. The banner carries papermill's tag, so that a repetition
+    removes it.
+    """
+    notebook = json.loads(record.read_text(encoding="utf-8", errors="replace"))
+    is_stop = stage.state == "interrupted"
+    title, color = ("Stopped", "#b26a00") if is_stop else ("Failed", "#b71c1c")
+    states = [cell["metadata"].get("papermill", {}).get("status") for cell in notebook["cells"]]
+    if "failed" in states:
+        place = states.index("failed")
+        cell = notebook["cells"][place]
+        if not any(output["output_type"] == "error" for output in cell["outputs"]):
+            name = "Stopped" if is_stop else "KernelDied"
+            error = nbformat.v4.new_output("error", ename=name, evalue=lines[0], traceback=[f"{name}: {lines[0]}"])
+            cell["outputs"].append(dict(error))
+        if is_stop:
+            cell["metadata"]["papermill"].update(status="stopped", exception=False)
+            notebook["metadata"]["papermill"]["exception"] = None
+        title += f", at cell {place + 1} of {len(states)}"
+    body = "<br>\n".join([f"<b>{title}</b>", *map(html.escape, lines)])
+    source = f'<div style="border-left: 6px solid {color}; padding: 0.5em 1em">\n{body}\n</div>'
+    banner = dict(nbformat.v4.new_markdown_cell(source, metadata={"tags": [ERROR_MARKER_TAG]}))
+    if notebook.get("nbformat_minor", 0) < 5:
+        del banner["id"]
+    notebook["cells"].insert(0, banner)
+    write_bytes(record, (json.dumps(notebook, ensure_ascii=False) + "\n").encode("utf-8", "replace"))

@@ -6,7 +6,8 @@ same. An interactive notebook works on the newest run with that run's parameters
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import (
     begin_training_state,
-    begun_with_these_inputs,
-    copied_with,
+    content_chosen,
     fingerprint_of,
-    read_record,
+    is_finished,
     record_finished,
+    written_by,
 )
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import (
@@ -33,137 +34,41 @@ from fvc_lib.execution.plan.stages import (
 from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
-from fvc_lib.execution.run.status import RunState, StageStatus, read_status, write_part
+from fvc_lib.execution.run.status import RunState, StageStatus, put_stage, read_status
 from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.atomic_files import utc_now
-from fvc_lib.services.code.training_code import files_of_note
+from fvc_lib.services.code.training_code import files_of_note, has_inputs
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
-from fvc_lib.services.tasks import CONTROL_TRAININGS, DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
+from fvc_lib.services.tasks import DEFAULT_TASK, TASK_OF_STAGE, TASKS
 
-# As in services.checkpoint_files, which may not be imported here: this room must not load torch.
-LATEST = "latest_checkpoint.pt"
-_CHECKPOINTS = (LATEST, "previous_checkpoint.pt")
-
+LATEST = "latest_checkpoint.pt"  # as in services.checkpoint_files, which loads torch
+_INJECTED = "# Parameters"  # papermill puts a cell with this comment after the parameters cell
 Change = tuple[object, object]
 
 
-@dataclass(frozen=True)
-class Inheritance:
-    """The tasks of a fork by what becomes of them."""
-
-    kept: tuple[Task, ...]  # finished and still valid: copied with all they wrote
-    carried: tuple[Task, ...]  # trainings that go on from their checkpoint
-    repeated: tuple[tuple[Task, str], ...]  # the others, each with the reason
-
-    def lines(self) -> list[str]:
-        """Return the terminal's lines."""
-        kept = ", ".join(task.key for task in self.kept) or "nothing"
-        carried = [f"  {task.key:<28} goes on from its checkpoint" for task in self.carried]
-        repeated = [f"  {task.key:<28} starts from the beginning: {why}" for task, why in self.repeated]
-        return [f"  kept: {kept}", *carried, *repeated]
-
-
-def inheritance(
-    ancestor: RunPaths,
-    notebooks: Mapping[str, Notebook],
-    plan: Sequence[PlannedTask],
-    changed: Mapping[str, Change],
-) -> Inheritance:
-    """Return what a fork of ``ancestor`` would take over; nothing is written.
-
-    Args:
-        ancestor: the run to fork.
-        notebooks: the notebooks by stage name.
-        plan: made for ``ancestor`` with the new configuration, without any stage asked for by name.
-        changed: the parameters that differ.
-    """
-    stale, config = {planned.task.stage.name for planned in plan if planned.run}, parameters.run_config(ancestor)
-    # A finished training whose inputs may come out the same is copied; the fork's own plan decides.
-    kept = tuple(p.task for p in plan if not p.run or (p.only_if_changed and p.task.stage.trains))
-    carried, repeated = [], []
-    for planned in plan:
-        task = planned.task
-        if task in kept:
-            continue
-        notebook = notebooks[task.stage.name]
-        obstacle = _obstacle(ancestor, task, notebook, stale, changed, config) if task.stage.trains else ""
-        if task.stage.trains and not obstacle:
-            carried.append(task)
-        else:
-            repeated.append((task, "; ".join(filter(None, (planned.reason, obstacle)))))
-    return Inheritance(kept, tuple(carried), tuple(repeated))
-
-
-def take_over(ancestor: RunPaths, fork: RunPaths, taken: Inheritance) -> None:
-    """Copy into the new folder ``fork`` what it takes over from ``ancestor``, which is only read."""
-    before, status = read_status(ancestor), read_status(fork)
-    paths = [path for task in taken.kept for path in copied_with(ancestor, task)]
-    for task in taken.kept:
-        if task.key in before.stages:
-            status.stages[task.key] = before.stages[task.key]
-    for task in taken.carried:
-        folder = ancestor.training_checkpoints(task.stage.name, task.fold)
-        controls = [folder / name for name in CONTROL_TRAININGS] if task.fold is not None else []
-        checkpoints = [path for each in (folder, *controls) for path in _checkpoints(each)]
-        paths += [*files_of_note(folder), ancestor.metrics(task.stage.name, task.fold), *checkpoints]
-        # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
-        status.stage(task.key).attempts = before.stage(task.key).attempts
-    for path in paths:
-        target = fork.root / path.relative_to(ancestor.root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp"))
-        elif path.is_file():
-            shutil.copyfile(path, target)
-    status.write(fork)
-
-
-def _obstacle(
-    run: RunPaths,
-    task: Task,
-    notebook: Notebook,
-    stale: set[str],
-    changed: Mapping[str, Change],
-    config: RunConfig,
-) -> str:
-    """Return why a training cannot go on from its checkpoint; empty if it can."""
-    folder = run.training_checkpoints(task.stage.name, task.fold)
-    if not _checkpoints(folder):
-        return "it had no checkpoint yet"
-    if stale.intersection(task.stage.reads(config)):
-        return "its weights come from other data"
-    if hindering := sorted(configuration.STARTS_ANEW.intersection(changed)):
-        return f"it trained with another {' and '.join(hindering)}"
-    if not begun_with_these_inputs(run, task, notebook, config):
-        return "its notebook or a file of the user's has changed"
-    return ""
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return [folder / name for name in _CHECKPOINTS if (folder / name).is_file()]
+# Parameters that a command was given
 
 
 @dataclass(frozen=True)
-class Asked:
+class GivenValues:
     """The parameters that a command was given."""
 
     names: frozenset[str]  # set anywhere, the environment included
     written: frozenset[str]  # on the command line or in a params file: meant for this command
     config: RunConfig
-    chosen: str = ""  # why num_ranks has its value, if it was given as auto
 
 
-def ask(
-    params_files: Sequence[Path],
-    yaml_texts: Sequence[str],
-    values: Sequence[tuple[str, str]],
-    options: Mapping[str, Any],
-) -> Asked:
-    """Return the parameters that a command's params files, YAML texts, names with values and options give.
+def given_values(
+    params_files: Sequence[Path] = (),
+    yaml_texts: Sequence[str] = (),
+    values: Sequence[tuple[str, str]] = (),
+    options: Mapping[str, Any] | None = None,
+) -> GivenValues:
+    """Merge the params files, YAML texts, names with values and options of a command.
 
     Raises:
         UsageError: an unknown name, a value that is not of its type, or a file that cannot be read.
@@ -175,39 +80,15 @@ def ask(
     for text in yaml_texts:
         typed.update(read_yaml(text, f"-y {text!r}"))
     typed.update({name: parameters.parse_text_value(name, value) for name, value in values})
-    typed.update(options)
+    typed.update(options or {})
     task = typed.get("task", from_files.get("task"))
-    from_files, typed = (parameters.by_own_names(each, task) for each in (from_files, typed))
+    from_files, typed = (parameters.by_own_names(source, task) for source in (from_files, typed))
     config = resolve_config(from_files, command_line=typed)
     from_environment = parameters.environment_values()
-    return Asked(
+    return GivenValues(
         names=frozenset({*from_files, *typed, *from_environment}),
         written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
         config=with_absolute_paths(config),
-    )
-
-
-def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
-    """Return a warning if the values do not suit the corpus; else an empty text.
-
-    So do a demo's params file on another corpus, and the pretrained default network on the built-in corpus.
-    """
-    task = TASKS[config.task]
-    path = CHECKOUT / "params" / f"{task.params}.yaml"
-    if task.name == DEFAULT_TASK and not config.corpus and config.model == RunConfig.model_fields["model"].default:
-        return (
-            f"{config.model} does not see the traces that fakes of the {task.sample} have (it scored chance on them): "
-            f"--params params/{path.name} has a network that does. On a corpus of your own this one is the default."
-        )
-    if not config.corpus or path.resolve() not in [each.resolve() for each in params_files]:
-        return ""
-    values = parameters.read_params_file(path)
-    count = [n for n, value in values.items() if n not in ("task", "experiment") and getattr(config, n) == value]
-    instead = "" if task.name == DEFAULT_TASK else f" and give -p task {task.name}"
-    return (
-        f"params/{path.name} is for the {task.sample}, and this corpus is another one. What counts of it: "
-        f"{', '.join(f'{name} {values[name]}' for name in count) or 'nothing'}. Leave --params out{instead} to have "
-        "what suits a corpus of your own."
     )
 
 
@@ -219,48 +100,76 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     Raises:
         UsageError: weights of the hub may not or cannot be fetched.
     """
+    changed: dict[str, Any] = {}
     for name in ("model_weights", "backbone_weights"):
-        if is_hub_id(named := getattr(config, name)):
-            fetched = local_weights(named, allow_download=config.allow_download)
-            config = config.model_copy(update={name: str(fetched)})
-    paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
-    absolute = {
-        name: _absolute(path) if isinstance(path, str) else tuple(map(_absolute, path))
-        for name, path in paths.items()
-        if path
-    }
-    return config.model_copy(update=absolute)
+        if is_hub_id(hub_id := getattr(config, name)):
+            changed[name] = str(local_weights(hub_id, allow_download=config.allow_download))
+    for name, declared in DECLARED.items():
+        value = changed.get(name, getattr(config, name))
+        if declared.path and value:
+            changed[name] = _absolute(value) if isinstance(value, str) else tuple(map(_absolute, value))
+    return config.model_copy(update=changed)
 
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:
+def _demo_params(task: str) -> Path:
+    """Return the params file of a task's built-in corpus."""
+    return CHECKOUT / "params" / f"{TASKS[task].params}.yaml"
+
+
+def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
+    """Return a warning if the values do not suit the corpus; else an empty text."""
+    task, path = TASKS[config.task], _demo_params(config.task)
+    if task.name == DEFAULT_TASK and not config.corpus and config.model == RunConfig.model_fields["model"].default:
+        return (
+            f"{config.model} does not see the traces that fakes of the {task.sample} have (it scored chance on them): "
+            f"--params params/{path.name} has a network that does. On a corpus of your own this one is the default."
+        )
+    if config.corpus and path.resolve() in [file.resolve() for file in params_files]:
+        instead = "" if task.name == DEFAULT_TASK else f", and give -p task {task.name}"
+        return (
+            f"params/{path.name} has values for the {task.sample}, and this corpus is another one. Leave --params "
+            f"out{instead}."
+        )
+    return ""
+
+
+# Resume and fork
+
+
+def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str], remedy: str = "") -> RunConfig:
     """Return the run's configuration, with those changes that are allowed between attempts.
 
     ``num_ranks auto`` keeps the number that it had when the run was made.
 
+    Args:
+        run: the run.
+        given: the command's values.
+        arguments: the typed arguments, of which the error makes the command of a fork.
+        remedy: a sentence for the error; empty: what helps on the command line.
+
     Raises:
-        UsageError: a parameter was given that differs from the run's own and could change its numbers; the message
-            offers the command that makes a fork, made of ``arguments`` (those that were typed).
+        UsageError: a parameter was given that differs from the run's own and could change its numbers.
     """
     own = run_config(run)
-    wanted = _with_written(own, asked)
+    wanted = _with_written(own, given)
     if wanted.num_ranks == AUTO_RANKS:
         wanted = wanted.model_copy(update={"num_ranks": own.num_ranks})
-    parameters.refuse_contradictions(wanted, asked.written)
+    parameters.refuse_contradictions(wanted, given.written)
     if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
-        given = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
-        command = command_text(*arguments, *given, "--fork")
+        resume = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
+        remedy = remedy or "Leave them out to resume it, or leave --resume out to start a new run."
         raise UsageError(
-            f"{run.run_id} was made with other values: {in_words(changed)}. Leave them out to resume it, leave "
-            f"--resume out to start a new run, or start one with what stays true of this one: {command}"
+            f"{run.run_id} was made with other values: {in_words(changed)}. {remedy} To start a new run with what "
+            f"stays true of this one: {command_text(*arguments, *resume, '--fork')}"
         )
     return wanted
 
 
-def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
+def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
     """Return the run's configuration with all changes, for a new run.
 
     Raises:
@@ -269,22 +178,21 @@ def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
     own = run_config(run)
     if is_worked_on(run):
         raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
-    wanted = _with_written(own, asked).model_copy(
+    wanted = _with_written(own, given).model_copy(
         update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
     )
-    parameters.refuse_contradictions(wanted, asked.written)
+    parameters.refuse_contradictions(wanted, given.written)
     if not changes(own, wanted):
         raise UsageError(
-            f"{run.run_id} has these very values. Leave --fork out to resume it, or say what shall differ: "
-            "-p NAME VALUE."
+            f"{run.run_id} has these very values. Leave --fork out to resume it, or give another one: -p NAME VALUE."
         )
     return wanted
 
 
-def _with_written(own: RunConfig, asked: Asked) -> RunConfig:
+def _with_written(own: RunConfig, given: GivenValues) -> RunConfig:
     """Return ``own`` with this command's values, and with the environment's where machines may differ."""
-    names = (asked.written | (asked.names & MAY_CHANGE_ON_RESUME)) - OF_THE_FOLDER
-    return own.model_copy(update={name: getattr(asked.config, name) for name in names})
+    names = (given.written | (given.names & MAY_CHANGE_ON_RESUME)) - OF_THE_FOLDER
+    return own.model_copy(update={name: getattr(given.config, name) for name in names})
 
 
 def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
@@ -300,175 +208,127 @@ def in_words(changed: Mapping[str, Change]) -> str:
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
-def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: bool) -> tuple[RunPaths, RunConfig]:
-    """Return the run that an interactive notebook works on, and its configuration.
+def tasks_of_fork(
+    ancestor: RunPaths, notebooks: Mapping[str, Notebook], plan: Sequence[PlannedTask], changed: Collection[str]
+) -> tuple[list[Task], list[Task]]:
+    """Return the finished tasks that a fork copies, and the trainings that go on from their checkpoints.
+
+    Args:
+        ancestor: the run to fork.
+        notebooks: the notebooks by stage name.
+        plan: made for ``ancestor`` with the new configuration, without any stage asked for by name.
+        changed: names of the parameters that differ.
+    """
+    stale, config = {planned.task.stage.name for planned in plan if planned.run}, run_config(ancestor)
+    kept, carried = [], []
+    for planned in plan:
+        stage, fold = planned.task.stage, planned.task.fold
+        # A finished training whose inputs may come out the same is copied; the fork's own plan decides.
+        if not planned.run or (planned.only_if_changed and stage.trains):
+            kept.append(planned.task)
+        elif stage.trains and not stale & stage.reads(config) and not configuration.STARTS_ANEW.intersection(changed):
+            folder = ancestor.training_checkpoints(stage.name, fold)
+            inputs = {"files": content_chosen(config), "cells": notebooks[stage.name].source_hash}
+            if (folder / LATEST).is_file() and has_inputs(folder, inputs):
+                carried.append(planned.task)
+    return kept, carried
+
+
+def take_over(ancestor: RunPaths, fork: RunPaths, kept: Sequence[Task], carried: Sequence[Task]) -> None:
+    """Copy the files of ``kept`` tasks, and the training state of ``carried`` ones, into the new folder ``fork``."""
+    before, status = read_status(ancestor), read_status(fork)
+    for task in (*kept, *carried):
+        folder = ancestor.training_checkpoints(task.stage.name, task.fold)
+        note = files_of_note(folder) if task.stage.trains else []
+        unfinished = ["outcome.json", "best_model.*"] if task in carried else []
+        state = [folder, ancestor.metrics(task.stage.name, task.fold)]
+        for path in [*(state if task in carried else written_by(ancestor, task)), *note]:
+            target = fork.root / path.relative_to(ancestor.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                ignored = shutil.ignore_patterns("*.tmp", *unfinished)
+                shutil.copytree(path, target, dirs_exist_ok=True, ignore=ignored)
+            elif path.is_file():
+                shutil.copyfile(path, target)
+        if task in kept and task.key in before.stages:
+            status.stages[task.key] = before.stages[task.key]
+        elif task in carried:
+            # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
+            status.stage(task.key).attempts = before.stage(task.key).attempts
+    status.write(fork)
+
+
+# Runs of notebooks
+
+
+def open_run(
+    stage: str, run_dir: str, values: Mapping[str, Any], *, command: str, state: RunState = "running"
+) -> tuple[RunPaths, RunConfig, bool]:
+    """Return the run that a stage's notebook works on, its configuration, and whether it was begun now.
 
     Args:
         stage: the notebook's name.
-        run_dir: of the parameters cell; empty: the newest run of its task, else a new one; ``new``: a new one.
-        given: the cell's other values, and the task.
-        only_looks: begin no run, and accept one that is worked on.
-
-    Raises:
-        UsageError: no such run; it is being worked on; a value was edited that differs from the run's own; or the
-            notebook works on other stages' tables, which a new run does not have.
-    """
-    fresh = resolve_config(given)
-    runs_dir = Path(fresh.runs_dir)
-    own = [run for run in list_runs(runs_dir) if not only_looks and not run_dir and _task_of(run) == fresh.task]
-    to_begin = run_dir == "new" or (not run_dir and not (own or (only_looks and list_runs(runs_dir))))
-    if only_looks and to_begin:
-        raise UsageError(
-            f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
-            f"run_dir is 'new'. Begin one: make demo, or {command_text('-p', 'corpus', 'PATH')}"
-        )
-    if to_begin:
-        _refuse_to_begin_with(stage)
-        if not run_dir:
-            fresh, note = values_to_begin_with(given)
-            print(note, end="\n" if note else "")
-        return _begin(fresh, given, "interactive, from a notebook", state="interactive")
-    paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
-    config = run_config(paths)
-    if only_looks:
-        return paths, config
-    if config.task != fresh.task:
-        raise UsageError(
-            f"{paths.run_id} is a run of task {config.task}, and this notebook is of task {fresh.task}. Name another "
-            'one in run_dir, or "new".'
-        )
-    _refuse_edited(stage, paths, config, given)
-    if is_worked_on(paths):
-        raise UsageError(
-            f"{paths.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
-            f"done ({command_text('status', paths.root)}), or name another run in run_dir."
-        )
-    return paths, config
-
-
-def _begin(
-    config: RunConfig, given: Iterable[str], command: str, state: RunState = "running"
-) -> tuple[RunPaths, RunConfig]:
-    """Begin the run of a notebook, which trains one fold at a time; ``given`` are the names of its values."""
-    parameters.refuse_contradictions(config, given)
-    config, chosen = ranks_chosen_here(with_absolute_paths(config), jobs=1)
-    print(chosen, end="\n" if chosen else "")
-    return begin_run(config, command=command, state=state, chosen=chosen), config
-
-
-def _reads_of(name: str) -> tuple[str, ...]:
-    return next((stage.needs for stage in STAGES if stage.name == name), ())
-
-
-def _refuse_to_begin_with(name: str) -> None:
-    if needs := _reads_of(name):
-        task = TASKS[TASK_OF_STAGE.get(name, DEFAULT_TASK)]
-        run_all = command_text("--params", CHECKOUT / "params" / f"{task.params}.yaml")
-        raise UsageError(
-            f"{name} works on what {', '.join(needs)} wrote, which a new run does not have. Open "
-            f"{task.stages[0].name}.ipynb first, which begins one, or name a run in run_dir, or run all: {run_all}"
-        )
-
-
-def _refuse_edited(stage: str, paths: RunPaths, config: RunConfig, given: Mapping[str, Any]) -> None:
-    asked, defaults = resolve_config(given, environ={}), resolve_config({"task": config.task}, environ={})
-    edited = {
-        name: getattr(asked, name)
-        for name in given
-        if getattr(asked, name) not in (getattr(defaults, name), getattr(config, name))
-        and not (name == "num_ranks" and asked.num_ranks == AUTO_RANKS)  # which the run has an answer to
-    }
-    if edited:  # a path counts by where it leads
-        there, own = with_absolute_paths(asked), with_absolute_paths(config)
-        edited = {name: value for name, value in edited.items() if getattr(there, name) != getattr(own, name)}
-    if edited:
-        changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
-        options = [text for name, value in edited.items() for text in ("-p", name, _as_text(value))]
-        fork = command_text("--resume", paths.root, "--fork", *options)
-        raise UsageError(
-            f"{paths.run_id} was made with other values ({changes}), and a run is never changed into another one. "
-            f"Start a new one with what stays true of it: {fork}"
-            + ("" if _reads_of(stage) else '; or with what this cell says: run_dir = "new"')
-            + ". Or put the values back."
-        )
-
-
-def run_to_work_on(notebook: Notebook, parameters: Mapping[str, Any], command: str) -> tuple[RunPaths, RunConfig, bool]:
-    """Return the run that ``papermill --engine fvc`` works on, its configuration, and whether it is new.
-
-    Args:
-        notebook: the stage's notebook.
-        parameters: the checked values that papermill was given; ``run_dir`` as in ``find_or_begin``.
+        run_dir: the run; empty: the newest run of the stage's task, else a new one; ``new``: a new one.
+        values: the values that the user has set.
         command: the command that was typed, for the run's record.
+        state: the status of a new run.
 
     Raises:
-        UsageError: no such run, or a value was given that differs from the run's own and could change its numbers.
+        UsageError: no such run; a value differs from the run's own and could change its numbers; or the stage reads
+            other stages' tables, which a new run does not have.
     """
-    task = TASK_OF_STAGE.get(notebook.name)
-    given = {name: value for name, value in parameters.items() if name not in STAGE_PARAMETERS}
-    arguments = [text for name, value in given.items() for text in ("-p", name, _as_text(value))]
-    asked = ask((), (), (), given | ({"task": task} if task else {}))
-    run_dir, runs_dir = str(parameters.get("run_dir") or notebook.parameters["run_dir"]), Path(asked.config.runs_dir)
+    task = TASK_OF_STAGE.get(stage)
+    of_task = {"task": task} if task else {}
+    given = given_values(options={**values, **of_task})
+    runs_dir, needs = Path(given.config.runs_dir), stage_named(stage).needs
     runs = [run for run in list_runs(runs_dir) if task is None or _task_of(run) == task]
-    if run_dir == "new" or not (run_dir or runs):
-        _refuse_to_begin_with(notebook.name)
-        config, note = asked.config, ""
-        if not run_dir:
-            cell = {name: value for name, value in notebook.parameters.items() if name not in STAGE_PARAMETERS}
-            config, note = values_to_begin_with({**cell, **given} | ({"task": task} if task else {}))
-            print(note, end="\n" if note else "")
-        return *_begin(config, given, command), True
-    run = find_run(runs_dir, run_dir) if run_dir else runs[-1]
-    return run, config_to_resume(run, asked, arguments), False
+    if run_dir != "new" and (run_dir or runs):
+        run = find_run(runs_dir, run_dir) if run_dir else runs[-1]
+        if task is not None and (of_run := run_config(run).task) != task:
+            raise UsageError(
+                f"{run.run_id} is a run of task {of_run}, and this notebook is of task {task}. Name another one in "
+                'run_dir, or "new".'
+            )
+        typed = [text for name, value in sorted(values.items()) for text in ("-p", name, as_text(value))]
+        remedy = "Put the values back." if needs else 'Put the values back, or begin a run with them: run_dir = "new".'
+        return run, config_to_resume(run, given, typed, remedy), False
+    demo = _demo_params(given.config.task)
+    if needs:
+        first = TASKS[given.config.task].stages[0].name
+        raise UsageError(
+            f"{stage} works on what {', '.join(needs)} wrote, which a new run does not have. Open {first}.ipynb first, "
+            f"which begins one, or name a run in run_dir, or run all: {command_text('--params', demo)}"
+        )
+    if not (run_dir or values or given.config.corpus) and demo.is_file():
+        given = given_values([demo], options=of_task)
+        differs = [f"{name} {getattr(given.config, name)}" for name in parameters.read_params_file(demo)]
+        print(
+            "There is no run yet, and nothing in the cell above was edited. A run on the built-in corpus begins, with "
+            f'the values of params/{demo.name} ({", ".join(differs)}). For the cell\'s own values: run_dir = "new".'
+        )
+    parameters.refuse_contradictions(given.config, given.written)
+    config, chosen = ranks_chosen_here(given.config, jobs=1)  # one fold at a time
+    print(chosen, end="\n" if chosen else "")
+    return begin_run(config, command=command, state=state, chosen=chosen), config, True
 
 
-def _task_of(paths: RunPaths) -> str | None:
+def edited_values(cell: Mapping[str, Any], task: str | None) -> dict[str, Any]:
+    """Return the values of a parameters cell that differ from the defaults of ``task``."""
+    of_task = {"task": task} if task else {}
+    defaults, there = (resolve_config({**values, **of_task}, environ={}) for values in ({}, cell))
+    return {name: getattr(there, name) for name in cell if getattr(there, name) != getattr(defaults, name)}
+
+
+def _task_of(run: RunPaths) -> str | None:
     """Return the task of a run; None if its parameters cannot be read."""
-    try:
-        return run_config(paths).task
-    except FvcError:
-        return None
+    with suppress(FvcError):
+        return run_config(run).task
+    return None
 
 
-def _as_text(value: object) -> str:
-    return ", ".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
-
-
-def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
-    """Return the configuration of a run that a notebook begins, and a sentence if it is not the cell's.
-
-    An unedited cell without a corpus gets the values of the task's demo, for the built-in corpus.
-    """
-    asked = resolve_config(given)
-    defaults = resolve_config({"task": asked.task}, environ={})
-    in_cell = resolve_config(given, environ={})
-    path = CHECKOUT / "params" / f"{TASKS[asked.task].params}.yaml"
-    edited = [name for name in given if getattr(in_cell, name) != getattr(defaults, name)]
-    if edited or asked.corpus or not path.is_file():
-        return asked, ""
-    values = parameters.read_params_file(path)
-    begun = resolve_config({**given, **values})
-    differs = ", ".join(f"{name} {getattr(begun, name)}" for name in values if name not in ("task", "experiment"))
-    return begun, (
-        f"There is no run yet and nothing in the cell above was edited: a run on the built-in corpus begins, with the "
-        f'values of params/{path.name} ({differs}). For a run with the cell\'s own values: run_dir = "new".'
-    )
-
-
-def note_interactive_training(run: RunPaths, stage: str, fold: int | None, config: RunConfig) -> None:
-    """Record the code of an interactive training before it begins, so that the runner can go on with it.
-
-    A training that has begun is left alone.
-
-    Raises:
-        OSError: the run folder cannot be written.
-    """
-    task = Task(stage_named(stage), fold)
-    if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
-        begin_training_state(run, task, read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb"), config)
-
-
-_INJECTED = "# Parameters"  # papermill puts a cell with this comment after the parameters cell
+def as_text(value: object) -> str:
+    """Return a value as the command line takes it: a list with commas between its parts."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
@@ -483,30 +343,41 @@ def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
                 configuration.require_known(name)
 
 
-def end_of_notebook(
+def begin_interactive(
     run: RunPaths, stage: str, fold: int | None, config: RunConfig, inputs: Sequence[str]
 ) -> Callable[[], None]:
-    """Return the function to call at the end of an interactive notebook: it records the finished stage.
+    """Note the code of an interactive training, and return the function to call at the end of its notebook.
 
-    Then ``--resume`` goes on after it. There is no record if cells (``inputs``) were edited, left out or run twice, or
-    if code or inputs changed meanwhile.
+    That function records the finished stage, so that ``--resume`` goes on after it. It records nothing if cells
+    (``inputs``) were edited, left out or run twice, or if code or inputs changed meanwhile. A training that has begun
+    is left alone.
+
+    Raises:
+        UsageError: a process works on the run.
+        OSError: the run folder cannot be written.
     """
+    if is_worked_on(run):
+        raise UsageError(
+            f"{run.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
+            f"done ({command_text('status', run.root)}), or name another run in run_dir."
+        )
     task = Task(stage_named(stage), fold)
-    notebook = (
-        read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb") if inputs and config.use_mlops_pipeline else None
-    )
-    before = notebook and fingerprint_of(task, notebook, run, config)
+    notebook = read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb")
+    if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
+        begin_training_state(run, task, notebook, config)
+    tracks = bool(inputs) and config.use_mlops_pipeline
+    before = fingerprint_of(task, notebook, run, config) if tracks else None
 
     def record() -> None:
         record_corpus(run)
         cells = [cell for cell in inputs if cell and not cell.startswith(_INJECTED)]
-        if notebook is None or before is None or cells_hash(cells[1:]) != notebook.source_hash:
+        if before is None or cells_hash(cells[1:]) != notebook.source_hash or is_finished(task, run):
             return
-        if read_record(run.stage_checkpoint(stage, fold)) or fingerprint_of(task, notebook, run, config) != before:
-            return
-        task.stage.check_outputs(run, fold)
-        record_finished(task, before, run)
-        attempts = max(1, read_status(run).stage(task.key).attempts)
-        write_part(run, task.key, StageStatus(state="done", attempts=attempts, finished_utc=utc_now(), exit_code=0))
+        if fingerprint_of(task, notebook, run, config) == before:
+            task.stage.check_outputs(run, fold)
+            record_finished(task, before, run)
+            attempts = max(1, read_status(run).stage(task.key).attempts)
+            done = StageStatus(state="done", attempts=attempts, finished_utc=utc_now(), exit_code=0)
+            put_stage(run, task.key, done)
 
     return record

@@ -15,6 +15,7 @@ from fvc_lib.services.code.code_version import code_behind, functions_of_module,
 from fvc_lib.services.records.digests import read_document, write_document
 
 NOTE = "code.json"
+FIELDS = "fvc_lib.services.config.RunConfig"  # a field changed there changes no run: params.yaml holds every value
 
 
 def note_code(folder: Path, sources: Sequence[str], inputs: Mapping[str, Any]) -> None:
@@ -75,7 +76,8 @@ def mixed_code(folders: Sequence[Path]) -> str:
 
 
 def _differing(module: str, first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
-    return [f"{module}.{name}" for name in {*first, *second} if first.get(name) != second.get(name)]
+    changed = [f"{module}.{name}" for name in {*first, *second} if first.get(name) != second.get(name)]
+    return [name for name in changed if name != FIELDS]
 
 
 def _versions(folder: Path) -> list[str]:

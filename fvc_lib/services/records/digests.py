@@ -219,8 +219,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def _documents(root: Path) -> list[Path]:
-    parts = [*(root / "status").glob("[!.]*.json"), *(root / "checkpoints").glob("stage_*.json")]
-    return [root / "run.json", root / "status.json", *sorted(parts)]
+    return [root / "run.json", root / "status.json", *sorted((root / "checkpoints").glob("stage_*.json"))]
 
 
 def recorded_files(root: Path) -> list[Path]:

@@ -1,0 +1,542 @@
+"""SLURM: turn a run's tasks into jobs with batch scripts, submit them, and read the queue.
+
+Stages in a row share a job. The folds of a stage are an array, and so are its shards. Needs become dependencies.
+``slurm/site.conf`` has the cluster's settings; bash reads it, here and in the jobs.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fvc_lib import CHECKOUT
+from fvc_lib.execution.plan.plan import all_needed
+from fvc_lib.execution.plan.stages import Task
+from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, FvcError, UsageError, did_you_mean
+from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tasks import STAGES, Stage
+
+SITE_VARIABLE = "FVC_SITE"
+PIPELINE = "pipeline"
+_COMMAND_SECONDS = 60
+# The states of a job that has ended, as squeue writes them.
+ENDED = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+
+
+class SlurmError(FvcError):
+    """A command of SLURM is missing, failed or does not answer. Exit code 2."""
+
+    exit_code = 2
+
+
+# The site's settings
+
+
+class Site(BaseModel):
+    """The settings of ``site.conf``, which explains each. Memory is in MiB."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    account: str = ""
+    partition: str = ""
+    partition_training: str = ""
+    time: str = Field("04:00:00", pattern=r"^(\d+-)?\d+:\d\d:\d\d$")
+    signal_seconds: int = Field(180, ge=1, le=65535)
+    max_requeues: int = Field(20, ge=0)
+    cpus: int = Field(2, ge=1)
+    gpus: int = Field(0, ge=0)
+    ranks_per_node: int | None = Field(None, ge=1)
+    memory: int = Field(4096, ge=1)
+    shard_tasks: int = Field(8, ge=1, le=10_000)
+    extra: tuple[Annotated[str, Field(pattern="^--[a-z]")], ...] = ()
+    setup: str = ""
+    python: str = ""
+    path: Path = CHECKOUT / "slurm" / "site.conf"
+
+    @property
+    def seconds(self) -> int:
+        """The time limit of a job."""
+        days, _, clock = self.time.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    @model_validator(mode="after")
+    def _time_is_longer_than_the_warning(self) -> Self:
+        if self.seconds <= self.signal_seconds:
+            raise ValueError(
+                f"TIME={self.time} is not longer than SIGNAL_SECONDS={self.signal_seconds}: a job would requeue itself "
+                "for ever. Give more time, or a later signal"
+            )
+        return self
+
+
+def read_site(path: Path | None = None) -> Site:
+    """Return the settings in a site file, as bash reads them.
+
+    Args:
+        path: the file; None: ``FVC_SITE``, else the checkout's.
+
+    Raises:
+        UsageError: bash cannot read the file, a key is unknown or a value is out of range.
+    """
+    path = (path or Path(os.environ.get(SITE_VARIABLE) or CHECKOUT / "slurm" / "site.conf")).absolute()
+    names = {name.upper(): name for name in Site.model_fields if name != "path"}
+    show = "; ".join(f'printf "%s\\0" "${{{name}-}}"' for name in names)
+    # Of this process's variables only those that a site file may use, so that none is taken for a setting.
+    environ = {name: os.environ[name] for name in ("HOME", "PATH", "USER") if name in os.environ}
+    done = subprocess.run(
+        ["bash", "-ec", f'source "$0"; {show}', path], capture_output=True, text=True, check=False, env=environ
+    )
+    if done.returncode:
+        raise UsageError(f"{path}: bash cannot read this site file: {done.stderr.strip()}")
+    for name in re.findall(r"^\s*(\w+)=", path.read_text(), re.MULTILINE):
+        if name not in names:
+            raise UsageError(f"{path}: unknown setting {name}.{did_you_mean(name, names)}")
+    values: dict[str, Any] = {
+        field: value for field, value in zip(names.values(), done.stdout.split("\0"), strict=False) if value
+    }
+    try:
+        return Site(**{**values, "extra": tuple(shlex.split(values.get("extra", ""))), "path": path})
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc'])).upper()}: {item['msg']}" for item in error.errors()]
+        raise UsageError(f"{path}: {'; '.join(problems)}.") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: EXTRA: {error}.") from error
+
+
+# Jobs
+
+
+class SlurmJob(BaseModel):
+    """One job, or one array of jobs; submitted if it has a ``job_id``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str  # of its script and in the queue
+    stages: tuple[str, ...]  # in the order they run
+    folds: tuple[int, ...] | None = None  # the tasks of the array, ascending; None: no array
+    memory_mib: int = 0  # on one node
+    cpus: int = 1  # of one process
+    needs: tuple[str, ...] = ()  # names of the jobs, no arrays, that must have ended well before
+    after: tuple[str, ...] = ()  # names of the jobs, mostly arrays, that must have ended, well or not
+    ranks: int = 1  # processes that share one fold's training
+    nodes: int = 1  # that the ranks are spread over
+    gpus: int = 0  # on one node
+    trains: bool = False
+    at_once: int = 1  # number of folds at once, where it is no array
+    shards: int = 0  # of its one stage, the tasks of the array; 0: the array has folds
+    command: tuple[str, ...] = ()  # of run_notebooks.py, if it is no stage; of a shard without its number
+    job_id: str = ""  # of SLURM; of an array that of all its tasks
+
+    def task_of(self, fold: int | None) -> str:
+        """Return the work of the job, or of its array task ``fold``: a task's key, a shard, or stages with commas."""
+        if self.shards:
+            return f"{self.stages[0]}_shard_{fold}"
+        return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
+
+
+def plan_jobs(
+    tasks: Sequence[Task], config: RunConfig, site: Site, *, stages: Sequence[Stage] = STAGES
+) -> list[SlurmJob]:
+    """Return the jobs that run ``tasks``, each after those it needs.
+
+    Stages without folds share a job as long as no array lies between them. A stage with folds is an array with one
+    task per fold. The shards of a stage are an array before the job of its notebook, which does the rest.
+    A job that needs an array begins when that has ended, well or not: SLURM calls a fold failed in which it killed a
+    process for memory, even if it finished. If a fold is not finished, the job that needs it says so and ends.
+    """
+    sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
+    groups = _groups(tasks, stages, sharded)
+    name_of = {stage.name: _job_name(group) for group in groups for stage in group}
+    needs = {stage.name: stage.comes_after for stage in stages}
+    jobs: list[SlurmJob] = []
+
+    def add(job: SlurmJob, needed: Collection[str], after: Sequence[str] = ()) -> None:
+        before = [each for each in jobs if each.name in needed]
+        singles = tuple(each.name for each in before if each.folds is None)
+        arrays = tuple(each.name for each in before if each.folds is not None)
+        jobs.append(job.model_copy(update={"needs": singles, "after": (*arrays, *after)}))
+
+    for group in groups:
+        name = _job_name(group)
+        before_of = {
+            stage.name: {name_of[need] for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
+            for stage in group
+        }
+        shards = [_shards_job(stage, config, site) for stage in group if stage.name in sharded]
+        for array in shards:
+            add(array, before_of[array.stages[0]])
+        folds = _folds_of(group[0], tasks) if group[0].per_fold else None
+        whole = _job(name, group, config, site, folds=folds)
+        add(whole, set().union(*before_of.values()), [array.name for array in shards])
+    return jobs
+
+
+def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
+    """Return the stages of each job, in order of the number of arrays before it.
+
+    Stages without folds are together. A stage with folds is alone, and so is one that trains after other stages. The
+    shards of a stage (``sharded``: by name) begin after what it needs.
+    """
+    by_name = {stage.name: stage for stage in stages}
+
+    def level(stage: Stage) -> int:
+        before = (level(by_name[need]) + by_name[need].per_fold for need in stage.comes_after)
+        return max((each + (stage.name in sharded) for each in before), default=0)
+
+    groups: dict[tuple[int, str], list[Stage]] = {}
+    for stage in _stages_of(tasks):
+        alone = stage.per_fold or (stage.trains and stage.needs)
+        groups.setdefault((level(stage), stage.name if alone else ""), []).append(stage)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _folds_of(stage: Stage, tasks: Sequence[Task]) -> tuple[int, ...]:
+    return tuple(sorted(task.fold for task in tasks if task.stage.name == stage.name and task.fold is not None))
+
+
+def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
+    return list({task.stage.name: task.stage for task in tasks}.values())
+
+
+def _job_name(group: Sequence[Stage]) -> str:
+    """Return ``04_fold_training``, or ``01_data_index_to_03_augmentation`` for several stages."""
+    return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
+
+
+def _job(
+    name: str, group: Sequence[Stage], config: RunConfig, site: Site, *, folds: tuple[int, ...] | None = None,
+    at_once: int = 1, ranks: int | None = None,
+) -> SlurmJob:  # fmt: skip
+    """Return a job for some stages; only training gets ranks, GPUs and several folds at once."""
+    trains = any(stage.trains for stage in group)
+    ranks = ranks or (config.num_ranks if trains else 1)
+    nodes = -(-ranks // (site.ranks_per_node or ranks))
+    processes = -(-ranks // nodes) * at_once
+    return SlurmJob(
+        name=name,
+        stages=tuple(stage.name for stage in group),
+        folds=folds,
+        memory_mib=site.memory * processes,
+        cpus=site.cpus * at_once,
+        ranks=ranks,
+        nodes=nodes,
+        gpus=site.gpus * processes if trains else 0,
+        trains=trains,
+        at_once=at_once,
+    )
+
+
+def _shards_job(stage: Stage, config: RunConfig, site: Site) -> SlurmJob:
+    folds = tuple(range(site.shard_tasks))
+    job = _job(f"{stage.name}_shards", [stage], config, site, folds=folds, ranks=1)
+    return job.model_copy(update={"shards": len(folds)})
+
+
+def jobs_of_files(
+    stage: Stage, config: RunConfig, site: Site, *, num_files: int, command: Sequence[str]
+) -> list[SlurmJob]:
+    """Return the jobs of a command about files: an array of shards if there are several, and one job after it.
+
+    Args:
+        stage: whose settings the jobs have.
+        config: the parameters.
+        site: the cluster's settings.
+        num_files: how many files there are.
+        command: of run_notebooks.py; a shard gets ``--shard`` and its number.
+    """
+    whole = _job(stage.name, [stage], config, site, ranks=1).model_copy(update={"command": tuple(command)})
+    if (shards := min(site.shard_tasks, num_files)) < 2:
+        return [whole]
+    array = _shards_job(stage, config, site.model_copy(update={"shard_tasks": shards}))
+    array = array.model_copy(update={"command": (*command, "--shard")})
+    return [array, whole.model_copy(update={"after": (array.name,)})]
+
+
+def plan_one_job(tasks: Sequence[Task], config: RunConfig, site: Site, *, at_once: int = 1) -> list[SlurmJob]:
+    """Return one job for all ``tasks`` that trains ``at_once`` folds at a time; none if there are no tasks.
+
+    Raises:
+        UsageError: several folds at once, each on the GPUs of several nodes, of which all would take the same.
+    """
+    if not tasks:
+        return []
+    stages = _stages_of(tasks)
+    folds = max((len(_folds_of(stage, tasks)) for stage in stages if stage.per_fold), default=1)
+    job = _job(PIPELINE, stages, config, site, at_once=max(1, min(at_once, folds)))
+    if job.at_once > 1 and job.nodes > 1 and job.gpus:
+        raise UsageError(
+            f"--one-job --jobs {at_once}: num_ranks {job.ranks} spreads every training over {job.nodes} nodes, and "
+            "trainings at once would share their GPUs. Leave --one-job out, so that every fold is a job, or --jobs."
+        )
+    return [job]
+
+
+# Batch scripts
+
+
+def script_path(job: SlurmJob, run: RunPaths) -> Path:
+    """Return the path of the job's script in the run folder."""
+    return run.slurm / f"{job.name}.sh"
+
+
+def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> str:
+    """Return a job's batch script: settings as ``#SBATCH`` lines, then a call of a script of ``slurm/``.
+
+    Plain bash runs the same file; to it the settings are comments. The job starts in the current folder, so that
+    relative paths keep their meaning.
+
+    Args:
+        job: the job.
+        run: its run.
+        site: the cluster's settings.
+        home: the checkout.
+
+    Raises:
+        UsageError: a path holds a line break, or a backslash, which SLURM cannot take in the name of a log.
+    """
+    if "\\" in str(run.slurm):
+        raise UsageError(f"{str(run.slurm)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
+    log = f"{job.name}.%A_%a.out" if job.folds is not None else f"{job.name}.%j.out"
+    options = {
+        "job-name": job.name,
+        "comment": run.run_id,
+        "array": ",".join(map(str, job.folds or ())),
+        "chdir": str(Path.cwd()),
+        "output": f"{str(run.slurm).replace('%', '%%')}/{log}",
+        "account": site.account,
+        "partition": (job.trains and site.partition_training) or site.partition,
+        "time": site.time,
+        "signal": f"B:USR1@{site.signal_seconds}",
+        "nodes": str(job.nodes),  # the notebook's kernel starts the ranks: on its node, or as a step over all nodes
+        "ntasks": str(job.ranks),
+        "ntasks-per-node": str(-(-job.ranks // job.nodes)) if job.nodes > 1 else "",
+        "cpus-per-task": str(job.cpus),
+        "mem": f"{job.memory_mib}M",
+        "gres": f"gpu:{job.gpus}" if job.gpus else "",
+        "open-mode": "append",
+    }
+    lines = [f"#SBATCH --{name}={sbatch_quoted(value)}" for name, value in options.items() if value]
+    lines += ["#SBATCH --requeue", *(f"#SBATCH {sbatch_quoted(option)}" for option in site.extra)]
+    variables = {
+        "FVC_HOME": home, "FVC_PYTHON": site.python or sys.executable, SITE_VARIABLE: site.path,
+        "FVC_TIME_SECONDS": site.seconds,
+    }  # fmt: skip
+    lines += ["", f"export {' '.join(f'{name}={shlex.quote(str(value))}' for name, value in variables.items())}"]
+    if job.folds is not None:  # without SLURM: the numbers that bash is given, or all
+        lines.append(f"[ $# -gt 0 ] || set -- {' '.join(map(str, job.folds))}")
+    return "\n".join(["#!/usr/bin/env bash", *lines, f"exec bash {_call(job, run, home / 'slurm')}", ""])
+
+
+def _call(job: SlurmJob, run: RunPaths, scripts: Path) -> str:
+    """Return the script of ``slurm/`` that a job runs, with its arguments, as words of bash."""
+    script, words, more = "stages", [run.root, *job.stages], ""
+    if job.shards:
+        command = shlex.join(map(str, job.command or ("shard", run.root, job.stages[0])))
+        return f'{shlex.quote(str(scripts / "shards.sh"))} {job.shards} "$*" {command}'
+    if job.folds is not None:
+        script, words, more = "folds", [run.root, job.stages[0]], ' "$@"'
+    elif job.command:
+        script, words = "command", list(job.command)
+    elif job.name == PIPELINE:
+        script, words = "pipeline", [run.root, str(job.at_once)]
+    return shlex.join(map(str, [scripts / f"{script}.sh", *words])) + more
+
+
+def sbatch_quoted(text: str) -> str:
+    """Return ``text`` as one word of an ``#SBATCH`` line, which knows quotes but expands nothing.
+
+    Raises:
+        UsageError: it holds a line break.
+    """
+    if "\n" in text or "\r" in text:
+        raise UsageError(f"got {text!r}: a batch script cannot hold a name with a line break. Rename it.")
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", text, flags=re.ASCII):
+        return text
+    # Only within quotes does sbatch take a space that follows a backslash.
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+# Commands of SLURM
+
+
+def has_command(name: str) -> bool:
+    """Return whether this machine has the command ``name``."""
+    return shutil.which(name) is not None
+
+
+def output_of(command: Sequence[str]) -> str:
+    """Return the output of ``command`` without the last line end.
+
+    Raises:
+        SlurmError: it is missing, failed, or gave no answer within a minute.
+    """
+    # Drop variables that change the output or come from an enclosing job.
+    dropped = re.compile(r"SQUEUE_|SLURM_(?!CONF$|CLUSTERS$)")
+    environ = {name: value for name, value in os.environ.items() if not dropped.match(name)}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=environ, timeout=_COMMAND_SECONDS,
+            check=False,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise SlurmError(
+            f"{command[0]}: not found. Run this where SLURM's commands are, or without --executor slurm."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(f"{command[0]}: no answer within {_COMMAND_SECONDS} s. Try `sinfo`.") from error
+    if done.returncode:
+        answer = (done.stderr or done.stdout).strip()
+        raise SlurmError(f"{command[0]} failed with exit code {done.returncode}: {answer}")
+    return done.stdout.rstrip("\n")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of one job or array task."""
+
+    job_id: str  # ``12``, or ``12_3`` of an array
+    name: str  # the job's
+    task: str  # a task's key, or stages joined by a comma
+    state: str  # SLURM's word: ``PENDING``, ``RUNNING``, ``COMPLETED`` and so on
+    reason: str  # why it waits or ended so, in SLURM's word; may be empty
+    nodes: str  # where it runs; may be empty
+
+    @property
+    def ended(self) -> bool:
+        """Return whether it has ended."""
+        return self.state in ENDED
+
+    def __str__(self) -> str:
+        where = f" on {self.nodes}" if self.nodes else ""
+        return f"job {self.job_id} ({self.name}): {self.state}{where}{f' ({self.reason})' if self.reason else ''}"
+
+
+def submitted_jobs(run: RunPaths) -> list[SlurmJob]:
+    """Return all jobs that were ever submitted for ``run``, oldest first.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = run.slurm / "submitted.json"
+    try:
+        return [SlurmJob(**job) for job in json.loads(path.read_text())["jobs"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pydantic's are ValueErrors
+        raise DataError(f"{path}: not a list of jobs: {error!r}. Delete it; squeue knows them.") from error
+
+
+def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
+    """Return the jobs of ``run`` that the queue still knows; none if it does not answer, unless it ``must_answer``.
+
+    Raises:
+        DataError: the record of the submitted jobs is damaged.
+        SlurmError: the queue does not answer, and must.
+    """
+    jobs = submitted_jobs(run)
+    if not jobs or not has_command("squeue"):
+        return []
+    ids = ",".join(job.job_id for job in jobs)
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%N|%r"]
+    try:
+        return parse_queue(output_of(command), jobs)
+    except SlurmError as error:  # SLURM has forgotten a job, or does not answer
+        if must_answer and "Invalid job id" not in str(error):
+            raise
+        return []
+
+
+def parse_queue(text: str, jobs: Sequence[SlurmJob]) -> list[JobState]:
+    """Parse the output of ``squeue --array --format=%i|%T|%N|%r``; drop lines of other jobs.
+
+    Array tasks that are not split off yet (``12_[4-9]``) are dropped as well.
+    """
+    states, by_id = [], {job.job_id: job for job in jobs}
+    for match in re.finditer(r"^(\d+)(?:_(\d+))?\|([^|]+)\|([^|]*)\|(.*)$", text, re.MULTILINE):
+        number, fold, state, nodes, reason = match.groups()
+        job = by_id.get(number)
+        if job is not None and (job.folds is None) == (fold is None):
+            job_id, task = (number, job.task_of(None)) if fold is None else (f"{number}_{fold}", job.task_of(int(fold)))
+            reason = "" if reason in {"None", "(null)"} else reason.strip()
+            states.append(JobState(job_id, job.name, task, state.strip(), reason, nodes.strip()))
+    return states
+
+
+def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
+    """Return the command that submits ``job``; ``ids`` has the ids of the jobs before it, by name."""
+    waits = [f"afterok:{':'.join(ids[name] for name in job.needs)}"] if job.needs else []
+    waits += [f"afterany:{':'.join(ids[name] for name in job.after)}"] if job.after else []
+    options = [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] if waits else []
+    return ["sbatch", "--parsable", *options, str(script_path(job, run))]
+
+
+def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
+    """Return the scripts and commands of ``submit``, for ``--dry-run``."""
+    ids = {job.name: f"<id of {job.name}>" for job in jobs}
+    parts = []
+    for job in jobs:
+        command = " ".join(word if "<id" in word else shlex.quote(word) for word in sbatch_command(job, run, ids))
+        parts.append(f"==> {script_path(job, run)}\n{render(job, run, site)}==> {command}\n")
+    return "\n".join(parts) if parts else "nothing to submit: every task is finished\n"
+
+
+def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
+    """Write the scripts into the run and submit them in order, all or none; return the jobs with their ids.
+
+    Raises:
+        UsageError: jobs of this run still wait or run.
+        SlurmError: sbatch is missing or refused a job; the jobs submitted before it are cancelled.
+        OSError: the run folder cannot be written.
+    """
+    if alive := [state for state in job_states(run, must_answer=True) if not state.ended]:
+        ids = " ".join(sorted({state.job_id.partition("_")[0] for state in alive}, key=int))
+        raise UsageError(f"{run.run_id}: {len(alive)} jobs of it still wait or run. Wait, or end them: scancel {ids}")
+    texts = {script_path(job, run): render(job, run, site, home=home) for job in jobs}
+    run.slurm.mkdir(exist_ok=True)  # SLURM writes the logs there, too, and drops a job whose log it cannot open
+    for path, text in texts.items():
+        write_text(path, text)
+    submitted: dict[str, SlurmJob] = {}
+    try:
+        for job in jobs:
+            answer = output_of(sbatch_command(job, run, {name: done.job_id for name, done in submitted.items()}))
+            job_id = answer.rpartition("\n")[2].partition(";")[0]  # a cluster's name may follow
+            if not job_id.isdecimal():
+                raise SlurmError(f"sbatch answered {answer!r}, wanted a job's number.")
+            submitted[job.name] = job.model_copy(update={"job_id": job_id})
+        every = [job.model_dump(mode="json") for job in (*submitted_jobs(run), *submitted.values())]
+        write_json(run.slurm / "submitted.json", {"jobs": every})
+    except (SlurmError, OSError, DataError) as error:
+        ids = " ".join(job.job_id for job in submitted.values())
+        fate = f"Jobs {ids}, submitted before, were cancelled." if ids else "Nothing was submitted."
+        try:
+            if ids:
+                output_of(["scancel", *ids.split()])
+        except SlurmError as second:
+            fate = f"Jobs {ids} were submitted before and could not be cancelled ({second})."
+        raise SlurmError(f"{error} {fate} The settings are in {site.path}.") from error
+    return list(submitted.values())
+
+
+def submission_text(job: SlurmJob) -> str:
+    """Return one line on a submitted job."""
+    before = (*job.needs, *job.after)
+    after = f" after {', '.join(before)}" if before else ""
+    tasks = "" if job.folds is None else f", {len(job.folds)} {'shards' if job.shards else 'folds'}"
+    return f"job {job.job_id}{after}: {job.name}{tasks}, {job.memory_mib} MiB"

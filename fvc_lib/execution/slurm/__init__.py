@@ -1,1 +1,0 @@
-"""SLURM: a run as jobs of a cluster, from what a site wants to what its queue says."""
