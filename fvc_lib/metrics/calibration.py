@@ -1,7 +1,6 @@
-"""Does a score of 0.8 mean fake in eight of ten cases? Bins of a reliability diagram, the error read from them, and
-the temperature that makes a network's outputs mean what they say.
+"""Calibration of scores: bins of a reliability diagram, the error read from them, temperatures, and abstaining.
 
-A bin is half open, [edge_k, edge_(k+1)), and the last one closed.
+There are ten bins of one width over [0, 1], each half open, [k / 10, (k + 1) / 10), and the last one closed.
 """
 
 import math
@@ -15,63 +14,54 @@ from fvc_lib.metrics import classification
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.declaration import declare
 
-DEFAULT_NUM_BINS = 10
-
+NUM_BINS = 10
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
 _HALVINGS = 60  # of the bracket in log temperature: its width ends below the spacing of float64
+_INNER_EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
 
 
 @dataclass(frozen=True)
 class ReliabilityBins:
-    """What a reliability diagram shows of B bins."""
+    """The bins of a reliability diagram, (10,) each.
 
-    edges: FloatArray  # float64 (B + 1,), ascending
-    counts: IntArray  # int64 (B,), videos per bin; empty bins stay, so that they can be shown as empty
-    mean_scores: FloatArray  # float64 (B,), mean probability of fake; NaN in an empty bin
-    fake_shares: FloatArray  # float64 (B,), share that is fake; NaN in an empty bin
-
-
-def equal_width_edges(num_bins: int = DEFAULT_NUM_BINS) -> FloatArray:
-    """Edges (num_bins + 1,) of bins of one width over [0, 1].
-
-    Raises:
-        ValueError: fewer than one bin.
+    Attributes:
+        counts: int64, videos per bin; empty bins stay, so that they can be shown as empty.
+        mean_scores: float64, mean probability of fake; NaN in an empty bin.
+        fake_shares: float64, share that is fake; NaN in an empty bin.
     """
-    if num_bins < 1:
-        raise ValueError(f"num_bins: got {num_bins}, wanted at least 1.")
-    return np.linspace(0.0, 1.0, num_bins + 1)
+
+    counts: IntArray
+    mean_scores: FloatArray
+    fake_shares: FloatArray
 
 
-def reliability_bins(
-    labels: npt.ArrayLike, scores: npt.ArrayLike, edges: npt.ArrayLike | None = None
-) -> ReliabilityBins:
-    """Return counts, mean score and share of fakes per bin of ``scores`` (N,), by default ten of one width.
+def bin_of(scores: FloatArray) -> IntArray:
+    """Return the bin of each probability, int64 (N,) of 0 to 9."""
+    return np.searchsorted(_INNER_EDGES, scores, side="right").astype(np.int64)
+
+
+def reliability_bins(labels: npt.ArrayLike, scores: npt.ArrayLike) -> ReliabilityBins:
+    """Return counts, mean score and share of fakes per bin of ``scores`` (N,).
 
     Raises:
-        ValueError: labels, scores or edges that cannot be meant.
+        ValueError: labels are not 0 and 1, or scores are not as many probabilities.
     """
     checked = classification.check_labels(labels)
     probabilities = classification.check_probabilities(classification.check_scores(scores, checked.size))
-    bounds = _check_edges(edges)
-    bins = _bin_of(probabilities, bounds)
-    size = bounds.size - 1
-    counts = np.bincount(bins, minlength=size).astype(np.float64)
-    score_sums = np.bincount(bins, weights=probabilities, minlength=size).astype(np.float64)
-    fake_sums = np.bincount(bins, weights=checked, minlength=size).astype(np.float64)
+    bins = bin_of(probabilities)
+    divisor, score_sums, fake_sums = (
+        np.bincount(bins, weights, NUM_BINS).astype(np.float64)
+        for weights in (np.ones(bins.size), probabilities, checked)
+    )
     return ReliabilityBins(
-        bounds,
-        counts.astype(np.int64),
-        classification.divide(score_sums, counts),
-        classification.divide(fake_sums, counts),
+        divisor.astype(np.int64), classification.divide(score_sums, divisor), classification.divide(fake_sums, divisor)
     )
 
 
-def _excess_by_bin(labels: IntArray, scores: FloatArray, *, edges: npt.ArrayLike | None = None) -> FloatArray:
-    """(N, B + 1): score minus label in the score's own bin, and a one to divide by."""
-    bounds = _check_edges(edges)
-    bins = _bin_of(classification.check_probabilities(scores), bounds)
-    columns = np.zeros((scores.size, bounds.size))
-    columns[np.arange(scores.size), bins] = scores - labels
+def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
+    """Return (N, 11): score minus label in the score's own bin, and a one to divide by."""
+    columns = np.zeros((scores.size, NUM_BINS + 1))
+    columns[np.arange(scores.size), bin_of(classification.check_probabilities(scores))] = scores - labels
     columns[:, -1] = 1.0
     return columns
 
@@ -82,16 +72,15 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray, *, edges: npt.ArrayLike
 )  # fmt: skip
 @classification.sums_metric(_excess_by_bin, classification.SHARE, is_distance=True)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
-    """Distance between mean score and share of fakes, averaged over bins by their weight; lower is better.
+    """Return the distance between mean score and share of fakes, averaged over bins by their weight; lower is better.
 
-    By default ten bins of one width, which do not depend on the sample, so that a half-sample
-    measures the same thing; ``edges`` takes others. Of the probability of fake, not
-    of the larger of two probabilities. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities
-    using Bayesian binning", AAAI 2015. It is biased upwards in small samples: a calibrated score has an error
-    above 0 too. Defined with one class.
+    The bins do not depend on the sample, so that a half-sample measures the same thing. Of the probability of fake, not
+    of the larger of two probabilities. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using
+    Bayesian binning", AAAI 2015. It is biased upwards in small samples: a calibrated score has an error above 0 too.
+    Defined with one class.
 
     Raises:
-        ValueError: scores outside [0, 1], or edges that do not ascend from 0 to 1.
+        ValueError: scores outside [0, 1].
     """
     # |mean score - share of fakes| times the bin's weight is |sum of (score - label)|: no division, no empty bin.
     return classification.divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
@@ -205,19 +194,6 @@ def _sigmoid(logits: FloatArray) -> FloatArray:
     small: FloatArray = np.exp(-np.abs(logits))
     larger: FloatArray = np.where(logits >= 0, 1.0, small)
     return larger / (1 + small)
-
-
-def _check_edges(edges: npt.ArrayLike | None) -> FloatArray:
-    if edges is None:
-        return equal_width_edges()
-    bounds = np.asarray(edges, dtype=np.float64)
-    if bounds.ndim != 1 or bounds.size < 2 or bounds[0] != 0 or bounds[-1] != 1 or not (np.diff(bounds) > 0).all():
-        raise ValueError(f"edges: got {bounds.tolist()}, wanted at least two that ascend from 0 to 1.")
-    return bounds
-
-
-def _bin_of(scores: FloatArray, edges: FloatArray) -> IntArray:
-    return np.searchsorted(edges[1:-1], scores, side="right").astype(np.int64)
 
 
 # What a detector gets right when it may abstain: the risk among the videos it is surest of.

@@ -91,9 +91,7 @@ def sums_metric(
         def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
             return of_sums(weights @ columns(labels, scores, **settings))
 
-        metric = weighted_metric(definition)
-        metric.reading = SumsReading(columns, of_sums, bounds, is_distance)  # type: ignore[attr-defined]  # of a function, with defaults
-        return metric
+        return with_reading(weighted_metric(definition), SumsReading(columns, of_sums, bounds, is_distance))
 
     return decorate
 
@@ -176,24 +174,6 @@ class ConfusionCurve:
     def false_positive_rates(self) -> FloatArray:
         """(R, K + 1), from 0 (nothing called fake) to 1; NaN without reals."""
         return _with_origin(divide(self.false_positives, self.num_real[:, None]))
-
-    def points_while(self, holds: Callable[[FloatArray, FloatArray], npt.NDArray[np.bool_]]) -> IntArray:
-        """How many thresholds, from the strictest on, satisfy ``holds``, (R,): between 0 and K.
-
-        Found by bisection, so ``holds`` must not hold again once it has failed, which is so for whatever only becomes
-        worse as counts grow.
-
-        Args:
-            holds: from the counts (R,) of true and of false positives at one threshold each to bool (R,).
-        """
-        low = np.zeros(self.num_fake.size, dtype=np.int64)
-        high = np.full(low.size, self.thresholds.size)
-        while (low < high).any():
-            middle = (low + high) // 2
-            held = holds(*self.counts_at(np.minimum(middle, self.thresholds.size - 1)))
-            # Where both ends have met, middle is where they did: neither may move on.
-            low, high = np.where(held & (low < high), middle + 1, low), np.where(held, high, middle)
-        return low
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return true and false positives (R,) at one threshold each, by number; -1 is nothing called fake."""
@@ -351,12 +331,11 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """
     fakes, reals = curve.num_fake, curve.num_real
 
-    def excess(hits: FloatArray, alarms: FloatArray) -> FloatArray:  # (1 - TPR) - FPR, times all pairs: it falls
-        return (fakes - hits) * reals - alarms * fakes
-
-    after = curve.points_while(lambda hits, alarms: excess(hits, alarms) > 0)
+    # (1 - TPR) - FPR, times all pairs: it falls.
+    falling = (fakes - curve.true_positives.T) * reals - curve.false_positives.T * fakes
+    after = (falling > 0).sum(axis=0)
     before, beyond = curve.counts_at(after - 1), curve.counts_at(after)
-    high, low = excess(*before), excess(*beyond)
+    high, low = ((fakes - hits) * reals - alarms * fakes for hits, alarms in (before, beyond))
     crossing = before[1] + divide(high, high - low) * (beyond[1] - before[1])
     return divide(crossing, reals)
 
@@ -383,7 +362,7 @@ def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float =
 def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArray:
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
     allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
-    last = curve.points_while(lambda _, false_positives: false_positives <= allowed) - 1
+    last = (curve.false_positives <= allowed[:, None]).sum(axis=1) - 1
     reached = divide(curve.counts_at(last)[0], curve.num_fake)
     return np.where(curve.num_real > 0, reached, np.nan)
 

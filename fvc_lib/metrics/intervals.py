@@ -7,7 +7,7 @@ training data.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,20 +25,12 @@ from fvc_lib.metrics.classification import (
     SumsReading,
 )
 
-# Several metrics of the same rows in many half-samples: those read from curves share the curves of the same
-# scores and folds, those read from sums need each group's sums only, any other gets the row weights.
-
-
-@dataclass(frozen=True)
-class _Ranking:
-    """One ranking of the rows (or one in each fold), and which measures are read from its curves."""
-
-    parts: list[RankedRows]
-    readers: list[tuple[int, CurveReading]] = field(default_factory=list)
-
 
 class SharedRows:
-    """``measures`` of rows that are sorted once and drawn again and again.
+    """Measures of rows that are sorted once and drawn again and again.
+
+    Metrics that are read from curves share the curves of the same scores and folds. Those read from sums need each
+    group's sums alone. Any other gets the row weights.
 
     Args:
         labels: int64 (N,), checked.
@@ -63,58 +55,50 @@ class SharedRows:
         self._group_of_row = group_of_row
         self._row_weights = row_weights
         self._measures = [(metric, classification.check_scores(values, labels.size)) for metric, values in measures]
-        self._rankings: dict[tuple[bytes, bytes], _Ranking] = {}
-        self._sums: list[tuple[int, SumsReading, FloatArray]] = []
-        self._others: list[int] = []
+        # By scores and folds: the rows of each fold by falling score, and the readings of their curves by number.
+        self._rankings: dict[tuple[bytes, bytes], tuple[list[RankedRows], dict[int, CurveReading]]] = {}
+        self._sums: dict[int, tuple[SumsReading, FloatArray]] = {}
         for number, (metric, values) in enumerate(self._measures):
             reading = getattr(metric, "reading", None)
             if isinstance(reading, CurveReading):
-                self._ranking_of(values, reading.fold_of_row).readers.append((number, reading))
+                self._add_ranking(number, reading, values)
             elif isinstance(reading, SumsReading):
-                self._sums.append((number, reading, self._sums_of_groups(reading.columns(labels, values), num_groups)))
-            else:
-                self._others.append(number)
+                columns = reading.columns(labels, values)
+                weighted = columns if row_weights is None else columns * row_weights[:, None]
+                sums = [np.bincount(group_of_row, weights=column, minlength=num_groups) for column in weighted.T]
+                self._sums[number] = reading, np.stack(sums, axis=1)
 
-    def values(self) -> FloatArray:
-        """(M,), the measures of the rows as they are, each by its own definition."""
-        weights = np.ones(self._labels.size) if self._row_weights is None else self._row_weights
-        return np.array([float(metric(self._labels, values, weights)) for metric, values in self._measures])
-
-    def replicates(self, counts: FloatArray) -> FloatArray:
-        """(M, R), the measures in R replicates, in which the groups count ``counts`` (R, G)."""
-        found: dict[int, FloatArray] = {
-            number: reading.of_sums(counts @ of_groups) for number, reading, of_groups in self._sums
-        }
-        for ranking in self._rankings.values():
-            curves = [part.curve(self._weights(counts, part.rows)) for part in ranking.parts]
-            found |= {number: reading.of_curves(curves) for number, reading in ranking.readers}
-        if self._others:
-            weights = self._weights(counts, np.arange(self._labels.size))
-        for number in self._others:
-            metric, values = self._measures[number]
-            found[number] = metric(self._labels, values, weights)
-        return np.stack([found[number] for number in range(len(self._measures))])
-
-    def _weights(self, counts: FloatArray, rows: IntArray) -> FloatArray:
-        """(R, n), what each of ``rows`` (n,) counts in each replicate."""
-        drawn = counts[:, self._group_of_row[rows]]
-        return drawn if self._row_weights is None else drawn * self._row_weights[rows]
-
-    def _sums_of_groups(self, columns: FloatArray, num_groups: int) -> FloatArray:
-        """(G, C), the sums over each group's rows."""
-        weighted = columns if self._row_weights is None else columns * self._row_weights[:, None]
-        sums = [np.bincount(self._group_of_row, weights=column, minlength=num_groups) for column in weighted.T]
-        return np.stack(sums, axis=1)
-
-    def _ranking_of(self, scores: FloatArray, fold_of_row: IntArray | None) -> _Ranking:
-        folds = np.zeros(scores.size, dtype=np.int64) if fold_of_row is None else fold_of_row
+    def _add_ranking(self, number: int, reading: CurveReading, scores: FloatArray) -> None:
+        folds = np.zeros(scores.size, dtype=np.int64) if reading.fold_of_row is None else reading.fold_of_row
         if folds.size != scores.size:
             raise ValueError(f"labels: got {scores.size} rows, wanted {folds.size}, one per entry of folds.")
         key = scores.tobytes(), folds.tobytes()
         if key not in self._rankings:
             parts = [np.flatnonzero(folds == fold) for fold in range(int(folds.max(initial=0)) + 1)]
-            self._rankings[key] = _Ranking([classification.rank_rows(self._labels, scores, rows) for rows in parts])
-        return self._rankings[key]
+            self._rankings[key] = [classification.rank_rows(self._labels, scores, rows) for rows in parts], {}
+        self._rankings[key][1][number] = reading
+
+    def values(self) -> FloatArray:
+        """Return the measures (M,) of the rows as they are, each by its own definition."""
+        weights = np.ones(self._labels.size) if self._row_weights is None else self._row_weights
+        return np.array([float(metric(self._labels, values, weights)) for metric, values in self._measures])
+
+    def replicates(self, counts: FloatArray) -> FloatArray:
+        """Return the measures (M, R) in R replicates, in which the groups count ``counts`` (R, G)."""
+        found = {number: reading.of_sums(counts @ of_groups) for number, (reading, of_groups) in self._sums.items()}
+        for parts, readings in self._rankings.values():
+            curves = [part.curve(self._weights(counts, part.rows)) for part in parts]
+            found |= {number: reading.of_curves(curves) for number, reading in readings.items()}
+        for number, (metric, values) in enumerate(self._measures):
+            if number not in found:
+                weights = self._weights(counts, np.arange(self._labels.size))
+                found[number] = metric(self._labels, values, weights)
+        return np.stack([found[number] for number in range(len(self._measures))])
+
+    def _weights(self, counts: FloatArray, rows: IntArray) -> FloatArray:
+        """Return what each of ``rows`` (n,) counts in each replicate, (R, n)."""
+        drawn = counts[:, self._group_of_row[rows]]
+        return drawn if self._row_weights is None else drawn * self._row_weights[rows]
 
 
 # Weights held at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.

@@ -15,7 +15,7 @@ from fvc_lib.analysis.figures.roc_and_calibration import (
     share_of_fakes,
 )
 from fvc_lib.analysis.read import queries
-from fvc_lib.metrics.calibration import equal_width_edges, expected_calibration_error
+from fvc_lib.metrics.calibration import bin_of, expected_calibration_error
 from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import GroupCounts, draw_half_samples, group_codes, group_interval, interval_ends
@@ -104,7 +104,7 @@ def test_bins_of_groups_are_those_of_rows_to_the_bit() -> None:
     shares = binned_shares(labels, scores, groups, replicates=50, seed=1)
     group_of_row, num_groups = group_codes(groups, labels.size)
     weights = next(draw_half_samples(labels, group_of_row, num_groups, replicates=50, seed=1))[:, group_of_row]
-    bins = np.digitize(scores, equal_width_edges(10)[1:-1])
+    bins = bin_of(scores)
     inside = bins[:, None] == np.unique(bins)
     with np.errstate(invalid="ignore"):
         drawn = (weights @ (inside * labels[:, None])) / (weights @ inside.astype(float))

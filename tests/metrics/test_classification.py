@@ -88,13 +88,6 @@ def test_true_positive_rate_is_the_best_of_all_thresholds(sample: tuple[np.ndarr
     assert c.true_positive_rate_at(*sample, false_positive_rate=rate) == pytest.approx(expected, abs=1e-12)
 
 
-def test_true_positive_rate_counts_one_of_twenty_as_five_percent() -> None:
-    labels = np.repeat([0, 1], [20, 2])
-    scores = np.concatenate([[0.9], np.full(19, 0.1), [0.8, 0.95]])
-    assert c.true_positive_rate_at(labels, scores) == 1.0
-    assert c.true_positive_rate_at(labels, scores, false_positive_rate=0.049) == 0.5
-
-
 @given(samples(), st.sampled_from([0.0, 0.3, 0.5, 0.9]))
 def test_decision_metrics_equal_scikit_learn(sample: tuple[np.ndarray, np.ndarray], threshold: float) -> None:
     labels, scores = sample
@@ -166,14 +159,3 @@ def test_bad_input_is_named(metric: Metric, labels: list, scores: list, weights:
 def test_scores_that_are_no_probabilities_are_refused(metric: Metric) -> None:
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         metric([0, 1], [0.1, 1.2])
-
-
-@pytest.mark.parametrize("metric", DECIDING, ids=lambda metric: metric.__name__)
-def test_scores_in_place_of_decisions_are_refused(metric: Metric) -> None:
-    with pytest.raises(ValueError, match="decide"):
-        metric([0, 1], [0.1, 0.9])
-
-
-def test_a_rate_out_of_range_is_refused() -> None:
-    with pytest.raises(ValueError, match="false_positive_rate"):
-        c.true_positive_rate_at([0, 1], [0.1, 0.9], false_positive_rate=5)

@@ -22,18 +22,6 @@ def test_counts_are_the_weights_at_or_above_each_distinct_score(rows: list[tuple
             assert curve.false_positives[replicate, number] == reached[labels == 0].sum()
 
 
-@given(ROWS, st.integers(0, 12), st.integers(0, 40))
-def test_the_number_of_points_found_by_bisection_is_that_of_counting(
-    rows: list[tuple[int, int, int, int]], most_alarms: int, most_calls: int
-) -> None:
-    labels, scores, *weights = (np.array(column) for column in zip(*rows, strict=True))
-    curve = confusion_curve(labels, scores.astype(float), np.array(weights, dtype=float))
-    found = curve.points_while(lambda hits, alarms: (alarms <= most_alarms) & (hits + alarms <= most_calls))
-    called = curve.true_positives + curve.false_positives
-    holds = (curve.false_positives <= most_alarms) & (called <= most_calls)
-    assert found.tolist() == holds.sum(axis=1).tolist()
-
-
 def test_some_rows_are_ranked_among_themselves_fakes_first() -> None:
     labels, scores = np.array([1, 0, 1, 0, 1]), np.array([0.1, 0.9, 0.8, 0.2, 0.5])
     ranked = rank_rows(labels, scores, np.array([0, 2, 3]))

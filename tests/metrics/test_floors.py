@@ -19,15 +19,6 @@ def test_dealt_labels_give_chance_in_a_range_that_groups_make_wider():
     assert found.std() > 2 * alone.std()
 
 
-def test_every_deal_keeps_the_number_of_fake_groups_of_one_size():
-    labels, groups = [0, 0, 1, 1, 0, 0], ["a", "a", "b", "b", "c", "c"]
-    found = shuffled_label_aucs(labels, [[1.0, 0], [1, 0], [2, 0], [2, 0], [3, 0], [3, 0]], groups, num=30)
-    assert set(found[0].tolist()) == {0.0, 0.5, 1.0}
-    assert set(found[1].tolist()) == {0.5}
-    with pytest.raises(ValueError, match="scores"):
-        shuffled_label_aucs(labels, [1, 2, 3, 4, 5, 6], groups)
-
-
 def test_the_floor_is_the_auc_between_the_two_largest_real_sources() -> None:
     generator = np.random.default_rng(0)
     sources = np.array(["phone"] * 60 + ["web"] * 50 + ["archive"] * 5 + [None] * 40, dtype=object)

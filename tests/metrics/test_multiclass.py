@@ -5,7 +5,7 @@ import pytest
 import sklearn.metrics
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.metrics.intervals import draw_half_samples, intervals_over_groups
+from fvc_lib.metrics.intervals import intervals_over_groups
 from fvc_lib.metrics.multiclass import (
     class_scores,
     confusion_matrix,
@@ -15,7 +15,6 @@ from fvc_lib.metrics.multiclass import (
     top_k_accuracy,
     top_k_measure,
 )
-from tests.metrics.interval_oracle import naive_ends
 
 CLASSES = 5
 
@@ -98,31 +97,6 @@ def test_whole_weights_mean_repeated_rows(sample: tuple[np.ndarray, np.ndarray],
         repeated = np.repeat(np.arange(labels.size), row)
         assert value == pytest.approx(macro_f1(labels[repeated], predicted[repeated]), abs=1e-12)
         assert hit == pytest.approx(top_k_accuracy(predicted[repeated] + 1, 2), abs=1e-12)
-
-
-def test_intervals_are_those_of_naive_half_samples_of_whole_groups() -> None:
-    generator = np.random.default_rng(4)
-    groups = np.repeat(np.arange(12), 3)
-    labels = np.repeat(generator.integers(0, 4, 12), 3)
-    predicted = np.where(generator.random(36) < 0.6, labels, generator.integers(0, 4, 36))
-    measures = [top_k_measure(1 + (labels != predicted), 1), *macro_measures(labels, predicted).values()]
-    intervals = intervals_over_groups(measures, groups, replicates=80, seed=5)
-    zeros = np.zeros(36, dtype=np.int64)
-    counts = np.concatenate(list(draw_half_samples(zeros, groups, 12, replicates=80, seed=5))).astype(int)
-    drawn = [np.repeat(np.arange(36), row[groups]) for row in counts]
-    accuracies = [float((labels[rows] == predicted[rows]).mean()) for rows in drawn]
-    macros = [macro_scores(labels[rows], predicted[rows]) for rows in drawn]
-    columns = [accuracies, *zip(*macros, strict=True)]
-    for interval, values in zip(intervals, columns, strict=True):
-        assert (interval.low, interval.high) == pytest.approx(naive_ends(interval.value, values, 11), abs=1e-12)
-        assert interval.low < interval.value < interval.high
-        assert (interval.num_groups, interval.num_rows, interval.replicates) == (12, 36, 80)
-
-
-def test_one_group_gives_a_value_without_an_interval() -> None:
-    (interval,) = intervals_over_groups([top_k_measure([1, 2, 1, 1], 1)], ["a"] * 4)
-    assert interval.value == 0.75
-    assert np.isnan(interval.low)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import sklearn.metrics
 from hypothesis import given, strategies as st
 
-from fvc_lib.metrics.classification import best_threshold, decide
+from fvc_lib.metrics.classification import decide
 from fvc_lib.metrics.operating_points import (
     confusion_at,
     crossed_thresholds,
@@ -49,11 +49,6 @@ def test_no_other_threshold_is_better(rows: list[tuple[int, float]], text: str) 
     assert merit(threshold_at(point, labels, scores)) == pytest.approx(max(tried), abs=1e-9)
 
 
-def test_of_probabilities_best_is_the_threshold_that_runs_choose() -> None:
-    labels, scores = [0, 1, 0, 1], [0.05, 0.15, 0.55, 0.75]
-    assert threshold_at(operating_point("best"), labels, scores) == best_threshold(labels, scores)
-
-
 def test_a_false_alarm_rate_needs_reals_only_and_may_call_nothing_fake() -> None:
     point = operating_point("fpr=0.1")
     assert threshold_at(point, [0] * 5, [1, 2, 3, 4, 5]) == math.inf
@@ -64,24 +59,12 @@ def test_a_false_alarm_rate_needs_reals_only_and_may_call_nothing_fake() -> None
         threshold_at(point, [1], [1])
 
 
-def test_costs_move_the_threshold() -> None:
-    labels, scores = [0, 0, 1, 0, 1, 1], [1, 2, 3, 4, 5, 6]
-    careful = threshold_at(operating_point("cost=5:1"), labels, scores)
-    eager = threshold_at(operating_point("cost=1:5"), labels, scores)
-    assert (careful, eager) == (4.5, 2.5)
-
-
 @given(ROWS, SCORE)
 def test_the_confusion_is_that_of_scikit_learn(rows: list[tuple[int, float]], threshold: float) -> None:
     labels, scores = (np.array(column) for column in zip(*rows, strict=True))
     found = confusion_at(labels, scores, threshold)
     wanted = sklearn.metrics.confusion_matrix(labels, decide(scores, threshold), labels=[0, 1])
     assert [[found.rejections, found.false_alarms], [found.misses, found.hits]] == wanted.tolist()
-
-
-def test_a_threshold_of_nan_is_refused() -> None:
-    with pytest.raises(ValueError, match="NaN"):
-        confusion_at([0, 1], [0, 1], math.nan)
 
 
 def test_halves_keep_groups_whole_and_both_labels_even():

@@ -53,14 +53,6 @@ def test_r_squared_of_equal_values_is_undefined(constant: float) -> None:
     assert regression_scores(values, values).mae == 0
 
 
-def test_r_squared_of_a_replicate_with_equal_values_is_undefined() -> None:
-    values, predicted = np.array([0.1, 0.1, 0.7, 0.7, 0.3]), np.array([0.2, 0.1, 0.7, 0.6, 0.3])
-    weights = np.array([[3, 1, 0, 0, 0], [0, 0, 1, 2, 0], [0, 0, 0, 0, 0], [1, 1, 1, 0, 0]])
-    found = weighted("r2", values, predicted, weights)
-    assert np.isnan(found[:3]).all()
-    assert found[3] == pytest.approx(regression_scores(values[:3], predicted[:3]).r2)
-
-
 def test_intervals_are_those_of_naive_half_samples_of_whole_groups() -> None:
     generator = np.random.default_rng(1)
     groups = np.repeat(np.arange(10), 4)

@@ -43,11 +43,6 @@ def test_the_area_is_the_mean_over_all_orders_of_equally_sure_rows(rows: list[tu
     assert risk_coverage(labels, scores, 0.5).area == pytest.approx(np.mean(areas), abs=1e-12)
 
 
-def test_a_constant_score_gains_nothing_by_abstaining() -> None:
-    curve = risk_coverage([0, 1, 1, 1], [0.7] * 4, 0.5)
-    assert (curve.coverages.tolist(), curve.risks.tolist(), curve.area) == ([1.0], [0.25], 0.25)
-
-
 @pytest.mark.parametrize(
     ("labels", "scores", "thresholds"), [([], [], 0.5), ([2], [0.1], 0.5), ([1], [np.nan], 0.5), ([1], [0.1], np.nan)]
 )

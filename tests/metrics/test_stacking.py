@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
@@ -59,18 +59,3 @@ def test_the_fit_is_that_of_another_solver_and_of_any_order():
     turned = fit_stacking(labels[::-1], values[::-1, ::-1], votes[::-1])
     np.testing.assert_allclose(turned.weights[::-1], found.weights, atol=1e-6)
     np.testing.assert_allclose(turned.intercept, found.intercept, atol=1e-6)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000))
-def test_two_equal_detectors_count_alike(seed):
-    labels, values = sample(20, seed)
-    twins = fit_stacking(labels, values[:, [0, 0]], np.ones(20))
-    assert twins.weights[0] == pytest.approx(twins.weights[1], abs=1e-6)
-
-
-def test_log_odds_without_sense_are_refused():
-    with pytest.raises(ValueError, match="finite"):
-        fit_stacking([0, 1], [[np.nan], [1.0]], [1, 1])
-    with pytest.raises(ValueError, match="labels"):
-        fit_stacking([0, 1, 1], [[0.0], [1.0]], [1, 1])

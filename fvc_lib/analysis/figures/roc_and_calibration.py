@@ -235,22 +235,20 @@ def binned_shares(
     scores: FloatArray,
     groups: Sequence[str],
     *,
-    num_bins: int = 10,
     replicates: int = 1000,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> pl.DataFrame:
-    """Return the share of fakes in each filled bin of equal width, with an interval over groups.
+    """Return the share of fakes in each filled bin, with an interval over groups.
 
     Replicates draw groups as the intervals of the metrics do; a bin that a replicate leaves empty has no share in it.
 
     Returns:
         ``mean_score fake_share low high num_videos num_groups``; the ends are NaN in bins of one group.
     """
-    edges = calibration.equal_width_edges(num_bins)
-    bins = calibration.reliability_bins(labels, scores, edges)
+    bins = calibration.reliability_bins(labels, scores)
     filled = np.flatnonzero(bins.counts)
-    inside = np.searchsorted(edges[1:-1], scores, side="right")[:, None] == filled
+    inside = calibration.bin_of(scores)[:, None] == filled
     group_of_row, num_groups = group_codes(groups, labels.size)
     # Summed by group first: sums of whole numbers are exact in any order, and rows need no weights of their own.
     videos, fakes = np.zeros((2, num_groups, filled.size))
