@@ -172,6 +172,8 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
 def test_with_evenly_drawn_classes_a_partner_s_class_is_drawn_evenly_too(tiny_training, balance, monkeypatch):
     """The prior that is put back afterwards takes both classes for equally frequent in what was trained on."""
     monkeypatch.setattr("fvc_lib.tasks.video.training.MIX_SHARE", 1.0)
+    monkeypatch.setattr("fvc_lib.tasks.video.training.MIX_SHARE", 1.0)
+    monkeypatch.setattr("fvc_lib.tasks.video.training.MIX_SHARE", 1.0)
     tiny = tiny_training.with_config(class_balance=balance, mixup_alpha=0.4)
     clips = fold_training(tiny.paths, tiny.config, 0).task.training_data
     real = [row for row in clips.rows if row.label == 0]

@@ -1,11 +1,9 @@
-"""Mixup and cutmix: everything that is known is mixed alike, and nothing becomes known that was not."""
+"""Mixup and cutmix of pixels and classes."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
-from fvc_lib.tasks.image.data import mixed_values
 from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target, rows_of_classes
 
 
@@ -35,22 +33,6 @@ def test_mixup_lets_both_pictures_shine_through():
     assert mixed_pixels(dark, light, Mix(0, None, 0.25)).unique().tolist() == [150]
     assert torch.equal(mixed_pixels(dark, light, Mix(0, None, 1.0)), dark)
     assert torch.equal(mixed_pixels(dark, light, Mix(0, None, 0.0)), light)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    share=st.floats(0, 1),
-    own=st.lists(st.booleans(), min_size=3, max_size=3),
-    other=st.lists(st.booleans(), min_size=3, max_size=3),
-)
-def test_a_number_is_mixed_where_both_have_it_and_unknown_elsewhere(share, own, other):
-    known, partner_known = torch.tensor(own).float(), torch.tensor(other).float()
-    values, partner = torch.tensor([1.0, -2.0, 3.0]) * known, torch.tensor([5.0, 6.0, -7.0]) * partner_known
-    mixed, both = mixed_values(values, known, partner, partner_known, Mix(0, None, share))
-    for place in range(3):
-        assert both[place] == (own[place] and other[place])
-        expected = share * values[place] + (1 - share) * partner[place] if both[place] else 0.0
-        assert mixed[place] == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_a_class_counts_with_its_pictures_share_also_beside_a_picture_without_one():

@@ -2,18 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
-from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.task import value_losses
 from tests.kits.image_kit import image_tables, image_task
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -32,38 +27,17 @@ def small_model(task, num_classes=3, num_targets=2):
     return ImageModel(SmallResnet((8, 8)), num_classes, num_targets)
 
 
-def gradients(task, model, batch, micro_batch):
-    transaction = BatchTransaction(task, model, Precision(resolve_device("cpu")), CPU)
-    result = transaction.gradients(batch, micro_batch)
-    return result.loss.mean(), {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
-@pytest.mark.parametrize("micro_batch", [12, 8, 5, 1])
-def test_the_gradients_of_24_at_once_are_those_of_any_parts(task, micro_batch):
-    model, batch = small_model(task), task.training_data.__getitems__(range(24))
-    known = batch.tensors["known"]
-    assert 0 < known.sum() < known.numel()
-    loss, expected = gradients(task, model, batch, 24)
-    split_loss, got = gradients(task, model, batch, micro_batch)
-    assert split_loss == pytest.approx(loss, rel=1e-6)
-    for name, gradient in expected.items():
-        assert (got[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, name
-
-
-def test_a_number_that_nobody_knows_leaves_its_head_exactly_alone(task):
+def test_unknown_labels_give_no_gradient_at_all(task):
     model, batch = small_model(task), task.training_data.__getitems__(range(8))
     batch.tensors["known"][:, 0] = 0
-    batch.tensors["values"][:, 0] = 1e30  # whatever stands there
+    batch.tensors["values"][:, 0] = 1e30
     task.loss(task.forward(model, batch), batch).total.backward()
     assert (model.target_head.weight.grad[0] == 0).all()
-    assert model.target_head.bias.grad[0] == 0
     assert (model.target_head.weight.grad[1] != 0).any()
 
-
-def test_a_picture_without_a_class_or_a_number_gives_no_gradient_at_all(task):
-    model, batch = small_model(task), task.training_data.__getitems__(range(4))
     batch.tensors["known"].zero_()
     batch.tensors["class_target"].zero_()
+    model.zero_grad()
     task.loss(task.forward(model, batch), batch).total.backward()
     assert all((parameter.grad == 0).all() for parameter in model.parameters())
 
@@ -124,5 +98,3 @@ def test_the_task_says_which_epochs_train_what(corpus):
         counts.append(sum(all(p.requires_grad for p in stage) for stage in model.backbone.stages()))
     assert counts == [0, 1, 2, num_stages, 0]
     assert all(p.requires_grad for p in model.class_head.parameters())
-    with pytest.raises(TypeError, match="wanted the ImageModel"):
-        task.begin_epoch(nn.Linear(1, 1), 0)

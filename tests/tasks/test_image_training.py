@@ -128,13 +128,6 @@ def test_the_log_has_validation_metrics_per_epoch_and_the_test_parts_once(traine
         assert logged.count(("test", name)) == 1
 
 
-def test_a_finished_training_is_read_back(trained):
-    run, outcome = trained
-    again = run.train()
-    assert again.training.history == outcome.training.history
-    assert again.fingerprint == outcome.fingerprint
-
-
 def test_results_stand_beside_controls_with_intervals(trained, corpus):
     run, _ = trained
     results = image_results(run.paths, run.config)
@@ -186,29 +179,18 @@ def test_a_stopped_training_goes_on_to_the_same_bits(run, trained):
     )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"mixup_alpha": 0.9}, {"cutmix_alpha": 0.9}, {"image_size": 17},
-        {"label_smoothing": 0.2}, {"class_balance": "none"}, {"seed": 1}, {"epochs": 3},
-        {"freeze_backbone_epochs": 1}, {"unfreeze_stage_epochs": 1}, {"backbone": "timm:x"}, {"learning_rate": 0.1},
-        {"effective_batch_size": 6},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_checkpoint_is_bound_to_what_weights_depend_on(trained, change):
+def test_a_checkpoint_is_bound_to_the_parameters_that_weights_depend_on(trained):
     run, outcome = trained
     root, parts = read_image_parts(run.paths, run.config)
-    training = image_split_training(root, parts, run.config)
-    assert training.fingerprint == outcome.fingerprint
-    assert image_split_training(root, parts, run.config.model_copy(update=change)).fingerprint != outcome.fingerprint
-
-
-@pytest.mark.parametrize("change", [{"batch_size": 4}, {"num_workers": 1}, {"device": "cuda"}], ids=str)
-def test_how_it_is_computed_binds_no_checkpoint(trained, change):
-    run, outcome = trained
-    root, parts = read_image_parts(run.paths, run.config)
-    assert image_split_training(root, parts, run.config.model_copy(update=change)).fingerprint == outcome.fingerprint
+    assert image_split_training(root, parts, run.config).fingerprint == outcome.fingerprint
+    for change, binds in (
+        ({"mixup_alpha": 0.9}, True), ({"cutmix_alpha": 0.9}, True), ({"image_size": 17}, True), ({"seed": 1}, True),
+        ({"label_smoothing": 0.2}, True), ({"class_balance": "none"}, True), ({"epochs": 3}, True),
+        ({"freeze_backbone_epochs": 1}, True), ({"backbone": "timm:x"}, True), ({"effective_batch_size": 6}, True),
+        ({"batch_size": 4}, False), ({"num_workers": 1}, False), ({"device": "cuda"}, False),
+    ):  # fmt: skip
+        other = image_split_training(root, parts, run.config.model_copy(update=change))
+        assert (other.fingerprint != outcome.fingerprint) == binds, change
 
 
 def test_a_checkpoint_is_refused_under_more_epochs(run, trained):
@@ -232,11 +214,6 @@ def test_a_picture_that_is_gone_is_named_before_anything_is_trained(run, tmp_pat
 def test_drawing_classes_evenly_needs_a_class_of_every_picture(run):
     with pytest.raises(UsageError, match="class_balance sampler"):
         run("sampler", class_balance="sampler").train()
-
-
-def test_a_backbone_that_is_not_there_is_a_usage_error(run):
-    with pytest.raises(UsageError, match="torchvision"):
-        run("adapter", backbone="torchvision:no_such_net").train()
 
 
 @pytest.mark.parametrize(
@@ -265,19 +242,15 @@ def test_what_a_training_can_begin_with_is_let_through_and_changes_no_random_num
     assert torch.get_rng_state().equal(before)
 
 
-def test_weights_of_a_file_bind_the_checkpoint_by_content(run, trained, tmp_path):
-    here, there = tmp_path / "a.safetensors", tmp_path / "sub" / "b.safetensors"
-    there.parent.mkdir()
-    for path in (here, there):
-        path.write_bytes(b"same")
+def test_weights_of_a_file_bind_the_checkpoint_by_content(run, tmp_path):
     parameters = []
-    for path in (here, there):
+    for name, content in (("a", b"same"), ("b", b"same"), ("c", b"other")):
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(content)
         with_weights = run("weights", backbone_weights=str(path))
         root, parts = read_image_parts(with_weights.paths, with_weights.config)
         parameters.append(image_split_training(root, parts, with_weights.config).parameters)
-    assert parameters[0] == parameters[1]
-    assert parameters[0]["backbone_weights"]
-    json.dumps(parameters[0])
+    assert parameters[0] == parameters[1] != parameters[2]
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS
-from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target, rows_of_classes
+from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, mixed_target, rows_of_classes
 from fvc_lib.video.decode.still_image import decode_image
 
 UNKNOWN_CLASS = -1
@@ -58,15 +58,11 @@ def labels_of_training(
     Raises:
         DataError: no training picture has a value of a target.
     """
-    counts = np.isfinite(values).sum(axis=0)
-    unknown = [name for name, count in zip(targets, counts, strict=True) if not count]
-    if unknown:
+    if unknown := [name for name, column in zip(targets, values.T, strict=True) if not np.isfinite(column).any()]:
         raise DataError(
             f"targets {', '.join(unknown)}: no picture of the training part has this number, so it cannot be learned. "
             "Choose others with -p targets, or give the training pictures this number."
         )
-    if not targets:
-        return ImageLabels(classes)
     means, deviations = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
     deviations = np.where(deviations > 1e-12 * np.maximum(1.0, np.abs(means)), deviations, 1.0)
     return ImageLabels(classes, targets, units, tuple(means.tolist()), tuple(deviations.tolist()))
@@ -74,13 +70,20 @@ def labels_of_training(
 
 @dataclass(frozen=True)
 class ImageRecords:
-    """N pictures in the order of their ids."""
+    """N pictures in the order of their ids.
+
+    Attributes:
+        image_ids, group_ids: N.
+        paths: N, relative to the corpus' root, as tables have them.
+        class_indices: int64 (N,), places in ``ImageLabels.classes``; -1 where none is known.
+        values: float64 (N, T) in the targets' units; NaN where not known.
+    """
 
     image_ids: tuple[str, ...]
     group_ids: tuple[str, ...]
-    paths: tuple[str, ...]  # relative to the corpus' root, as tables have them
-    class_indices: IntArray  # int64 (N,), places in ``ImageLabels.classes``; -1 where none is known
-    values: FloatArray  # float64 (N, T) in the targets' units; NaN where not known
+    paths: tuple[str, ...]
+    class_indices: IntArray
+    values: FloatArray
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -106,75 +109,41 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
         DataError: a part is empty, the training part lacks a class or a target, or a target has two units.
     """
     classes = tuple(sorted(images["class_label"].drop_nulls().unique().to_list()))
-    units = _units(targets)
-    values = _wide(images, targets, tuple(units))
-    something = [pl.col(name).is_not_null() for name in ("class_label", *(f"value:{target}" for target in units))]
-    known = values.filter(pl.any_horizontal(*something))
-    parts = {part: _records(known.filter(pl.col("part") == part), classes, tuple(units)) for part in PARTS}
-    empty = [part for part, records in parts.items() if not len(records)]
-    if empty:
+    units = targets.select("target", "unit").unique().sort("target", "unit")
+    if twice := units.filter(pl.col("target").is_duplicated())["target"].unique().sort().to_list():
+        raise DataError(f"targets {', '.join(twice)}: got several units each. Give every row of a target the same.")
+    names, known = tuple(units["target"]), images.sort("image_id")
+    for name in names:
+        column = targets.filter(target=name).select("image_id", pl.col("value").alias(f"value:{name}"))
+        known = known.join(column, on="image_id", how="left", maintain_order="left")
+    values = [f"value:{name}" for name in names]
+    number = pl.col("class_label").replace_strict(dict(zip(classes, range(len(classes)), strict=True)), default=-1)
+    known = known.filter(pl.any_horizontal(pl.col("class_label", *values).is_not_null()))
+    known = known.with_columns(number=number.cast(pl.Int64))
+    parts = {}
+    for name in PARTS:
+        part = known.filter(part=name)
+        if not part.height:
+            raise DataError(
+                f"images: no picture with a class or a number in the {name} part. Give the corpus more groups."
+            )
+        numbers = part.select(pl.col(values).cast(pl.Float64).fill_null(np.nan)).to_numpy()
+        parts[name] = ImageRecords(
+            image_ids=tuple(part["image_id"]),
+            group_ids=tuple(part["group_id"]),
+            paths=tuple(part["path"]),
+            class_indices=part["number"].to_numpy(),
+            values=numbers.reshape(part.height, len(names)),
+        )
+    train = parts["train"]
+    if unlearned := [label for place, label in enumerate(classes) if place not in train.class_indices]:
         raise DataError(
-            f"images: no picture with a class or a number in the {' and the '.join(empty)} part. Give the corpus more "
+            f"{len(unlearned)} classes have no picture in the training part, so they cannot be learned: "
+            f"{', '.join(map(repr, unlearned[:_NAMED_AT_MOST]))}. Leave them out of the corpus, or give them more "
             "groups."
         )
-    _refuse_untrained_classes(parts["train"], classes)
-    labels = labels_of_training(classes, tuple(units), tuple(units.values()), parts["train"].values)
-    fingerprint = _fingerprint(labels, parts)
-    return ImageParts(labels, parts["train"], parts["validation"], parts["test"], fingerprint)
-
-
-def require_files(root: Path, parts: ImageParts) -> None:
-    """Raise ``DataError`` if a picture is missing from ``root``; the error names up to ten."""
-    everything = (path for part in (parts.train, parts.validation, parts.test) for path in part.paths)
-    missing = [path for path in everything if not (root / path_from_text(path)).is_file()]
-    if missing:
-        more = f" and {len(missing) - _NAMED_AT_MOST} more" if len(missing) > _NAMED_AT_MOST else ""
-        raise DataError(
-            f"{len(missing)} pictures are gone from {str(root)!r} since they were indexed: "
-            f"{', '.join(map(repr, missing[:_NAMED_AT_MOST]))}{more}. Put them back, or index the corpus in a new run."
-        )
-
-
-def _units(targets: pl.DataFrame) -> dict[str, str]:
-    """Return the unit of each target, sorted by target."""
-    pairs = targets.select("target", "unit").unique().sort("target", "unit")
-    twice = pairs.filter(pl.col("target").is_duplicated())["target"].unique().sort().to_list()
-    if twice:
-        raise DataError(f"targets {', '.join(twice)}: got several units each. Give every row of a target the same.")
-    return {str(target): str(unit) for target, unit in pairs.iter_rows()}
-
-
-def _wide(images: pl.DataFrame, targets: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """Return ``images`` sorted by id, with a column ``value:NAME`` per target; null where unknown."""
-    wide = images.sort("image_id")
-    for name in names:
-        column = targets.filter(pl.col("target") == name).select("image_id", pl.col("value").alias(f"value:{name}"))
-        wide = wide.join(column, on="image_id", how="left", maintain_order="left")
-    return wide
-
-
-def _records(part: pl.DataFrame, classes: Sequence[str], targets: Sequence[str]) -> ImageRecords:
-    number_of = {label: number for number, label in enumerate(classes)}
-    columns = [part[f"value:{name}"].to_numpy() for name in targets]
-    indices = [UNKNOWN_CLASS if label is None else number_of[label] for label in part["class_label"]]
-    return ImageRecords(
-        image_ids=tuple(part["image_id"]),
-        group_ids=tuple(part["group_id"]),
-        paths=tuple(part["path"]),
-        class_indices=np.array(indices, dtype=np.int64),
-        values=np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((part.height, 0)),
-    )
-
-
-def _refuse_untrained_classes(train: ImageRecords, classes: Sequence[str]) -> None:
-    learned = set(train.class_indices.tolist())
-    unlearned = [label for number, label in enumerate(classes) if number not in learned]
-    if unlearned:
-        named = ", ".join(map(repr, unlearned[:_NAMED_AT_MOST]))
-        raise DataError(
-            f"{len(unlearned)} classes have no picture in the training part, so they cannot be learned: {named}. Leave "
-            "them out of the corpus, or give them more groups."
-        )
+    labels = labels_of_training(classes, names, tuple(units["unit"]), train.values)
+    return ImageParts(labels, train, parts["validation"], parts["test"], _fingerprint(labels, parts))
 
 
 def _fingerprint(labels: ImageLabels, parts: Mapping[str, ImageRecords]) -> str:
@@ -185,6 +154,17 @@ def _fingerprint(labels: ImageLabels, parts: Mapping[str, ImageRecords]) -> str:
         digest.update(records.class_indices.tobytes())
         digest.update(records.values.tobytes())
     return digest.hexdigest()
+
+
+def require_files(root: Path, parts: ImageParts) -> None:
+    """Raise ``DataError`` if a picture is missing from ``root``; the error names up to ten."""
+    everything = (path for part in (parts.train, parts.validation, parts.test) for path in part.paths)
+    if missing := [path for path in everything if not (root / path_from_text(path)).is_file()]:
+        more = f" and {len(missing) - _NAMED_AT_MOST} more" if len(missing) > _NAMED_AT_MOST else ""
+        raise DataError(
+            f"{len(missing)} pictures are gone from {str(root)!r} since they were indexed: "
+            f"{', '.join(map(repr, missing[:_NAMED_AT_MOST]))}{more}. Put them back, or index the corpus in a new run."
+        )
 
 
 # The square crop that a network sees. Crops are mild because targets such as calories depend on the whole picture: a
@@ -205,7 +185,7 @@ def middle_view(pixels: Tensor, size: int) -> Tensor:
     height, width = pixels.shape[1:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
-    return resized(pixels[:, top : top + side, left : left + side], size)
+    return _resized(pixels[:, top : top + side, left : left + side], size)
 
 
 def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> Tensor:
@@ -216,40 +196,27 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
     area, shape, across, down = generator.uniform(size=4)
     flips = generator.uniform() < 0.5
     brightness, contrast, saturation = 1 + _COLOUR * generator.uniform(-1, 1, size=3)
-    view = resized(_cropped(pixels, area, shape, across, down), size)
-    if flips:
-        view = view.flip(2)
-    return _coloured(view, brightness, contrast, saturation)
-
-
-def _cropped(pixels: Tensor, area: float, shape: float, across: float, down: float) -> Tensor:
-    """Crop a picture; its area, aspect ratio and place are given by draws in [0, 1)."""
     height, width = pixels.shape[1:]
     side = min(height, width)  # of the square that evaluation sees
     scale = math.sqrt(_LEAST_AREA + (1 - _LEAST_AREA) * area)
     stretch = math.exp((2 * shape - 1) * math.log(_WIDEST) / 2)
-    crop_height = max(1, min(height, round(side * scale / stretch)))
-    crop_width = max(1, min(width, round(side * scale * stretch)))
-    # Stay around the middle square, which is all that evaluation sees.
-    top = _start(height, crop_height, side, down)
-    left = _start(width, crop_width, side, across)
-    return pixels[:, top : top + crop_height, left : left + crop_width]
-
-
-def _start(length: int, crop: int, side: int, draw: float) -> int:
-    room = max(side, crop) - crop
-    first = (length - max(side, crop)) // 2 + math.floor(draw * (room + 1))
-    return min(max(0, first), length - crop)
-
-
-def _coloured(view: Tensor, brightness: float, contrast: float, saturation: float) -> Tensor:
-    colours = view.float() * brightness
+    rows = _placed(height, round(side * scale / stretch), side, down)
+    columns = _placed(width, round(side * scale * stretch), side, across)
+    view = _resized(pixels[:, rows, columns], size)
+    colours = (view.flip(2) if flips else view).float() * brightness
     # Sum with NumPy: torch's sum depends on the number of threads, which differs in loader processes.
     mean = float(_grey(colours).numpy().mean(dtype=np.float64))
     colours = mean + contrast * (colours - mean)
     grey = _grey(colours)
-    colours = grey + saturation * (colours - grey)
-    return _as_bytes(colours)
+    return _as_bytes(grey + saturation * (colours - grey))
+
+
+def _placed(length: int, crop: int, side: int, draw: float) -> slice:
+    """Return the place of a crop on an axis of ``length``, around its middle ``side``; ``draw`` is in [0, 1)."""
+    crop = max(1, min(length, crop))
+    first = (length - max(side, crop)) // 2 + math.floor(draw * (max(side, crop) - crop + 1))
+    first = min(max(0, first), length - crop)
+    return slice(first, first + crop)
 
 
 def _grey(colours: Tensor) -> Tensor:
@@ -263,20 +230,11 @@ def _as_bytes(colours: Tensor) -> Tensor:
     return colours.round().clamp(0, 255).to(torch.uint8)
 
 
-def resized(pixels: Tensor, size: int) -> Tensor:
+def _resized(pixels: Tensor, size: int) -> Tensor:
     """Resize uint8 (3, H, W) to uint8 (3, size, size), bilinearly and with antialiasing."""
     if pixels.shape[1:] == (size, size):
         return pixels
-    scaled = F.interpolate(pixels[None].float(), size=(size, size), mode="bilinear", antialias=True)
-    return _as_bytes(scaled[0])
-
-
-def mixed_values(
-    values: Tensor, known: Tensor, partner_values: Tensor, partner_known: Tensor, mix: Mix
-) -> tuple[Tensor, Tensor]:
-    """Return mixed values (T,) and which are known (T,): only those that both pictures have."""
-    both = known * partner_known
-    return both * (mix.share * values + (1 - mix.share) * partner_values), both
+    return _as_bytes(F.interpolate(pixels[None].float(), size=(size, size), mode="bilinear", antialias=True)[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,16 +247,26 @@ class ImageDataset:
     - ``class_target`` float32 (C,): the weight of each class in the loss; all zero without a class;
     - ``class_index`` int64 (): the picture's own class, also when another picture is mixed in; -1 without a class;
     - ``values`` float32 (T,): scaled; 0 where unknown;
-    - ``known`` float32 (T,): 1 where the value is known, else 0.
+    - ``known`` float32 (T,): 1 where the value is known, else 0. A mixed value is known where both pictures have it.
+
+    Attributes:
+        root: of the corpus.
+        records: the pictures.
+        labels: of the corpus.
+        size: S, in pixels.
+        class_weights: loss weights float64 (C,); None: 1 each.
+        mixing: set for training: then views are random and differ between epochs.
+        seed: seed, picture and epoch determine everything random.
+        epoch: 0-based.
     """
 
-    root: Path  # of the corpus
+    root: Path
     records: ImageRecords
     labels: ImageLabels
-    size: int  # S, in pixels
-    class_weights: FloatArray | None = None  # float64 (C,): loss weights; None: 1 each
-    mixing: MixSettings | None = None  # set for training: then views are random and differ between epochs
-    seed: int = 0  # seed, picture and epoch determine everything random
+    size: int
+    class_weights: FloatArray | None = None
+    mixing: MixSettings | None = None
+    seed: int = 0
     epoch: int = 0
 
     @property
@@ -315,25 +283,21 @@ class ImageDataset:
         return len(self.records)
 
     def __getitem__(self, index: int) -> Sample:
-        own = self._own_tensors(index)
-        mix = self._mix(index)
+        own, mix = self._own_tensors(index), None
+        if self.mixing is not None:
+            rows = self._rows_of_class if self.mixing.balanced else None
+            mix = draw_mix(self.mixing, len(self), self.size, self._generator("mix", index), rows)
         if mix is not None:
             other = self._own_tensors(mix.partner)
-            values, known = mixed_values(own["values"], own["known"], other["values"], other["known"], mix)
             own["image"] = mixed_pixels(own["image"], other["image"], mix)
             own["class_target"] = mixed_target(own["class_target"], other["class_target"], mix)
-            own["values"], own["known"] = values, known
+            own["known"] = own["known"] * other["known"]
+            own["values"] = own["known"] * mixed_target(own["values"], other["values"], mix)
         return Sample(self.records.image_ids[index], own)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the samples of ``indices`` as one batch."""
         return stack_samples([self[index] for index in indices])
-
-    def _mix(self, index: int) -> Mix | None:
-        if self.mixing is None:
-            return None
-        rows = self._rows_of_class if self.mixing.balanced else None
-        return draw_mix(self.mixing, len(self), self.size, self._generator("mix", index), rows)
 
     @cached_property
     def _rows_of_class(self) -> list[np.ndarray]:
@@ -341,29 +305,26 @@ class ImageDataset:
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
         """Return the tensors of one picture, before mixing."""
-        class_index = int(self.records.class_indices[index])
+        class_index, training = int(self.records.class_indices[index]), self.mixing is not None
         class_target = torch.zeros(len(self.labels.classes))
         if class_index != UNKNOWN_CLASS:
             class_target[class_index] = 1.0 if self.class_weights is None else float(self.class_weights[class_index])
         values = self.records.values[index]
         known = np.isfinite(values)
         scaled = np.where(known, self.labels.scaled(values), 0.0) if values.size else values
+        path = self.root / path_from_text(self.records.paths[index])
+        pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
+        picture = torch.from_numpy(pixels).permute(2, 0, 1)
+        view = training_view(picture, self.size, self._generator("view", index)) if training else middle_view(
+            picture, self.size
+        )  # fmt: skip
         return {
-            "image": self._view(index),
+            "image": view.contiguous(),
             "class_target": class_target,
             "class_index": torch.tensor(class_index),
             "values": torch.from_numpy(scaled.astype(np.float32)),
             "known": torch.from_numpy(known.astype(np.float32)),
         }
-
-    def _view(self, index: int) -> Tensor:
-        training = self.mixing is not None
-        path = self.root / path_from_text(self.records.paths[index])
-        pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
-        picture = torch.from_numpy(pixels).permute(2, 0, 1)
-        if not training:
-            return middle_view(picture, self.size).contiguous()
-        return training_view(picture, self.size, self._generator("view", index)).contiguous()
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
         """Return a generator for one picture and epoch; order, process and batch do not matter."""

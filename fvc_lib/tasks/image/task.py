@@ -20,37 +20,32 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels
 
-LABELS, CALIBRATION = "labels.json", "calibration.json"  # of ``ImageLabels`` and ``Calibration``
-_UNRANKED = 0  # no class, or scores that are not finite
+LABELS, CALIBRATION = "labels.json", "calibration.json"  # files of ``ImageLabels`` and ``Calibration``
 
 
 @dataclass(frozen=True)
 class ScoredClasses:
-    """Predictions for the N pictures that have a class; each field is (N,).
+    """Predictions for the N pictures that have a class.
 
-    ``rows`` are their places in the pass. ``predicted`` is the class with the highest score (the first of equal ones).
-    ``ranks`` is the rank of the true class, with ties against the model. Scores that are not finite give the
-    probability NaN and the rank 0.
+    Attributes:
+        rows: int64 (N,), places in the pass.
+        class_indices: int64 (N,), the true classes.
+        logits: float64 (N, C).
+        predicted: int64 (N,), the class with the highest score, the first of equal ones.
+        probabilities: float64 (N,), of the predicted class; NaN where a score is not finite.
+        ranks: int64 (N,), of the true class, with ties against the model; 0 where a score is not finite.
     """
 
     rows: IntArray
     class_indices: IntArray
+    logits: FloatArray
     predicted: IntArray
     probabilities: FloatArray
     ranks: IntArray
 
 
-@dataclass(frozen=True)
-class ScoredTarget:
-    """The N pictures with a known value of one target: places in the pass, true and predicted values in its unit."""
-
-    rows: IntArray
-    values: FloatArray
-    predicted: FloatArray
-
-
 class ImageScores(SampleColumns):
-    """Collect each picture's class, predicted class, probability, rank and values.
+    """Collect each picture's class, logits and values.
 
     Reads the outputs ``class_logits`` (B, C) and ``values`` (B, T) and the batch's ``class_index``, ``values`` and
     ``known``.
@@ -59,21 +54,15 @@ class ImageScores(SampleColumns):
     def __init__(self, labels: ImageLabels) -> None:
         super().__init__()
         self.labels = labels
-        whole, real = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
         numbers = torch.empty(0, len(labels.targets), dtype=torch.float64)
-        self.add([], {"class_index": whole, "top": whole, "probability": real, "rank": whole})
+        self.add([], {"class_index": torch.empty(0, dtype=torch.int64), "logits": torch.empty(0, len(labels.classes))})
         self.add([], {"predicted": numbers, "value": numbers, "known": numbers > 0})
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch; ``ValueError`` where the outputs still require grad."""
-        logits = require_detached(outputs["class_logits"], "class_logits").double()
-        class_index = batch.tensors["class_index"].cpu()
-        tops, probabilities = _tops(logits)
         columns = {
-            "class_index": class_index,
-            "top": tops,
-            "probability": probabilities,
-            "rank": _ranks(logits, class_index),
+            "class_index": batch.tensors["class_index"].cpu(),
+            "logits": require_detached(outputs["class_logits"], "class_logits").float(),
             "predicted": outputs["values"].double(),
             "value": batch.tensors["values"].double(),
             "known": batch.tensors["known"] > 0,
@@ -83,48 +72,51 @@ class ImageScores(SampleColumns):
     def classes(self) -> ScoredClasses:
         """Return the predictions for the pictures with a class."""
         rows = np.flatnonzero(self.column("class_index").numpy() >= 0)
-        names = ("class_index", "top", "probability", "rank")
-        return ScoredClasses(rows, *(self.column(name).numpy()[rows] for name in names))
+        class_indices, logits = self.column("class_index").numpy()[rows], self.column("logits")[rows].double()
+        if not rows.size:
+            return ScoredClasses(rows, class_indices, logits.numpy(), rows, np.empty(0), rows)
+        is_finite = torch.isfinite(logits).all(1)
+        probabilities = torch.where(is_finite, torch.softmax(logits, dim=1).amax(1), math.nan)
+        ranks = np.zeros(rows.size, dtype=np.int64)
+        some = is_finite.numpy()
+        if some.any():
+            ranks[some] = ranks_of_class(logits.numpy()[some], class_indices[some])
+        return ScoredClasses(
+            rows, class_indices, logits.numpy(), logits.argmax(1).numpy(), probabilities.numpy(), ranks
+        )  # fmt: skip
 
-    def target(self, name: str) -> ScoredTarget:
-        """Return the predictions for the pictures with a known value of target ``name``."""
+    def target(self, name: str) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Return the pictures with a known value of target ``name``.
+
+        Returns:
+            Places in the pass int64 (N,), true and predicted values float64 (N,) in the target's unit.
+        """
         number = self.labels.targets.index(name)
         rows = np.flatnonzero(self.column("known")[:, number].numpy())
         values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, number] for c in ("value", "predicted"))
-        return ScoredTarget(rows, values, predicted)
+        return rows, values, predicted
 
     def compute(self) -> dict[str, float]:
-        """``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` per target.
+        """Return ``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` per target.
 
-        NaN where a score is not finite. What no picture could show (no class is known, or a target of none) is left
-        out.
+        NaN where a score is not finite. A metric without labelled pictures is left out.
         """
-        metrics: dict[str, float] = {}
-        classes = self.classes()
+        metrics, classes = dict[str, float](), self.classes()
         if classes.rows.size:
-            metrics |= _class_metrics(classes)
+            metrics = dict.fromkeys(("top1", "top5", "macro_f1"), math.nan)
+        if classes.rows.size and classes.ranks.min():
+            metrics = {
+                "top1": top_k_accuracy(classes.ranks, 1),
+                "top5": top_k_accuracy(classes.ranks, 5),
+                "macro_f1": macro_f1(classes.class_indices, classes.predicted),
+            }
         for name in self.labels.targets:
-            scored = self.target(name)
-            if scored.rows.size:
-                finite = bool(np.isfinite(scored.predicted).all())
-                scores = regression_scores(scored.values, scored.predicted) if finite else None
+            rows, values, predicted = self.target(name)
+            if rows.size:
+                scores = regression_scores(values, predicted) if np.isfinite(predicted).all() else None
                 metrics[f"mae_{name}"] = scores.mae if scores else math.nan
                 metrics[f"r2_{name}"] = scores.r2 if scores else math.nan
         return metrics
-
-
-class ImageLogits(ImageScores):
-    """Also collect ``class_logits`` float32 (N, C), for calibration."""
-
-    def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch; ``ValueError`` where the outputs still require grad."""
-        super().update(outputs, batch)
-        self.add([], {"class_logits": outputs["class_logits"].float()})
-
-    def known_logits(self) -> tuple[IntArray, FloatArray]:
-        """Return the classes (M,) and logits (M, C) of the pictures that have a class."""
-        classes = self.classes()
-        return classes.class_indices, self.column("class_logits").double().numpy()[classes.rows]
 
 
 @dataclass(frozen=True)
@@ -146,46 +138,18 @@ class Calibration:
     error_uncalibrated: float
 
 
-def calibration_of(validation: ImageLogits, test: ImageLogits) -> Calibration | None:
+def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | None:
     """Return the calibration; None if a part has no labelled picture, or a validation logit is not finite."""
-    (classes, logits), (tested, test_logits) = validation.known_logits(), test.known_logits()
-    if not classes.size or not tested.size or not np.isfinite(logits).all():
+    fitted, tested = validation.classes(), test.classes()
+    if not fitted.rows.size or not tested.rows.size or not np.isfinite(fitted.logits).all():
         return None
-    temperature = fit_class_temperature(classes, logits)
+    temperature = fit_class_temperature(fitted.class_indices, fitted.logits)
     errors = []
     for divisor in (temperature, 1.0):
-        found = class_probabilities(test_logits, divisor)
-        right = (found.argmax(axis=1) == tested).astype(np.int64)
-        errors.append(float(expected_calibration_error(right, found.max(axis=1))))
-    return Calibration(temperature, classes.size, tested.size, *errors)
-
-
-def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best class (B,) and its probability (B,) for logits float64 (B, C); C may be 0."""
-    if not logits.shape[1]:
-        return torch.zeros(len(logits), dtype=torch.int64), logits.new_full((len(logits),), math.nan)
-    tops = logits.argmax(1)
-    probabilities = torch.softmax(logits, dim=1).gather(1, tops[:, None]).squeeze(1)
-    return tops, torch.where(torch.isfinite(logits).all(1), probabilities, math.nan)
-
-
-def _ranks(logits: Tensor, class_index: Tensor) -> Tensor:
-    """Return the rank of each true class (B,); 0 without a class, or with a score that is not finite."""
-    ranks = torch.full_like(class_index, _UNRANKED)
-    rows = torch.nonzero((class_index >= 0) & torch.isfinite(logits).all(1)).squeeze(1)
-    if len(rows):
-        ranks[rows] = torch.from_numpy(ranks_of_class(logits[rows].numpy(), class_index[rows].numpy()))
-    return ranks
-
-
-def _class_metrics(classes: ScoredClasses) -> dict[str, float]:
-    if (classes.ranks == _UNRANKED).any():
-        return dict.fromkeys(("top1", "top5", "macro_f1"), math.nan)
-    return {
-        "top1": top_k_accuracy(classes.ranks, 1),
-        "top5": top_k_accuracy(classes.ranks, 5),
-        "macro_f1": macro_f1(classes.class_indices, classes.predicted),
-    }
+        probabilities = class_probabilities(tested.logits, divisor)
+        right = (probabilities.argmax(axis=1) == tested.class_indices).astype(np.int64)
+        errors.append(float(expected_calibration_error(right, probabilities.max(axis=1))))
+    return Calibration(temperature, fitted.rows.size, tested.rows.size, *errors)
 
 
 class ImageTask:
@@ -208,11 +172,10 @@ class ImageTask:
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
         """Freeze or unfreeze the backbone's stages for ``epoch``."""
-        if not isinstance(model, ImageModel):
-            raise TypeError(f"got a {type(model).__name__}, wanted the ImageModel that build_model gives.")
-        freeze, each = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
+        assert isinstance(model, ImageModel)
+        freeze, stage = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
         num_stages = len(model.backbone.stages())
-        model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=each))
+        model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=stage))
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return ``class_logits`` (B, C) and scaled ``values`` (B, T)."""
@@ -221,13 +184,9 @@ class ImageTask:
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Return the sum of the pictures' losses; each picture weighs 1."""
-        config, tensors = self.config, batch.tensors
-        classes = class_losses(
-            outputs["class_logits"], tensors["class_target"],
-            label_smoothing=config.label_smoothing,
-        )  # fmt: skip
-        numbers = value_losses(outputs["values"], tensors["values"], tensors["known"])
-        losses = classes + numbers
+        tensors, smoothing = batch.tensors, self.config.label_smoothing
+        losses = class_losses(outputs["class_logits"], tensors["class_target"], label_smoothing=smoothing)
+        losses = losses + value_losses(outputs["values"], tensors["values"], tensors["known"])
         return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
 
     def new_accumulator(self) -> ImageScores:

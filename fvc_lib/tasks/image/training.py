@@ -26,7 +26,7 @@ from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.image import data
 from fvc_lib.tasks.image.data import ImageDataset, ImageParts, ImageRecords
-from fvc_lib.tasks.image.task import CALIBRATION, LABELS, ImageLogits, ImageScores, ImageTask, calibration_of
+from fvc_lib.tasks.image.task import CALIBRATION, LABELS, ImageScores, ImageTask, calibration_of
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
@@ -62,19 +62,26 @@ def _finish(
     paths: RunPaths, root: Path, parts: ImageParts, config: RunConfig, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
     (model,) = trained
-    scores, validation = ImageLogits(parts.labels), ImageLogits(parts.labels)
+    scores, validation = ImageScores(parts.labels), ImageScores(parts.labels)
     model.predict(ImageDataset(root, parts.validation, parts.labels, config.image_size), validation)
     model.predict(ImageDataset(root, parts.test, parts.labels, config.image_size), scores)
-    refuse_nonfinite(scores)
+    classes = class_predictions(parts.test, scores)
+    numbers = target_predictions(parts.test, scores)
+    lost = {*classes.filter(rank_of_class=0)["image_id"], *numbers.filter(~pl.col("predicted").is_finite())["image_id"]}
+    if lost:
+        raise DataError(
+            f"the network's outputs for {len(lost)} test pictures are not finite, the first: "
+            f"{', '.join(sorted(lost)[:5])}. Turn amp off, or train with a lower learning_rate."
+        )
     model.log("test", scores.compute())
-    calibration = calibration_of(validation, scores)
+    calibration, folder = calibration_of(validation, scores), paths.stage_training(STAGE)
 
     def write() -> None:
-        write_json(paths.stage_training(STAGE) / LABELS, asdict(parts.labels))
+        write_json(folder / LABELS, asdict(parts.labels))
         if calibration is not None:
-            write_json(paths.stage_training(STAGE) / CALIBRATION, asdict(calibration))
-        tables.write_table(class_predictions(parts.test, scores), tables.IMAGE_PREDICTIONS, paths.image_predictions)
-        tables.write_table(target_predictions(parts.test, scores), tables.TARGET_PREDICTIONS, paths.target_predictions)
+            write_json(folder / CALIBRATION, asdict(calibration))
+        tables.write_table(classes, tables.IMAGE_PREDICTIONS, paths.image_predictions)
+        tables.write_table(numbers, tables.TARGET_PREDICTIONS, paths.target_predictions)
 
     return Finished([TrainingRecord(**model.record())], write)
 
@@ -99,14 +106,10 @@ def require_backbone(config: RunConfig) -> None:
         UsageError: as ``build_backbone``; the backbone rejects the image size, or supports no
             ``gradient_checkpointing``.
     """
+    weights, size = Path(config.backbone_weights) if config.backbone_weights else None, config.image_size
     with forked_random_state(config.seed, torch.device("cpu")):
-        try:
-            with torch.device("meta"):  # names and shapes suffice
-                backbone = named_backbone(config.backbone, size=config.image_size, pretrained=False)
-        except (RuntimeError, NotImplementedError):  # the constructor needs real tensors
-            backbone = named_backbone(config.backbone, size=config.image_size, pretrained=False)
-        device = next(backbone.parameters()).device
-        picture = torch.zeros(1, 3, config.image_size, config.image_size, dtype=torch.uint8, device=device)
+        backbone = named_backbone(config.backbone, weights, size, pretrained=weights is not None)
+        picture = torch.zeros(1, 3, size, size, dtype=torch.uint8)
         try:
             with torch.no_grad():
                 backbone.eval()(picture)
@@ -114,11 +117,7 @@ def require_backbone(config: RunConfig) -> None:
             if is_out_of_memory(error):
                 raise
             raise refused_size(backbone, picture, error) from error
-    weights = Path(config.backbone_weights)
-    if config.backbone_weights and isinstance(backbone, EncoderBackbone):
-        with forked_random_state(config.seed, torch.device("cpu")):
-            named_backbone(config.backbone, weights, config.image_size)
-    elif config.backbone_weights:
+    if weights is not None and not isinstance(backbone, EncoderBackbone):
         fitting_weights(backbone_network(backbone), weights, "backbone_weights")
     if config.gradient_checkpointing:
         backbone.recomputable_blocks()
@@ -159,49 +158,33 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     )
 
 
-def refuse_nonfinite(scores: ImageScores) -> None:
-    """Raise ``DataError`` if an output for a test picture is not finite."""
-    ids, classes = scores.sample_ids, scores.classes()
-    lost = {ids[row] for row in classes.rows[classes.ranks < 1]}
-    for name in scores.labels.targets:
-        target = scores.target(name)
-        lost |= {ids[row] for row in target.rows[~np.isfinite(target.predicted)]}
-    if lost:
-        raise DataError(
-            f"the network's outputs for {len(lost)} test pictures are not finite, the first: "
-            f"{', '.join(sorted(lost)[:5])}. Turn amp off, or train with a lower learning_rate."
-        )
-
-
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
     """Return IMAGE_PREDICTIONS of the ``records`` that have a class, in their order."""
-    found, classes = scores.classes(), scores.labels.classes
+    classes, names = scores.classes(), np.array(scores.labels.classes, dtype=object)
     columns = {
-        **_identity(records, found.rows.tolist()),
-        "class_label": [classes[number] for number in found.class_indices],
-        "predicted_label": [classes[number] for number in found.predicted],
-        "probability": found.probabilities,
-        "rank_of_class": found.ranks,
+        "class_label": names[classes.class_indices].tolist(),
+        "predicted_label": names[classes.predicted].tolist(),
+        "probability": classes.probabilities,
+        "rank_of_class": classes.ranks,
     }
-    return tables.frame_of(columns, tables.IMAGE_PREDICTIONS)
+    table = pl.concat([_identity(records)[classes.rows], pl.DataFrame(columns)], how="horizontal")
+    return tables.frame_of(table.to_dict(), tables.IMAGE_PREDICTIONS)
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
     """Return TARGET_PREDICTIONS of the known values of ``records``, target by target."""
-    of_targets = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
-    for name, unit in zip(scores.labels.targets, scores.labels.units, strict=True):
-        found = scores.target(name)
-        columns = {
-            **_identity(records, found.rows.tolist()),
-            "target": [name] * found.rows.size,
-            "unit": [unit] * found.rows.size,
-            "value": records.values[found.rows, scores.labels.targets.index(name)],
-            "predicted": found.predicted,
-        }
-        of_targets.append(tables.frame_of(columns, tables.TARGET_PREDICTIONS))
-    return pl.concat(of_targets)
+    parts = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
+    for place, (name, unit) in enumerate(zip(scores.labels.targets, scores.labels.units, strict=True)):
+        rows, _, predicted = scores.target(name)
+        table = _identity(records)[rows].with_columns(
+            target=pl.lit(name),
+            unit=pl.lit(unit),
+            value=pl.Series(records.values[rows, place]),
+            predicted=pl.Series(predicted),
+        )
+        parts.append(tables.frame_of(table.to_dict(), tables.TARGET_PREDICTIONS))
+    return pl.concat(parts)
 
 
-def _identity(records: ImageRecords, rows: list[int]) -> dict[str, list[str]]:
-    columns = {"image_id": records.image_ids, "group_id": records.group_ids, "path": records.paths}
-    return {name: [column[row] for row in rows] for name, column in columns.items()}
+def _identity(records: ImageRecords) -> pl.DataFrame:
+    return pl.DataFrame({"image_id": records.image_ids, "group_id": records.group_ids, "path": records.paths})
