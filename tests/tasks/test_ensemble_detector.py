@@ -74,13 +74,6 @@ def ensemble_in(folder: Path, runs: list[RunPaths], method: str) -> RunPaths:
     return made
 
 
-def test_a_training_keeps_the_predictions_of_its_inner_validation_videos(runs):
-    for run in runs:
-        kept = read_table(run.validation_predictions(1), VALIDATION_PREDICTIONS)
-        split = split_for_fold(read_table(run.folds, FOLDS), 1, inner_validation_share=0.2, seed=0)
-        assert set(kept["video_id"]) == set(split.validation["video_id"])
-
-
 def test_weights_of_a_fold_are_of_its_own_networks_inner_validation_and_nothing_of_the_fold_changes_them(runs, copies):
     rules = ensembles.rules_of(members_of(runs), "stacking")
     assert all(rule.num_videos == read_table(runs[0].validation_predictions(fold), VALIDATION_PREDICTIONS).height

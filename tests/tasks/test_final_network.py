@@ -21,8 +21,8 @@ from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.training import read_fold, train_fold
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import judge_files
-from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH, KnownVideos, agreement_table, rule_of
-from fvc_lib.tasks.video.verdicts.scoring import FINAL, held_back, networks_of_run
+from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH, rule_of
+from fvc_lib.tasks.video.verdicts.scoring import held_back
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -104,32 +104,18 @@ def test_run_and_bundle_judge_new_files_by_it_alone_and_its_own_videos_by_their_
     assert first.score == first.values["low"] == first.values["high"] != rows["folds"][0].score
     assert stored == rows["folds"][1]
     assert stored.part == "test"
-    rule = rule_of(0.3, prior=0.01)
-    said = [judge_files(each, asked, rule, tmp_path / name, workers=1) for name, each in
-            (("r", by_run), ("b", by_bundle))]  # fmt: skip
+    rule, detectors = rule_of(0.3, prior=0.01), {"run": by_run, "bundle": by_bundle, "folds": by_folds}
+    judged = {name: judge_files(each, asked, rule, tmp_path / name, workers=1) for name, each in detectors.items()}
     same = ["path", "sha256", "score", "score_low", "probability", "verdict", "model_id"]
-    assert said[0].table.select(same).equals(said[1].table.select(same))
-    assert said[0].table["score_low"].to_list() == [None, None]
-    assert said[0].limits == said[1].limits
-    assert {WORTH, TAKEN_OVER} <= set(said[0].limits)
-    assert "that chose its epoch" in " ".join(said[0].limits)
-    assert not {WORTH, TAKEN_OVER} & set(judge_files(by_folds, asked, rule, tmp_path / "f", workers=1).limits)
+    assert judged["run"].table.select(same).equals(judged["bundle"].table.select(same))
+    assert judged["run"].table["score_low"].to_list() == [None, None]
+    assert judged["run"].limits == judged["bundle"].limits
+    assert [{WORTH, TAKEN_OVER} & set(judged[name].limits) for name in ("run", "folds")] == [{WORTH, TAKEN_OVER}, set()]
     # Of a run's own video the network that had not seen it is asked for evidence; a bundle has it no more.
-    shown = [file_evidence(each.networks, each.known, of.table.row(1, named=True))
-             for each, of in zip((by_run, by_bundle), said, strict=True)]  # fmt: skip
+    row = judged["run"].table.row(1, named=True)
+    shown = [file_evidence(each.networks, each.known, row) for each in (by_run, by_bundle)]
     assert shown[0].windows is not None
     assert (shown[1].windows, shown[1].notes) == (None, (NO_NETWORK,))
-
-
-def test_its_scores_are_compared_with_the_folds_on_the_videos_that_chose_it(run):
-    chose = read_table(run.final_validation, FINAL_VALIDATION)
-    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
-    both = chose.join(stored, on="video_id", suffix="_fold").filter(label="fake")
-    temperature = networks_of_run(run, final=True).folds[FINAL].temperature
-    row = agreement_table(KnownVideos.of_final(run)).filter(label="fake").row(0, named=True)
-    assert row["out_of_fold"] == pytest.approx(both["score"].median())
-    assert row["this_network"] == pytest.approx((1 / (1 + (-both["logit"] / temperature).exp())).median())
-    assert (row["videos"], row["groups"]) == (both.height, both["group_id"].n_unique())
 
 
 def test_its_log_odds_are_never_larger_in_the_median_than_the_out_of_fold_ones_of_the_same_videos(run, tmp_path):

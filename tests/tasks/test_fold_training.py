@@ -13,7 +13,7 @@ from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video.data import ClipDataset, fold_clips, prior_logit
+from fvc_lib.tasks.video.data import fold_clips, prior_logit
 from fvc_lib.tasks.video.training import TrainingSummary, fold_training, read_fold, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.selection_kit import recorded_selection
@@ -166,22 +166,6 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
     assert table["control_score"].null_count() == table["control_label"].null_count() == table.height
     assert outcome.control is None
     assert not tiny.paths.control_checkpoints(0).exists()
-
-
-@pytest.mark.parametrize("balance", ["batch", "sampler", "loss", "none"])
-def test_with_evenly_drawn_classes_a_partner_s_class_is_drawn_evenly_too(tiny_training, balance, monkeypatch):
-    """The prior that is put back afterwards takes both classes for equally frequent in what was trained on."""
-    monkeypatch.setattr("fvc_lib.tasks.video.training.MIX_SHARE", 1.0)
-    monkeypatch.setattr("fvc_lib.tasks.video.training.MIX_SHARE", 1.0)
-    monkeypatch.setattr("fvc_lib.tasks.video.training.MIX_SHARE", 1.0)
-    tiny = tiny_training.with_config(class_balance=balance, mixup_alpha=0.4)
-    clips = fold_training(tiny.paths, tiny.config, 0).task.training_data
-    real = [row for row in clips.rows if row.label == 0]
-    rows = [*real[:2], *(row for row in clips.rows if row.label == 1)]
-    few = ClipDataset(clips._source, rows, mixing=clips._mixing, seed=1)
-    mixed = [few.at_epoch(epoch)[0].tensors["target"].item() for epoch in range(60)]  # a real clip, with any other
-    with_fakes = sum(target > 0 for target in mixed) / len(mixed)
-    assert (with_fakes < 0.7) == (balance in ("batch", "sampler"))
 
 
 def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_training, list_log):

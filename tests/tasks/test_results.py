@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import judge, overall_scores
-from fvc_lib.corpus.protocols.protocol import folds_tested, make_protocol
 from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import group_interval
@@ -232,23 +231,6 @@ def test_videos_that_only_train_and_have_no_clip_are_undecoded_too(folds: pl.Dat
     assert (undecoded(tested, clips, protocol), undecoded(tested, clips)) == (sorted(trains[:3]), [])
     unused = pl.when(pl.col("video_id") == trains[0]).then(pl.lit("left_out")).otherwise("part")
     assert undecoded(tested, clips, protocol.with_columns(part=unused)) == sorted(trains[1:3])
-
-
-def test_a_split_of_rows_would_have_recognised_the_groups_of_the_generator_held_out(tables: Any) -> None:
-    """By how much rows without groups inflate leave-one-generator-out: the oracle that only knows groups."""
-    index = tables.index(tables.folds()).with_columns(
-        manipulation=pl.when(pl.col("label") == "fake").then(
-            pl.col("group_id").map_elements(lambda group: f"m{sum(map(ord, group)) % 2}", return_dtype=pl.String)
-        )
-    )  # fmt: skip
-    config = CONFIG.model_copy(update={"protocol": "leave_one_generator_out", "num_folds": 2})
-    protocol = make_protocol(index, config, controls.tells_labels(config))
-    folds = folds_tested(protocol)
-    predictions = tables.predictions(folds, good_scores(folds), threshold_of_fold={0: 0.5, 1: 0.5})
-    found = kfold_results(index, folds, predictions, config, protocol=protocol)
-    honest, by_row = (row(found, f"group_lookup_by_{how}", "all", "roc_auc")["value"] for how in ("group", "row"))
-    assert honest == 0.5
-    assert by_row > 0.9
 
 
 # Slices

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,12 +129,3 @@ def test_levels_are_named_by_recipe_or_kind():
     assert set(robustness.level_facts()["level"]) >= set(every)
     with pytest.raises(UsageError, match="got 'jpg'"):
         levels_named(["jpg"])
-
-
-def test_a_stored_score_counts_for_its_weights_and_its_recipe_alone(run, monkeypatch):
-    networks = networks_of_run(run)
-    names = {robustness._identity(networks, level) for level in ("undisturbed", "size_half", "jpeg_50")}
-    changed = replace(networks.folds[0], trained=replace(networks.folds[0].trained, digest="0" * 64))
-    monkeypatch.setitem(networks.folds, 0, changed)
-    names |= {robustness._identity(networks, level) for level in ("undisturbed", "size_half", "jpeg_50")}
-    assert len(names) == 6

@@ -200,13 +200,6 @@ def test_ranks_refuse_a_network_that_only_the_notebook_knows(two_ranks, monkeypa
     assert not two_ranks.paths.fold_outcome(0).exists()
 
 
-def test_a_stop_before_the_ranks_have_met_ends_them_at_once(two_ranks):
-    with pytest.raises(StoppedError, match="before the ranks had met") as caught:
-        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=lambda: True)
-    assert caught.value.exit_code == 75
-    assert ranks_of(two_ranks.paths) == {}
-
-
 @pytest.mark.long
 def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
     two_ranks.store.clip_path("video00000", 0).unlink()
@@ -239,18 +232,3 @@ def test_ranks_do_not_outlive_whoever_launched_them(two_ranks):
     gone, alive = psutil.wait_procs(ranks.values(), timeout=600)
     assert len(gone) == 2
     assert alive == []
-
-
-@pytest.mark.long
-def test_one_rank_alone_trains_from_the_command_line(two_ranks):
-    """Whatever num_ranks says: who starts ranks oneself says how many there are."""
-    two_ranks.paths.params_yaml.write_text(
-        two_ranks.with_config(epochs=1, shuffled_label_control=False).config.to_yaml()
-    )
-    command = [sys.executable, "-m", "fvc_lib.tasks.rank", str(two_ranks.paths.root), "--fold", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert read_outcome(two_ranks.paths.fold_outcome(0), TrainingSummary).num_ranks == 1
-    refused = subprocess.run([*command[:-1], "9"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert refused.returncode == 3, refused.stderr
-    assert "[rank 0] ERROR: " in refused.stderr

@@ -11,6 +11,7 @@ import io
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,20 @@ class FeatureSource:
         check_clip_name(video_id, copy)
         return self.folder / video_id[:2] / f"{video_id}_{copy}{f'-{number}' if number else ''}.npy"
 
+    @cached_property
+    def _checked(self) -> set[Clip]:
+        """Clips whose file this process has checked, at its first reading."""
+        return set()
+
     def features(self, clips: Sequence[Clip]) -> Tensor:
         """Return float32 (B, T', F); raise ``DataError`` if a file is missing or damaged."""
         stored = np.empty((len(clips), *self.feature_shape), np.float32)
         for number, clip in enumerate(clips):
             path = self.path(clip)
             try:
-                check_digest(path)
+                if clip not in self._checked:
+                    check_digest(path)
+                    self._checked.add(clip)
                 stored[number] = np.load(path, allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise DataError(f"features {str(path)!r}: {error}. Delete the file, and resume the run.") from error

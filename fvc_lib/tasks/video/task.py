@@ -22,24 +22,20 @@ from fvc_lib.tasks.video.data import ClipDataset
 
 
 class VideoTask:
-    """Binary cross-entropy on clips, weighted by class, smoothed and focal as the configuration says.
+    """Binary cross-entropy on clips, weighted by class, with label smoothing if the configuration asks for it.
 
     Args:
+        training: the clips that train.
+        validation: the clips that choose the epoch.
+        config: the network, and how its stages are trained.
         weights: of (real, fake) in the loss; (1, 1) weighs all clips alike.
     """
 
     def __init__(
-        self,
-        training: ClipDataset,
-        validation: ClipDataset,
-        *,
-        config: RunConfig,
-        weights: tuple[float, float],
+        self, training: ClipDataset, validation: ClipDataset, *, config: RunConfig, weights: tuple[float, float]
     ) -> None:
-        self.training_data = training
-        self.validation_data = validation
-        self._config = config
-        self._weights = weights
+        self.training_data, self.validation_data = training, validation
+        self._config, self._weights = config, weights
         self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` trains
 
     def build_model(self) -> nn.Module:
@@ -50,24 +46,23 @@ class VideoTask:
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
         """Freeze or unfreeze the stages below the head, among the parameters that ``tune`` trains."""
-        config = self._config
-        freeze, each = config.freeze_backbone_epochs, config.unfreeze_stage_epochs
-        if not (freeze or each):
+        freeze_epochs, stage_epochs = self._config.freeze_backbone_epochs, self._config.unfreeze_stage_epochs
+        if not (freeze_epochs or stage_epochs):
             return
         trained = {parameter for name, parameter in model.named_parameters() if name in self._trained}
         stages = [part for stage in trunk_stages(model) if (part := trained.intersection(stage))]
-        num_trained = num_trained_stages(epoch, len(stages), freeze_epochs=freeze, stage_epochs=each)
-        for number, stage in enumerate(stages):
+        number = num_trained_stages(epoch, len(stages), freeze_epochs=freeze_epochs, stage_epochs=stage_epochs)
+        for place, stage in enumerate(stages):
             for parameter in stage:
-                parameter.requires_grad_(number >= len(stages) - num_trained)
+                parameter.requires_grad_(place >= len(stages) - number)
 
     def rate_shares(self, model: nn.Module) -> dict[nn.Parameter, float]:
         """Return each parameter's share of the learning rate: ``layer_decay`` ** its distance from the head."""
-        config = self._config
-        if config.layer_decay == 1:
+        decay = self._config.layer_decay
+        if decay == 1:
             return {}
         from_above = enumerate(reversed(trunk_stages(model)), start=1)
-        return {parameter: config.layer_decay**number for number, stage in from_above for parameter in stage}
+        return {parameter: decay**number for number, stage in from_above for parameter in stage}
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return ``logits`` (B,), positive for fake, and with ``tune effort`` in training also ``penalty`` (B,)."""
@@ -81,26 +76,25 @@ class VideoTask:
                 f"wanted logits ({len(batch)},), one per clip, positive for fake. Squeeze the last dimension, or give "
                 "the class an attribute num_features to have a head added to its features."
             )
-        held = effort.penalty(model) if model.training else None
-        return {"logits": logits} if held is None else {"logits": logits, "penalty": held.expand(len(batch))}
+        penalty = effort.penalty(model) if model.training else None
+        return {"logits": logits} if penalty is None else {"logits": logits, "penalty": penalty.expand(len(batch))}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Return the class-weighted binary cross-entropy, with label smoothing if set."""
-        mixed, logits = batch.tensors.get("target"), outputs["logits"].float()
+        mixed, logits, smoothing = batch.tensors.get("target"), outputs["logits"].float(), self._config.label_smoothing
         labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
         weights = real * (1 - labels) + fake * labels
         # Weigh the penalty like the clips, so that it counts once in the mean however the batch is split.
-        held = (outputs["penalty"] * weights).sum() if "penalty" in outputs else 0.0
-        config = self._config
-        if not (config.label_smoothing or mixed is not None):
+        penalty = (outputs["penalty"] * weights).sum() if "penalty" in outputs else 0.0
+        if mixed is None and not smoothing:
             loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-            return LossSum(loss + held, weights.sum())
+            return LossSum(loss + penalty, weights.sum())
         # A sigmoid is a softmax over the logit and 0.
         targets = torch.stack([real * (1 - labels), fake * labels], dim=1)
         both = torch.stack([torch.zeros_like(logits), logits], dim=1)
-        losses = class_losses(both, targets, label_smoothing=config.label_smoothing)
-        return LossSum(losses.sum() + held, weights.sum())
+        losses = class_losses(both, targets, label_smoothing=smoothing)
+        return LossSum(losses.sum() + penalty, weights.sum())
 
     def new_accumulator(self) -> "BinaryScores":
         """Return an empty ``BinaryScores``."""
@@ -139,18 +133,15 @@ class BinaryScores(SampleColumns):
         return self.column("labels")[:: self._clips].numpy()
 
     def _of_videos(self) -> torch.Tensor:
-        logits = self.column("logits")
-        return logits if self._clips == 1 else logits.reshape(-1, self._clips).mean(1)
+        return self.column("logits").reshape(-1, self._clips).mean(1)
 
     def compute(self) -> dict[str, float]:
         """Return ROC AUC and balanced accuracy at 0.5; NaN with one class or a score that is not finite."""
-        if not np.isfinite(self.scores).all():
+        scores = self.scores
+        if not np.isfinite(scores).all():
             return {"roc_auc": math.nan, "balanced_accuracy": math.nan}
-        decisions = (self.scores >= 0.5).astype(np.float64)
-        return {
-            "roc_auc": float(roc_auc(self.labels, self.scores)),
-            "balanced_accuracy": float(balanced_accuracy(self.labels, decisions)),
-        }
+        accuracy = balanced_accuracy(self.labels, (scores >= 0.5).astype(np.float64))
+        return {"roc_auc": float(roc_auc(self.labels, scores)), "balanced_accuracy": float(accuracy)}
 
 
 def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
