@@ -4,7 +4,6 @@ import pytest
 
 from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.images import (
-    copies_among,
     groups_of_images,
     joined_units,
     known_parts,
@@ -13,11 +12,8 @@ from fvc_lib.corpus.images import (
     wanted_targets,
     without_copies_across,
 )
-from fvc_lib.corpus.probing import ProbedImage
 from fvc_lib.corpus.sources.images import ImageListing, ListedImage
 from fvc_lib.services.errors import UsageError
-from fvc_lib.video.decode.still_image import ImageFacts
-from tests.corpus.edited_pictures import drawn, saved_anew, signature
 
 UNITS = {"calories": "kcal", "mass": "g", "rating": ""}
 
@@ -66,19 +62,6 @@ def test_what_looks_like_the_official_test_is_not_trained_on() -> None:
         places = without_copies_across(rows, known_parts(rows), copies("abcdefghi", "111123344"), rejections)
         assert {rows[place].path for place in places} == set("beghi")
         assert Counter(rejections.frame()["reason"]) == {"copy_across_split": 4}
-
-
-def test_equal_files_are_copies_and_equal_looks_when_they_are_asked_for() -> None:
-    first, second = drawn(2)
-    pictures = {"a": ("3", first), "b": ("2", saved_anew(first)), "c": ("2", saved_anew(first)), "d": ("1", second)}
-    probed = [
-        ProbedImage(path, ImageFacts(96, 96, 100, content * 64), *signature(picture))
-        for path, (content, picture) in pictures.items()
-    ]
-    for order in (probed, probed[::-1]):
-        assert copies_among(order, 10) == copies("abcd", "2221")
-        assert copies_among(order, 0) == copies("abcd", "3221")
-    assert copies_among([], 10) == {}
 
 
 @pytest.mark.parametrize(

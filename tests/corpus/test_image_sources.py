@@ -121,17 +121,6 @@ def test_broken_rows_of_nutrition5k_are_named_with_file_and_row(tmp_path: Path) 
     }
 
 
-def test_nutrition5k_without_its_tables_is_refused(tmp_path: Path) -> None:
-    corpus = write_nutrition5k(tmp_path, [dish_row("d1")], train=["d1"], test=["d2"], pictures={"d1": 1})
-    (corpus / "dish_ids" / "splits" / "rgb_test_ids.txt").unlink()
-    with pytest.raises(UsageError, match=r"rgb_test_ids.txt'"):
-        list_images(corpus)
-    for table in (corpus / "metadata").iterdir():
-        table.unlink()
-    with pytest.raises(UsageError, match=r"has none of dish_metadata_cafe1.csv"):
-        list_images(corpus)
-
-
 def test_a_dish_in_both_official_lists_stops_the_run(tmp_path: Path) -> None:
     corpus = write_nutrition5k(
         tmp_path, [dish_row("d1"), dish_row("d2")], train=["d1", "d2"], test=["d2"], pictures={"d1": 1, "d2": 1}
@@ -189,7 +178,7 @@ def test_a_manifest_with_classes_groups_parts_and_numbers(tmp_path: Path) -> Non
         "image_path,label,group,split,calories_kcal,mass_g,mass_kg,rating,remark\n"
         "a.jpg,pie,g1,Train,100,5,0.005,3,good\n"
         "./b.jpg,pie,g1,train,,6,nan,4,\n"
-        "c.jpg,,g2,val,1e2,7,,n/a,fine\n"
+        "c.jpg,,g2,val,1e2,7,,unrated,fine\n"
         "d.jpg,soup,,,inf,8,,2,\n"
         "../out.jpg,soup,,,1,1,1,1,\n"
         "e.jpg,soup,,holdout,1,1,1,1,\n"
@@ -210,7 +199,7 @@ def test_a_manifest_with_classes_groups_parts_and_numbers(tmp_path: Path) -> Non
         "outside_corpus": 1, "unknown_split": 1, "missing_image": 1, "no_path": 1, "malformed_row": 1
     }  # fmt: skip
     assert "row 6" in detail_of(listing, "unknown_split")
-    assert all(name in " ".join(listing.notes) for name in ("'remark'", "'rating' hold no number: 1 x 'n/a'"))
+    assert all(name in " ".join(listing.notes) for name in ("'remark'", "'rating' hold no number: 1 x 'unrated'"))
 
 
 # Several in one folder

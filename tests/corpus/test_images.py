@@ -10,7 +10,7 @@ from fvc_lib.corpus.images import ImageIndex, image_root, index_images
 from fvc_lib.corpus.samples import dishes as sample_dishes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
-from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, REJECTED, check_table, read_table
+from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, REJECTED, check_table
 from tests.corpus.edited_pictures import EDITS, drawn, put_picture
 from tests.corpus.image_corpora import dish_row, picture, put, write_food101, write_nutrition5k
 
@@ -126,15 +126,6 @@ def test_targets_are_chosen_by_name(index: ImageIndex, combined: Path) -> None:
     assert Counter(none.rejected["reason"])["nothing_to_learn"] == 24
     with pytest.raises(UsageError, match="'calories'"):
         index_images(config_for(combined, targets=("calorie",)))
-
-
-def test_too_much_loss_stops_the_run_and_what_was_wrong_stands_in_a_table(combined: Path, tmp_path: Path) -> None:
-    table = tmp_path / "rejected.parquet"
-    with pytest.raises(DataError, match=r"max_rejected_share.*rejected\.parquet"):
-        index_images(config_for(combined, max_rejected_share=0.01), rejected_path=table)
-    assert Counter(read_table(table, REJECTED)["reason"]) == {
-        "truncated": 1, "no_image": 1, "duplicate_content": 1, "copy_across_split": 1, "conflicting_labels": 2,
-    }  # fmt: skip
 
 
 @pytest.fixture

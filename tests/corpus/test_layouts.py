@@ -56,61 +56,23 @@ def test_celeb_df_plus_plus_is_read_as_what_it_is(tmp_path):
     assert of_person[made["DaGAN"].path] == {"celeb-df id3", "celeb-df id28"}
 
 
-def table(root: Path, name: str, content: object) -> None:
-    text(root, name, [json.dumps(content)])
-
-
 def labelled(root: Path, *folders: str) -> None:
     touch(root, *(f"{folder}/{number}.mp4" for folder in folders for number in range(2)))
 
 
-def in_parts(root: Path) -> None:
-    labelled(root, "train/real", "train/fake", "val/real", "val/fake", "test/real", "test/fake")
+def made(*folders: str, files: tuple[str, ...] = (), **tables: object) -> Callable[[Path], None]:
+    """Return what makes folders of two videos each, other files, and tables of JSON by their name without ending."""
+
+    def make(root: Path) -> None:
+        labelled(root, *folders)
+        touch(root, *files)
+        for name, content in tables.items():
+            text(root, f"{name}.json", [json.dumps(content)])
+
+    return make
 
 
-def numbered(root: Path) -> None:
-    labelled(root, "0_real", "1_fake")
-
-
-def numbered_in_parts(root: Path) -> None:
-    labelled(root, "Train/0_Real", "Train/1_Fake", "Test/0_Real", "Test/1_Fake")
-
-
-def with_metadata_of_its_own(root: Path) -> None:
-    labelled(root, "real", "fake")
-    table(root, "metadata.json", {"name": "street scenes", "clips": 4})
-
-
-def with_metadata_of_dfdc_s_form(root: Path) -> None:
-    labelled(root, "real", "fake")
-    table(root, "metadata.json", DFDC_ROWS)
-
-
-def with_metadata_in_the_folders(root: Path) -> None:
-    labelled(root, "real", "fake")
-    table(root, "real/metadata.json", {"camera": "phone"})
-    table(root, "fake/metadata.json", ["a", "b"])
-
-
-def with_dataset_json(root: Path) -> None:
-    labelled(root, "real", "fake")
-    table(root, "dataset.json", {"version": 2})
-
-
-def with_other_folders(root: Path) -> None:
-    labelled(root, "Real", "FAKE")
-    touch(root, "masks/0.png", "train/readme.txt", "license.txt")
-
-
-def labels_before_parts(root: Path) -> None:
-    labelled(root, "real/train", "real/test", "fake/train", "fake/test")
-
-
-def dfdc_part(root: Path) -> None:
-    touch(root, *DFDC_ROWS)
-    table(root, "metadata.json", DFDC_ROWS)
-
-
+IN_PARTS = made("train/real", "train/fake", "val/real", "val/fake", "test/real", "test/fake")
 SIX = {(label, part): 2 for label in ("real", "fake") for part in ("train", "validation", "test")}
 FOUR = {("real", None): 2, ("fake", None): 2}
 
@@ -118,18 +80,23 @@ FOUR = {("real", None): 2, ("fake", None): 2}
 @pytest.mark.parametrize(
     ("make", "kind", "counts"),
     [
-        (in_parts, "folder", SIX),
-        (numbered, "folder", FOUR),
-        (numbered_in_parts, "folder", {pair: 2 for pair in SIX if pair[1] != "validation"}),
-        (with_metadata_of_its_own, "folder", FOUR),
-        (with_metadata_of_dfdc_s_form, "folder", FOUR),
-        (with_metadata_in_the_folders, "folder", FOUR),
-        (with_dataset_json, "folder", FOUR),
-        (with_other_folders, "folder", FOUR),
-        (labels_before_parts, "folder", {(label, None): 4 for label in ("real", "fake")}),
-        (dfdc_part, "dfdc", {("real", "train"): 1, ("fake", "train"): 1}),
+        (IN_PARTS, "folder", SIX),
+        (made("0_real", "1_fake"), "folder", FOUR),
+        (
+            made("Train/0_Real", "Train/1_Fake", "Test/0_Real", "Test/1_Fake"), "folder",
+            {pair: 2 for pair in SIX if pair[1] != "validation"},
+        ),
+        (made("real", "fake", metadata={"name": "street scenes", "clips": 4}), "folder", FOUR),
+        (made("real", "fake", metadata=DFDC_ROWS), "folder", FOUR),
+        (made("real", "fake", dataset={"version": 2}), "folder", FOUR),
+        (made("Real", "FAKE", files=("masks/0.png", "train/readme.txt", "license.txt")), "folder", FOUR),
+        (
+            made("real/train", "real/test", "fake/train", "fake/test"), "folder",
+            {(label, None): 4 for label in ("real", "fake")},
+        ),
+        (made(files=tuple(DFDC_ROWS), metadata=DFDC_ROWS), "dfdc", {("real", "train"): 1, ("fake", "train"): 1}),
     ],
-)
+)  # fmt: skip
 def test_a_layout_is_recognised_by_what_it_holds(
     make: Callable[[Path], None], kind: str, counts: dict[tuple[str, str | None], int], tmp_path: Path
 ) -> None:
@@ -159,7 +126,7 @@ def meant(message: str) -> list[str]:
         (lambda root: labelled(root, "download/a/b/0_real", "download/a/b/1_fake"), "", ["download/a/b"]),
         (lambda root: labelled(root, "a/real", "a/fake", "b/train/real", "b/train/fake"), "", ["a", "b"]),
         (lambda root: labelled(root, "real", "fake"), "real", [""]),
-        (in_parts, "test/fake", ["test"]),
+        (IN_PARTS, "test/fake", ["test"]),
         (lambda root: text(root, "files/labels.csv", ["path,label", "a.mp4,real"]), "files", ["files/labels.csv"]),
     ],
 )
@@ -174,12 +141,11 @@ def test_one_folder_too_high_or_too_low_is_refused_with_the_path_that_works(make
 @pytest.mark.parametrize(
     "make",
     [
-        lambda root: (touch(root, "a.mp4", "b.mp4"), table(root, "metadata.json", {"name": "holiday"})),
+        made(files=("a.mp4", "b.mp4"), metadata={"name": "holiday"}),
         lambda root: (touch(root, "a.mp4", "b.mp4"), text(root, "metadata.json", ["{"])),
-        lambda root: (touch(root, "x/a.mp4", "y/b.mp4"), table(root, "x/metadata.json", {"fps": 25})),
-        lambda root: (touch(root, "clips/a.mp4"), table(root, "dataset.json", {"splits": []})),
-        lambda root: touch(root, "original/000.mp4", "Deepfakes/000_001.mp4"),
-        lambda root: touch(root, "a.png", "b.png"),
+        made(files=("clips/a.mp4",), dataset={"splits": []}),
+        made(files=("original/000.mp4", "Deepfakes/000_001.mp4")),
+        made(files=("a.png", "b.png")),
     ],
 )
 def test_what_says_nothing_of_labels_is_refused_with_the_accepted_shapes(make, tmp_path):

@@ -145,26 +145,6 @@ def test_a_tree_unpacked_halfway_is_refused_with_what_was_expected(
 
 
 @pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        (name, label)
-        for name in MINIATURES
-        for label in ("real", "fake")
-        if (name, label) != ("deeperforensics", "real")
-    ],
-)
-def test_folders_that_were_made_and_not_filled_are_refused_with_what_was_expected(name, label, tmp_path):
-    MINIATURES[name](tmp_path)
-    for entry in read_corpus(tmp_path).entries:
-        if entry.label == label:
-            for path in [*(tmp_path / entry.path).glob("*"), tmp_path / entry.path]:
-                path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(DataError, match=rf"{label} videos") as caught:
-        read_corpus(tmp_path)
-    assert caught.value.exit_code == 3
-
-
-@pytest.mark.parametrize(
     ("name", "file", "content", "got"),
     [
         ("faceforensics", "conversion_dict.json", "[1]", "conversion_dict.json"),

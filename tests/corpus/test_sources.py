@@ -6,7 +6,6 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections
-from fvc_lib.corpus.label_table import read_label_table
 from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files, read_corpus
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
@@ -46,20 +45,6 @@ class TestFolder:
         assert listing.rejected.is_empty()
         assert len({entry.source_id for entry in listing.entries}) == 4
 
-    def test_counts_unknown_extensions_and_ignores_hidden_files(self, tmp_path: Path) -> None:
-        touch(
-            tmp_path,
-            "real/a.mp4",
-            "real/notes.txt",
-            "real/.DS_Store",
-            "real/.cache/b.mp4",
-            "fake/README",
-            "other/c.mp4",
-        )
-        listing = read_corpus(tmp_path)
-        assert [entry.path for entry in listing.entries] == ["real/a.mp4"]
-        assert reasons(listing) == {"real/notes.txt": "unknown_extension", "fake/README": "unknown_extension"}
-
     def test_links_out_of_the_corpus_are_refused_by_name(self, tmp_path: Path) -> None:
         touch(tmp_path, "outside/secret.mp4", "corpus/real/a.mp4", "corpus/fake/b.mp4", "corpus/more/c.mp4")
         corpus = tmp_path / "corpus"
@@ -89,11 +74,6 @@ class TestFolder:
         listing = read_corpus(corpus, allow_outside=True)
         assert [entry.path for entry in listing.entries] == ["fake/a.mp4", "fake/deep/b.mp4", "real/c.mp4"]
 
-    def test_only_regular_files_are_opened(self, tmp_path: Path) -> None:
-        touch(tmp_path, "real/a.mp4")
-        os.mkfifo(tmp_path / "real/pipe.mp4")
-        assert reasons(read_corpus(tmp_path)) == {"real/pipe.mp4": "not_a_file"}
-
 
 class TestManifest:
     def test_reads_rows_with_optional_columns(self, tmp_path: Path) -> None:
@@ -111,19 +91,6 @@ class TestManifest:
         assert (second.path, second.label, second.stated_group, second.manipulation, second.platform) == (
             "sub/b.mp4", "fake", None, "splice", None,
         )  # fmt: skip
-
-    def test_makers_sources_and_further_columns_are_kept_for_slices(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a.mp4", "b.mp4")
-        manifest = write_csv(
-            tmp_path / "m.csv",
-            ("path", "label", "generator", "source", "compression", "race"),
-            ("a.mp4", "real", "", "youtube", "c23", ""),
-            ("b.mp4", "fake", "sora", "", "c40", "unknown"),
-        )
-        first, second = read_corpus(manifest).entries
-        assert (first.generator, first.real_source, first.attributes) == (None, "youtube", '{"compression": "c23"}')
-        assert (second.generator, second.manipulation, second.real_source) == ("sora", "sora", None)
-        assert second.attributes == '{"compression": "c40", "race": "unknown"}'
 
     @pytest.mark.parametrize(
         ("header", "message"),
@@ -159,14 +126,6 @@ class TestManifest:
         assert [entry.official_split for entry in entries] == list(said.values())
         assert {entry.attributes for entry in entries} == {None}
 
-    def test_labels_outside_the_vocabulary_are_counted(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a.mp4")
-        rows = [("a.mp4", "real"), ("b.mp4", "unlabelled"), ("c.mp4", ""), ("d.mp4", "parody")]
-        listing = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows))
-        assert [entry.path for entry in listing.entries] == ["a.mp4"]
-        assert set(listing.rejected["reason"]) == {"label_not_used"}
-        assert listing.rejected["row"].to_list() == [2, 3, 4]
-
     def test_no_usable_label_at_all_is_an_error_with_the_labels_found(self, tmp_path: Path) -> None:
         manifest = write_csv(tmp_path / "m.csv", ("path", "label"), ("a.mp4", "1"), ("b.mp4", "0"), ("c.mp4", "0"))
         with pytest.raises(DataError, match=r"2 x '0', 1 x '1'.*label_map 1=fake,0=real") as caught:
@@ -180,17 +139,6 @@ class TestManifest:
         assert read_corpus(manifest, label_map={"1": "fake"}).rejected["reason"].to_list() == ["label_not_used"] * 2
         with pytest.raises(DataError, match="no data row"):
             read_corpus(write_csv(tmp_path / "empty.csv", ("path", "label")))
-
-    @pytest.mark.parametrize(
-        ("fake", "real"), [("1", "0"), ("1.0", "0.0"), ("True", "False"), ("yes", "No"), ("T", "F")]
-    )
-    def test_labels_of_a_spreadsheet_are_answered_with_the_label_map_that_reads_them(self, tmp_path, fake, real):
-        touch(tmp_path, "a.mp4", "b.mp4")
-        manifest = write_csv(tmp_path / "m.csv", ("path", "label"), ("a.mp4", fake), ("b.mp4", real))
-        with pytest.raises(DataError) as caught:
-            read_corpus(manifest)
-        label_map = resolve_config({"label_map": str(caught.value).rpartition("label_map ")[2].rstrip(".")}).label_map
-        assert [entry.label for entry in read_corpus(manifest, label_map=label_map).entries] == ["fake", "real"]
 
     @pytest.mark.parametrize(
         ("listed", "there"),
@@ -208,25 +156,6 @@ class TestManifest:
         ((reason, detail),) = listing.rejected.select("reason", "detail").iter_rows()
         assert reason == "missing_video"
         assert ascii(there) in detail
-
-    def test_a_link_to_nothing_is_called_one_in_manifests_and_folders(self, tmp_path):
-        touch(tmp_path, "corpus/real/a.mp4", "corpus/fake/b.mp4")
-        links = {"x.mp4": "gone.mp4", "y": "/nowhere/y", "z.mp4": "/nowhere/z.mp4", "w.mp4": "w.mp4"}
-        for name, target in links.items():
-            (tmp_path / "corpus" / "fake" / name).symlink_to(target)
-        rows = [(f"corpus/fake/{name}", "fake") for name in (*links, "y/deep.mp4", "b.mp4")]
-        of_rows = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows, ("corpus/real/a.mp4", "real")))
-        for listing, num_links in ((of_rows, 5), (read_corpus(tmp_path / "corpus"), 4)):
-            assert listing.rejected["reason"].to_list() == ["missing_video"] * num_links
-            for path, detail in listing.rejected.select("path", "detail").iter_rows():
-                assert repr(links[path.removesuffix("/deep.mp4").rpartition("/")[2]]) in detail
-                assert str(tmp_path) not in detail
-
-    @pytest.mark.parametrize("ending", ["part", "crdownload", "download", "ytdl", "tmp", "aria2", "!qB", "part-Frag3"])
-    def test_a_download_that_has_not_finished_is_called_one(self, tmp_path, ending):
-        touch(tmp_path, "real/a.mp4", "fake/b.mp4", f"fake/c.mp4.{ending}", "fake/notes.txt")
-        details = read_corpus(tmp_path).rejected["detail"]
-        assert ["not finished" in detail for detail in details] == [True, False]
 
     @pytest.mark.fault(35)
     def test_paths_out_of_the_corpus_are_refused_with_their_row(self, tmp_path: Path) -> None:
@@ -317,16 +246,6 @@ class TestManifest:
             read_corpus(tmp_path / "bad.parquet")
 
 
-@pytest.mark.parametrize("name", ["missing", "missing.csv", "empty", "notes.txt", "half"])
-def test_what_is_no_corpus_is_told_the_accepted_shapes(tmp_path: Path, name: str) -> None:
-    (tmp_path / "empty").mkdir()
-    touch(tmp_path, "notes.txt", "half/FVC.csv", "half/videos/x.mp4")
-    with pytest.raises(UsageError) as caught:
-        read_corpus(tmp_path / name)
-    for shape in ("'real/' and 'fake/'", "CSV or Parquet manifest", "FVC_dup.csv"):
-        assert shape in str(caught.value)
-
-
 def test_the_real_manifest(shared: Path) -> None:
     listing = read_corpus(shared / "media/manifest.csv")
     table = pl.read_csv(shared / "media/manifest.csv", infer_schema=False)
@@ -364,12 +283,3 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_is_refused_before_it
         assert path.stat().st_size < 100_000
         with pytest.raises(UsageError, match=rf"{name}\.parquet: (its cells take more than|cannot be unpacked)"):
             read_corpus(path)
-
-
-def test_parquet_cells_are_text_as_those_of_csv(tmp_path):
-    frame = pl.DataFrame(
-        {"path": ["[a]*.mp4"], "label": ["real"], "n": [1.5], "b": [b"\xff"], "l": [[1, 2]], "no": [None]}
-    )
-    path = tmp_path / "[x]*.parquet"
-    frame.write_parquet(path)
-    assert read_label_table(path).rows == (("[a]*.mp4", "real", "1.5", "\udcff", "[1, 2]", ""),)

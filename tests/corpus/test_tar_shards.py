@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.listing import read_corpus
-from fvc_lib.corpus.several import read_corpora
 from fvc_lib.corpus.video_texts import read_tar_pairs, video_text_root
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
@@ -171,18 +170,6 @@ def test_what_a_tar_says_twice_is_refused_and_named(tmp_path, members, named):
     assert named in listing.rejected["detail"][0]
 
 
-def test_a_tar_whose_header_lies_is_a_row_and_the_others_are_used(tars):
-    bad = tarfile.TarInfo("long")
-    bad.type, bad.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
-    (tars / "b.tar").write_bytes(bad.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    listing = read_corpus(tars, label_map={"1": "fake", "0": "real"})
-    assert len(listing.entries) == 4
-    (row,) = listing.rejected.filter(pl.col("path") == "b.tar").iter_rows(named=True)
-    assert row["reason"] == "unreadable"
-    assert "a header of more than" in row["detail"]
-    assert "1 of 3 tars cannot be read" in listing.notes[0]
-
-
 def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
     label_map = {"1": "fake", "0": "real"}
     whole = read_corpus(tars, label_map=label_map)
@@ -196,12 +183,6 @@ def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
         read_corpus(tars / "a-{000..002}.tar")
     with pytest.raises(UsageError, match=r"Did you mean .*\*/\*\.tar"):
         read_corpus(tars.parent)
-
-
-def test_tars_of_two_patterns_that_overlap_are_refused_as_two_corpora(tars, tmp_path):
-    patterns = [tars / "a-{000..001}.tar", tars / "a-*.tar"]
-    with pytest.raises(UsageError, match=r"a-000\.tar', which is given before"):
-        read_corpora(patterns, tmp_path / "links", label_map={"1": "fake", "0": "real"})
 
 
 def test_a_manifest_beside_the_tars_labels_their_members(tars):

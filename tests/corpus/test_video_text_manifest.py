@@ -1,15 +1,9 @@
-import csv
-import io
 import os
-import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from fvc_lib.corpus.label_table import read_label_table
-from fvc_lib.corpus.video_texts import PairListing, normalised_text, read_pairs
-from fvc_lib.services.errors import UsageError
+from fvc_lib.corpus.video_texts import PairListing, read_pairs
 
 
 def touch(root: Path, *names: str | bytes) -> None:
@@ -58,27 +52,6 @@ def test_any_separator_separates(separator, content, mark, tmp_path):
     assert listing.root == tmp_path
 
 
-_CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
-
-
-@given(st.lists(st.tuples(_CELLS, _CELLS), min_size=1, max_size=4), st.sampled_from([",", "α", "\t", "x", " ", "🙂"]))
-@settings(max_examples=40)
-def test_one_character_is_quoted_as_in_csv(tmp_path_factory, cells, separator):
-    """Whatever Python's csv writes with that separator, line breaks and quotes included, is read as it was."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter=separator, quoting=csv.QUOTE_ALL)
-    writer.writerows([("path", "text"), *cells])
-    path = tmp_path_factory.getbasetemp() / "quoted.txt"
-    path.write_bytes(text.getvalue().encode())
-    assert read_label_table(path, separator).rows == tuple(cells)
-
-
-@pytest.mark.parametrize("separator", ["", '"', "\n", "a\rb", '|"|'])
-def test_what_cannot_separate_is_refused(separator, tmp_path):
-    with pytest.raises(UsageError, match="manifest_separator: got"):
-        read_label_table(manifest_of(tmp_path, "path,text\n"), separator)
-
-
 def test_rows_that_cannot_be_used_are_named_with_their_row(tmp_path):
     corpus = tmp_path / "corpus"
     touch(corpus, "a.mp4", b"\xff.mp4", "sub/b.mp4")
@@ -120,11 +93,3 @@ def test_rows_that_cannot_be_used_are_named_with_their_row(tmp_path):
     ]
     assert all(f"manifest.csv row {row[2]}: " in row[5] for row in listing.rejections.rows)
     assert listing.rejections.frame().height == 10
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_normalised_text_stays_what_it_is(text):
-    once = normalised_text(text)
-    assert normalised_text(once) == once
-    assert normalised_text(f" \n{text}\t ") == once
-    assert normalised_text(unicodedata.normalize("NFD", text)) == once

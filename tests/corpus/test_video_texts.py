@@ -57,16 +57,6 @@ def test_equal_texts_are_one_and_a_video_may_have_several():
     assert any("3 of 3 different test texts (3 of 3 pairs)" in note for note in index.notes)
 
 
-def test_groups_join_what_is_stated_and_what_is_the_same_file():
-    rows = [("a", "x", None, "g1"), ("b", "y", None, "g1"), ("c", "z", None, "g2"), ("c", "w", None, "g3"),
-            ("d", "v", None, "g3"), *plain(12)]  # fmt: skip
-    group_of = dict(indexed(rows).pairs.select("path", "group_id").iter_rows())
-    assert group_of["a"] == group_of["b"] == "g1"
-    assert group_of["c"] == group_of["d"] == "g2+1 more"
-    assert len(set(group_of.values())) == 14
-    assert group_of["None 0.mp4"].startswith("video ")
-
-
 @given(
     st.lists(
         st.tuples(
@@ -202,19 +192,3 @@ class TestOnFiles:
         assert set(index.pairs["text"]) == {clip.caption for part in PARTS for clip in by_part[part]}
         assert set(index.pairs["split_source"]) == {"official"}
         assert any(note.startswith("0 of 2 different test texts") for note in index.notes)
-
-
-def test_real_clips_become_pairs(shared, tmp_path):
-    """Clips nobody made for this, in several codecs: each is probed and decoded."""
-    listed = pl.read_csv(shared / "media" / "manifest.csv", infer_schema=False)
-    small = listed.filter(pl.col("bytes").cast(pl.Int64) < 300_000, pl.col("path").str.starts_with("labelled/"))
-    chosen = small.unique("group", keep="first", maintain_order=True).head(4)
-    for path in chosen["path"]:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(shared / "media" / path, tmp_path / path)
-    chosen.select("path", "group", text=pl.col("codec") + " clip").write_csv(tmp_path / "manifest.csv")
-    config = RunConfig(task="video_text", corpus=str(tmp_path), cache_dir=str(tmp_path / "cache"), workers=1)
-    index = index_video_texts(config)
-    assert index.pairs.height == chosen.height == 4
-    assert set(index.pairs["group_id"]) == set(chosen["group"])
-    assert set(index.pairs["part"]) == set(PARTS)

@@ -32,12 +32,6 @@ class Mine(nn.Module):
     def forward(self, frames):
         return self.line(frames.float().mean((1, 3, 4)) / 255).squeeze(1)
 """
-SPEC = """
-from fvc_lib.services.registry import DETECTORS, DetectorSpec
-from fvc_lib.detectors.own.frame_cnn import FrameCnn
-
-DETECTORS.register(DetectorSpec("narrow", "own", "none", "none", 4, 32, "none", 2, build=lambda: FrameCnn((8, 8))))
-"""
 
 
 @pytest.fixture
@@ -47,7 +41,7 @@ def run_cell(tmp_path, monkeypatch):
     shell = InteractiveShell()
     yield lambda code: shell.run_cell(code).raise_error()
     for known in (DETECTORS._items, DETECTORS._sources, DETECTORS._of_cells):
-        for name in ("mine", "narrow"):
+        for name in ("mine",):
             known.pop(name, None)
 
 
@@ -116,20 +110,6 @@ def test_the_run_keeps_the_cell_s_code_and_its_hash_follows_it(run_cell, tmp_pat
     digest = record["contents"]["model"].partition("@")[2]
     said = f"the network is mine of {kept.name} (SHA-256 {digest[:12]}, licence: not stated)"
     assert note_of_own_file(config.model) == (said,)
-
-
-def test_a_declaration_in_a_cell_works_like_a_class(run_cell):
-    run_cell(SPEC)
-    config = config_of(model="narrow", num_frames=0, fixed_size=0)
-    assert (config.clips.num_frames, config.clips.side) == (4, 32)
-    assert type(build_detector(config)).__name__ == "FrameCnn"
-
-
-def test_a_cell_that_leans_on_another_cell_is_told_so(run_cell):
-    run_cell("from torch import nn")
-    run_cell(CELL.replace("from torch import nn", ""))
-    with pytest.raises(UsageError, match=r"mine_\w+\.py' cannot be imported: NameError: name 'nn'.*cell.*imports"):
-        build_detector(config_of(model="mine"))
 
 
 @pytest.mark.parametrize("name", ["frame_cnn", "r2plus1d_small", "my-net"])

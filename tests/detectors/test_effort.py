@@ -127,15 +127,6 @@ def test_the_penalty_is_the_paper_s_for_square_weights():
     assert effort.penalty(detector()) is None
 
 
-def test_in_evaluation_the_loss_has_no_penalty():
-    network, some = moved(adapted()), batch()
-    assert "penalty" not in task().forward(network.eval(), some)
-    with_it = task().loss(task().forward(network.train(), some), some)
-    without = task().loss(task().forward(network.eval(), some), some)
-    difference = (with_it.total - without.total) / with_it.weight
-    torch.testing.assert_close(difference, effort.penalty(network), rtol=1e-3, atol=1e-4)
-
-
 def test_where_no_layer_has_attention_all_linear_layers_are_split():
     trunk = PictureTrunk(nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Linear(6, 4)), 4)
     network = Detector(trunk, HEADS["mean"](4))

@@ -15,9 +15,8 @@ from fvc_lib.detectors.frames.backbone import (
     adapt_torchvision,
     build_backbone,
 )
-from fvc_lib.detectors.network import loaded_weights_of, parameters_by_stage
+from fvc_lib.detectors.network import parameters_by_stage
 from fvc_lib.detectors.weights import fitting_weights, read_weights
-from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
@@ -82,18 +81,6 @@ def test_batch_norm_and_dropout_stay_as_in_evaluation_and_learn_all_the_same(lik
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert norms
     assert all(norm.weight.grad is not None for norm in norms)
-
-
-def test_a_classifier_is_taken_off_with_its_hidden_layer():
-    backbone = adapt_torchvision(LikeEfficientnet(), "it")
-    assert backbone.num_features == 8
-    assert backbone(pictures()).shape == (4, 8)
-    assert not [name for name in backbone.state_dict() if "classifier" in name]
-
-
-def test_torchvisions_other_networks_are_refused_with_what_is_known():
-    with pytest.raises(UsageError, match=r"torchvision:odd_net.*efficientnet_b0"):
-        adapt_torchvision(nn.Sequential(nn.Linear(1, 1)), "odd_net")
 
 
 @pytest.mark.parametrize("error", [AssertionError, RuntimeError])
@@ -185,12 +172,6 @@ def test_a_package_for_another_torch_is_named_with_what_to_do(monkeypatch):
         build_backbone("torchvision:resnet50")
 
 
-def test_nothing_is_imported_before_it_is_asked_for():
-    before = set(sys.modules)
-    build_backbone("small_resnet")
-    assert not {"torchvision", "timm"} & (set(sys.modules) - before)
-
-
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_weights_come_from_a_file_without_those_of_its_class_layer(tmp_path, suffix):
     torch.manual_seed(1)
@@ -237,15 +218,3 @@ def test_a_file_that_holds_no_weights_is_refused_without_running_it(tmp_path, co
     )
     with pytest.raises(UsageError, match=r"model_weights '.*w\."):
         read_weights(path)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"nowhere.pt.*No such file"):
-        read_weights(tmp_path / "nowhere.pt")
-
-
-def test_the_record_knows_the_file_that_a_backbone_s_weights_came_from(tmp_path):
-    torch.save(build_backbone("small_resnet").state_dict(), tmp_path / "w.pt")
-    loaded = loaded_weights_of(build_backbone("small_resnet", tmp_path / "w.pt"))
-    assert (loaded.source, loaded.sha256) == (str(tmp_path / "w.pt"), content_digest(tmp_path / "w.pt"))
-    assert loaded_weights_of(build_backbone("small_resnet")) is None

@@ -1,6 +1,5 @@
 """``run_notebooks.py detectors``: what every network is, and what one of them needs."""
 
-import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
@@ -38,20 +37,3 @@ def test_the_numbers_of_a_network_are_measured():
     assert facts.num_parameters == 11_937
     assert facts.gflops > 0
     assert "11,937 parameters" in facts.text()
-
-
-def test_batch_norms_of_a_network_of_one_s_own_are_told(tmp_path):
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.norm = nn.BatchNorm1d(3)\n    def forward(self, frames):\n"
-        "        return self.norm(frames.float().mean((1, 3, 4))).sum(1)\n"
-    )
-    assert "batch norms    1, the first norm: trained only where" in facts_of(f"{tmp_path / 'net.py'}:Net").text()
-    assert facts_of("efficientnet_lite0").batch_norms == ()
-
-
-@pytest.mark.parametrize("name", ["frame_cn", "timm"])
-def test_an_unknown_one_is_refused(name):
-    result = CliRunner().invoke(main, ["detectors", name])
-    assert result.exit_code == 2
-    assert "unknown" in result.output

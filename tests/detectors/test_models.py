@@ -5,7 +5,6 @@ import torch
 
 from fvc_lib.detectors.own.stems import FORENSIC, PIXELS, forensic_maps, pixel_maps
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, TrunkOptions
 
 NAMES = ["frame_cnn", "r2plus1d_small"]
@@ -42,20 +41,6 @@ def test_a_clip_s_logit_does_not_depend_on_its_batch(name):
     torch.testing.assert_close(together, alone)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_initialisation_follows_the_random_state(name):
-    first, second, other = seeded(name), seeded(name), seeded(name, 1)
-    assert all(a.equal(b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert not first.head.weight.equal(other.head.weight)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_blank_clips_give_finite_gradients(name):
-    model = seeded(name)
-    model(torch.zeros(2, 3, 3, 32, 32, dtype=torch.uint8)).sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
 @pytest.mark.parametrize(("stem", "maps"), [(FORENSIC, forensic_maps), (PIXELS, pixel_maps)])
 def test_maps_made_clip_by_clip_are_those_of_the_batch(stem, maps):
     frames = clips(5, 6, 50)
@@ -74,26 +59,6 @@ def test_every_detector_declares_where_it_is_from_and_takes_the_clips_it_declare
             continue
         assert spec.build()(clips(1, spec.num_frames, spec.side)).shape == (1,), name
     assert [DETECTORS.get(name).micro_batch for name in NAMES] == [8, 4]
-
-
-def test_the_old_name_of_a_detector_still_finds_it():
-    assert DETECTORS.get("r2plus1d") is DETECTORS.get("r2plus1d_small")
-
-
-def test_an_unknown_model_is_refused_with_a_suggestion():
-    with pytest.raises(UsageError, match="Did you mean 'frame_cnn'"):
-        DETECTORS.get("frame_cn")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_content_trunk_gives_features_of_every_frame(name):
-    with forked_random_state(0, CPU):
-        trunk = DETECTORS.get(name).build_trunk(TrunkOptions(name, 6, 32)).eval()
-    frames = clips(2, 3, 32)
-    features = trunk.frame_features(frames)
-    assert features.shape == (2, 3, trunk.frame_feature_size)
-    assert features.isfinite().all()
-    torch.testing.assert_close(trunk.frame_features(frames[:1]), features[:1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

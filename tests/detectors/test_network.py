@@ -229,25 +229,6 @@ def test_modules_next_to_a_users_file_are_imported_and_an_equal_name_elsewhere_i
     assert DETECTORS.get(networks[0]).build().head.in_features == 40
 
 
-def test_an_edited_file_that_registers_its_network_gives_the_new_one(tmp_path):
-    net = tmp_path / "net.py"
-    imports = "from fvc_lib.services.registry import DETECTORS\n\n"
-    text = imports + "@DETECTORS.register('edited_net')\nclass Net:\n    side = {}\n"
-    for shift, side in (("", 32), ("\n\n", 48)):
-        net.write_text(shift + text.format(side))
-        try:
-            assert DETECTORS.get(f"{net}:Net").side == side
-            assert DETECTORS.get(f"{net}:edited_net").side == side  # as of a cell's file that lies elsewhere by now
-            assert DETECTORS.get("edited_net").side == side
-        finally:
-            DETECTORS._items.pop("edited_net", None)
-
-
-def test_a_relative_path_is_made_whole(my_net, monkeypatch):
-    monkeypatch.chdir(my_net.parent)
-    assert config_of(model="my_net.py:MyNet").model == f"{my_net}:MyNet"
-
-
 @pytest.mark.parametrize(
     ("item", "text", "says"),
     [
@@ -263,12 +244,6 @@ def test_a_users_file_that_does_not_do_is_named_with_the_reason(my_net, item, te
     assert says in str(caught.value)
 
 
-def test_a_users_file_without_a_class_is_told_to_add_one(my_net):
-    with pytest.raises(UsageError, match=r"Add :CLASS, such as .*my_net\.py:MyNet\.") as caught:
-        config_of(model=str(my_net))
-    assert "frame_cnn" not in str(caught.value)
-
-
 def test_a_users_file_that_is_not_there_is_refused_before_anything(tmp_path):
     with pytest.raises(UsageError, match=r"no file .*nowhere.py.*FILE.py:CLASS"):
         config_of(model=str(tmp_path / "nowhere.py:Net")).load_chosen()
@@ -277,11 +252,6 @@ def test_a_users_file_that_is_not_there_is_refused_before_anything(tmp_path):
 def test_a_network_with_a_head_of_its_own_refuses_another():
     with pytest.raises(UsageError, match="frame_cnn' has a head of its own"):
         build_detector(config_of(model="frame_cnn", head="gru"))
-
-
-def test_fields_that_came_later_change_no_hash_at_their_default():
-    assert not {"model_weights", "head", "tune", "l2_normalise"} & config_of().training_values().keys()
-    assert config_of(tune="head").config_hash != config_of().config_hash
 
 
 def test_what_stays_random_is_not_frozen_and_the_network_says_that_it_is_not_the_published_one():
@@ -296,13 +266,6 @@ def test_weights_that_are_named_are_loaded_or_refused_and_never_passed_over(my_n
     torch.save({"nothing.weight": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(UsageError, match=r"w\.pth' does not fit the network \(MyEncoder\)"):
         build_detector(config_of(model=f"{my_net}:MyEncoder", model_weights=str(tmp_path / "w.pth")))
-
-
-@pytest.mark.parametrize("content", [b"hello world", b"\x80\x02K", b"<html></html>", b""])
-def test_a_damaged_file_of_weights_is_refused_in_words(tmp_path, content):
-    (tmp_path / "w.pth").write_bytes(content)
-    with pytest.raises(UsageError, match=r"w\.pth'.*neither weights of torch.save nor safetensors"):
-        read_weights(tmp_path / "w.pth")
 
 
 @pytest.mark.filterwarnings("ignore:.*TorchScript")
@@ -348,12 +311,6 @@ def test_a_clip_of_no_size_is_the_one_the_model_was_made_for(my_net):
     assert (clip.num_frames, clip.side) == (5, 32)
     with pytest.raises(UsageError, match=r"(?i)wanted 0 or at least 16 pixels"):
         config_of(fixed_size=8)
-
-
-def test_a_users_file_that_moved_leaves_its_run_readable(my_net):
-    config = config_of(model=f"{my_net}:MyNet")
-    my_net.unlink()
-    assert config_of(**config.model_dump()).model == config.model
 
 
 def test_a_frozen_trunk_is_saved_as_the_digest_of_its_weights_and_refuses_another_one():

@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
@@ -82,20 +80,3 @@ def test_the_vocabulary_is_what_was_asked_for_and_words_become_tokens(tokenizer)
 def test_lone_surrogates_are_refused(tokenizer):
     with pytest.raises(UnicodeEncodeError):
         tokenizer.encode(["\udc80"], 8)
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python's own about forks beside threads
-def test_no_thread_is_begun_that_a_fork_would_lose(tokenizer, capfd):
-    seen = []
-    TextTokenizer.train((seen.append(os.environ.get("TOKENIZERS_PARALLELISM")) or text for text in CAPTIONS), 300)
-    assert set(seen) == {"false"}
-    tokenizer.encode(CAPTIONS, 8)
-    assert "TOKENIZERS_PARALLELISM" not in os.environ
-    child = os.fork()
-    if not child:
-        try:
-            tokenizer.encode(CAPTIONS, 8)
-        finally:
-            os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert capfd.readouterr() == ("", "")

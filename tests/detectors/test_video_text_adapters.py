@@ -1,7 +1,5 @@
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -110,37 +108,6 @@ def test_a_model_of_clips_is_no_encoder_of_texts(kind, tiny_bert, tmp_path):
     for load in (TransformersEncoder, lambda folder: encoder_tensors(folder, TEXTS, 8)):
         with pytest.raises(UsageError, match=rf"holds a {kind}Model, wanted an encoder of texts"):
             load(str(tmp_path))
-
-
-_BESIDE_A_BROKEN_TORCHVISION = """
-import sys
-from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder, encoder_tensors
-from fvc_lib.services.errors import UsageError
-for load in (TransformersEncoder, lambda folder: encoder_tensors(folder, ["a text"], 8)):
-    try:
-        load(sys.argv[1])
-    except UsageError as error:
-        print(error)
-"""
-
-
-@pytest.mark.long
-def test_a_torchvision_that_does_not_start_is_named_with_what_to_do(tiny_bert, tmp_path):
-    for folder, name, text in (
-        ("torchvision", "__init__.py", "raise RuntimeError('operator torchvision::nms does not exist')"),
-        ("torchvision-0.1.dist-info", "METADATA", "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n"),
-    ):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text(text)
-    here = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", _BESIDE_A_BROKEN_TORCHVISION, tiny_bert],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), here])},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    said = done.stdout.splitlines()
-    assert len(said) == 2
-    assert all("torchvision::nms does not exist" in line and "pip uninstall torchvision" in line for line in said)
 
 
 def test_weights_that_are_not_there_are_not_made_up(tiny_bert, tmp_path):

@@ -1,6 +1,3 @@
-import functools
-import itertools
-
 import pytest
 import torch
 
@@ -39,25 +36,6 @@ def greedily(made, memory, max_tokens):
     return tokens + [NUMBERS.padding] * (max_tokens - len(tokens))
 
 
-def exhaustively(made, memory, vocabulary_size, max_tokens):
-    """The likeliest of all texts that end, or are cut at ``max_tokens``."""
-    words = [token for token in range(vocabulary_size) if token not in (0, 1, 2)]
-    texts = [
-        [*chosen, *ending]
-        for length in range(max_tokens)
-        for chosen in itertools.product(words, repeat=length)
-        for ending in ([[NUMBERS.end]] if length < max_tokens - 1 else [[]])
-    ]
-
-    after = functools.cache(lambda *tokens: following(made, list(tokens), memory).tolist())
-
-    def likelihood(text):
-        return sum(after(1, *text[:place])[token] for place, token in enumerate(text))
-
-    best = max(texts, key=likelihood)
-    return [1, *best] + [NUMBERS.padding] * (max_tokens - 1 - len(best))
-
-
 def test_the_score_is_the_mean_over_a_text_s_own_tokens():
     made, memory = decoder(), memories(3)
     tokens = torch.tensor([[1, 3, 4, 2, 0, 0], [1, 2, 0, 0, 0, 0], [1, 5, 6, 3, 4, 2]])
@@ -72,13 +50,6 @@ def test_the_score_is_the_mean_over_a_text_s_own_tokens():
             right.append(int(logits.argmax()) == text[place])
         assert float(score["caption_loss"][row].detach()) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
         assert float(score["token_accuracy"][row]) == pytest.approx(sum(right) / len(right))
-
-
-def test_what_fills_a_text_up_changes_nothing():
-    made, memory = decoder(max_tokens=8), memories(2)
-    short = torch.tensor([[1, 3, 2], [1, 4, 2]])
-    long = torch.cat([short, torch.zeros(2, 5, dtype=torch.int64)], dim=1)
-    torch.testing.assert_close(made.score(long, memory)["caption_loss"], made.score(short, memory)["caption_loss"])
 
 
 def test_captions_are_written_greedily():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from fvc_lib.engine.device import Precision, recompute_activations, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import stack_samples
-from fvc_lib.services.errors import StoppedError, UsageError
+from fvc_lib.services.errors import StoppedError
 from tests.detectors.published.networks import ONE_OF_EACH, SMALL, SmallTasks, noise, trunk_of
 from tests.kits.engine_kit import EndsOnce, same_end, stop_after, tight, weight_distance
 from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
@@ -73,16 +72,6 @@ def test_a_clip_s_logit_in_training_does_not_depend_on_its_batch_or_a_draw(publi
     assert any("group norms" in note for note in model.trunk.notes) == (published.name in BATCH_NORMS)
 
 
-@pytest.mark.parametrize("name", ["siglip", "clip"])
-def test_a_trunk_of_which_nothing_is_trained_stays_in_evaluation_mode(published):
-    model = published().build_model().train()
-    model.trunk.network.extra = nn.Dropout(0.5)
-    model.train()
-    assert model.trunk.network.extra.training == (published.name == "clip")
-    assert model.head.training
-    assert not model.eval().head.training
-
-
 # Without MViT: its keys have biases that change nothing, whose gradients are rounding alone.
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mvit"])
 def test_a_stopped_training_goes_on_exactly_and_memory_that_ends_changes_nothing(published, make_engine):
@@ -128,8 +117,3 @@ def test_forward_and_backward_run_on_small_clips(name, num_frames, side):
         trunk(noise(1, num_frames, side)).square().sum().backward()
     without = [key for key, p in trunk.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     assert without == []
-
-
-def test_a_network_without_known_blocks_says_so_where_they_are_asked_for():
-    with pytest.raises(UsageError, match="which parts of a InceptionV3 could be computed again is not known"):
-        trunk_of("timm:inception_v3").recomputable_blocks()

@@ -166,15 +166,6 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipelin
     assert all(a.equal(b) for a, b in zip(trunk.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("name", "trunk"), [("gend", "clip_vit_b16"), ("gend_dino", "dinov3_small")])
-def test_a_recipe_takes_the_folder_of_its_trunk(name, trunk, tmp_path):
-    write_folder(trunk, tmp_path)
-    frames = noise(2, FRAMES, SIDE)
-    with torch.inference_mode():
-        found, wanted = (trunk_of(each, tmp_path, num_frames=FRAMES, side=SIDE)(frames) for each in (name, trunk))
-    assert found.equal(wanted)
-
-
 def test_a_folder_of_pictures_and_texts_gives_its_encoder_of_pictures(tmp_path):
     """As openai/clip-vit-base-patch16 is: a CLIPModel."""
     _, settings, _ = SMALL_FOLDERS["clip_vit_b16"]
@@ -272,8 +263,3 @@ def test_a_folder_that_does_not_fit_is_refused_with_what_does_not(name, tmp_path
         trunk_of(name, tmp_path, num_frames=FRAMES, side=SIDE)
     with pytest.raises(UsageError, match=r"fixed_size as it was made for|does not take clips"):
         trunk_of(name, tmp_path / "whole", num_frames=FRAMES, side=2 * SIDE)(noise(1, FRAMES, 2 * SIDE))
-
-
-def test_a_clip_that_a_network_is_not_made_for_is_refused_with_its_size():
-    with pytest.raises(UsageError, match=r"does not take clips of 6 frames of 32 x 32 pixels: .* multiple of 4"):
-        trunk_of("slowfast_r50")(noise(1, 6, 32))
