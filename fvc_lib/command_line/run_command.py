@@ -454,9 +454,11 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
     if not corpora:
         return
     from fvc_lib.corpus.corpus_files import LongCorpusError
-    from fvc_lib.corpus.listing import recognised  # with polars, for this alone
+    from fvc_lib.corpus.listing import (
+        read_corpora,
+        recognised,  # with polars, for this alone
+    )
     from fvc_lib.corpus.protocols.protocol import refuse_untrainable
-    from fvc_lib.corpus.several import read_corpora
     from fvc_lib.corpus.video_texts import video_text_root
 
     if config.task == "video_text":

@@ -21,10 +21,9 @@ from fvc_lib.corpus.corpus_files import (
     reasons_text,
     refuse_lost,
 )
-from fvc_lib.corpus.listing import Listing
+from fvc_lib.corpus.listing import Listing, place, read_corpora
 from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
 from fvc_lib.corpus.rescaling import rescaling_notes
-from fvc_lib.corpus.several import place, read_corpora
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.budget import give_back_freed
@@ -192,7 +191,7 @@ def build_index(
 
     Args:
         corpus: folder, manifest, tar or pattern; see ``listing.read_corpus``.
-        more_corpora: further ones, indexed together with it; see ``several.read_corpora``.
+        more_corpora: further ones, indexed together with it; see ``listing.read_corpora``.
         index_path: receives the INDEX table, sorted by ``video_id``.
         rejected_path: receives the REJECTED table.
         work_dir: keeps probe results as they come; a killed index continues from them.

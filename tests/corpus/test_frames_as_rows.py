@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from fvc_lib.corpus.index import build_index, group_annotations
-from fvc_lib.corpus.listing import Listing, read_corpus
-from fvc_lib.corpus.several import read_corpora
+from fvc_lib.corpus.listing import Listing, read_corpora, read_corpus
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 from fvc_lib.video.decode.clip import decode_clip

@@ -8,6 +8,7 @@ import pytest
 from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.sources.general.fvc2018 import parse_video_url, read_fvc2018
 from fvc_lib.services.errors import UsageError
+from tests.corpus.published import touch
 
 
 @pytest.mark.parametrize(
@@ -100,39 +101,23 @@ def test_a_fetched_file_that_leads_out_of_the_corpus_is_refused(tmp_path: Path) 
     assert read_corpus(corpus).rejected["reason"].to_list() == ["outside_corpus"]
 
 
-class TestTheRealTables:
-    def test_every_row_is_accounted_for(self, shared: Path) -> None:
-        listing = read_fvc2018(shared / "fvc2018")
-        assert listing.annotations.height == 5579
-        assert listing.annotations["stated_group"].n_unique() == 380
-        assert set(listing.annotations.null_count().row(0)) == {0}
-        assert listing.rejected.height == 5579
-        assert not listing.entries
-        assert Counter(listing.annotations["platform"]) == {"youtube": 3375, "facebook": 2063, "twitter": 141}
-        # Labelled both fake and debunked, or real and parody: one usable row each.
-        assert Counter(listing.rejected["reason"]) == {
-            "missing_video": 5077,
-            "label_not_used": 495,
-            "duplicate_path": 5,
-            "conflicting_labels": 2,
-        }
-
-    def test_labels_are_the_tables_own(self, shared: Path) -> None:
-        labels = read_fvc2018(shared / "fvc2018").annotations
-        assert Counter(labels["label"]) == {"fake": 2920, "real": 2164, "uncertain": 340, "debunked": 89, "parody": 66}
-        real_in_fake_cascades = labels.filter((pl.col("label") == "real") & pl.col("stated_group").str.starts_with("f"))
-        assert real_in_fake_cascades.height == 74
-
-    def test_all_videos_at_hand(self, shared: Path, tmp_path: Path) -> None:
-        for name in ("FVC.csv", "FVC_dup.csv"):
-            shutil.copyfile(shared / "fvc2018" / name, tmp_path / name)
-        (tmp_path / "videos").mkdir()
-        for source_id in set(read_fvc2018(shared / "fvc2018").annotations["source_id"]):
-            (tmp_path / "videos" / f"{source_id}.mp4").touch()
-        listing = read_corpus(tmp_path)
-        assert len(listing.entries) == 5077
-        assert Counter(listing.rejected["reason"]) == {
-            "label_not_used": 495,
-            "duplicate_path": 5,
-            "conflicting_labels": 2,
-        }
+def test_every_row_of_the_real_tables_is_accounted_for(shared: Path, tmp_path: Path) -> None:
+    listing = read_fvc2018(shared / "fvc2018")
+    table = listing.annotations
+    assert (table.height, table["stated_group"].n_unique(), listing.rejected.height, listing.entries) == (
+        5579,
+        380,
+        5579,
+        (),
+    )
+    assert set(table.null_count().row(0)) == {0}
+    assert Counter(table["platform"]) == {"youtube": 3375, "facebook": 2063, "twitter": 141}
+    assert Counter(table["label"]) == {"fake": 2920, "real": 2164, "uncertain": 340, "debunked": 89, "parody": 66}
+    assert table.filter((pl.col("label") == "real") & pl.col("stated_group").str.starts_with("f")).height == 74
+    # Labelled both fake and debunked, or real and parody: one usable row each.
+    unusable = {"label_not_used": 495, "duplicate_path": 5, "conflicting_labels": 2}
+    assert Counter(listing.rejected["reason"]) == {"missing_video": 5077, **unusable}
+    shutil.copytree(shared / "fvc2018", tmp_path / "fetched")
+    touch(tmp_path / "fetched", *(f"videos/{source_id}.mp4" for source_id in set(table["source_id"])))
+    listing = read_corpus(tmp_path / "fetched")
+    assert (len(listing.entries), Counter(listing.rejected["reason"])) == (5077, unusable)

@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.corpus.index import IndexReport, build_index
-
 MakeVideo = Callable[..., Path]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -102,14 +100,14 @@ def lives(pid: int) -> bool:
         return False
 
 
-def kill_and_continue(corpus: Path, folder: Path, num_kills: int, seed: int) -> None:
-    """Kill an index at random moments, again while it continues, and compare with one that was left in peace."""
-    undisturbed, killed = Indexing(corpus, folder / "undisturbed"), Indexing(corpus, folder / "killed")
+@pytest.mark.long
+def test_an_index_killed_again_and_again_ends_as_if_it_was_not(tmp_path: Path, make_video: MakeVideo) -> None:
+    corpus = write_corpus(tmp_path / "corpus", make_video, num_files=60, num_videos=6)
+    undisturbed, killed = Indexing(corpus, tmp_path / "undisturbed"), Indexing(corpus, tmp_path / "killed")
     undisturbed.finish()
-    total = len(undisturbed.probed)
-    moments = sorted(random.Random(seed).sample(range(1, total - WORKERS), num_kills))
+    total, num_kills = len(undisturbed.probed), 3
     finished: set[str] = set()
-    for moment in moments:
+    for moment in sorted(random.Random(1).sample(range(1, total - WORKERS), num_kills)):
         opened_before = len(killed.probed)
         killed.kill_after(moment)
         opened = killed.probed[opened_before:]
@@ -122,37 +120,6 @@ def kill_and_continue(corpus: Path, folder: Path, num_kills: int, seed: int) -> 
     killed.finish()
     assert finished.isdisjoint(name for _, name in killed.probed[opened_before:])
     # Each worker had one file in hand at each kill; nothing else was opened twice, but what may become readable.
-    opened_names = [name for _, name in killed.probed if name != "page.mp4"]
-    assert len(opened_names) <= total - 1 + WORKERS * num_kills
+    assert sum(name != "page.mp4" for _, name in killed.probed) <= total - 1 + WORKERS * num_kills
     assert {name for _, name in killed.probed} == {name for _, name in undisturbed.probed}
     assert killed.tables == undisturbed.tables
-
-
-@pytest.mark.long
-def test_an_index_killed_again_and_again_ends_as_if_it_was_not(tmp_path: Path, make_video: MakeVideo) -> None:
-    corpus = write_corpus(tmp_path / "corpus", make_video, num_files=60, num_videos=6)
-    kill_and_continue(corpus, tmp_path, num_kills=3, seed=1)
-
-
-def build(corpus: Path, folder: Path, workers: int = 1) -> IndexReport:
-    return build_index(
-        corpus, index_path=folder / "index.parquet", rejected_path=folder / "rejected.parquet",
-        work_dir=folder / "work", near_duplicate_bits=10, max_rejected_share=0.5, workers=workers,
-    )  # fmt: skip
-
-
-def test_a_changed_file_of_equal_size_is_probed_again(tmp_path: Path, make_video: MakeVideo) -> None:
-    corpus = write_corpus(tmp_path / "corpus", make_video, num_files=4, num_videos=4)
-    build(corpus, tmp_path / "out")
-    before = (tmp_path / "out/index.parquet").read_bytes()
-    changed = corpus / "real/clip00001.mp4"
-    state = changed.stat()
-    content = changed.read_bytes()
-    changed.write_bytes(content[:-1] + b"\xff")
-    os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns + 1))  # a nanosecond later
-    assert changed.stat().st_size == state.st_size
-    assert build(corpus, tmp_path / "out").num_known == 3
-    assert (tmp_path / "out/index.parquet").read_bytes() != before
-    changed.write_bytes(content)
-    assert build(corpus, tmp_path / "out").num_known == 3
-    assert (tmp_path / "out/index.parquet").read_bytes() == before

@@ -6,8 +6,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.index import build_index, group_annotations
-from fvc_lib.corpus.listing import Listing
-from fvc_lib.corpus.several import read_corpora
+from fvc_lib.corpus.listing import Listing, read_corpora
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.tables import GROUP_LINKS, INDEX, read_table
@@ -98,21 +97,12 @@ def test_two_corpora_of_one_name_are_told_apart_by_their_paths_in_any_order(tmp_
     assert set(names.values()) == {"clips (c23 clips)", "clips (c40 clips)"}
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["clips"], "is given twice. Leave it out once."),
-        (["linked"], "is given twice"),
-        (["clips/real/inner"], "lies within .*clips', so its videos could be listed twice"),
-        ([""], "lies within"),
-        (["absent"], "no such file or folder"),
-    ],
-)
-def test_corpora_that_overlap_or_are_not_there_are_refused(more, message, tmp_path):
+@pytest.mark.parametrize("more", ["clips", "linked", "clips/real/inner", ""])
+def test_corpora_that_overlap_are_refused(more, tmp_path):
     touch(
         tmp_path, "clips/real/a.mp4", "clips/fake/b.mp4", "clips/real/inner/real/a.mp4", "clips/real/inner/fake/b.mp4"
     )
     touch(tmp_path, "real/a.mp4", "fake/b.mp4")
     (tmp_path / "linked").symlink_to(tmp_path / "clips")
-    with pytest.raises(UsageError, match=message):
-        read_corpora([tmp_path / "clips", *(tmp_path / each for each in more)], tmp_path / "links")
+    with pytest.raises(UsageError, match=r"lies within .* or is the same, so its videos could be listed twice"):
+        read_corpora([tmp_path / "clips", tmp_path / more], tmp_path / "links")

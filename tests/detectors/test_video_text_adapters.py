@@ -89,9 +89,9 @@ def test_a_missing_folder_is_named_and_nothing_is_fetched():
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no model that can be read"):
+    with pytest.raises(UsageError, match="no model of texts can be read"):
         TransformersEncoder(str(tmp_path))
-    with pytest.raises(UsageError, match="no model that can be read"):
+    with pytest.raises(UsageError, match="no model of texts can be read"):
         encoder_tensors(str(tmp_path), TEXTS, 8)
 
 
@@ -129,5 +129,5 @@ def test_code_in_the_folder_is_not_run(tiny_bert, tmp_path):
     config |= {"model_type": "of_its_own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "own.py").write_text("raise SystemExit('was run')")
-    with pytest.raises(UsageError, match="no model that can be read"):
+    with pytest.raises(UsageError, match="no model of texts can be read"):
         TransformersEncoder(str(tmp_path))

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fvc_lib.corpus.listing import Listing
+from fvc_lib.corpus.listing import Listing, read_corpora
 from fvc_lib.corpus.samples import files, scenes
 from fvc_lib.corpus.samples.files import Encoding, decode_frames
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS, Change, forge
 from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot
-from fvc_lib.corpus.several import corpus_names, read_corpora
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
@@ -244,8 +243,11 @@ def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None
 def names_of_corpora(config: RunConfig) -> list[str]:
     """Return the names of the run's corpora without generating or writing anything; errors as of reading them."""
     given = [each for each in (config.corpus, *config.more_corpora) if each]
-    found = corpus_names(given, allow_outside=config.allow_outside, label_map=config.label_map) if given else []
-    return found if config.corpus else [*found, _SAMPLE]
+    if not given:
+        return [_SAMPLE]
+    listing = read_corpora(given, None, allow_outside=config.allow_outside, label_map=config.label_map)
+    names = sorted({entry.corpus for entry in listing.entries})
+    return names if config.corpus else [*names, _SAMPLE]
 
 
 def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:

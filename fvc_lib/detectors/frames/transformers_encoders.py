@@ -107,8 +107,7 @@ class TransformersFrames(PictureTrunk):
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
         """(N, F) of normalised float (N, 3, H, W)."""
-        features: Tensor = self.network(pixel_values=pictures).pooler_output
-        return features
+        return self.network(pixel_values=pictures).pooler_output
 
 
 def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:

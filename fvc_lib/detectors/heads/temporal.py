@@ -27,8 +27,7 @@ class Mean(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,) of features (B, T, F)."""
-        logits: Tensor = self.linear(self.norm(features.mean(1)))
-        return logits.squeeze(1)
+        return self.linear(self.norm(features.mean(1))).squeeze(1)
 
 
 class Attention(nn.Module):
@@ -44,8 +43,7 @@ class Attention(nn.Module):
         """Logits (B,) of features (B, T, F)."""
         features = self.norm(features)
         weights = self.weigh(features).softmax(1)
-        logits: Tensor = self.linear((weights * features).sum(1))
-        return logits.squeeze(1)
+        return self.linear((weights * features).sum(1)).squeeze(1)
 
 
 class Gru(nn.Module):
@@ -60,8 +58,7 @@ class Gru(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B,) of features (B, T, F)."""
         _, last = self.gru(self.norm(features))
-        logits: Tensor = self.linear(last[-1])
-        return logits.squeeze(1)
+        return self.linear(last[-1]).squeeze(1)
 
 
 class Path(nn.Module):
@@ -91,8 +88,7 @@ class Path(nn.Module):
         turned = moved.diff(dim=1)
         statistics = (features.mean(1), _spread(features), moved.abs().mean(1), turned.abs().mean(1))
         normed = [norm(each) for norm, each in zip(self.norms, statistics, strict=True)]
-        logits: Tensor = self.linear(torch.cat([*normed, path_statistics(features)], dim=1))
-        return logits.squeeze(1)
+        return self.linear(torch.cat([*normed, path_statistics(features)], dim=1)).squeeze(1)
 
 
 def path_statistics(features: Tensor) -> Tensor:

@@ -67,8 +67,7 @@ class FrameCnn(FrameTrunk):
     def forward(self, frames: Tensor) -> Tensor:
         """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
         features = self._pooled_frames(frames)
-        logits: Tensor = self.head(torch.cat([features.mean(2), features.amax(2), features.amin(2)], dim=1))
-        return logits.squeeze(1)
+        return self.head(torch.cat([features.mean(2), features.amax(2), features.amin(2)], dim=1)).squeeze(1)
 
 
 DETECTORS.register(

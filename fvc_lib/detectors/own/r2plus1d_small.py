@@ -45,8 +45,7 @@ class R2Plus1dTrunk(nn.Module):
 
     def _features(self, frames: Tensor) -> Tensor:
         """(B, C, T, h, w)."""
-        features: Tensor = self.blocks(self.temporal_stem(self.spatial_stem(self._stem.clip_by_clip(frames))))
-        return features
+        return self.blocks(self.temporal_stem(self.spatial_stem(self._stem.clip_by_clip(frames))))
 
 
 class R2Plus1d(R2Plus1dTrunk):
@@ -64,8 +63,7 @@ class R2Plus1d(R2Plus1dTrunk):
         """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
         features = self._features(frames)
         pooled = torch.cat([features.mean((2, 3, 4)), features.amax((2, 3, 4))], dim=1)
-        logits: Tensor = self.head(pooled)
-        return logits.squeeze(1)
+        return self.head(pooled).squeeze(1)
 
 
 class _Residual2Plus1d(nn.Module):

@@ -47,8 +47,7 @@ class Attention(nn.Module):
         if hidden is not None:
             scores = scores.masked_fill(hidden[:, None], -torch.inf)
         found = scores.softmax(dim=3) @ values
-        result: Tensor = self.output(found.transpose(1, 2).flatten(2))
-        return result
+        return self.output(found.transpose(1, 2).flatten(2))
 
     def _by_head(self, positions: Tensor) -> Tensor:
         batch, length, width = positions.shape
@@ -76,8 +75,7 @@ class TransformerLayer(nn.Module):
         positions = positions + self.own_attention(own, own, hidden)
         if self._with_memory:
             positions = positions + self.memory_attention(self.memory_norm(positions), memory)
-        result: Tensor = positions + self.contract(F.gelu(self.expand(self.norm(positions))))
-        return result
+        return positions + self.contract(F.gelu(self.expand(self.norm(positions))))
 
 
 class Transformer(nn.Module):
@@ -94,8 +92,7 @@ class Transformer(nn.Module):
         positions = positions + self.places[: positions.shape[1]]
         for layer in self.layers:
             positions = layer(positions, hidden, memory)
-        result: Tensor = self.norm(positions)
-        return result
+        return self.norm(positions)
 
 
 def token_embedding(vocabulary_size: int, width: int) -> nn.Embedding:
@@ -187,5 +184,4 @@ class CaptionDecoder(nn.Module):
 
     def _states(self, tokens: Tensor, memory: Tensor) -> Tensor:
         hidden = later_places(tokens.shape[1], tokens.device)
-        states: Tensor = self.transformer(self.embedding(tokens), hidden, memory)
-        return states
+        return self.transformer(self.embedding(tokens), hidden, memory)

@@ -214,8 +214,7 @@ class VideoEncoder(nn.Module):
 
     def forward(self, narrowed: Tensor) -> Tensor:
         """Features (B, T, W) of frames that know each other."""
-        result: Tensor = self.transformer(narrowed)
-        return result
+        return self.transformer(narrowed)
 
 
 class TextEncoder(nn.Module):
@@ -234,8 +233,7 @@ class TextEncoder(nn.Module):
         padding = tokens == self._padding
         states = self.transformer(self.embedding(tokens), padding[:, None, :])
         there = (~padding).to(states.dtype)[:, :, None]
-        result: Tensor = (states * there).sum(1) / there.sum(1)
-        return result
+        return (states * there).sum(1) / there.sum(1)
 
 
 class JointSpace(nn.Module):

@@ -7,8 +7,7 @@ that any text has tokens and comes back unchanged. The marks (padding, beginning
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,8 @@ NUM_MARKS = 4
 _NUM_BYTES = 256
 SMALLEST_VOCABULARY = NUM_MARKS + _NUM_BYTES
 _FORMAT = "fvc text tokenizer 1"
-_PARALLELISM = "TOKENIZERS_PARALLELISM"
+# Keep the library to one thread: loader processes are forks, where its threads are lost.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TextTokenizer:
@@ -57,8 +57,7 @@ class TextTokenizer:
             show_progress=False,
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         )
-        with _one_thread():
-            byte_pairs.train_from_iterator(sorted(texts), trainer)
+        byte_pairs.train_from_iterator(sorted(texts), trainer)
         return cls(byte_pairs)
 
     @classmethod
@@ -96,16 +95,14 @@ class TextTokenizer:
         if max_tokens < 2:
             raise ValueError(f"max_tokens: got {max_tokens}, wanted 2 or more")
         ids = torch.full((len(texts), max_tokens), PAD, dtype=torch.int64)
-        with _one_thread():
-            for row, text in zip(ids, texts, strict=True):
-                tokens = self._tokens(text)[: max_tokens - 2]
-                row[: len(tokens) + 2] = torch.tensor([BEGIN, *tokens, END])
+        for row, text in zip(ids, texts, strict=True):
+            tokens = self._tokens(text)[: max_tokens - 2]
+            row[: len(tokens) + 2] = torch.tensor([BEGIN, *tokens, END])
         return ids
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
         """How many ids each text takes when it is not cut, beginning and end included."""
-        with _one_thread():
-            return [len(self._tokens(text)) + 2 for text in texts]
+        return [len(self._tokens(text)) + 2 for text in texts]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
         """Return the text of ids (L,) up to the first ``END``; skip other marks; broken UTF-8 becomes U+FFFD.
@@ -114,8 +111,7 @@ class TextTokenizer:
             ValueError: an id is not of this vocabulary.
         """
         numbers = [int(number) for number in ids]
-        wrong = [number for number in numbers if not 0 <= number < self.vocabulary_size]
-        if wrong:
+        if wrong := [number for number in numbers if not 0 <= number < self.vocabulary_size]:
             raise ValueError(f"token id {wrong[0]}: wanted [0, {self.vocabulary_size})")
         if END in numbers:
             numbers = numbers[: numbers.index(END)]
@@ -133,17 +129,3 @@ class TextTokenizer:
 
     def _document(self) -> Any:
         return json.loads(self._byte_pairs.to_str())
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep the library to one thread: loader processes are forks, where its threads are lost (and older ones warn)."""
-    before = os.environ.get(_PARALLELISM)
-    os.environ[_PARALLELISM] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_PARALLELISM]
-        else:
-            os.environ[_PARALLELISM] = before

@@ -4,14 +4,15 @@ Nothing is fetched, and no code that lies in the folder is run.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.detectors.packages import mend_torchvision
+from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.transformers_folders import quiet
 from fvc_lib.detectors.weights import refuse_nan
 from fvc_lib.services.atomic_files import sha256_of_file
@@ -50,33 +51,23 @@ class TransformersEncoder(nn.Module):
         there = tensors[THERE]
         states = self.encoder(input_ids=tensors[TOKENS], attention_mask=there).last_hidden_state
         weights = there.to(states.dtype)[:, :, None]
-        result: Tensor = (states * weights).sum(1) / weights.sum(1).clamp_min(1)  # a text may have no token at all
-        return result
+        return (states * weights).sum(1) / weights.sum(1).clamp_min(1)  # a text may have no token at all
 
 
 def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[str, Tensor]:
-    """``encoder_tokens`` and ``encoder_there`` int64 (N, L) of ``texts``, by the tokenizer in ``folder``.
+    """Return ``encoder_tokens`` and ``encoder_there`` int64 (N, L) of ``texts``, by the tokenizer in ``folder``.
 
-    Texts are cut at ``max_tokens`` and at what the encoder has places for. ``UsageError``: transformers is not
-    installed or does not start, no such folder, no model of texts in it, or no tokenizer that can fill texts up.
+    Texts are cut at ``max_tokens`` and at the encoder's own longest text.
+
+    Raises:
+        UsageError: transformers is not installed or does not start, there is no such folder, no model of texts in it,
+            or no tokenizer that can fill texts up.
     """
-    require_folder(folder)
-    transformers = _transformers()
-    settings = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with _loading(folder) as transformers:
+        settings = {"local_files_only": True, "trust_remote_code": False}
         config = transformers.AutoConfig.from_pretrained(folder, **settings)
-        kind = transformers.MODEL_MAPPING.get(type(config), None)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"text_encoder: no model that can be read in {folder!r}: {_first_line(error)}") from error
-    except (ImportError, RuntimeError) as error:
-        raise _does_not_start(error) from error
-    _require_model_of_texts(kind, folder)
-    try:
+        _require_model_of_texts(transformers.MODEL_MAPPING.get(type(config), None), folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **settings)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"text_encoder: no tokenizer that can be read in {folder!r}: {_first_line(error)}") from error
-    except (ImportError, RuntimeError) as error:
-        raise _does_not_start(error) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # of decoders; it is masked
     if tokenizer.pad_token is None:
@@ -88,28 +79,20 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
 
 
 def encoder_fingerprint(folder: str) -> list[list[str]]:
-    """Names and SHA-256 of the files of ``folder``: what a training with its weights depends on."""
+    """Return names and SHA-256 of the files of ``folder``."""
     files = sorted(path for path in require_folder(folder).iterdir() if path.is_file())
     return [[path.name, sha256_of_file(path)] for path in files]
 
 
 def _loaded_encoder(folder: str) -> Any:
-    require_folder(folder)
-    transformers = _transformers()
-    with quiet(transformers):
-        try:
-            model, loading = transformers.AutoModel.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype=torch.float32
-            )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise UsageError(f"text_encoder: no model that can be read in {folder!r}: {_first_line(error)}") from error
-        except ImportError as error:
-            raise _does_not_start(error) from error
+    with _loading(folder) as transformers:
+        model, loading = transformers.AutoModel.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype=torch.float32
+        )
     _require_model_of_texts(type(model), folder)
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
-    if not hasattr(model.config, "hidden_size"):
-        raise _no_model_of_texts(type(model), folder)
+    _require_model_of_texts(type(model), folder, has_size=hasattr(model.config, "hidden_size"))
     without_pooler = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
     if without_pooler:
         model.pooler = None  # a head that is not used, and would never receive a gradient
@@ -123,43 +106,38 @@ def _loaded_encoder(folder: str) -> Any:
     return model
 
 
-def _require_model_of_texts(kind: Any, folder: str) -> None:
-    """Models of pictures and clips have a ``hidden_size`` as well, and read something else than tokens."""
-    if getattr(kind, "main_input_name", "") != "input_ids":
-        raise _no_model_of_texts(kind, folder)
-
-
-def _no_model_of_texts(kind: Any, folder: str) -> UsageError:
-    return UsageError(
-        f"text_encoder: {folder!r} holds a {getattr(kind, '__name__', 'model of no known kind')}, wanted an encoder of "
-        f"texts (BERT, RoBERTa, DistilBERT, T5 and the like). Give the folder of one, or take text_encoder {OWN}."
-    )
-
-
-def _does_not_start(error: BaseException) -> UsageError:
-    while error.__cause__ is not None:  # transformers names the class that was asked for, its cause the package
-        error = error.__cause__
-    return UsageError(
-        f"text_encoder: transformers does not start: {_first_line(error)}. Mostly a torchvision beside it was built "
-        f"for another torch than {torch.__version__}: install both from one index, or take torchvision away (pip "
-        f"uninstall torchvision; text encoders need none); or take text_encoder {OWN}."
-    )
-
-
-def _transformers() -> Any:
-    mend_torchvision()
+@contextmanager
+def _loading(folder: str) -> Iterator[Any]:
+    """Yield the transformers package; turn what loading from ``folder`` raises into ``UsageError``."""
+    require_folder(folder)
+    transformers = imported("transformers", "text_encoder", f"pip install 'transformers>=5', or use text_encoder {OWN}")
     try:
-        import transformers
-    except ImportError as error:
+        with quiet(transformers):
+            yield transformers
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # transformers names the class, its cause the package
+            cause = cause.__cause__
+        reason = (str(cause).splitlines() or [type(cause).__name__])[0].removesuffix(".")
         raise UsageError(
-            "text_encoder: a folder needs the transformers package: pip install 'transformers>=5', or take "
-            f"text_encoder {OWN}."
+            f"text_encoder: no model of texts can be read in {folder!r}: {reason}. Give a folder that save_pretrained "
+            f"wrote, with its tokenizer, or use text_encoder {OWN}. A torchvision of another torch than "
+            f"{torch.__version__} must go: pip uninstall torchvision; text encoders do not need it."
         ) from error
-    return transformers
+
+
+def _require_model_of_texts(kind: Any, folder: str, *, has_size: bool = True) -> None:
+    """Raise ``UsageError`` for models of pictures and clips, which do not read tokens."""
+    if not has_size or getattr(kind, "main_input_name", "") != "input_ids":
+        raise UsageError(
+            f"text_encoder: {folder!r} holds a {getattr(kind, '__name__', 'model of no known kind')}, wanted an "
+            "encoder of texts (BERT, RoBERTa, DistilBERT, T5 and the like). Give the folder of one, or use "
+            f"text_encoder {OWN}."
+        )
 
 
 def require_folder(folder: str) -> Path:
-    """``folder`` as a path; ``UsageError`` where it is none on this machine."""
+    """Return ``folder`` as a path; raise ``UsageError`` if it does not exist on this machine."""
     path = Path(folder)
     if not path.is_dir():
         raise UsageError(
@@ -167,7 +145,3 @@ def require_folder(folder: str) -> Path:
             "nothing is fetched from elsewhere."
         )
     return path
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -79,8 +79,7 @@ class SlowFastTrunk(PytorchvideoTrunk):
         paths: Any = [fast[:, :, ::_SLOW_EVERY].contiguous(), fast]
         for block in self.network.blocks:  # type: ignore[union-attr]
             paths = block(paths)
-        features: Tensor = paths.mean((2, 3, 4))
-        return features
+        return paths.mean((2, 3, 4))
 
 
 class _PooledPaths(nn.Module):

@@ -68,8 +68,7 @@ class TorchvisionTrunk(Trunk):
 
     def encode(self, clips: Tensor) -> Tensor:
         """(B, F) of normalised float (B, T, 3, H, W)."""
-        features: Tensor = self.network(clips.transpose(1, 2))
-        return features
+        return self.network(clips.transpose(1, 2))
 
 
 def _build(options: TrunkOptions) -> TorchvisionTrunk:

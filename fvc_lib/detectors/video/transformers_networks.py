@@ -83,8 +83,7 @@ class TransformersTrunk(Trunk):
 
     def encode(self, clips: Tensor) -> Tensor:
         """(B, F) of normalised float (B, T, 3, H, W)."""
-        features: Tensor = self.network(**{self._pixels: clips}).logits
-        return features
+        return self.network(**{self._pixels: clips}).logits
 
 
 def _build(options: TrunkOptions) -> TransformersTrunk:
