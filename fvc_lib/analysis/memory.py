@@ -224,16 +224,6 @@ def peak_sentence(found: MemoryFindings) -> str:
     return f"{whose} peaks at {megabytes_text(peak['used_mb'])}{budget}, {where}"
 
 
-def limit_sentence(found: MemoryFindings) -> str:
-    """Return whether memory came close to its budget, and in which stages."""
-    if found.peaks["usage_percent"].is_null().all():
-        return "Whether memory came close to a limit is not known: no budget is recorded"
-    over = found.peaks.filter(pl.col("usage_percent") > NEAR_LIMIT_PERCENT)
-    stages = "; ".join(dict.fromkeys(map(where_text, over.iter_rows(named=True))))
-    verb = f"went above {NEAR_LIMIT_PERCENT:.0f}% of its budget in {stages}"
-    return f"Memory {verb}" if stages else f"Memory was never above {NEAR_LIMIT_PERCENT:.0f}% of its budget"
-
-
 def growth_sentence(found: MemoryFindings) -> str:
     """Return whether memory grows from epoch to epoch."""
     judged = found.growth.drop_nulls("slope_mb").sort(pl.col("verdict") == "leak", "slope_mb", descending=True)

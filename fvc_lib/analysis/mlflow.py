@@ -81,7 +81,7 @@ class RunContent:
         params: texts by name.
         tags: texts by name.
         points: at most one per key and step.
-        files: files by their folder in MLflow's artifacts.
+        files: the report, plotly.js, parameters and records.
         tables: CSV by path.
         notes: on what could not be read.
     """
@@ -157,11 +157,7 @@ def stored_text(value: object) -> str:
 
 
 def _milliseconds(utc: object) -> int:
-    try:
-        moment = datetime.datetime.fromisoformat(str(utc))
-    except ValueError:
-        return 0
-    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp() * 1000)
+    return int(datetime.datetime.fromisoformat(utc).timestamp() * 1000) if isinstance(utc, str) else 0
 
 
 def _log_points(curves: pl.DataFrame, otherwise: int) -> list[Point]:

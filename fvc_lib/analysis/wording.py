@@ -1,4 +1,4 @@
-"""Numbers and names as a reader meets them: units, intervals, and text that stays text whatever it holds."""
+"""Numbers, names and texts for readers: units, intervals, and text that no page or figure takes for markup."""
 
 import datetime
 import math
@@ -8,7 +8,6 @@ from html import escape
 from fvc_lib.metrics.declaration import declaration
 
 NOT_RECORDED = "not recorded"
-UNDEFINED = "undefined"
 
 SOURCE_NAMES = {
     "model": "Model",
@@ -28,49 +27,42 @@ SOURCE_NAMES = {
 
 
 def source_name(source: str) -> str:
-    """``metadata_only`` as ``Metadata only``; an unknown source in its own words."""
+    """Return ``Metadata only`` for ``metadata_only``; an unknown source with spaces."""
     return SOURCE_NAMES.get(source, source.replace("_", " "))
 
 
 def metric_name(metric: str) -> str:
-    """``roc_auc`` as ``ROC AUC``, ``recall@5`` as ``Recall@5``; an unknown metric in its own words.
-
-    ``video_to_text/mrr`` and ``r2_calories`` say of what they are: ``R², calories``.
-    """
-    subject, found, name = metric.rpartition("/")
-    if found:
-        return f"{metric_name(name)}, {subject_name(subject)}"
-    declared = declaration(metric)
-    if declared is None:
-        return metric.replace("_", " ")
-    return f"{declared.title} (nats)" if declared.unit == "nats" else declared.title
+    """Return ``ROC AUC`` for ``roc_auc``, and ``MRR, video to text`` for ``video_to_text/mrr``."""
+    subject, slash, name = metric.rpartition("/")
+    declared = declaration(name)
+    title = declared.title if declared else name.replace("_", " ")
+    unit = " (nats)" if declared and declared.unit == "nats" else ""
+    return f"{title}{unit}, {subject_name(subject)}" if slash else f"{title}{unit}"
 
 
 def better_direction(metric: str) -> str:
-    """``lower`` or ``higher``; a metric that is not known here, of a foreign table, counts as the latter."""
+    """Return ``lower`` or ``higher``; ``higher`` for an unknown metric."""
     declared = declaration(metric)
     return (declared and declared.better) or "higher"
 
 
 def subject_name(subject: str) -> str:
-    """``text_to_video`` as ``text to video``, ``target:calories`` as ``calories``, ``all`` as ``all classes``."""
-    kind, found, name = subject.partition(":")
+    """Return ``text to video`` for ``text_to_video`` and ``calories`` for ``target:calories``."""
+    kind, colon, name = subject.partition(":")
     if subject == "all":
         return "all classes"
-    return name if found and kind in {"target", "class"} else subject.replace("_", " ")
+    return name if colon and kind in {"target", "class"} else subject.replace("_", " ")
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
-    """``value`` with ``digits`` decimals; "not recorded" when it is missing, "undefined" when it is NaN."""
+    """Return ``value`` with ``digits`` decimals; "not recorded" for None, "undefined" for NaN."""
     if value is None:
         return NOT_RECORDED
-    if math.isnan(value):
-        return UNDEFINED
-    return f"{value:z.{digits}f}"  # z: nothing is -0.000
+    return "undefined" if math.isnan(value) else f"{value:z.{digits}f}"  # z: nothing is -0.000
 
 
 def interval_text(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
-    """``0.812 [0.741, 0.880]``; without an interval the value alone."""
+    """Return ``0.812 [0.741, 0.880]``; without an interval the value alone."""
     text = number_text(value, digits)
     if value is None or low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         return text
@@ -78,58 +70,54 @@ def interval_text(value: float | None, low: float | None, high: float | None, di
 
 
 def bytes_text(size_bytes: float | None) -> str:
-    """Bytes as kB, MB or GB (powers of ten, as disks and job limits are sold)."""
+    """Return bytes as kB, MB or GB (powers of ten, as disks and job limits are sold)."""
     if size_bytes is None or not math.isfinite(size_bytes):
         return NOT_RECORDED
     if size_bytes >= 1e9:
         return f"{size_bytes / 1e9:.2f} GB"
     if size_bytes >= 1e6:
         return f"{size_bytes / 1e6:.0f} MB"
-    return f"{size_bytes / 1e3:.0f} kB" if size_bytes >= 1e4 else f"{size_bytes / 1e3:.1f} kB"
+    return f"{size_bytes / 1e3:.{0 if size_bytes >= 1e4 else 1}f} kB"
 
 
 def megabytes_text(megabytes: float | None) -> str:
-    """``629 MB``; the logs' megabytes are 1e6 bytes."""
+    """Return ``629 MB``; the logs' megabytes are 1e6 bytes."""
     return bytes_text(None if megabytes is None else megabytes * 1e6)
 
 
 def duration_text(seconds: float | None) -> str:
-    """Seconds as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``."""
+    """Return seconds as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return NOT_RECORDED
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes} min {left:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def time_text(utc: str | None) -> str:
-    """``2025-03-04T10:15:00Z`` as ``2025-03-04 10:15 UTC``; anything else as it is."""
-    if utc is None:
-        return NOT_RECORDED
+    """Return ``2025-03-04 10:15 UTC`` for ``2025-03-04T10:15:00Z``; any other text as it is."""
     try:
-        moment = datetime.datetime.fromisoformat(utc)
+        moment = datetime.datetime.fromisoformat(utc or "")
     except ValueError:
-        return utc
-    return f"{moment:%Y-%m-%d %H:%M} UTC" if moment.utcoffset() == datetime.timedelta(0) else utc
+        return utc or NOT_RECORDED
+    return f"{moment:%Y-%m-%d %H:%M} UTC" if moment.utcoffset() == datetime.timedelta(0) else str(utc)
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
-    """``1 video``, ``2 videos``, ``12,000 videos``."""
+    """Return ``1 video``, ``2 videos`` or ``12,000 videos``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def clean_text(text: object) -> str:
-    """``text`` on one line and encodable: lone surrogates and control characters shown as escapes."""
+    """Return ``text`` on one line and encodable: lone surrogates and control characters as escapes."""
     line = " ".join(str(text).split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return shown.encode("utf-8", "backslashreplace").decode()
 
 
 def figure_text(text: object) -> str:
-    """``text`` for titles, names and ticks of a plotly figure, which reads ``<b>``, ``<a>`` and entities there."""
+    """Return ``text`` for titles, names and ticks of a plotly figure, which reads tags and entities there."""
     return escape(clean_text(text), quote=False)
 
 
@@ -138,15 +126,15 @@ _LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in 
 
 
 def latex_text(text: object) -> str:
-    """``text`` for LaTeX, where ``&`` and the like are commands, and so is ``[`` at the beginning of a row."""
+    """Return ``text`` for LaTeX, where ``&`` and the like are commands, and so is ``[`` at the beginning of a row."""
     return clean_text(text).translate(_LATEX)
 
 
-def latex_table(caption: str, heads: Sequence[str], parts: Sequence[Sequence[Sequence[str]]]) -> str:
-    """Return a LaTeX table for a paper that uses booktabs. All texts are LaTeX; ``parts`` are rows between rules."""
-    body: list[str] = []
-    for part in ([heads], *parts):
-        body += [r"\midrule", *(" & ".join(row) + r" \\" for row in part)]
-    begin = [r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
-    columns = rf"\begin{{tabular}}{{{'l' * len(heads)}}}"
-    return "\n".join([*begin, columns, r"\toprule", *body[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+def latex_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a LaTeX table for a paper that uses booktabs. All texts are LaTeX."""
+    lines = [
+        r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}",
+        rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule",
+        *(" & ".join(row) + r" \\" for row in rows), r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
+    ]  # fmt: skip
+    return "\n".join(lines)

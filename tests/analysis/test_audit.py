@@ -11,8 +11,6 @@ import sklearn.metrics
 
 from fvc_lib.analysis.audit import findings, numbers
 from fvc_lib.analysis.figures import audit as figures
-from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services.errors import UsageError
 from fvc_lib.tasks.video.controls import controls_of_scores
 
@@ -111,15 +109,6 @@ def test_numbers_are_scikit_learns_on_the_videos_that_each_detector_answered(pla
     assert audit.interval("weak", "true_positive_rate_at_0_1_percent")[0] is None, "240 reals cannot resolve it"
 
 
-def test_intervals_are_those_of_the_group_interval(planted, audit):
-    videos, scores = planted
-    rows = scores["same"].is_not_null()
-    part, groups = videos.filter(rows), numbers.group_ids(videos.filter(rows))
-    labels = (part["label"] == "fake").cast(pl.Int64).to_numpy()
-    found = group_interval(labels, scores["same"].drop_nulls().to_numpy(), groups, roc_auc, replicates=200)
-    assert audit.interval("same") == pytest.approx(found.row()[:3], abs=1e-12)
-
-
 def test_slices_come_worst_first_and_are_scikit_learns(planted, audit):
     videos, scores = planted
     own = audit.slices.filter(detector="weak")
@@ -177,14 +166,6 @@ def test_a_detector_that_reads_the_source_of_reals_is_caught_by_its_floor(plante
     found = numbers.audit_scores(one, scores.select("source"), HOW)
     assert found.floors.is_empty(), "what parts a single group from others is no recognition of its source"
     assert any("10 groups each" in line for line in findings.cautions(found, has_groups=True, found=NONE))
-
-
-def test_the_average_and_the_agreement_of_detectors(audit):
-    assert numbers.AVERAGE in audit.common["detector"]
-    assert numbers.AVERAGE in findings.ensemble_sentence(audit).lower()
-    assert audit.correlations[1:, 1:].min() < 0.99
-    same, weak = audit.detectors.index("same"), audit.detectors.index("weak")
-    assert audit.correlations[same, weak] > 0.95
 
 
 def test_a_group_lookup_by_row_is_no_control_to_be_above(audit):

@@ -194,13 +194,6 @@ def test_a_run_on_other_data_or_with_another_operating_point_is_refused(runs):
         comparison.read_members(runs)
 
 
-def test_a_score_that_its_logit_does_not_give_is_no_prediction(runs):
-    table = read_table(runs[0].predictions(1), tables.PREDICTIONS)
-    write_table(table.with_columns(logit=pl.col("logit") + 1e-6), tables.PREDICTIONS, runs[0].predictions(1))
-    with pytest.raises(DataError, match=r"run_a0: \d+ scores are not sigmoid"):
-        members(comparison.read_members(runs))
-
-
 def test_one_run_the_same_training_twice_or_an_ensemble_is_no_member(runs, ensemble):
     for few in (runs[:1], [runs[0], runs[0]]):
         with pytest.raises(UsageError, match="two or more"):

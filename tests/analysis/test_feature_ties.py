@@ -54,25 +54,6 @@ def test_ties_tell_which_feature_follows_what(tables):
     )
 
 
-def test_ties_are_those_of_scipy_and_do_not_follow_the_scale(tables):
-    from scipy.stats import spearmanr
-
-    features, index = tables
-    joined = features.join(index, on="video_id", maintain_order="left")
-    wanted = abs(spearmanr(joined["a_label_mean"], joined["num_frames"]).statistic)
-    for table in (features, features.with_columns(pl.col("a_label_mean").exp())):
-        row = feature_ties(table, index).filter(pl.col("feature") == "a_label_mean")
-        assert row["length"].item() == pytest.approx(wanted)
-
-
-def test_nothing_is_told_of_few_videos_or_of_one_label(tables):
-    features, index = tables
-    assert feature_ties(features.head(4), index)["strongest"].null_count() == 6
-    assert feature_ties(features.head(0), index)["missing"].null_count() == 6
-    reals = features.filter(pl.col("label") == "real")
-    assert feature_ties(reals, index)["auc"].null_count() == 6
-
-
 def test_the_figure_names_what_differs_most_and_leaves_out_what_nobody_has(tables):
     features, _ = tables
     columns = {name: (name, "unit") for name in ("a_label_mean", "a_noise_mean", "a_none_mean")}

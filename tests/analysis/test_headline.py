@@ -212,29 +212,6 @@ def test_runs_of_different_data_never_look_alike_on_a_list(make_run: Callable[..
     assert all(html.index(start) < html.index(f">{run.run_id}<") for start, run in zip(starts, runs, strict=True))
 
 
-def test_runs_are_listed_newest_first_with_nulls_for_what_is_missing(make_run: Callable[..., RunPaths]) -> None:
-    make_run()
-    newer = make_run(experiment="other", name="run_20250401_000000_abcdef01")
-    newer.results.unlink()
-    (newer.root.parent / "run_20250402_000000_never_began").mkdir()
-    answer = runs_table(newer.root.parent.parent)
-    assert answer.frame["run_id"].to_list() == ["run_20250401_000000_abcdef01", "run_20250304_101500_abcdef01"]
-    assert answer.frame["standing"].to_list() == ["no result", "above control"]
-    assert answer.frame["score"].null_count() == 1
-    assert answer.frame["best_control"].to_list()[1] in ("metadata_only", "shuffled_labels")
-
-
-def test_no_number_counts_where_the_leakage_audit_did_not_pass(run: RunPaths) -> None:
-    audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
-    assert run_headline(run).verdict.standing == "above control"
-    failed = pl.col("check") == audit.filter(pl.col("passed").is_not_null())["check"][0]
-    spoiled = audit.with_columns(passed=pl.when(failed).then(pl.lit(value=False)).otherwise("passed"))
-    tables.write_table(spoiled, tables.LEAKAGE_AUDIT, run.leakage_audit)
-    verdict = run_headline(run).verdict
-    assert verdict.standing == "not above control"
-    assert audit.filter(failed)["finding"][0] in verdict.sentence
-
-
 @pytest.mark.parametrize("missing", FORGERIES.strict_controls)
 def test_without_a_strict_control_nothing_is_claimed_and_all_pages_say_how_to_get_it(
     run: RunPaths, missing: str

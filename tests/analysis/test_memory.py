@@ -9,7 +9,6 @@ import pytest
 from fvc_lib.analysis.memory import (
     MemoryFindings,
     judged_growth,
-    limit_sentence,
     memory_facts,
     out_of_memory_sentence,
     prediction_sentence,
@@ -115,7 +114,6 @@ def test_the_peak_of_a_phase_is_its_highest_sample_and_every_phase_counts(troubl
     StoryWriter(run).sample(500, "setup").sample(1900, "preflight").sample(700, "train")
     found = run_memory(run)
     assert (found.peak["phase"], found.peak["used_mb"]) == ("preflight", 1900)
-    assert limit_sentence(found).endswith("04_fold_training, fold 0")
 
 
 def test_a_peak_between_two_samples_counts_in_the_phase_and_attempt_that_had_it(run: RunPaths) -> None:

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from fvc_lib import CHECKOUT, load_detector
 from fvc_lib.analysis import mlflow
 from fvc_lib.analysis.mlflow import (
-    MAX_KEY,
     TrackingError,
     connected,
     default_tracking_uri,
@@ -112,13 +111,6 @@ def test_a_hostile_name_becomes_one_part_of_a_key(name):
     assert key_of("train", name) == f"train/{part}"
     assert re.fullmatch(r"[\w.\- ]+", part)
     assert part != ".."
-
-
-def test_names_that_are_too_long_stay_apart():
-    first, second = key_of("a" * 300), key_of("a" * 299 + "b")
-    assert len(first) <= MAX_KEY
-    assert first != second
-    assert key_of("a" * MAX_KEY) == "a" * MAX_KEY
 
 
 def test_where_the_store_is_and_that_no_password_is_shown(tmp_path):

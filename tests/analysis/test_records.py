@@ -1,12 +1,10 @@
 from pathlib import Path
 
 import polars as pl
-import pytest
 
 from fvc_lib.analysis.read.naming import run_names
 from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.run_paths import RunPaths
 
 
@@ -21,13 +19,6 @@ def test_a_foreign_table_is_left_out_and_named(tmp_path: Path) -> None:
     assert len(answer.notes) == 2
     assert "foreign.parquet was left out" in answer.notes[0]
     assert "torn.parquet was left out" in answer.notes[1]
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", None])
-def test_a_missing_or_torn_record_is_an_empty_one(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "status.json").write_bytes(content)
-    assert read_json_object(tmp_path / "status.json") == {}
 
 
 def test_a_run_is_called_by_as_little_as_tells_it_from_the_others(tmp_path: Path) -> None:

@@ -7,9 +7,6 @@ from sklearn.metrics import roc_auc_score
 
 from fvc_lib.analysis.figures.comparisons import levels_figure
 from fvc_lib.analysis.read.robustness import findings, level_table, robustness_results
-from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import ROBUSTNESS, check_table, frame_of
 
 STRENGTHS = {"h264_crf23": "CRF 23", "h264_crf40": "CRF 40", "lossless": "no change"}
@@ -83,17 +80,6 @@ def test_the_sentences_name_the_worst_level_the_control_and_what_is_missing(scor
     results = robustness_results(scored.with_columns(score=one_class), STRENGTHS, replicates=100)
     assert results.select("level", "value").row(-1) == ("h264_crf40", None)
     assert "Worst: h264, CRF 23" in "\n".join(findings(results))
-
-
-def test_what_a_trial_loses_is_marked_in_the_table_and_first_in_the_sentences(scored, tmp_path):
-    run = RunPaths(tmp_path)
-    write_text(run.params_yaml, RunConfig(corpus="/mine", dev_groups=20).to_yaml())
-    results = robustness_results(scored, STRENGTHS, replicates=100, run=run)
-    assert set(results["trial"]) == {"trial on 20 groups"}
-    assert set(robustness_results(scored, STRENGTHS, replicates=100)["trial"]) == {None}
-    said = findings(results, run=run)
-    assert said[0] == "This is a trial on 20 groups: it claims nothing of the corpus."
-    assert said[1:] == findings(results)
 
 
 def test_of_several_targets_the_numbers_are_the_mean_over_them_as_in_the_results(scored):

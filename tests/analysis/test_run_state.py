@@ -26,14 +26,6 @@ def states(run: RunPaths) -> dict[str, object]:
     return {"run": status.get("state"), **{key: stage["state"] for key, stage in status["stages"].items()}}
 
 
-def test_who_holds_the_runs_lock_is_at_work(run):
-    say(run, "running", a="running", b="pending")
-    with (run.root / "run.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert states(run) == {"run": "running", "a": "running", "b": "pending"}
-    assert states(run) == {"run": GONE, "a": GONE, "b": "pending"}
-
-
 def test_a_job_that_holds_one_tasks_lock_keeps_the_run_going(run):
     say(run, "running", a="running", b="running")
     lock = run.task_lock("b")
@@ -55,13 +47,6 @@ def test_a_page_that_a_runners_kernel_makes_says_of_nothing_that_it_runs(run, mo
         for attempt, word in (("", "running"), ("1", NOT_ENDED)):
             monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)
             assert runs_table(run.root.parents[1]).frame["state"].to_list() == [word]
-
-
-def test_what_has_ended_needs_no_lock(run):
-    say(run, "failed", a="failed", b="running")
-    assert states(run) == {"run": "failed", "a": "failed", "b": GONE}
-    say(run, "done", a="done")
-    assert states(run) == {"run": "done", "a": "done"}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"stages": 3}', '{"stages": {"a": 3}, "state": "running"}'])

@@ -1,16 +1,13 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.engine.training_state import EpochRecord, TrainingRecord
-from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.recipe import TrainedClass, TrainingOutcome, outcome_to_json
 
 TRAINING = {
     "history": [{"epoch": 1}, {"epoch": 2}], "best_epoch": 2, "threshold": 0.4, "temperature": 1.5, "steps": 12,
@@ -48,34 +45,6 @@ def test_a_row_says_what_the_record_says_for_the_model_and_its_control(run: RunP
         5 * 10**9,
         None,
     )
-
-
-def stage_outcome(**changes: Any) -> TrainingOutcome[TrainingRecord]:
-    record = TrainingRecord(
-        history=(EpochRecord(1, 1e-3, 2.0, {"loss": 1.9}), EpochRecord(2, 1e-4, 1.0, {"loss": 0.9})),
-        best_epoch=2, steps=12, nonfinite_steps=0, micro_batch=8, micro_batch_schedule=(), inexact_because=(),
-        seconds=3.5,
-    )  # fmt: skip
-    told = TrainingOutcome(
-        stage="10_image_recognition", model="small_resnet", num_parameters=9, device="cpu", num_train=48,
-        num_validation=8, num_test=14, training=record, predicted_peak_bytes=None, peak_rss_bytes=5 * 10**8,
-        peak_device_bytes=None, fingerprint="f", network=TrainedClass("net", "", "", 9),
-    )  # fmt: skip
-    return replace(told, **changes)
-
-
-def test_a_training_without_folds_is_a_row_without_a_fold_as_the_stage_itself_writes_it(run: RunPaths) -> None:
-    write_json(run.fold_outcome(0), OUTCOME)
-    for stage in ("10_image_recognition", "20_video_text"):
-        write_text(run.stage_outcome(stage), outcome_to_json(stage_outcome(stage=stage)))
-    answer = queries.training_summary([run])
-    assert answer.notes == ()
-    columns = ("stage", "fold", "trained", "epochs", "best_epoch", "threshold", "num_train_samples", "micro_batch")
-    assert answer.frame.select(columns).rows() == [
-        ("04_fold_training", 0, "model", 2, 2, 0.4, 30, 4),
-        ("10_image_recognition", None, "model", 2, 2, None, 48, 8),
-        ("20_video_text", None, "model", 2, 2, None, 48, 8),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -124,15 +93,3 @@ def test_only_parameters_that_differ_are_shown_in_the_order_of_the_runs(run: Run
     assert answer.frame.row(1)[:3] == ("augmentations", "run_a", json.dumps(["noise", "flip"]))
     assert queries.parameter_differences([first, first]).frame.is_empty()
     assert queries.parameter_differences([first]).frame.is_empty()
-
-
-@pytest.mark.parametrize("content", [b"a: [", b"\xff\xfe", b"!!python/name:os.system x"])
-def test_parameters_that_cannot_be_read_are_noted_and_left_out(run: RunPaths, content: bytes) -> None:
-    first = with_parameters(run, "run_a", epochs=2)
-    second = with_parameters(run, "run_b", epochs=3)
-    broken = with_parameters(run, "run_c")
-    broken.params_yaml.write_bytes(content)
-    answer = queries.parameter_differences([first, broken, second, RunPaths(run.root.with_name("run_none"))])
-    assert answer.frame["run_id"].to_list() == ["run_a", "run_b"]
-    assert len(answer.notes) == 1
-    assert "params.yaml was left out" in answer.notes[0]

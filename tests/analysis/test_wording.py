@@ -5,12 +5,10 @@ import pytest
 from fvc_lib.analysis.wording import (
     bytes_text,
     clean_text,
-    count_text,
     duration_text,
     figure_text,
     interval_text,
     number_text,
-    time_text,
 )
 
 
@@ -40,13 +38,6 @@ def test_a_missing_number_and_an_undefined_one_are_told_apart() -> None:
     assert interval_text(None, 0.1, 0.2) == "not recorded"
 
 
-def test_counts_and_times() -> None:
-    assert (count_text(1, "video"), count_text(12_000, "video")) == ("1 video", "12,000 videos")
-    assert time_text("2025-03-04T10:15:00Z") == "2025-03-04 10:15 UTC"
-    assert time_text("yesterday") == "yesterday"
-    assert time_text(None) == "not recorded"
-
-
 @pytest.mark.parametrize("raw", ["a\nb", "x\x1b[31m", os.fsdecode(b"\xff.mp4"), "right\u202eleft", "\x00"])
 def test_text_stays_on_one_line_and_can_be_encoded(raw: str) -> None:
     text = clean_text(raw)
@@ -56,9 +47,3 @@ def test_text_stays_on_one_line_and_can_be_encoded(raw: str) -> None:
 
 def test_figure_text_disarms_what_plotly_would_read_as_markup() -> None:
     assert figure_text('<a href="x">&lt;') == '&lt;a href="x"&gt;&amp;lt;'
-
-
-def test_what_rounds_to_zero_has_no_sign() -> None:
-    assert number_text(-0.0004) == "0.000"
-    assert number_text(-0.0006) == "-0.001"
-    assert interval_text(-0.0001, -0.2, -0.0002) == "0.000 [-0.200, 0.000]"

@@ -335,4 +335,4 @@ def latex_table(audit: Audit) -> str:
     where = f"{audit.num_videos:,} videos in {audit.num_groups:,} groups"
     level = rf"{100 * audit.settings.confidence:g}\% intervals over groups"
     caption = f"{where}; {level}. --: undefined, or not resolved by the number of reals."
-    return latex(caption, ["Detector", *heads.values(), "videos"], [rows])
+    return latex(caption, ["Detector", *heads.values(), "videos"], rows)

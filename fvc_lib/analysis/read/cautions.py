@@ -43,20 +43,20 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
     """Return the cautions that follow from the run's parameters."""
-    cautions, rows = [], parameters.get("rescale")
-    if parameters.get("corpus") == "":
-        what = TASKS[run_task(parameters)].synthetic
-        whole = "The corpus is synthetic: the number shows that the pipeline works, not how well"
-        part = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
-        cautions.append(f"{part if parameters.get('more_corpora') else whole} {what}.")
-    if parameters.get("shuffle_labels") is True:
-        cautions.append("Labels were shuffled by group on purpose: anything but chance would be a leak.")
-    if parameters.get("canonical") is True:
-        cautions.append("Every video was re-encoded by one recipe before it was decoded or measured.")
-    if isinstance(rows, int) and rows > 0:
-        size = f"{rows} rows and {RESCALE_RATE} frames a second"
-        cautions.append(f"Every video was brought to {size} before it was decoded or measured.")
-    return cautions
+    what, rows = TASKS[run_task(parameters)].synthetic, parameters.get("rescale")
+    synthetic = "The corpus is synthetic: the number shows that the pipeline works, not how well"
+    if parameters.get("more_corpora"):
+        synthetic = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
+    holds = {
+        f"{synthetic} {what}.": parameters.get("corpus") == "",
+        "Labels were shuffled by group on purpose: anything but chance would be a leak.":
+            parameters.get("shuffle_labels") is True,
+        "Every video was re-encoded by one recipe before it was decoded or measured.":
+            parameters.get("canonical") is True,
+        f"Every video was brought to {rows} rows and {RESCALE_RATE} frames a second before it was decoded or measured.":
+            isinstance(rows, int) and rows > 0,
+    }  # fmt: skip
+    return [caution for caution, is_so in holds.items() if is_so]
 
 
 def trial_caution(parameters: Mapping[str, object]) -> str:

@@ -514,7 +514,7 @@ def compare_detectors(
         DataError: ``reference`` cannot be compared, or nothing is left to compare.
     """
     judged, refusals = judged_runs([*([reference] if reference else []), *runs], finished=True)
-    if reference and (not judged or judged[0].run.root != reference.root):
+    if reference and (not judged or judged[0].run.root.resolve() != reference.root.resolve()):
         raise DataError(f"the reference cannot be compared. {refusals[0].reason}")
     left_out = [*(Refusal((name,), why) for name, why in without_run), *refusals]
     # Counted twice, a training would look certain: of several runs of one training the newest counts.

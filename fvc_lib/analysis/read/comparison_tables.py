@@ -180,7 +180,7 @@ def paper_table(found: DetectorComparison) -> str:
         cells = [cell.replace(BEST, r"$\star$").replace(HIGHEST, r"$\circ$") for cell in cells]
         keys = ",".join(key for model in detector.models for key in re.findall(r"@\w+\{([^,]+),", _bibtex_of(model)))
         rows.append([cells[0] + (rf"~\cite{{{keys}}}" if keys else ""), *cells[1:]])
-    return latex_table(" ".join([caption, *map(latex_text, found.of_runs)]), list(heads.values()), [rows])
+    return latex_table(" ".join([caption, *map(latex_text, found.of_runs)]), list(heads.values()), rows)
 
 
 def bibliography(found: DetectorComparison) -> str:

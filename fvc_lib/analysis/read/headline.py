@@ -345,7 +345,9 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
     if verdict.best_control and verdict.standing == "not above control":
-        cautions += [*_carriers(verdict.best_control, audit.frame), what_to_do(verdict.best_control, asked)]
+        if verdict.best_control.source == METADATA_ONLY:  # the columns behind it
+            cautions += audit.frame.filter(check="metadata_carriers")["finding"].to_list()
+        cautions.append(what_to_do(verdict.best_control, asked))
     cautions += audit.frame.filter(check="size_and_rate")["finding"].to_list()
     cautions += floor_margin(measured.scores, measured.margin)
     cautions += [trial_caution(asked), *parameter_cautions(asked), fake_voices(run)]
@@ -382,26 +384,16 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
     ``margin`` is the model's over the floor of the detector trained on the sources, from the same drawn groups.
     """
     known = {score.source: score for score in scores if score.value is not None}
-    model, floor, trained = (known.get(name) for name in ("model", REAL_SOURCE_FLOOR, REAL_SOURCE_CONTROL))
-    sentences = []
-    if model and trained:
-        shown = "is not shown to recognise" if _is_uncertain_floor(trained) else "recognises"
-        over = margin.text.partition(", ")[2] if margin else "not recorded"
-        sentences.append(
-            f"The detector {shown} where a real comes from: {trained.text}. The model's margin over it is {over}, on "
-            "the same drawn groups."
-        )
-    if model and floor:
+    model, sentences = known.get("model"), []
+    for source, who in ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model")):
+        floor = known.get(source)
+        if model is None or floor is None:
+            continue
         shown = "is not shown to recognise" if _is_uncertain_floor(floor) else "recognises"
-        over = f"{(model.value or 0) - (floor.value or 0):+.3f}"
-        untrained = "" if trained else " No model was trained on the sources."
-        sentences.append(f"The model {shown} the corpus: {floor.text}; its own number is {over} from it.{untrained}")
+        over = Score("", (model.value or 0) - (floor.value or 0)) if source == REAL_SOURCE_FLOOR else margin
+        text = interval_text(over.value, over.low, over.high) if over else "not recorded"
+        sentences.append(f"{who} {shown} where a real comes from: {floor.text}. The model's margin over it is {text}.")
     return sentences
-
-
-def _carriers(control: Score, audit: pl.DataFrame) -> list[str]:
-    """Return the finding of the leakage audit on the columns behind the control ``metadata_only``."""
-    return audit.filter(check="metadata_carriers")["finding"].to_list() if control.source == METADATA_ONLY else []
 
 
 def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:

@@ -102,4 +102,4 @@ def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[s
         rf"{counted}{100 * confidence:g}\% intervals over groups{mean}. "
         r"--: undefined, or not resolved by the number of reals. *: the claim of a split by row."
     )
-    return latex_table(" ".join([caption, *map(latex_text, cautions)]), ["Scored by", *_FOR_A_PAPER.values()], [body])
+    return latex_table(" ".join([caption, *map(latex_text, cautions)]), ["Scored by", *_FOR_A_PAPER.values()], body)
