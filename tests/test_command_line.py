@@ -26,13 +26,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_help_teaches_and_names_the_exit_codes():
-    done = subprocess.run([sys.executable, str(ROOT / "run_notebooks.py"), "--help"], stdout=subprocess.PIPE, text=True)
-    assert done.returncode == 0
-    for word in ("--resume", "--dry-run", "-p corpus", "137 killed for memory"):
-        assert word in done.stdout
-
-
 NAMES = ("\x1b[31mred", "up\x1b[1A\x1b[2K", "a\nerror: b", "\u202eedoc", "c\x9b1A", "d\rerased", "e\u2028f", "g\x07")
 
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import re
 import shlex
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -103,50 +102,7 @@ def test_conda_brings_python_and_nothing_that_the_lock_names():
 CONDA = next(filter(None, map(shutil.which, ("micromamba", "mamba", "conda"))), None)
 
 
-def test_optional_parts_are_extras_and_not_requirements():
-    required = {normalized(Requirement(text).name) for text in PROJECT["dependencies"]}
-    assert set(PROJECT["optional-dependencies"]) >= OPTIONAL
-    assert not required & OPTIONAL
-
-
-def test_make_offers_what_the_readme_names():
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    offered = set(re.findall(r"make ([a-z-]+)", shown))
-    assert {"setup", "demo", "test", "lint", "format", "bench"} <= offered
-    named = set(re.findall(r"`make ([a-z-]+)", "\n".join(page.read_text() for page in PAGES)))
-    assert named <= offered
-
-
 def test_every_link_between_the_pages_leads_somewhere():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}, which is not there"
-
-
-def tree_entries() -> dict[str, str]:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    block = re.search(r"## What is where\n.*?```\n(.*?)```", text, re.DOTALL)
-    assert block, "architecture.md has a tree under '## What is where'"
-    entries, stack = {}, []
-    for line in block[1].splitlines():
-        match = re.match(r"^( *)(\S+)\s{2,}(.+)$", line)
-        assert match, f"one entry and one clause per line: {line!r}"
-        depth = len(match[1]) // 2
-        stack = [*stack[:depth], match[2].rstrip("/")]
-        entries["/".join(stack)] = match[3]
-    return entries
-
-
-def test_the_tree_names_what_is_there_and_nothing_else():
-    entries = tree_entries()
-    for path in entries:
-        assert (ROOT / path).exists(), f"architecture.md's tree names {path}, which is not there"
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-    if not tracked:
-        pytest.skip("not a git checkout: which files belong to the project is not known")
-    top = {path.split("/")[0] for path in tracked if not path.startswith(".")}
-    assert top <= {path.split("/")[0] for path in entries}, "architecture.md's tree leaves out a top-level entry"
-    rooms = {"/".join(path.split("/")[:2]) for path in tracked if path.startswith("fvc_lib/") and path.count("/") > 1}
-    assert rooms <= set(entries), "architecture.md's tree leaves out a room"
-    notebooks = {path for path in tracked if path.startswith("notebooks/")}
-    assert notebooks <= set(entries), "architecture.md's tree leaves out a notebook"

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
-from pathlib import Path
 
-import psutil
 import pytest
 
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, RunOptions
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import read_status
 from fvc_lib.execution.run.which_run import given_values, open_run
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
-from fvc_lib.services.run_paths import list_runs
-from tests.faults.small_runs import SMALL, Place, metrics_of, results_of, small_corpus
-from tests.kits.rank_kit import rank_processes
 
 AUTO = ("num_ranks", "auto")
 
@@ -77,42 +69,3 @@ def test_a_run_begun_in_a_notebook_has_all_gpus_for_its_training(tmp_path, capsy
     assert (again, its_config.num_ranks) == (run, 8)
     with pytest.raises(UsageError, match=r"epochs \d+ -> 3"):
         open_run("10_image_recognition", "", {**values, "epochs": 3}, command="test")
-
-
-def _gpus_of_ranks(runs: Path) -> dict[tuple[str, str], str]:
-    """The GPUs of the living ranks of all folds, by fold and rank."""
-    found = {}
-    for log in runs.glob("*/run_*/logs/04_fold_training_fold_*_ranks.log"):
-        fold = log.stem.removeprefix("04_fold_training_fold_").removesuffix("_ranks")
-        for rank, process in rank_processes(log).items():
-            with contextlib.suppress(psutil.Error):
-                found[fold, str(rank)] = process.environ()["CUDA_VISIBLE_DEVICES"]
-    return found
-
-
-@pytest.mark.long
-def test_two_trainings_at_once_of_two_ranks_have_gpus_of_their_own_and_the_bits_of_ranks_by_hand(
-    tmp_path: Path,
-) -> None:
-    """No GPU is here: groups of what CUDA_VISIBLE_DEVICES names are dealt, and torch, which finds none, takes gloo."""
-    corpus = small_corpus("video", tmp_path / "corpus")
-    values = {**SMALL, "epochs": 1, "memory_preflight": False, "real_source_control": False}
-    runs, seen = {}, dict[tuple[str, str], str]()
-    for name, ranks, gpus, jobs in (("auto", "auto", "3,5,7,9", "auto"), ("by_hand", "2", "", "1")):
-        place = Place(tmp_path / name, corpus, {**values, "num_ranks": ranks})
-        process = place.start("--jobs", jobs, variables={"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "1"})
-        while process.poll() is None and name == "auto":
-            seen |= _gpus_of_ranks(place.runs)
-            time.sleep(0.05)
-        shown, _ = process.communicate(timeout=1200)
-        assert process.returncode == 0, shown
-        (runs[name],) = list_runs(place.runs)
-        if name == "auto":
-            assert "num_ranks auto: 2 (trainings at once: 2, 4 GPUs here (3,5,7,9))" in shown
-    assert [run_config(run).num_ranks for run in runs.values()] == [2, 2]
-    folds = read_status(runs["auto"]).stages
-    first, second = (folds[f"04_fold_training_fold_{fold}"] for fold in range(2))
-    assert max(first.started_utc, second.started_utc) < min(first.finished_utc, second.finished_utc)
-    assert seen == {("0", "0"): "3,5", ("0", "1"): "3,5", ("1", "0"): "7,9", ("1", "1"): "7,9"}
-    assert results_of(runs["auto"]) == results_of(runs["by_hand"])
-    assert metrics_of(runs["auto"]) == metrics_of(runs["by_hand"])

@@ -70,7 +70,7 @@ def audit(
     video,label,detector,score                     a row per video and detector
 
     'video' is an id or a path; labels are real and fake; group (of videos that belong together), generator,
-    real_source and corpus may be missing, and what that costs is said. Scores are higher for fakes, on any scale.
+    real_source and corpus may be missing; the audit then names what it cannot show. Higher scores mean fake.
 
     \b
     python run_notebooks.py audit scores.csv

@@ -174,7 +174,7 @@ def index(runs_dir: Path | None) -> None:
 @click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
 @click.pass_context
 def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
-    """Check packages, torch and its devices, codecs, disks, memory and SLURM.
+    """Check packages, torch and its devices, disks, memory and SLURM.
 
     Takes a few seconds and changes nothing. Below each problem stands its remedy. Exit code 1 if a run would fail.
     """
@@ -307,8 +307,8 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
         [config.corpus, *config.more_corpora], None, allow_outside=config.allow_outside, label_map=config.label_map
     )
     groups = index.num_stated_groups(found)
-    told = f"in {groups:,} stated groups" if groups else "of which no groups are stated"
-    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos {told}")
+    stated = f"in {groups:,} stated groups" if groups else "without stated groups"
+    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos {stated}")
     for column in ("corpus", "label", "generator", "manipulation", "real_source", "official_split"):
         counts = counted(value for entry in found.entries if (value := getattr(entry, column)))
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
@@ -356,7 +356,7 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     replaces the earlier export. It needs: make setup-mlflow
 
     \b
-    python run_notebooks.py export-mlflow latest                                     into mlflow.db beside the runs
+    python run_notebooks.py export-mlflow latest                                     into mlflow.db next to the runs
     mlflow ui --backend-store-uri sqlite:///runs/mlflow.db                           to look at it
     python run_notebooks.py export-mlflow runs/*/run_*                               all runs
     python run_notebooks.py export-mlflow latest --tracking-uri http://host:5000     to a server

@@ -18,7 +18,7 @@ ANSWER, PAGE = "answer.txt", "ensemble.html"
 
 @click.command(short_help="Several runs on the same folds as one detector, next to the best of them.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
-@click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else beside the first run.")
+@click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
 @click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
               help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
 @click.option(

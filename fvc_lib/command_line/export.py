@@ -78,33 +78,28 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
         UsageError, FvcError, OSError: as ``predictor_of`` and ``write_bundle``.
         DataError: the results are missing or damaged.
     """
+    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
     from fvc_lib.tasks.bundle import write_bundle
     from fvc_lib.tasks.predicting import predictor_of
 
-    standing = _exported_standing(run)
+    if notes := run_headline(run).notes:
+        raise DataError(f"{run.run_id} is not exported: {' '.join(notes)}")
+    # Commands in its sentences name the run instead of folders of this machine.
+    standing, script = standing_of_run(run), str(CHECKOUT / "run_notebooks.py")
+    sentences = [
+        text.replace(script, "run_notebooks.py").replace(str(run.root), run.run_id) for text in standing.sentences
+    ]
+    standing = standing.model_copy(update={"sentences": sentences})
     predictor = predictor_of(run, standing, final=final)
     write_bundle(predictor, target, model_card(run, standing, final=final))
     number = sum(1 for _ in target.rglob("model/*.safetensors"))
     return number, standing.sentences[0]
 
 
-def _exported_standing(run: RunPaths) -> "Standing":
-    """Return the run's standing; commands in it name the run instead of folders of this machine."""
-    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
-
-    if notes := run_headline(run).notes:
-        raise DataError(f"{run.run_id} is not exported: {' '.join(notes)}")
-    standing, script = standing_of_run(run), str(CHECKOUT / "run_notebooks.py")
-    sentences = [
-        each.replace(script, "run_notebooks.py").replace(str(run.root), run.run_id) for each in standing.sentences
-    ]
-    return standing.model_copy(update={"sentences": sentences})
-
-
 def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> str:
     """Return the README of a bundle in the format of the Hugging Face hub: YAML between dashes, then Markdown.
 
-    With ``final`` it is that of the network of all groups; the numbers are the folds' and said to be.
+    With ``final`` it is that of the network of all groups; it says that the numbers are the folds'.
     """
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name, subject_name
@@ -118,10 +113,20 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
         split += f" Epoch, temperature and threshold were chosen on inner validation videos. {circumstances}"
     numbers = []
-    for each in standing.scores:
-        subject, _, metric = each.metric.rpartition("/")
+    for score in standing.scores:
+        subject, _, metric = score.metric.rpartition("/")
         name = f"{clean_text(subject_name(subject))}: {metric_name(metric)}" if subject else metric_name(metric)
-        numbers.append(f"| {source_name(each.source)} | {name} | {interval_text(each.value, each.low, each.high)} |")
+        numbers.append(
+            f"| {source_name(score.source)} | {name} | {interval_text(score.value, score.low, score.high)} |"
+        )
+    if is_ensemble(run.root):
+        record = read_ensemble(run.root)
+        training = [
+            f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
+            for place, member in enumerate(record.members)
+        ]
+    else:
+        training = [_training_text(run)]
     lines = [
         "---", "library_name: fvc", f"pipeline_tag: {_PIPELINES[config.task]}", "license: other",
         "license_name: see-below", "---", "",
@@ -134,7 +139,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
         _USES[config.task], "",
         "## Data and training", "",
         f"Corpus: {clean_text(headline.corpus or 'not recorded')}. {split}", "",
-        *(_members_part(run) if is_ensemble(run.root) else [_training_text(run)]), "",
+        *training, "",
         "All settings are in `bundle.json`. The corpus' licence holds for models trained on it, where it says so.", "",
         "## Numbers", "",
         f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
@@ -151,15 +156,6 @@ def _final_part(run: RunPaths, num_networks: int) -> list[str]:
     sentences = " ".join(final_sentences(KnownVideos.of_final(run), rule_of()))
     not_here = f"The numbers are of {num_networks} networks, which are not here."
     return ["## One network of all groups", "", f"{sentences} {not_here}", ""]
-
-
-def _members_part(ensemble: RunPaths) -> list[str]:
-    """Return a line on each run of an ensemble."""
-    record = read_ensemble(ensemble.root)
-    return [
-        f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
-        for place, member in enumerate(record.members)
-    ]
 
 
 def _training_text(run: RunPaths) -> str:

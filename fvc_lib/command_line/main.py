@@ -172,7 +172,7 @@ _REMEDIES = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
 )  # fmt: skip
 @click.option(
     "-j", "--jobs", type=Jobs(), default="auto", show_default=True,
-    help="Train so many folds at once: a number, or auto for one per core as far as memory goes, on GPUs as many as "
+    help="Number of folds to train at once, or auto: one per core as far as memory goes, on GPUs as many as "
     "get one each, or num_ranks each (-p num_ranks auto: as many as there are GPUs for each). They share the memory "
     "budget; each computes with its part of the cores "
     "(OMP_NUM_THREADS says otherwise), so that the numbers stay the same.",
@@ -186,7 +186,7 @@ _REMEDIES = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
 )
 @click.option(
     "--tasks", metavar="KEYS",
-    help="With --resume RUN: only these tasks or stages, comma-separated, beside other jobs that work on others.",
+    help="With --resume RUN: only these tasks or stages, comma-separated, while other jobs work on others.",
 )  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with reasons, and stop; writes nothing.")

@@ -20,7 +20,7 @@ from fvc_lib.execution.plan.fingerprint import line_of_other_code, put_back, set
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
-from fvc_lib.execution.run.gpus import ranks_chosen_for_job, ranks_chosen_here, shares_of_ranks
+from fvc_lib.execution.run.gpus import ranks_chosen_for_job, ranks_chosen_here
 from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.execution.run.record import begin_run, read_run_record, record_resumption
 from fvc_lib.execution.run.runner import Runner
@@ -132,9 +132,6 @@ class RunCommand:
                 "USE_MLOPS_PIPELINE=false runs every notebook straight through and records nothing that jobs could go "
                 "on from: submit with the pipeline, or run it straight within a job of your own."
             )
-        is_new = options.fork or not options.of_a_run
-        if is_new:
-            _refuse_wrong_corpus(given.config)
         if options.of_a_run:
             self.run = find_run(Path(given.config.runs_dir), options.resume or "latest", options.experiment)
             if options.fork:
@@ -143,8 +140,8 @@ class RunCommand:
                 self.config = which_run.config_to_resume(self.run, given, sys.argv[1:])
         else:
             refuse_contradictions(given.config, given.written)
-        if is_new:
-            _refuse_unknown_targets(self.config)
+        if options.fork or not options.of_a_run:
+            _refuse_wrong_corpus(self.config)
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
         self._tasks = task_keys(options.tasks, self.config) if options.tasks else None
         self.config, self._chosen = with_ranks(self.config, options)
@@ -235,10 +232,10 @@ class RunCommand:
         return self._hand_to_slurm(self.run, make) if self._submits else self._run(self.run, make)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which trainings stay although code has changed, and how ranks share a training."""
+        """Print which trainings stay although code has changed, and why num_ranks auto has its number."""
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         other_code = line_of_other_code(self.run, finished) if self.run is not None else ""
-        for line in filter(None, (other_code, self._chosen, shares_of_ranks(self.config))):
+        for line in filter(None, (other_code, self._chosen)):
             click.echo(line)
 
     def _changes(self, ancestor: RunPaths) -> dict[str, which_run.Change]:
@@ -446,10 +443,16 @@ def _try_two_clips(config: RunConfig) -> Any:
 
 
 def _refuse_wrong_corpus(config: RunConfig) -> None:
-    """Refuse a corpus that nothing can be trained on, by its folders, lists and names of files.
+    """Refuse a corpus that nothing can be trained on, and unknown target corpora, by folders, lists and names.
 
-    The index stage would refuse it after the run has begun; very large corpora are left to that stage.
+    A stage would refuse them after the run has begun; very large corpora are left to that stage.
     """
+    if config.protocol == CROSS_CORPUS:
+        from fvc_lib.corpus.protocols.protocol import refused_targets  # polars, for this alone
+        from fvc_lib.corpus.samples.videos import names_of_corpora
+
+        if why := refused_targets(config.target_corpora, names_of_corpora(config)):
+            raise UsageError(why)
     corpora = [corpus for corpus in (config.corpus, *config.more_corpora) if corpus]
     if not corpora:
         return
@@ -474,13 +477,3 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
         )  # fmt: skip
         if config.corpus:  # without one the sample corpus brings both labels
             refuse_untrainable(listing, config)
-
-
-def _refuse_unknown_targets(config: RunConfig) -> None:
-    """Refuse target corpora that the stage of protocols would refuse once every video has been indexed."""
-    if config.protocol == CROSS_CORPUS:
-        from fvc_lib.corpus.protocols.protocol import refused_targets  # polars, for this alone
-        from fvc_lib.corpus.samples.videos import names_of_corpora
-
-        if why := refused_targets(config.target_corpora, names_of_corpora(config)):
-            raise UsageError(why)

@@ -22,7 +22,6 @@ CHILD_SECONDS = 60.0
 _INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"
 _TRAINING_BYTES = 900_000_000  # one training of the smallest network
 _LITTLE_DISK_BYTES = 5_000_000_000
-_SAMPLE_ENCODERS = ("libx264", "mpeg4", "libvpx-vp9")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Finding:
 def diagnose(config: RunConfig) -> list[Finding]:
     """Return what a run with ``config`` finds on this machine. Takes a few seconds and changes nothing."""
     findings = [Finding("Python", "ok", f"{platform.python_version()}, {available_cores()} cores")]
-    for check in (packages, torch, codecs, disks, memory, slurm):
+    for check in (packages, torch, disks, memory, slurm):
         findings += check(config)
     return findings
 
@@ -110,17 +109,6 @@ def probe_torch(device: str) -> dict[str, Any]:
         except RuntimeError as error:
             errors[name] = str(error).partition("\n")[0]
     return {"version": torch.__version__, "devices": errors}
-
-
-def codecs(config: RunConfig) -> Iterator[Finding]:
-    """Check PyAV's encoders of the sample corpus."""
-    import av
-
-    if config.corpus or av.codec.codecs_available.issuperset(_SAMPLE_ENCODERS):
-        yield Finding("codecs", "ok", f"PyAV {av.__version__}")
-    else:
-        remedy = "install PyAV's own wheel: python -m pip install --force-reinstall av"
-        yield Finding("codecs", "problem", f"the sample corpus needs {', '.join(_SAMPLE_ENCODERS)}", remedy)
 
 
 def disks(config: RunConfig) -> Iterator[Finding]:

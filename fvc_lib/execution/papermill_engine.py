@@ -32,6 +32,7 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager, papermil
 from papermill.exceptions import PapermillExecutionError
 
 from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of
+from fvc_lib.execution.run.status import StageError
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 
 START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes
@@ -47,23 +48,10 @@ _LOG.propagate = False
 
 
 @dataclass(frozen=True)
-class CellError:
-    """The exception that ended a notebook.
-
-    ``exit_code`` is the attribute of that name of its class, None where it has none.
-    """
-
-    name: str
-    message: str
-    cell: int  # the number in its ``In [n]``
-    exit_code: int | None = None
-
-
-@dataclass(frozen=True)
 class KernelOutcome:
     """How an execution ended: ``error`` if a cell raised, ``died`` if the kernel ended by itself."""
 
-    error: CellError | None = None
+    error: StageError | None = None
     died: bool = False
     return_code: int | None = None  # of the kernel's process; negative for a signal
     never_started: str | None = None  # why no cell could run
@@ -190,7 +178,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
     def __init__(self, record: Record, manager: KernelManager, log: BinaryIO) -> None:
         options = {"startup_timeout": START_TIMEOUT_SECONDS, "iopub_timeout": LAST_OUTPUTS_SECONDS, "log": _LOG}
         super().__init__(record, km=manager, raise_on_iopub_timeout=False, coalesce_streams=True, **options)
-        self.error: CellError | None = None
+        self.error: StageError | None = None
         self._log, self._used = log, 0
 
     def execute_cell(self, cell: NotebookNode, cell_index: int) -> None:
@@ -204,8 +192,11 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         try:
             super().execute_cell(cell, cell_index)
         except CellExecutionError as error:
-            self.error = CellError(
-                error.ename, error.evalue[:LONGEST_MESSAGE], cell.execution_count or 0, self._exit_code()
+            self.error = StageError(
+                name=error.ename,
+                message=error.evalue[:LONGEST_MESSAGE],
+                cell=cell.execution_count or 0,
+                exit_code=self._exit_code(),
             )
             self._log.write(_COLOUR.sub("", error.traceback + "\n").encode("utf-8", "replace"))
             raise

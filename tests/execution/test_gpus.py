@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 
 from fvc_lib.execution.run import gpus
-from fvc_lib.execution.run.gpus import gpu_groups, ranks_chosen_for_job, ranks_chosen_here
+from fvc_lib.execution.run.gpus import ranks_chosen_for_job, ranks_chosen_here
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.parameters import resolve_config
 
@@ -51,15 +50,6 @@ def test_gpus_are_those_that_cuda_would_see_by_the_variable(monkeypatch, named, 
     assert gpus.visible_gpus() == wanted
 
 
-@given(st.integers(0, 17), st.integers(1, 9))
-def test_groups_of_gpus_are_as_many_as_can_be_and_share_none(count, ranks):
-    names = [f"GPU-{number}" for number in range(count)]
-    groups = gpu_groups(names, ranks)
-    assert len(groups) == count // ranks
-    assert {len(group) for group in groups} <= {ranks}
-    assert [gpu for group in groups for gpu in group] == names[: len(groups) * ranks]
-
-
 @pytest.mark.parametrize(
     ("visible", "values", "jobs", "ranks", "why"),
     [
@@ -82,14 +72,6 @@ def test_ranks_asked_for_as_auto_are_one_for_each_gpu_of_a_training(monkeypatch,
     assert config == config_of(**values).model_copy(update={"num_ranks": ranks})
     assert sentence.startswith(f"num_ranks auto: {ranks} (")
     assert why in sentence
-
-
-def test_a_number_of_ranks_that_was_given_stays_and_nothing_is_said(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    config = config_of(num_ranks=3)
-    assert ranks_chosen_here(config) == (config, "")
-    site = {"gpus_of_rank": 1, "ranks_per_node": 4, "jobs": 1, "site": "site.conf"}
-    assert ranks_chosen_for_job(config, **site) == (config, "")
 
 
 def test_over_the_nodes_of_a_job_one_training_goes_at_a_time_on_all_gpus(monkeypatch):

@@ -8,17 +8,6 @@ NAMES = ("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RA
 CELL = f"import os\noutput('one', ' '.join(os.environ.get(name, '-') for name in {NAMES}))"
 
 
-def test_a_kernel_gets_the_allocators_settings_and_the_users_own_stand(make_project, monkeypatch):
-    for name in (*NAMES, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.7")
-    project = make_project(one=[CELL])
-    run = project.begin()
-    code, _, _ = project.execute(run)
-    assert code == 0
-    assert (run.tables / "one.txt").read_text() == "- expandable_segments:True 0.7 0.7"
-
-
 def test_when_memory_ends_the_system_takes_a_kernel_before_its_runner(make_project):
     own = Path("/proc/self/oom_score_adj")
     if not own.is_file():

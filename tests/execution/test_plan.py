@@ -9,7 +9,6 @@ import pytest
 
 from fvc_lib.execution.plan import fingerprint
 from fvc_lib.execution.plan.stages import (
-    Notebook,
     needed_tasks,
     refuse_stage_of_another_task,
     stage_named,
@@ -136,15 +135,3 @@ def test_a_run_has_the_stage_of_features_where_it_is_asked_for_or_its_model_sees
     assert features.when(forensic)
     assert not stage_named("03").when(forensic)
     assert features.name in training.reads(forensic)
-
-
-def test_what_a_training_on_features_reads_is_an_input_of_it_and_of_no_other(tmp_path, monkeypatch):
-    run, task = RunPaths(tmp_path / "run"), tasks_in_order(RunConfig())[-8]
-    assert task.stage.trains
-    notebook = Notebook(Path("04.ipynb"), "", {}, ())
-    run.features.parent.mkdir(parents=True)
-    run.features.write_text("features")
-    plain = fingerprint.fingerprint_of(task, notebook, run, RunConfig(forensic_features=True))
-    monkeypatch.setattr(RunConfig, "of_features", "forensic")
-    forensic = fingerprint.fingerprint_of(task, notebook, run, RunConfig())
-    assert set(forensic.inputs) - set(plain.inputs) == {"tables/features.parquet"}

@@ -94,16 +94,6 @@ def test_an_untouched_notebook_without_any_run_does_what_its_demo_does_and_says_
     assert (again.paths, again.config) == (session.paths, session.config)
 
 
-@pytest.mark.parametrize("values", [{"run_dir": "new"}, {"corpus": "my_pictures"}, {"epochs": 21}])
-def test_edited_values_a_corpus_or_a_new_run_are_taken_as_the_cell_says(runs_dir, capsys, values):
-    session = open_stage(
-        "10_image_recognition", {"run_dir": "", "corpus": "", "epochs": 20, "image_size": 224} | values
-    )
-    session.memory.close()
-    assert (session.config.image_size, session.config.epochs) == (224, values.get("epochs", 20))
-    assert capsys.readouterr().out == ""
-
-
 def test_a_notebook_of_another_task_works_on_the_newest_run_of_that_task_and_on_no_other(runs_dir):
     image = begin(runs_dir, task="image", epochs=4)
     video = begin(runs_dir, epochs=9)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fvc_lib
-from fvc_lib.execution.papermill_engine import CellError, KernelOutcome
+from fvc_lib.execution.papermill_engine import KernelOutcome
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.execution.run.task import (
     TaskRun,
@@ -21,7 +21,6 @@ from fvc_lib.execution.run.task import (
     what_next,
 )
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.budget import SHARERS_VARIABLE
 from fvc_lib.services.memory.policy import memory_advice
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
@@ -72,11 +71,6 @@ def test_each_kind_of_death_gets_one_sentence_of_advice(tmp_path, phase, stage, 
     assert found == (None if advice is None else memory_advice(advice))
     told = what_next(RunPaths(tmp_path), ended.model_copy(update={"advice": found}))
     assert (f"# {found}" in told) == (found is not None)
-
-
-def test_of_folds_that_shared_memory_one_at_a_time_is_advised(tmp_path):
-    ended = StageStatus(**ENDED, **KILLED)
-    assert "--jobs 1" in advice_after(ended, RunConfig(mem_gb=4), tmp_path / "no.jsonl", {SHARERS_VARIABLE: "3"})
 
 
 DISK_FULL = "[Errno 28] No space left on device"
@@ -185,11 +179,11 @@ except BaseException as e:
 @pytest.mark.parametrize(
     ("error", "state", "code"),
     [
-        (CellError("DataError", "", 1, 3), "failed", 3),
-        (CellError("OutOfMemoryError", "", 1), "failed", 1),
-        (CellError("StoppedError", "", 1, 75), "interrupted", 75),
-        (CellError("RankFailedError", "", 1, 1), "interrupted", 75),
-        (CellError("KeyboardInterrupt", "", 1), "interrupted", 75),
+        (StageError(name="DataError", message="", cell=1, exit_code=3), "failed", 3),
+        (StageError(name="OutOfMemoryError", message="", cell=1), "failed", 1),
+        (StageError(name="StoppedError", message="", cell=1, exit_code=75), "interrupted", 75),
+        (StageError(name="RankFailedError", message="", cell=1, exit_code=1), "interrupted", 75),
+        (StageError(name="KeyboardInterrupt", message="", cell=1), "interrupted", 75),
     ],
 )
 def test_after_a_signal_only_errors_that_it_cannot_have_caused_count(error, state, code):

@@ -68,12 +68,6 @@ def test_a_command_about_files_is_an_array_of_shards_and_a_job_after_it_however_
     assert [job.shards for job in jobs_of(1)] == [0]
 
 
-def test_without_videos_of_the_user_or_with_one_shard_no_stage_has_an_array_of_shards():
-    for values, tasks in (({}, 4), ({"corpus": "videos"}, 1), ({"corpus": "labels", "annotations_only": True}, 4)):
-        config = CONFIG.model_copy(update=values)
-        assert not any(job.shards for job in plan_jobs(all_tasks(config), config, Site(shard_tasks=tasks)))
-
-
 def test_of_a_partly_finished_run_only_what_is_left_is_planned():
     left = [task for task in all_tasks() if task.stage.name >= "04" and task.fold != 1]
     folds, after = plan_jobs(left, CONFIG, SITE)

@@ -99,7 +99,7 @@ def predict(
     A video is called fake only where at most the stated share of the run's reals would be, and real likewise; else it
     is undecided. So is every video, where the run is not shown to be above its controls, and any that is unlike the
     run's videos in codec, size, length or rate. A video of the run gets its stored out-of-fold score; a near-duplicate
-    of one is said to be one and gets no prediction.
+    of one is named as such and gets no prediction.
 
     With --final the run's one network of all groups judges new videos (-p train_final true trains it), in a fifth of
     the time of five folds. When to answer is still decided by the folds' out-of-fold scores.
@@ -107,7 +107,7 @@ def predict(
     Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), a page of each judged video with evidence
     below videos/ (a second decoding each: --pages), and notebook 30_verdicts as executed. What is
     found of a file is kept at once in findings.jsonl: with the same --out a call that was stopped or killed goes on,
-    and another rule scores nothing again. A file that has changed is judged anew.
+    and another rule scores nothing again. A file that has changed is judged again.
 
     With --executor slurm an array of jobs finds out about a share of the files each, and a last job does what they left
     and writes tables, pages and the notebook, the same to the bit; 'status FOLDER' says how far they are. By hand:

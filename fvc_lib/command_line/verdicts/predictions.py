@@ -65,8 +65,8 @@ def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, 
                 num_read += not each.failure
                 num_known += row["part"] is not None
                 if num_done <= _SHOWN:
-                    said = "-" if each.failure else "; ".join((each.title, *each.lines))
-                    answers.append(f"{each.path}: {clean_text(said)}  {clean_text(row['remarks'])}".rstrip())
+                    answer = "-" if each.failure else "; ".join((each.title, *each.lines))
+                    answers.append(f"{each.path}: {clean_text(answer)}  {clean_text(row['remarks'])}".rstrip())
                 if each.failure:
                     failures.append((each.path, each.failure))
                 elif num_done <= MOST_CARDS:
@@ -75,12 +75,12 @@ def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, 
                     below = (Path(each.path).name, *each.lines, *remarks)
                     cards.append(Card(seen, f"{one} {each.path}", each.title, below))
 
-    told = (
+    summary = (
         f"{count_text(len(files), one)}: {num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's."
     )
     notes = (*predictor.cautions, *predictor.notes)
     write_predictions_page(
-        folder / PAGE, f"Predictions by {predictor.name}", told, (*worth, *notes), cards, num_read, failures,
+        folder / PAGE, f"Predictions by {predictor.name}", summary, (*worth, *notes), cards, num_read, failures,
         is_shown=predictor.standing.standing == "above control",
     )  # fmt: skip
     for text in answers:

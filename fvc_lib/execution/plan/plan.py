@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fvc_lib.execution.plan.fingerprint import fingerprint_of, is_finished, reason_to_run
-from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, needed_tasks, read_notebook, tasks_in_order
+from fvc_lib.execution.plan.stages import Notebook, Task, needed_tasks, read_notebook, tasks_in_order
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
@@ -28,18 +28,9 @@ def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, 
     """Read and check the stages' notebooks; return them by stage name.
 
     Raises:
-        UsageError: a notebook is missing or broken, or has a parameter that no configuration knows.
+        UsageError: a notebook is missing or broken.
     """
-    notebooks = {stage.name: read_notebook(folder / f"{stage.name}.ipynb") for stage in stages}
-    known = {*RunConfig.model_fields, *STAGE_PARAMETERS}
-    for notebook in notebooks.values():
-        for name in notebook.parameters:
-            if name not in known:
-                raise UsageError(
-                    f"notebook {str(notebook.path)!r}: parameter {name!r} is no field of RunConfig."
-                    f"{did_you_mean(name, known)}"
-                )
-    return notebooks
+    return {stage.name: read_notebook(folder / f"{stage.name}.ipynb") for stage in stages}
 
 
 def make_plan(

@@ -126,14 +126,3 @@ def _chosen(config: RunConfig, ranks: int, why: str) -> tuple[RunConfig, str]:
         why += f", and an optimizer step has {ranks} samples (effective_batch_size)"
     ranks = max(1, ranks)
     return config.model_copy(update={"num_ranks": ranks}), f"num_ranks auto: {ranks} ({why})"
-
-
-def shares_of_ranks(config: RunConfig) -> str:
-    """Return a sentence on what each rank computes of an optimizer step; empty for one rank."""
-    if config.num_ranks < 2:
-        return ""
-    least, rest = divmod(config.effective_batch_size, config.num_ranks)
-    return (
-        f"{config.num_ranks} ranks share each training: of the {config.effective_batch_size} samples of an optimizer "
-        f"step each computes {f'{least} or {least + 1}' if rest else least}"
-    )

@@ -309,7 +309,7 @@ def judge(
     if error is not None and (is_own or not signals):
         stage.exit_code = error.exit_code or 1
         stage.state = "interrupted" if stage.exit_code == STOPPED else "failed"
-        stage.reason, stage.error = "a cell failed", StageError(**vars(error))
+        stage.reason, stage.error = "a cell failed", error
     elif error is None and not outcome.died:
         stage.state, stage.exit_code, stage.reason = "done", 0, None
         if missing := [str(path) for path in outputs if not path.is_file()]:
