@@ -1,4 +1,4 @@
-"""Effort: of each attention layer's weight only the part with the least singular values is trained.
+"""Effort: train only the part of each attention weight that has the least singular values.
 
 After Z. Yan et al., "Orthogonal subspace decomposition for generalizable AI-generated image detection" (ICML 2025): a
 weight is split by its singular value decomposition, W = W_main + U diag(s) V, where the second part has the ``rank``
@@ -56,7 +56,7 @@ def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
     """Split the weights of ``trunk``'s attention layers, or of all linear layers where none is of attention.
 
     Returns:
-        What is to be trained.
+        The parameters to train.
 
     Raises:
         UsageError: no linear layer has more than ``rank`` singular values, or one is parametrized already.
@@ -100,7 +100,7 @@ def _linear(parts: list[nn.Module]) -> list[nn.Linear]:
 
 
 def _least(weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """U (out, rank), s (rank,) and V (rank, in) of the least singular values."""
+    """Return U (out, rank), s (rank,) and V (rank, in) of the least singular values."""
     key = "" if weight.is_meta else f"{rank} {weights_digest({'': weight})}"
     if key not in _known or not key:
         left, sizes, right = torch.linalg.svd(weight.detach().float(), full_matrices=False)

@@ -1,4 +1,4 @@
-"""``crop face``: where the face of a clip is, found by MTCNN as the package facenet-pytorch has it, weights included.
+"""``crop face``: find the face of a clip by MTCNN of the package facenet-pytorch, which includes the weights.
 
 K. Zhang et al., "Joint face detection and alignment using multitask cascaded convolutional networks", 2016.
 """
@@ -21,11 +21,11 @@ REMEDY = (
 _LOOKS = 8  # frames of a clip that are searched, spread evenly
 _SEARCHED_SIDE = 640  # pixels of the longer side; a face must have 20 of them
 _SURE = 0.9  # probability below which a find is none
-_STILL = 2.0  # a face whose whole way is at most so many times as large as itself gets one box
+_STILL = 2.0  # a face whose positions span at most this multiple of its side gets one box
 
 
 def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
-    """Squares around one face: float (T, 4) of left, top, width and height; None where there is none.
+    """Return squares around one face, float (T, 4) of left, top, width and height; None if there is no face.
 
     The face is the one with the largest area over all frames that are searched, followed by the overlap of its boxes.
     One that stays gets one box that holds it all the time; one that moves gets a box of constant size that goes along
@@ -55,7 +55,7 @@ def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
 
 
 def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
-    """(frame, number of the box) of the face that fills most over all frames, of those in a third of them at least.
+    """Return (frame, number of the box) of the face with the largest area among faces in a third of the frames.
 
     A box continues the track whose last one it overlaps most, by a tenth at least; each track takes one per frame. What
     is taken for a face in a single frame (a finger was, with probability 0.9) mostly is none.
@@ -77,7 +77,7 @@ def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
 
 
 def faces_in(frame: npt.NDArray[np.uint8]) -> Boxes:
-    """float64 (K, 4): left, top, right and bottom of the faces in a frame uint8 (H, W, 3)."""
+    """Return left, top, right and bottom, float64 (K, 4), of the faces in a frame uint8 (H, W, 3)."""
     from PIL import Image
 
     picture = Image.fromarray(np.ascontiguousarray(frame))
@@ -98,7 +98,7 @@ def _areas(boxes: Boxes) -> Boxes:
 
 
 def _overlap(one: Boxes, other: Boxes) -> float:
-    """Intersection over union."""
+    """Return the intersection over union."""
     common = np.concatenate([np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])])
     areas = _areas(np.stack([common, one, other]))
     return float(areas[0] / (areas[1] + areas[2] - areas[0]))
@@ -113,9 +113,9 @@ def _mtcnn() -> Any:
 
 
 def keep_best(boxes: Any, scores: Any, groups: Any, threshold: float) -> Any:
-    """As torchvision has it (batched NMS): indices of the boxes (N, 4) that no better one of their group covers.
+    """Return the indices of the boxes (N, 4) that no better one of their group covers, by falling score.
 
-    By falling score; one is covered where the intersection is more than ``threshold`` of the union.
+    As torchvision's batched NMS: a box is covered if the intersection is more than ``threshold`` of the union.
     """
     import torch
 

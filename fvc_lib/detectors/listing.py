@@ -1,4 +1,4 @@
-"""What is known of each detector, for ``run_notebooks.py detectors``."""
+"""Facts of each detector, for ``run_notebooks.py detectors``."""
 
 import importlib.util
 import statistics
@@ -21,7 +21,7 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class DetectorFacts:
-    """One detector: its declaration, and what building it without memory shows."""
+    """A detector's declaration and measured sizes."""
 
     spec: DetectorSpec
     missing: tuple[str, ...]  # packages that are not installed
@@ -29,15 +29,15 @@ class DetectorFacts:
     # 1e9 floating-point operations (a multiply-add counts as two) for one clip forward; None as above.
     gflops: float | None
     trouble: str  # why it cannot be built here; empty where it can
-    batch_norms: tuple[str, ...] = ()  # names of those that would take their statistics from what is in memory
+    batch_norms: tuple[str, ...] = ()  # names of those that use the statistics of a micro-batch
 
     @property
     def clip(self) -> str:
-        """Frames and side, or what is seen in place of them."""
+        """Frames and side, or ``features``."""
         return "features" if self.spec.of_features == "forensic" else f"{self.spec.num_frames} x {self.spec.side}"
 
     def row(self) -> list[str]:
-        """Name, parameters in millions, operations, clip, weights, licence, and whether it runs here."""
+        """Return name, parameters in millions, operations, clip, weights, licence, and whether it runs here."""
         parameters = "" if self.num_parameters is None else f"{self.num_parameters / 1e6:.3g} M"
         operations = (
             "" if self.gflops is None else f"{self.gflops:,.0f}" if self.gflops >= 100 else f"{self.gflops:.3g}"
@@ -85,7 +85,7 @@ class DetectorFacts:
 
 
 def facts_of(name: str) -> DetectorFacts:
-    """Of one detector; ``UsageError`` where there is none of that name."""
+    """Return the facts of one detector; raise ``UsageError`` if the name is unknown."""
     families = dict(DETECTORS.items()) if name.endswith(":NAME") else {}
     spec = families[name] if name in families else DETECTORS.get(name)
     missing = tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
@@ -101,13 +101,13 @@ def facts_of(name: str) -> DetectorFacts:
 
 
 def all_facts() -> Iterator[DetectorFacts]:
-    """Of every detector, as it becomes known; the large ones take a second."""
+    """Yield the facts of every detector; large ones take a second."""
     for name in DETECTORS.names():
         yield facts_of(name)
 
 
 def _built(spec: DetectorSpec) -> tuple[int, float | None, tuple[str, ...]]:
-    """Parameters, GFLOPs where a network can be counted without values, and its ``training_batch_norms``."""
+    """Return parameters, GFLOPs if they can be counted without values, and ``training_batch_norms``."""
     with torch.device("meta"):
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
         network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None

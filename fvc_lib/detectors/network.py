@@ -1,6 +1,6 @@
-"""A detector: a trunk that brings clips to features, a head that brings features to a logit, and what of it is trained.
+"""A detector: a trunk from clips to features, a head from features to a logit, and the choice of trained parts.
 
-``DetectorSpec`` (``services/registry.py``) declares one; ``build_detector`` builds the one that a run asks for.
+``DetectorSpec`` (``services/registry.py``) declares one; ``build_detector`` builds that of a configuration.
 """
 
 import math
@@ -27,13 +27,13 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 KINETICS_MEAN, KINETICS_DEVIATION = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
-# Those that the engine draws for sample by sample (``engine/dropout.py``), and what other parts call their shares.
+# Layers whose dropout the engine draws for each sample, and names of a dropout probability in other parts.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _SHARES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_prob", "dropout_p", "drop_path_rate")
 
 
 class Normalised(nn.Module):
-    """uint8 (..., 3, H, W) as float of mean 0 and deviation 1 per colour; has no parameters and nothing to save."""
+    """Bring uint8 (..., 3, H, W) to mean 0 and deviation 1 per colour, without parameters or saved state."""
 
     mean: Tensor
     deviation: Tensor
@@ -45,24 +45,24 @@ class Normalised(nn.Module):
         self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Float, of the same shape."""
+        """Return float of the same shape."""
         return (images.to(self.mean.dtype) - self.mean) / self.deviation
 
 
 class Trunk(nn.Module):
-    """A published network without its class layer: from clips to features. A family's file says how with ``encode``.
+    """A published network without its class layer: from clips to features. Subclasses implement ``encode``.
 
-    In training only its dropout layers are in training mode. Batch norms would else take a micro-batch's statistics;
-    stochastic depth, and dropout that is no layer (of attention), would draw for a micro-batch at once: the result
-    would depend on how memory splits a batch. From scratch batch norms become group norms. ``notes`` says both.
+    In training only its dropout layers are in training mode. Otherwise batch norms would use a micro-batch's
+    statistics. Stochastic depth and dropout of attention would draw once for a micro-batch. Both would make the result
+    depend on how memory splits a batch. From scratch, batch norms become group norms. ``notes`` records both.
 
     Args:
         network: the publisher's module; files of weights are its ``state_dict``.
         num_features: F.
-        mean: of each colour, as a fraction of white, that pixels are brought to 0 from.
-        deviation: likewise, brought to 1.
+        mean: of each colour, as a fraction of white.
+        deviation: likewise.
         recomputable: parts whose activations gradient checkpointing may compute again.
-        weights: where its weights came from; None: from scratch.
+        weights: origin of its weights; None: from scratch.
     """
 
     per_frame = False  # whether features are (B, T, F), of each frame alone
@@ -93,7 +93,7 @@ class Trunk(nn.Module):
             self.notes += (f"trained without the stochastic depth or dropout of attention that {drawing} parts have",)
 
     def train(self, mode: bool = True) -> Self:
-        """As any module's, but that of the network only dropout layers come into training mode."""
+        """Set the mode; of the network only dropout layers enter training mode."""
         super().train(mode)
         for part in self.network.modules():
             part.training = mode and isinstance(part, _DROPOUTS)
@@ -127,7 +127,7 @@ class Trunk(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Those it was made with; ``UsageError`` where none are known."""
+        """Return the recomputable parts; raise ``UsageError`` if none are known."""
         if not self._recomputable:
             raise UsageError(
                 f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
@@ -136,11 +136,11 @@ class Trunk(nn.Module):
         return self._recomputable
 
     def encode(self, clips: Tensor) -> Tensor:
-        """(B, F), or (B, T, F) with ``per_frame``, of normalised float (B, T, 3, H, W)."""
+        """Return (B, F), or (B, T, F) with ``per_frame``, of normalised float (B, T, 3, H, W)."""
         raise NotImplementedError
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Features (B, T', F) of frames uint8 (B, T, 3, H, W); T' is T with ``per_frame``, else 1.
+        """Return features (B, T', F) of frames uint8 (B, T, 3, H, W); T' is T with ``per_frame``, else 1.
 
         Raises:
             UsageError: the network does not take clips of this shape.
@@ -172,12 +172,12 @@ class PictureTrunk(Trunk):
     per_frame = True
 
     def encode(self, clips: Tensor) -> Tensor:
-        """(B, T, F)."""
+        """Return (B, T, F) of normalised float (B, T, 3, H, W)."""
         features = self.encode_pictures(clips.flatten(0, 1))
         return features.reshape(*clips.shape[:2], -1)
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
-        """(N, F) of normalised float (N, 3, H, W)."""
+        """Return (N, F) of normalised float (N, 3, H, W)."""
         return self.network(pictures)
 
 
@@ -195,7 +195,7 @@ class Detector(nn.Module):
         self._l2_normalise = l2_normalise
 
     def train(self, mode: bool = True) -> Self:
-        """As any module's, but that a trunk of which nothing is trained stays in evaluation mode."""
+        """Set the mode; a frozen trunk stays in evaluation mode."""
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.trunk.parameters()):
             self.trunk.eval()
@@ -206,18 +206,18 @@ class Detector(nn.Module):
         return recomputable_blocks_of(self.trunk)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
+        """Return logits float (B,), positive for fake, of frames uint8 (B, T, 3, H, W)."""
         return self.logits_of(self.trunk(frames))
 
     def logits_of(self, features: Tensor) -> Tensor:
-        """Logits (B,) of the trunk's features (B, T', F), or (B, F) of whole clips."""
+        """Return logits (B,) of the trunk's features (B, T', F), or (B, F) of whole clips."""
         if features.dim() == 2:
             features = features.unsqueeze(1)
         return self.head(F.normalize(features, dim=-1) if self._l2_normalise else features)
 
 
 def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
-    """Those that ``trunk`` names; ``UsageError`` where it names none."""
+    """Return the recomputable parts of ``trunk``; raise ``UsageError`` if it has no such method."""
     if not hasattr(trunk, "recomputable_blocks"):
         raise UsageError(
             f"gradient_checkpointing: {type(trunk).__name__} names no blocks to compute again (a method "
@@ -324,7 +324,7 @@ def weights_path(text: str) -> Path | None:
 
 
 def batch_norms_to_group_norms(network: nn.Module) -> int:
-    """Put a group norm (Wu and He, ECCV 2018) of up to 32 groups in place of every batch norm; returns how many."""
+    """Replace every batch norm by a group norm of up to 32 groups (Wu and He, ECCV 2018); return their number."""
     replaced = 0
     for name, child in list(network.named_children()):
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
@@ -341,8 +341,10 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
 
 
 def tune(network: nn.Module, what: str) -> None:
-    """Let only a part of ``network`` be trained: ``head``; ``norms`` and head; the ``last:N`` stages and head; ``all``;
-    or ``effort``, ``effort:RANK``, and head (``effort.py``).
+    """Let only a part of ``network`` be trained.
+
+    ``what`` is ``head``, ``all``, or one of these with the head: ``norms``, the ``last:N`` stages, ``effort`` or
+    ``effort:RANK`` (``effort.py``).
 
     Raises:
         UsageError: another word, or a network without that part.
@@ -374,7 +376,7 @@ def tune(network: nn.Module, what: str) -> None:
 
 
 def head_of(network: nn.Module) -> nn.Module:
-    """Its attribute ``head``, else its last linear layer; ``UsageError`` where it has neither."""
+    """Return the attribute ``head``, else the last linear layer; raise ``UsageError`` if there is neither."""
     head = getattr(network, "head", None)
     linear = [part for part in network.modules() if isinstance(part, nn.Linear)]
     if not isinstance(head, nn.Module) and not linear:
@@ -417,10 +419,10 @@ def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], .
 
 
 def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage_epochs: int) -> int:
-    """How many of a network's last stages are trained in ``epoch`` (0-based): a function of the epoch alone.
+    """Return the number of a network's last stages that are trained in ``epoch`` (0-based).
 
-    None for ``freeze_epochs``; then one, and another one after every ``stage_epochs`` more; all at once where that is
-    0. After J. Howard and S. Ruder, "Universal language model fine-tuning" (ACL 2018), section 3.3.
+    It is 0 for ``freeze_epochs`` epochs, then 1, and one more after every ``stage_epochs``; all at once if that is 0.
+    After J. Howard and S. Ruder, "Universal language model fine-tuning" (ACL 2018), section 3.3.
     """
     if epoch < freeze_epochs:
         return 0

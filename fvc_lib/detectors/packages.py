@@ -8,7 +8,7 @@ import torch
 
 from fvc_lib.services.errors import UsageError
 
-_DECLARATIONS: list[Any] = []  # kept, because they end with these objects
+_DECLARATIONS: list[Any] = []  # referenced here, because they end with these objects
 REMEDY = "Install what published networks need: make setup-detectors, or pip install 'fvc_lib[detectors]'"
 
 

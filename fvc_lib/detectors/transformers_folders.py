@@ -1,4 +1,4 @@
-"""Networks from folders of the transformers package; nothing is fetched, and no code that lies in a folder is run."""
+"""Networks from folders of the transformers package; nothing is fetched, and no code of a folder is run."""
 
 import json
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def from_folder(
 
 
 def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colours, Colours]:
-    """Mean and deviation of the colours, as fractions of white, by the folder's ``preprocessor_config.json``.
+    """Return mean and deviation of the colours, as fractions of white, by the folder's ``preprocessor_config.json``.
 
     Some processors (ViViT's) bring pixels to [-1, 1] before they normalise: the two steps are made one.
     """
@@ -85,7 +85,7 @@ def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colour
     return otherwise
 
 
-# What decides which of a family's networks it is, as the families call it.
+# Settings by which the networks of a family differ.
 _SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "mlp_ratio", "patch_size",
     "tubelet_size", "attention_type", "num_register_tokens", "key_bias",
@@ -125,7 +125,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Without its progress bars and its report of what was loaded, which is looked at here."""
+    """Turn off the progress bars and reports of ``transformers``."""
     logging = transformers.utils.logging
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

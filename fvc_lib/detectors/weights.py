@@ -38,7 +38,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Where a network's weights came from."""
+    """Origin of a network's weights."""
 
     source: str  # the file or folder, or the package that brings them
     sha256: str  # hex, of the file, or of a folder's files with their names
@@ -47,7 +47,7 @@ class LoadedWeights:
 
 
 def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:
-    """Give ``network`` the weights of a file; names and shapes must be its own, but for a class layer that is left out.
+    """Load the weights of a file into ``network``; a class layer that the network lacks is left out.
 
     Raises:
         UsageError: the file cannot be read, lacks weights, or has some of another shape or name. ``field`` is the
@@ -60,14 +60,14 @@ def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "
 
 
 def fitting_weights(network: nn.Module, path: Path, field: str = "model_weights") -> dict[str, Tensor]:
-    """Those of the file ``path`` that ``network`` has; raises as ``load_weights``. It may be on the meta device."""
+    """Return the weights in ``path`` that ``network``, perhaps on the meta device, has; raise as ``load_weights``."""
     return fitted(network, read_weights(path, field), path, field)
 
 
 def fitted(
     network: nn.Module, weights: Mapping[str, Tensor], path: Path, field: str = "model_weights"
 ) -> dict[str, Tensor]:
-    """Those of ``weights``, read from ``path``, that ``network`` has; raises as ``load_weights``."""
+    """Return those of ``weights``, read from ``path``, that ``network`` has; raise as ``load_weights``."""
     found = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     wanted = network.state_dict()
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
@@ -91,7 +91,7 @@ def fitted(
 
 
 def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tensor]:
-    """Tensors by name from a ``.safetensors`` file, or from one of ``torch.save`` without running any code of its.
+    """Return tensors by name from a ``.safetensors`` file or one of ``torch.save``, without running code of it.
 
     Raises:
         UsageError: no such file, damaged, or something else than tensors by name.
@@ -128,7 +128,7 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
 
 
 def refuse_nan(weights: Mapping[str, Tensor], field: str, path: Path) -> None:
-    """Raise ``UsageError`` where a tensor of ``weights``, read from ``path``, holds NaN."""
+    """Raise ``UsageError`` if a tensor of ``weights``, read from ``path``, holds NaN."""
     if bad := checkpoint_files.tensors_with_nan(weights):
         raise UsageError(f"{field} {str(path)!r}: NaN in {bad}. Download the file again, or give other weights.")
 

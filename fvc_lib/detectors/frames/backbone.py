@@ -36,24 +36,23 @@ class Backbone(nn.Module):
     num_features: int  # of one picture
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """From the input to the features: every parameter of the backbone, in one of them each."""
+        """Return every parameter of the backbone in one stage, from the input to the features."""
         raise NotImplementedError
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
-        """Parts whose activations gradient checkpointing computes again instead of keeping them."""
+        """Return the parts whose activations gradient checkpointing computes again."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features float (B, num_features) of images uint8 (B, 3, H, W)."""
+        """Return features float (B, num_features) of images uint8 (B, 3, H, W)."""
         raise NotImplementedError
 
 
 class AdaptedBackbone(Backbone):
     """Any network as a backbone. It is trained in evaluation mode.
 
-    In training mode a batch norm would take its statistics from the micro-batch, and dropout and stochastic depth
-    would draw anew for each, so that the result depended on how memory splits a batch. Weights and biases, a norm's
-    too, learn like any others.
+    In training mode a batch norm would use the micro-batch's statistics, and dropout would draw once for a
+    micro-batch. The result would depend on how memory splits a batch. All weights and biases learn.
 
     Args:
         network: from float pictures (B, 3, H, W) to features (B, D) or (B, D, 1, 1); its own class layer is gone.
@@ -70,7 +69,7 @@ class AdaptedBackbone(Backbone):
         self.network.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """As any module's, but that the network stays in evaluation mode."""
+        """Set the mode; the network stays in evaluation mode."""
         super().train(mode)
         self.network.eval()
         return self
@@ -80,7 +79,7 @@ class AdaptedBackbone(Backbone):
         return parameters_by_stage(self.network)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Those it was made with; ``UsageError`` where none are known."""
+        """Return the recomputable parts; raise ``UsageError`` if none are known."""
         if not self._recomputable:
             raise UsageError(
                 f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
@@ -89,7 +88,11 @@ class AdaptedBackbone(Backbone):
         return self._recomputable
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features float (B, num_features) of images uint8 (B, 3, H, W); ``UsageError`` where H x W is not for it."""
+        """Return features float (B, num_features) of images uint8 (B, 3, H, W).
+
+        Raises:
+            UsageError: the network does not take this size.
+        """
         try:
             features: Tensor = self.network(self.normalised(images))
         except (AssertionError, ValueError) as error:  # of timm's vision transformers, which are made for one size
@@ -114,7 +117,11 @@ class EncoderBackbone(Backbone):
         return self.trunk.recomputable_blocks()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features float (B, num_features) of images uint8 (B, 3, H, W); ``UsageError`` where H x W is not for it."""
+        """Return features float (B, num_features) of images uint8 (B, 3, H, W).
+
+        Raises:
+            UsageError: the network does not take this size.
+        """
         try:
             return self.trunk.encode_pictures(self.trunk.normalised(images)).flatten(1)
         except (AssertionError, ValueError) as error:
@@ -201,10 +208,13 @@ def _of_torchvision(name: str) -> AdaptedBackbone:
 
 
 def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
-    """One of torchvision's classifiers as a backbone: the pooled features that its class layer is given.
+    """Return one of torchvision's classifiers as a backbone that gives the pooled features.
 
     Networks of ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) lose the whole classifier, hidden
-    layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``. ``UsageError`` for any other.
+    layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``.
+
+    Raises:
+        UsageError: any other network.
     """
     if isinstance(getattr(network, "features", None), nn.Sequential) and hasattr(network, "classifier"):
         linear = next((part for part in network.classifier.modules() if isinstance(part, nn.Linear)), None)
@@ -246,7 +256,7 @@ class ImageModel(nn.Module):
         return self.backbone.recomputable_blocks()
 
     def forward(self, images: Tensor) -> Outputs:
-        """``class_logits`` float (B, C) and ``values`` float (B, T), scaled, of images uint8 (B, 3, H, W)."""
+        """Return ``class_logits`` float (B, C) and ``values`` float (B, T), scaled, of images uint8 (B, 3, H, W)."""
         features = self.backbone(images)
         none = features.new_zeros(len(features), 0)
         return {

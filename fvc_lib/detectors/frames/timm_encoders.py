@@ -66,16 +66,16 @@ def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWe
 
 
 def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
-    """Vision transformers are made for one size, which is a setting; other networks take any and know none."""
+    """Return the setting of the size for networks that are made for one size."""
     published = timm.get_pretrained_cfg(name)
     fixed = bool(published and published.fixed_input_size) and published.input_size[-1] != side
     return {"img_size": side} if fixed else {}
 
 
 def num_features_of(network: Any, side: int) -> int:
-    """How many features a network made with ``num_classes=0`` gives.
+    """Return the number of features of a network made with ``num_classes=0``.
 
-    Measured: ``num_features`` leaves out the hidden layer that some (mobilenetv3) still have behind it.
+    It is measured, because ``num_features`` ignores the hidden layer that some networks (mobilenetv3) have after it.
     """
     if next(network.parameters()).is_meta:
         return int(getattr(network, "head_hidden_size", None) or network.num_features)
@@ -88,7 +88,7 @@ def num_features_of(network: Any, side: int) -> int:
 
 
 def blocks_of(network: Any) -> tuple[nn.Module, ...]:
-    """``blocks`` or ``stages``, where the network has such a list of parts that follow one another."""
+    """Return the parts of ``blocks``, ``stages`` or ``layers``, if the network has such a list."""
     for name in ("blocks", "stages", "layers"):
         parts = getattr(network, name, None)
         if isinstance(parts, nn.Sequential | nn.ModuleList):
@@ -134,7 +134,7 @@ DETECTORS.register(
         licence="Apache-2.0",
         num_frames=8,
         side=224,
-        normalisation="as timm says of each network",
+        normalisation="timm's, for each network",
         micro_batch=2,
         packages=("timm", "torchvision"),
         of_name=_declared,

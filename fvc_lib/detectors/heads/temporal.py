@@ -26,7 +26,7 @@ class Mean(nn.Module):
         self.linear = nn.Linear(num_features, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (B,) of features (B, T, F)."""
+        """Return logits (B,) of features (B, T, F)."""
         return self.linear(self.norm(features.mean(1))).squeeze(1)
 
 
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.linear = nn.Linear(num_features, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (B,) of features (B, T, F)."""
+        """Return logits (B,) of features (B, T, F)."""
         features = self.norm(features)
         weights = self.weigh(features).softmax(1)
         return self.linear((weights * features).sum(1)).squeeze(1)
@@ -56,7 +56,7 @@ class Gru(nn.Module):
         self.linear = nn.Linear(_GRU_WIDTH, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (B,) of features (B, T, F)."""
+        """Return logits (B,) of features (B, T, F)."""
         _, last = self.gru(self.norm(features))
         return self.linear(last[-1]).squeeze(1)
 
@@ -74,7 +74,7 @@ class Path(nn.Module):
         self.linear = nn.Linear(4 * num_features + 8, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits (B,) of features (B, T, F), T at least 3.
+        """Return logits (B,) of features (B, T, F), T at least 3.
 
         Raises:
             UsageError: fewer frames.
@@ -92,7 +92,7 @@ class Path(nn.Module):
 
 
 def path_statistics(features: Tensor) -> Tensor:
-    """(B, 8): mean, spread, least and most of the steps' lengths and of the angles between steps, in radians.
+    """Return (B, 8): mean, spread, least and most of the steps' lengths and of the angles between steps, in radians.
 
     ``features`` (B, T, F), T at least 3; lengths are shares of the mean length of a clip's feature vectors.
     """

@@ -57,7 +57,7 @@ _BIBTEX = r"""@article{fridrich2012rich,
 class FrameCnn(FrameTrunk):
     """A CNN on each frame's forensic maps, pooled over space and then over time.
 
-    Over time mean, maximum and minimum are kept: a splice is one jump, a freeze one lack of motion.
+    Mean, maximum and minimum over time are used: a splice is one jump, a freeze one lack of motion.
     """
 
     def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:

@@ -67,7 +67,7 @@ class R2Plus1d(R2Plus1dTrunk):
 
 
 class _Residual2Plus1d(nn.Module):
-    """Spatial then temporal convolution beside a shortcut, projected where the shape changes."""
+    """Spatial then temporal convolution next to a shortcut, projected where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ class SmallResnet(Backbone):
 
 
 class _Residual(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut, projected where the shape changes."""
+    """Two 3 x 3 convolutions next to a shortcut, projected where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

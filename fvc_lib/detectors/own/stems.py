@@ -1,6 +1,6 @@
-"""What the project's own video networks are shown of a clip: fixed maps without parameters, and the layer they share.
+"""Inputs of the project's own video networks: fixed maps of a clip without parameters, and a shared layer.
 
-- ``FORENSIC``: traces of manipulation beside the picture, as cell averages small enough to learn on a CPU. High-pass
+- ``FORENSIC``: traces of manipulation next to the picture, as cell averages small enough to learn on a CPU. High-pass
   residuals suppress content and keep sensor noise, interpolation and compression traces. The filters are second-order
   ones of the Spatial Rich Model (Fridrich and Kodovsky, "Rich models for steganalysis of digital images", IEEE TIFS
   2012) used by Zhou et al. ("Learning rich features for image manipulation detection", CVPR 2018): horizontal,
@@ -60,7 +60,7 @@ def forensic_maps(frames: Tensor, cell: int) -> Tensor:
 
 
 def _motion(luma: Tensor, cell: int) -> Tensor:
-    """(B, T, 2, h, w) log magnitudes of the differences to the previous and the next frame."""
+    """Return (B, T, 2, h, w) log magnitudes of the differences to the previous and the next frame."""
     if luma.shape[1] == 1:
         steps = torch.zeros_like(_cells(luma, cell))
         return torch.stack([steps, steps], dim=2)
@@ -71,7 +71,7 @@ def _motion(luma: Tensor, cell: int) -> Tensor:
 
 
 def _second_difference(image: Tensor, dim: int) -> Tensor:
-    """2x[i] - x[i-1] - x[i+1] along ``dim``; zero at both ends."""
+    """Return 2x[i] - x[i-1] - x[i+1] along ``dim``; zero at both ends."""
     inner = image.shape[dim] - 2
     result = torch.zeros_like(image)
     middle = result.narrow(dim, 1, inner)
@@ -81,7 +81,7 @@ def _second_difference(image: Tensor, dim: int) -> Tensor:
 
 
 def _cells(maps: Tensor, cell: int) -> Tensor:
-    """(..., H, W) averaged over cells; a remainder at the right and bottom is left out.
+    """Return (..., H, W) averaged over cells; a remainder at the right and bottom is left out.
 
     Rows first, which is one pass over contiguous memory: three times as fast as ``avg_pool2d``.
     """
@@ -96,7 +96,7 @@ _CHANGE_SPREAD = 30.0
 
 
 def pixel_maps(frames: Tensor, cell: int) -> Tensor:
-    """Colours averaged over cells of ``cell`` x ``cell`` pixels, their changes, and the cells' coordinates.
+    """Return colours averaged over cells of ``cell`` x ``cell`` pixels, their changes, and the cells' coordinates.
 
     Args:
         frames: uint8 (B, T, 3, H, W), H and W at least ``cell``.
@@ -120,13 +120,13 @@ def pixel_maps(frames: Tensor, cell: int) -> Tensor:
 
 
 def _places(size: int, device: torch.device) -> Tensor:
-    """(size,) centres of cells, inside (-1, 1)."""
+    """Return (size,) centres of cells, inside (-1, 1)."""
     return (torch.arange(size, device=device, dtype=torch.float32) + 0.5) * (2 / size) - 1
 
 
 @dataclass(frozen=True)
 class Stem:
-    """What a trunk is shown of a clip."""
+    """The input of a trunk, made from a clip."""
 
     # From frames uint8 (B, T, 3, H, W) and the side of a cell in pixels to float32 (B, C, T, h, w); of each clip
     # by itself, without parameters.
@@ -167,5 +167,5 @@ class ConvNorm(nn.Module):
         self.norm = nn.GroupNorm(GROUPS, outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(B, outputs, T, h, w) of (B, inputs, T, H, W)."""
+        """Return (B, outputs, T, h, w) of (B, inputs, T, H, W)."""
         return F.relu(self.norm(self.convolution(features)))

@@ -1,9 +1,9 @@
 """A small pre-norm transformer, for texts, frames and captions, that gives the same numbers in training and scoring.
 
 After A. Vaswani et al., "Attention is all you need" (2017), with the norm before each part (R. Xiong et al., "On layer
-normalization in the transformer architecture", ICML 2020). Torch's own layers take another path without gradient, which
-rounds otherwise, and give keys a bias, which the softmax cancels: it would never be trained. There is no dropout, so
-nothing is drawn, and a sample's numbers do not depend on which others it is computed with.
+normalization in the transformer architecture", ICML 2020). Torch's own layers use another path without gradient, which
+rounds differently, and give keys a bias, which the softmax cancels. There is no dropout: a sample's numbers do not
+depend on its batch.
 """
 
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, asking: Tensor, seen: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """(B, Q, W) from ``asking`` (B, Q, W) and ``seen`` (B, K, W).
+        """Return (B, Q, W) of ``asking`` (B, Q, W) and ``seen`` (B, K, W).
 
         Args:
-            asking: positions that look.
-            seen: positions that are looked at.
-            hidden: bool that broadcasts to (B, Q, K); true where a position must not be seen. One is seen by each.
+            asking: positions of the queries.
+            seen: positions of keys and values.
+            hidden: bool that broadcasts to (B, Q, K), true for hidden positions; each query sees at least one.
         """
         queries, keys, values = (
             self._by_head(x) for x in (self.query(asking), self.key(seen), self.value(seen))
@@ -46,8 +46,8 @@ class Attention(nn.Module):
         scores = queries @ keys.transpose(2, 3) * (1 / queries.shape[-1] ** 0.5)
         if hidden is not None:
             scores = scores.masked_fill(hidden[:, None], -torch.inf)
-        found = scores.softmax(dim=3) @ values
-        return self.output(found.transpose(1, 2).flatten(2))
+        mixed = scores.softmax(dim=3) @ values
+        return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _by_head(self, positions: Tensor) -> Tensor:
         batch, length, width = positions.shape
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention to oneself, to a memory where there is one, then a small network at each position."""
+    """Self-attention, attention to a memory if there is one, then a small network at each position."""
 
     def __init__(self, width: int, heads: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class TransformerLayer(nn.Module):
         self.contract = nn.Linear(_EXPANSION * width, width)
 
     def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """(B, L, W) from ``positions`` (B, L, W); ``hidden`` as in ``Attention``; ``memory`` (B, K, W), seen whole."""
+        """Return (B, L, W) of ``positions`` (B, L, W), ``hidden`` as in ``Attention``, and ``memory`` (B, K, W)."""
         own = self.own_norm(positions)
         positions = positions + self.own_attention(own, own, hidden)
         if self._with_memory:
@@ -88,7 +88,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """(B, L, W) from ``positions`` (B, L, W), L at most ``num_places``; see ``TransformerLayer``."""
+        """Return (B, L, W) of ``positions`` (B, L, W), L at most ``num_places``; see ``TransformerLayer``."""
         positions = positions + self.places[: positions.shape[1]]
         for layer in self.layers:
             positions = layer(positions, hidden, memory)
@@ -96,14 +96,14 @@ class Transformer(nn.Module):
 
 
 def token_embedding(vocabulary_size: int, width: int) -> nn.Embedding:
-    """Embeddings (V, W) that begin small, so that they may also serve as the output's weights."""
+    """Return embeddings (V, W) that begin small, so that they may also serve as the output's weights."""
     embedding = nn.Embedding(vocabulary_size, width)
     nn.init.normal_(embedding.weight, std=_INITIAL_DEVIATION)
     return embedding
 
 
 def later_places(length: int, device: torch.device) -> Tensor:
-    """Bool (1, L, L): what lies after each position, which a decoder must not see."""
+    """Return bool (1, L, L), true for the later positions of each position, which a decoder must not see."""
     return torch.ones(1, length, length, dtype=torch.bool, device=device).triu(1)
 
 
@@ -115,12 +115,12 @@ def later_places(length: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenNumbers:
-    """The tokens that are no text: filling, where a text begins and ends, and others that none may hold (a mask)."""
+    """Numbers of the special tokens."""
 
     padding: int
     begin: int
     end: int
-    others: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()  # never written, such as a mask
 
 
 class CaptionDecoder(nn.Module):
@@ -139,11 +139,11 @@ class CaptionDecoder(nn.Module):
         self.transformer = Transformer(width, heads, layers, max_tokens - 1, with_memory=True)
 
     def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
-        """Logits (B, L, V) of what follows each of ``tokens`` int64 (B, L); ``memory`` is (B, T, W)."""
+        """Return logits (B, L, V) of the token after each of ``tokens`` int64 (B, L); ``memory`` is (B, T, W)."""
         return self._states(tokens, memory) @ self.embedding.weight.T
 
     def score(self, tokens: Tensor, memory: Tensor) -> Outputs:
-        """How well each token of whole texts (B, L) is foreseen from those before it; padding counts for nothing.
+        """Score the prediction of each token of texts (B, L) from the tokens before it; padding does not count.
 
         ``caption_loss`` float32 (B,), mean cross-entropy in nats per token; ``token_accuracy`` float32 (B,), the share
         of tokens that were the likeliest, without gradient.

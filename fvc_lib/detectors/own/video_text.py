@@ -1,6 +1,6 @@
-"""The network of task video_text: a video encoder, and what of texts, captions and masked frames its losses need.
+"""The network of task video_text: a video encoder, and the parts for texts, captions and masked frames.
 
-What no loss asks for is not built, so every parameter there is receives a gradient.
+Only the parts that the configured losses need are built, so every parameter receives a gradient.
 """
 
 import math
@@ -31,26 +31,25 @@ SIGMOID_LOG_SCALE = math.log(10.0)  # SigLIP's
 
 
 def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None = None) -> Tensor:
-    """Bool (R, B): whether video i of ``rows`` and text j belong together, as far as the batch says.
+    """Return bool (R, B): whether a sample of the batch has video i of ``rows`` and text j.
 
-    They do where a sample has just this video and this text: their own pair, equal texts' videos, equal videos' texts,
-    and what these together imply. With the two arguments exchanged, texts by videos.
+    Exchange the two arguments to get texts by videos.
 
     Args:
         video_index: int64 (B,), equal for equal videos.
         text_index: int64 (B,), equal for equal texts.
-        rows: whose videos; None: all.
+        rows: places of the R videos; None: all.
     """
-    asked = video_index if rows is None else video_index[rows.start : rows.stop]
-    same_video = asked[:, None] == video_index
+    videos = video_index if rows is None else video_index[rows.start : rows.stop]
+    same_video = videos[:, None] == video_index
     texts, text_of = torch.unique(text_index, return_inverse=True)
-    # How many samples show this video with each text: whole numbers, so the order of adding does not matter.
-    shown = same_video.new_zeros((len(asked), len(texts)), dtype=torch.float32)
+    # The number of samples with this video and each text: whole numbers, so the order of adding does not matter.
+    shown = same_video.new_zeros((len(videos), len(texts)), dtype=torch.float32)
     return shown.index_add_(1, text_of, same_video.float())[:, text_of] > 0
 
 
 def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Cross-entropy over texts for each video and over videos for each text, halved, summed over samples; scalar.
+    """Return half the cross-entropy over texts for each video and over videos for each text, summed; scalar.
 
     ``similarities`` float (B, B), videos by texts, are already multiplied by the scale; ``positives`` bool (B, B)
     has at least one in each row and column.
@@ -59,11 +58,11 @@ def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
 
 
 def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Cross-entropy over candidates for each query, summed over the queries; scalar.
+    """Return the cross-entropy over candidates for each query, summed over the queries; scalar.
 
-    After A. Radford et al., "Learning transferable visual models from natural language supervision" (CLIP, 2021). Where
-    a sample has several positives each is as right as the others: the target is spread evenly over them, as in J. Yang
-    et al., "Unified contrastive learning in image-text-label space" (CVPR 2022).
+    After A. Radford et al., "Learning transferable visual models from natural language supervision" (CLIP, 2021). The
+    target of a sample with several positives is spread evenly over them, as in J. Yang et al., "Unified contrastive
+    learning in image-text-label space" (CVPR 2022).
 
     ``similarities`` float (Q, C), queries by candidates, are already multiplied by the scale; ``positives`` bool (Q, C)
     has at least one in each row.
@@ -73,7 +72,7 @@ def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
 
 
 def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Every video with every text is a yes or no of its own; summed over all of them; scalar.
+    """Return the loss of a yes or no for every video with every text, summed; scalar.
 
     After X. Zhai et al., "Sigmoid loss for language image pre-training" (SigLIP, ICCV 2023).
 
@@ -86,7 +85,7 @@ def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
 class SimilarityScale(nn.Module):
     """The learned factor on cosine similarities, and for the sigmoid loss the bias.
 
-    The bias begins where every pair is as likely right as it is: SigLIP's -10 does so for its batch of 32,768.
+    The bias begins at the log odds of a right pair; SigLIP's -10 is that of its batch of 32,768.
 
     ``num_together`` are the samples of an effective batch.
     """
@@ -99,16 +98,13 @@ class SimilarityScale(nn.Module):
         self._loss = loss
 
     def forward(self, video: Tensor, text: Tensor) -> Tensor:
-        """(V, T) from unit vectors (V, E) and (T, E)."""
+        """Return (V, T) from unit vectors (V, E) and (T, E)."""
         scale: Tensor = _Bounded.apply(self.log_scale).exp()  # type: ignore[no-untyped-call]
         similarities = video @ text.T * scale
         return similarities + self.bias if self._loss == "sigmoid" else similarities
 
     def bound_gradients(self) -> None:
-        """Beyond a bound of the scale keep only a gradient that leads back inside.
-
-        Of the whole effective batch: some rows may lead out where all of them lead back.
-        """
+        """Drop a gradient that leads further beyond a bound of the scale; call it once per effective batch."""
         value, gradient = self.log_scale.detach(), self.log_scale.grad
         if gradient is not None:
             low, high = LOG_SCALE_BOUNDS
@@ -134,7 +130,7 @@ class SimilarityScale(nn.Module):
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamp to ``LOG_SCALE_BOUNDS`` that lets every gradient pass; ``clamp``'s own lets none from outside."""
+    """Clamp to ``LOG_SCALE_BOUNDS``, but pass every gradient; ``clamp`` passes none from outside."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -150,7 +146,7 @@ _TEMPORAL_LAYERS = 1  # above the trunk; frames are few
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """What is built."""
+    """Sizes and parts of the network."""
 
     trunk: str  # name of a detector with ``build_trunk``, for clips of ``num_frames``
     num_frames: int
@@ -158,20 +154,20 @@ class NetworkPlan:
     max_tokens: int
     numbers: TokenNumbers  # of the special tokens
     embedding_size: int  # numbers in the space that videos and texts share
-    width: int  # numbers per frame and token in the transformers, of so many ``layers`` and ``heads``
+    width: int  # numbers per frame and token in the transformers
     layers: int
     heads: int
     text_encoder: str  # folder of a transformers model; empty: the own text transformer
     contrastive: Literal["softmax", "sigmoid"] | None  # the kind of that loss; None: no texts are compared
     num_together: int  # samples of an effective batch
-    captions: bool  # whether captions are written; and ``masked``, whether hidden frames are foretold
-    masked: bool
+    captions: bool  # whether captions are written
+    masked: bool  # whether the features of hidden frames are predicted
     side: int = 112  # of the frames, in pixels
     weights: Path | None = None  # of the trunk
 
     @property
     def trunk_options(self) -> TrunkOptions:
-        """What the trunk is told."""
+        """Options of the trunk."""
         licence = DETECTORS.get(self.trunk).weights_licence or "unknown"
         return TrunkOptions(self.trunk, self.num_frames, self.side, self.weights, licence)
 
@@ -192,7 +188,7 @@ class VideoEncoder(nn.Module):
         if plan.masked and not per_frame:
             raise UsageError(
                 f"masked_weight: model {plan.trunk!r} sees a clip as a whole and has no features of single frames to "
-                "foretell. Leave masked_weight 0, or take a network on frames such as efficientnet_lite0."
+                "predict. Leave masked_weight 0, or take a network on frames such as efficientnet_lite0."
             )
         if isinstance(trunk, Trunk) and trunk.weights is None and (weights := DETECTORS.get(plan.trunk).weights):
             trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({weights})")
@@ -204,7 +200,7 @@ class VideoEncoder(nn.Module):
         self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, num_places)
 
     def frame_features(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Of frames uint8 (B, T, 3, H, W): the trunk's features (B, T, F), and the transformer's input (B, T, W).
+        """Return the trunk's features (B, T, F) and the transformer's input (B, T, W) of frames uint8 (B, T, 3, H, W).
 
         T is 1 for a trunk on whole clips.
         """
@@ -213,12 +209,12 @@ class VideoEncoder(nn.Module):
         return features, self.narrow(self.norm(features))
 
     def forward(self, narrowed: Tensor) -> Tensor:
-        """Features (B, T, W) of frames that know each other."""
+        """Return features (B, T, W) of frames after attention among them."""
         return self.transformer(narrowed)
 
 
 class TextEncoder(nn.Module):
-    """A small transformer over a text's tokens; the text is the mean of what it makes of them."""
+    """A small transformer over a text's tokens; the text is the mean of its outputs."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -228,7 +224,7 @@ class TextEncoder(nn.Module):
         self.transformer = Transformer(plan.width, plan.heads, plan.layers, plan.max_tokens)
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """(B, W) from ``tokens`` int64 (B, L); padding is not seen."""
+        """Return (B, W) of ``tokens`` int64 (B, L); padding is hidden."""
         tokens = tensors["tokens"]
         padding = tokens == self._padding
         states = self.transformer(self.embedding(tokens), padding[:, None, :])
@@ -237,7 +233,7 @@ class TextEncoder(nn.Module):
 
 
 class JointSpace(nn.Module):
-    """Where videos and texts are compared: the text encoder, both projections, and the scale of similarities."""
+    """The space of videos and texts: the text encoder, both projections, and the scale of similarities."""
 
     def __init__(self, plan: NetworkPlan, kind: Literal["softmax", "sigmoid"]) -> None:
         super().__init__()
@@ -256,10 +252,10 @@ class JointSpace(nn.Module):
 
 
 class MaskedFrames(nn.Module):
-    """Foretells hidden frames' features from the other frames, as masked language models do with words.
+    """Predict hidden frames' features from the other frames, as masked language models do with words.
 
     After J. Devlin et al., "BERT" (2019), on frames as in C. Sun et al., "VideoBERT" (ICCV 2019), with the features as
-    targets. Targets carry no gradient: otherwise all features being equal would be the best answer.
+    targets. Targets carry no gradient, because equal features for all frames would else be the best answer.
     """
 
     def __init__(self, plan: NetworkPlan, feature_size: int) -> None:
@@ -268,19 +264,19 @@ class MaskedFrames(nn.Module):
         self.foretell = nn.Linear(plan.width, feature_size)
 
     def forward(self, video: VideoEncoder, features: Tensor, narrowed: Tensor, hidden: Tensor) -> Tensor:
-        """Float32 (B,): mean squared error over the hidden frames' features, each frame's normalised.
+        """Return the mean squared error float32 (B,) over the hidden frames' features, each frame's normalised.
 
         ``features`` (B, T, F) are the trunk's, ``narrowed`` (B, T, W) the same; ``hidden`` is bool (B, T).
         """
         left = torch.where(hidden[:, :, None], self.hidden_frame.to(narrowed.dtype), narrowed)
-        foretold = self.foretell(video(left)).float()
+        predicted = self.foretell(video(left)).float()
         target = F.layer_norm(features.detach().float(), features.shape[2:])
-        errors: Tensor = (foretold - target).square().mean(2) * hidden
+        errors: Tensor = (predicted - target).square().mean(2) * hidden
         return errors.sum(1) / hidden.sum(1).clamp_min(1)
 
 
 class VideoTextNetwork(nn.Module):
-    """Videos and texts in one space, captions, and masked frames: each where the plan asks for it."""
+    """Videos and texts in one space, captions, and masked frames, as far as the plan has them."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -297,7 +293,7 @@ class VideoTextNetwork(nn.Module):
         self.masked = MaskedFrames(plan, self.video.feature_size) if plan.masked else None
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Parts whose activations gradient checkpointing computes again instead of keeping them."""
+        """Return the parts whose activations gradient checkpointing computes again."""
         transformers = [module for module in self.modules() if isinstance(module, Transformer)]
         return *recomputable_blocks_of(self.video.trunk), *(layer for each in transformers for layer in each.layers)
 

@@ -37,9 +37,9 @@ class TextTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary_size: int) -> "TextTokenizer":
-        """Learn at most ``vocabulary_size`` tokens, marks included, from ``texts`` in whatever order they come.
+        """Learn at most ``vocabulary_size`` tokens, marks included, from ``texts`` in any order.
 
-        What occurs once is not merged: it would only learn texts by heart.
+        Pairs that occur once are not merged, because they would only memorise texts.
 
         Raises:
             ValueError: ``vocabulary_size`` has no room for the marks and all bytes.
@@ -77,16 +77,16 @@ class TextTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many ids there are."""
+        """Number of ids."""
         return NUM_MARKS + int(self._byte_pairs.get_vocab_size())
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 over everything that decides which text gets which ids."""
+        """Hex SHA-256 of the vocabulary."""
         return sha256_of_json(self._document())
 
     def encode(self, texts: Sequence[str], max_tokens: int) -> Tensor:
-        """Ids int64 (B, max_tokens): ``BEGIN``, the text's tokens, ``END``, then ``PAD``; a text cut off keeps its end.
+        """Return ids int64 (B, max_tokens): ``BEGIN``, the text's tokens, ``END``, then ``PAD``.
 
         Raises:
             ValueError: ``max_tokens`` has no room for beginning and end.
@@ -101,7 +101,7 @@ class TextTokenizer:
         return ids
 
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
-        """How many ids each text takes when it is not cut, beginning and end included."""
+        """Return the number of ids of each uncut text, beginning and end included."""
         return [len(self._tokens(text)) + 2 for text in texts]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:

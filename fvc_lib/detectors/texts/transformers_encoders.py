@@ -1,6 +1,6 @@
-"""Text encoders of the transformers package, from a local folder; the package is imported only where one is asked for.
+"""Text encoders of the transformers package, from a local folder; the package is imported on use.
 
-Nothing is fetched, and no code that lies in the folder is run.
+Nothing is fetched, and no code of the folder is run.
 """
 
 import inspect
@@ -23,7 +23,7 @@ TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of a batch's tensors
 
 
 class TransformersEncoder(nn.Module):
-    """A pretrained encoder that is trained on; a text is the mean of what it makes of its tokens.
+    """A pretrained encoder that is trained further; a text is the mean of its token states.
 
     It stays in evaluation mode: attention draws its dropout for a whole micro-batch, so the split would change it.
 
@@ -41,13 +41,13 @@ class TransformersEncoder(nn.Module):
         self.train()
 
     def train(self, mode: bool = True) -> Self:
-        """As ever, but for the encoder."""
+        """Set the mode; the encoder stays in evaluation mode."""
         super().train(mode)
         self.encoder.eval()
         return self
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """(B, W) from ``encoder_tokens`` int64 (B, L) and ``encoder_there`` int64 (B, L), 1 where a token is."""
+        """Return (B, W) of ``encoder_tokens`` int64 (B, L) and ``encoder_there`` int64 (B, L), 1 where a token is."""
         there = tensors[THERE]
         states = self.encoder(input_ids=tensors[TOKENS], attention_mask=there).last_hidden_state
         weights = there.to(states.dtype)[:, :, None]

@@ -1,6 +1,6 @@
 """Video networks of pytorchvideo: X3D, SlowFast, Slow and I3D, made for Kinetics-400.
 
-The package's last release is of 2022: its transforms break beside newer torchvisions, its builders work.
+The package's last release is of 2022: its transforms break with newer torchvisions, its builders work.
 """
 
 from typing import Any
