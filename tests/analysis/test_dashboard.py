@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import plotly.graph_objects as go
-import polars as pl
 import pytest
-import yaml
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -21,7 +19,6 @@ from fvc_lib.analysis.dashboard.panels import (
     NOTHING,
     Selection,
     default_selection,
-    notes,
     panels,
 )
 from fvc_lib.analysis.pages.display import PLOTLY
@@ -29,7 +26,6 @@ from fvc_lib.analysis.pages.notebook_html import WIDGET
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import LEAKAGE_AUDIT, read_table, write_table
 
 HOSTILE = '<img src=x onerror=alert(1)>\'; DROP TABLE "runs" [*]\n--'
 
@@ -116,18 +112,6 @@ def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
     assert board.choose(runs=(runs[2],)).detailed == runs[2]
 
 
-def test_recorded_intervals_are_shown_and_a_leak_spoils_the_standing(runs: list[RunPaths]) -> None:
-    run = runs[0]
-    selection = Selection((run,))
-    run.params_yaml.write_text(yaml.safe_dump({**yaml.safe_load(run.params_yaml.read_text()), "confidence": 0.8}))
-    for name in ("controls", "slices"):
-        assert "bars: 80%" in shown(name, selection).layout.title.subtitle.text.replace("<br>", " ")
-    assert "is above its best control" in title(shown("controls", selection))
-    audit = read_table(run.leakage_audit, LEAKAGE_AUDIT)
-    write_table(audit.with_columns(passed=pl.lit(value=False)), LEAKAGE_AUDIT, run.leakage_audit)
-    assert "leakage audit did not pass" in title(shown("controls", selection))
-
-
 def test_widgets_redraw_the_panels_that_follow_them_and_no_other(board: Dashboard, runs: list[RunPaths]) -> None:
     widgets = board.widgets
     widgets["smoothing"].value = 0.5
@@ -167,36 +151,6 @@ def test_a_run_at_work_is_followed_until_it_ends(
     assert "learning curves 1" in redrawn(board)
     assert not board.widgets["live"].value
     assert "refreshing stopped" in board.widgets["note"].value
-
-
-def test_refreshing_that_fails_says_why(board: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: RunPaths) -> dict[str, object]:
-        raise OSError("the disk\nis gone")
-
-    monkeypatch.setattr(dashboards, "run_status", broken)
-
-    async def live() -> None:
-        board.widgets["live"].value = True
-        assert board._task is not None
-        await board._task
-
-    asyncio.run(live())
-    assert board.widgets["note"].value == "Refreshing stopped: OSError: the disk is gone"
-
-
-def test_two_runs_of_one_id_have_columns_of_their_own_names(make_run: Callable[..., RunPaths]) -> None:
-    first, second = make_run(experiment="one"), make_run(experiment="two")
-    second.params_yaml.write_text("epochs: 77\n")
-    text = shown("parameters", Selection((first, second)))._repr_html_()
-    assert f"one/{first.run_id}" in text
-    assert f"two/{second.run_id}" in text
-
-
-def test_skipped_lines_are_noted(runs: list[RunPaths]) -> None:
-    assert notes(default_selection(runs_dir(runs))).startswith("All lines")
-    with runs[1].metrics("04_fold_training", 2).open("ab") as stream:
-        stream.write(b'{"run_id":"x","st')
-    assert "04_fold_training_fold_2" in notes(default_selection(runs_dir(runs)))
 
 
 @pytest.mark.fault(39)

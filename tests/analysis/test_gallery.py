@@ -42,16 +42,6 @@ def pictures(html: str) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(text))) for text in encoded]
 
 
-def test_a_thumbnail_is_small_and_keeps_its_shape_and_its_colours() -> None:
-    image = np.zeros((100, 400, 3), np.uint8)
-    image[:, :200] = (250, 10, 10)
-    shown = Image.open(io.BytesIO(thumbnail(image, 80)))
-    assert shown.size == (80, 20)
-    for place, color in ((10, (250, 10, 10)), (70, (0, 0, 0))):
-        assert np.abs(np.subtract(shown.getpixel((place, 10)), color)).max() < 12
-    assert Image.open(io.BytesIO(thumbnail(image[:8, :8], 80))).size == (8, 8)  # not enlarged
-
-
 def test_a_strip_shows_the_first_and_the_last_frame_side_by_side() -> None:
     clip = np.stack([np.full((3, 30, 20), 30 * t, np.uint8) for t in range(8)])
     shown = np.asarray(Image.open(io.BytesIO(strip(clip, 30))).convert("L")).astype(int)

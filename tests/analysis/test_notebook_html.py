@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle
-from fvc_lib.analysis.pages.notebook_html import WIDGET, clean_html, figure_html, render_notebook
+from fvc_lib.analysis.pages.notebook_html import clean_html, figure_html, render_notebook
 from fvc_lib.services.errors import DataError
 
 HOSTILE = [
@@ -89,13 +89,6 @@ def test_a_stored_figure_becomes_a_div_and_its_data(tmp_path: Path) -> None:
     assert render_notebook(path, "s1").num_figures == 2
 
 
-def test_widgets_without_a_kernel_are_their_plain_text(tmp_path: Path) -> None:
-    data = {WIDGET: {"model_id": "1"}, "text/html": "<b>gone</b>", "text/plain": "Dashboard of run 1"}
-    body = rendered(tmp_path / "a.ipynb", new_code_cell("x", outputs=[new_output("display_data", data=data)]))
-    assert "Dashboard of run 1" in body
-    assert "gone" not in body
-
-
 def test_code_is_folded_and_parameters_are_named(tmp_path: Path) -> None:
     cells = [
         new_code_cell("a = 1\nb = 2", metadata={"tags": ["parameters"]}),
@@ -141,12 +134,6 @@ def test_a_failed_cell_is_remembered_and_how_far_each_cell_came_is_told(tmp_path
     assert body.index("This cell was running.") < body.index("This cell never ran.")
 
 
-def test_pieces_of_a_stream_are_one_output_that_shows_the_end_of_a_progress_bar(tmp_path: Path) -> None:
-    pieces = [new_output("stream", name="stdout", text=text) for text in ("0 %\r", "100 %\n", "done")]
-    body = rendered(tmp_path / "a.ipynb", new_code_cell("x", outputs=pieces))
-    assert "<pre>100 %\ndone</pre>" in body
-
-
 @pytest.mark.parametrize(
     ("href", "link"),
     [
@@ -190,11 +177,6 @@ def test_the_finding_and_its_basis_are_text_above_the_figure_which_keeps_its_plo
     before = figure.layout
     assert layout["height"] - layout["margin"]["t"] == before.height - before.margin.t
     assert layout["margin"]["t"] < before.margin.t
-
-
-def test_nothing_to_show_is_said_without_an_empty_plot() -> None:
-    html, _ = shown(theme.nothing_to_show("Slices", "None are recorded."))
-    assert html == '<p class="finding">Slices: nothing to show</p><p class="basis">None are recorded.</p>'
 
 
 @pytest.mark.fault(39)

@@ -15,10 +15,9 @@ from fvc_lib.analysis.figures.roc_and_calibration import (
     share_of_fakes,
 )
 from fvc_lib.analysis.read import queries
-from fvc_lib.metrics.calibration import bin_of, expected_calibration_error
-from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
+from fvc_lib.metrics.calibration import expected_calibration_error
+from fvc_lib.metrics.classification import true_positive_rate_at
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import GroupCounts, draw_half_samples, group_codes, group_interval, interval_ends
 from fvc_lib.services.run_paths import RunPaths
 
 
@@ -58,16 +57,6 @@ def test_mean_curves_are_the_folds_curves_weighted_by_pairs(seed: int) -> None:
     assert within_folds(share_of_fakes, folds)(labels, scores) == pytest.approx(np.average(shares, weights=weights))
 
 
-def test_a_class_of_one_group_has_no_band_as_it_has_no_interval() -> None:
-    labels, scores, groups, folds = sample(3)
-    groups = np.where(labels == 0, "all reals", groups)
-    alone = roc_band(labels, scores, groups, folds, replicates=50)
-    assert group_interval(labels, scores, groups, within_folds(roc_auc, folds), replicates=50).replicates == 0
-    assert np.isnan(alone.low).all()
-    assert np.isfinite(alone.mean).all()
-    assert np.isnan(pr_band(labels, scores, groups, folds, replicates=50).high).all()
-
-
 def test_the_title_states_the_share_of_the_results_also_where_scores_tie() -> None:
     labels, scores, groups, folds = sample(2)
     tied = np.floor(4 * np.clip(scores, 0, 1)) / 4
@@ -97,21 +86,6 @@ def test_bins_hold_the_shares_and_one_group_gives_no_interval() -> None:
     assert shares.select("num_videos", "num_groups").rows() == [(3, 3), (3, 1)]
     assert shares["low"][0] <= 1 / 3 <= shares["high"][0]
     assert shares.select("low", "high")[1].to_numpy() == pytest.approx(np.nan, nan_ok=True)
-
-
-def test_bins_of_groups_are_those_of_rows_to_the_bit() -> None:
-    labels, scores, groups, _ = sample(3)
-    shares = binned_shares(labels, scores, groups, replicates=50, seed=1)
-    group_of_row, num_groups = group_codes(groups, labels.size)
-    weights = next(draw_half_samples(labels, group_of_row, num_groups, replicates=50, seed=1))[:, group_of_row]
-    bins = bin_of(scores)
-    inside = bins[:, None] == np.unique(bins)
-    with np.errstate(invalid="ignore"):
-        drawn = (weights @ (inside * labels[:, None])) / (weights @ inside.astype(float))
-    for place, row in enumerate(shares.iter_rows(named=True)):
-        sizes = GroupCounts((row["num_groups"],), row["num_groups"])
-        low, high = interval_ends(np.array([row["fake_share"]]), drawn[:, place][None], (0, 1), sizes, 0.95)
-        assert (row["low"], row["high"]) == (low[0], high[0])
 
 
 def test_calibration_is_shown_before_and_after_the_temperature(run: RunPaths) -> None:

@@ -1,8 +1,10 @@
 """The report of a run and the page of each record: whole, offline, and true about what is missing."""
 
+import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
@@ -15,7 +17,7 @@ from fvc_lib.analysis.figures.logs import learning_curves_figure
 from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.pages.report import records_of, write_report, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import provenance_html, write_report, write_run_report, write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.atomic_files import write_json
@@ -146,14 +148,6 @@ def test_links_work(run: RunPaths, died: Path) -> None:
     assert [link.read_text() for link in local if "logs" in link.parts] == ["flood"]
 
 
-def test_of_two_records_of_a_task_the_newer_counts(run: RunPaths) -> None:
-    old, new = (save(path("02_folds"), cell("x")) for path in (run.executed_notebook, run.partial_notebook))
-    os.utime(old, ns=(1, 1))
-    assert records_of(run) == {"02_folds": new}
-    os.utime(new, ns=(0, 0))
-    assert records_of(run) == {"02_folds": old}
-
-
 def test_a_record_that_cannot_be_read_is_named_and_does_not_hide_the_others(run: RunPaths) -> None:
     save(run.executed_notebook("05_kfold_results"), new_markdown_cell("# Fine"))
     run.partial_notebook("03_augmentation").write_text('{"cells": [')
@@ -182,3 +176,125 @@ def test_the_index_lists_every_run_and_links_what_is_there(make_run: Callable[..
     assert "a b#&lt;i&gt;&#39;%" in html
     assert html.count("not above control</span>") == 1
     assert "<script" not in html
+
+
+# --- Provenance
+
+ATTEMPT = {
+    "started_utc": "2026-01-02T03:04:05Z",
+    "command": "python run_notebooks.py -p corpus '<b>x</b>'",
+    "code": {"commit": "a" * 40, "branch": "main", "changed_since_commit": True, "left_out": ["big.py (2.0 MB)"]},
+    "versions": {"python": "3.11.7", "python_build": "CPython main", "torch": "2.13.0", "torchvision": None},
+    "hardware": {
+        "host": "node1", "cores": 8, "omp_num_threads": "4", "memory_bytes": 64 * 10**9,
+        "memory_limit_bytes": 8 * 10**9, "memory_limit_from": "SLURM_MEM_PER_NODE", "gpus": ["NVIDIA H200"],
+    },
+    "slurm": {"job_id": "12", "array_task_id": "3"},
+}  # fmt: skip
+
+
+def provenance_of(run: RunPaths, *attempts: object, **more: object) -> str:
+    run.run_json.write_text(json.dumps({"attempts": attempts, **more}))
+    return provenance_html(run)
+
+
+def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
+    run.code_patch.write_text("diff")
+    html = provenance_of(run, ATTEMPT, repeat=["git checkout aaa", "python run_notebooks.py --params '<p>.yaml'"])
+    for text in (
+        "a" * 40, 'href="code.patch"', "big.py (2.0 MB)", "node1", "<dt>Cores</dt><dd>8</dd>", "NVIDIA H200",
+        "64.00 GB", "8.00 GB", "SLURM_MEM_PER_NODE", "<dt>Job id</dt><dd>12</dd>", "<dd>3.11.7</dd>", "not installed",
+        '<pre id="repeat">git checkout aaa &amp;&amp;\npython run_notebooks.py --params &#39;&lt;p&gt;',
+    ):  # fmt: skip
+        assert text in html, text
+    assert "<b>x" not in html
+    assert "attempts</h3>" not in html
+
+
+def test_the_machine_of_a_submitted_run_is_the_first_job_s(run):
+    login = {**ATTEMPT, "submits": True, "slurm": None, "hardware": {"host": "login", "cores": 2, "processor": "Old"}}
+    html = provenance_of(run, login, ATTEMPT)
+    assert "<dt>Cores</dt><dd>8</dd>" in html
+    assert "Old" not in html
+
+
+def test_attempts_tell_what_differs(run):
+    second = {**ATTEMPT, "differs": {"torch": ["2.12.0", "2.13.0"]}, "code_differs": {"commit": ["c" * 40, None]}}
+    html = provenance_of(run, ATTEMPT, second, ATTEMPT)
+    assert "<h3>3 attempts</h3>" in html
+    assert f"torch: 2.12.0 → 2.13.0; commit: {'c' * 12} → None" in html
+    assert html.count("nothing that counts") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"attempts": 3}', '{"attempts": [3, {"code": 1, "hardware": [], "versions": "x", "slurm": 1}]}',
+     '{"attempts": [{}, {"differs": 3}], "repeat": [1, null]}'],
+)  # fmt: skip
+def test_what_is_not_recorded_is_said_to_be_so(run, content):
+    run.run_json.write_text(content)
+    assert "not recorded" in provenance_html(run)
+
+
+# --- The list of all runs
+
+
+def row_of(html: str, run: RunPaths) -> str:
+    (row,) = [row for row in html.split("<tr>") if run.run_id in row]
+    return row
+
+
+def written(run: RunPaths) -> str:
+    return write_runs_index(run.root.parent.parent).read_text(encoding="utf-8")
+
+
+def empty_run(runs_dir: Path, name: str, state: str) -> RunPaths:
+    run = RunPaths(runs_dir / "demo" / name)
+    run.root.mkdir(parents=True)
+    run.run_json.write_text('{"attempts": [{}]}')
+    run.status_json.write_text(json.dumps({"state": state, "stages": {}}))
+    return run
+
+
+def test_states_are_the_true_ones(run: RunPaths) -> None:
+    runs_dir = run.root.parent.parent
+    names = ("waiting", "failed", "running", "gone")
+    states = ("waiting", "failed", "running", "running")
+    others = {
+        name: empty_run(runs_dir, f"run_2026010{number}_000000_{name}", state)
+        for number, (name, state) in enumerate(zip(names, states, strict=True))
+    }
+    with (others["running"].root / "run.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        html = written(run)
+    assert "state-waiting" in row_of(html, others["waiting"])
+    assert "state-failed" in row_of(html, others["failed"])
+    assert "state-running" in row_of(html, others["running"])
+    assert "stopped without a word" in row_of(html, others["gone"])
+    assert "stopped without a word" in row_of(written(run), others["running"])  # the lock has been let go of
+
+
+def damages(run: RunPaths) -> dict[str, Callable[[], object]]:
+    """By name what is done to a run; of those in capitals the row says that a record cannot be read."""
+    return {
+        "TORN RECORD": lambda: run.run_json.write_text('{"att'),
+        "NULLS": lambda: run.status_json.write_bytes(b"\x00" * 4096),
+        "NESTED": lambda: run.status_json.write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
+        "A FOLDER": lambda: (run.status_json.unlink(), run.status_json.mkdir()),
+        "types": lambda: run.status_json.write_text('{"state": ["x"], "stages": {"a": {"state": {}}}}'),
+        "results": lambda: run.results.write_bytes(b"ARROW1" + bytes(100)),
+        "logs": lambda: [path.write_bytes(b"\xff\xfe{[\n") for path in run.memory("").parent.glob("*.jsonl")],
+        "parameters": lambda: run.params_yaml.write_text("model: ["),
+        "everything": lambda: [shutil.rmtree(path) for path in run.root.iterdir() if path.is_dir()],
+        "a link to itself": lambda: (run.results.unlink(), run.results.symlink_to(run.results)),
+    }
+
+
+def test_one_bad_run_is_a_row_and_hides_no_other(make_run: Callable[..., RunPaths]) -> None:
+    good = make_run()
+    for number, name in enumerate(damages(good)):
+        bad = make_run(name=f"run_20250401_00000{number}_bad")
+        damages(bad)[name]()
+        html = written(good)
+        assert "above control</span>" in row_of(html, good), name
+        assert name != name.upper() or "cannot be read" in row_of(html, bad), name

@@ -10,7 +10,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.dashboard import Dashboard
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, panels
-from fvc_lib.analysis.mlflow import run_tags
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.comparison import compare
@@ -179,16 +178,6 @@ def test_another_task_in_detail_brings_its_own_metrics_and_compares_its_own_runs
     assert board.choose(detail=video).metrics == ("loss",)
 
 
-def test_before_there_are_results_a_panel_says_so_or_keeps_away(task: str, task_run: RunPaths) -> None:
-    task_run.task_results.unlink()
-    for table in task_run.tables.iterdir():
-        table.unlink()
-    selection = default_selection(task_run.root.parents[1])
-    shown = {panel.name: panel.bundle(selection)["text/plain"] for panel in panels()}
-    assert "No result is recorded" in shown["standing"]
-    assert "none" in shown["metrics and controls"]
-
-
 def title(figure: go.Figure) -> str:
     return str(figure.layout.title.text).replace("<br>", " ")
 
@@ -205,10 +194,3 @@ def test_tables_of_all_tasks_can_be_asked_in_sql(tmp_path: Path) -> None:
         for name in names:
             assert SQL_TABLES[name]([run]).frame.height > 0
             assert SQL_TABLES[name]([run]).notes == ()
-
-
-def test_tags_for_mlflow_say_what_was_judged(task: str, task_run: RunPaths) -> None:
-    tags = run_tags(run_headline(task_run), {})
-    assert tags["fvc.num_images" if task == "image" else "fvc.num_texts"] == "30"
-    assert "AUC" not in tags["mlflow.note.content"]
-    assert "forensic" not in tags["mlflow.note.content"]

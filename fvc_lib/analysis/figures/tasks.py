@@ -23,8 +23,6 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
 
 DIRECTIONS = ("video_to_text", "text_to_video")
-_PART_COLORS = {"train": theme.SERIES[0], "validation": theme.SERIES[4], "test": theme.SERIES[1]}
-_MOST_BARS = 30  # classes
 _MOST_CLASSES = 32  # in a confusion matrix
 _MOST_TARGETS = 8
 _MOST_POINTS = 800  # of each target
@@ -163,31 +161,6 @@ def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
     first = {"one_of_them": pl.col("path").first(), "what_and_remedy": pl.col("detail").first()}
     counts = rejected.group_by("reason").agg(number=pl.len(), **first)
     return counts.sort("number", "reason", descending=[True, False])
-
-
-def classes_figure(images: pl.DataFrame) -> go.Figure:
-    """Return the images of each class by part of the split, the largest classes first."""
-    if images.is_empty():
-        return theme.nothing_to_show("Images by class", "The index has no images.")
-    sizes = images.drop_nulls("class_label").group_by("class_label").len()["len"].sort()
-    finding = "No image has a class: only numbers are learned"
-    if len(sizes):
-        spread = " to ".join(dict.fromkeys(f"{size:,}" for size in (sizes[0], sizes[-1])))
-        finding = f"{count_text(len(sizes), 'class', 'classes')} of {spread} images each"
-    parts = dict(images.group_by("part").len().iter_rows())
-    per_part = ", ".join(f"{parts.get(part, 0):,} {part}" for part in PARTS)
-    groups = count_text(images["group_id"].n_unique(), "group")
-    named = images.with_columns(pl.col("class_label").fill_null("no class"))
-    names = theme.commonest(named["class_label"], _MOST_BARS)
-    cut = f"; the {_MOST_BARS} largest classes" if named["class_label"].n_unique() > _MOST_BARS else ""
-    return theme.bar_chart(
-        finding,
-        f"n = {count_text(images.height, 'image')} ({per_part}) in {groups}, none of them in two parts{cut}",
-        named.group_by("class_label", "part").len(),
-        _PART_COLORS,
-        names=names,
-        titles=("Class", "Images"),
-    )
 
 
 # --- Images: classes and targets

@@ -20,7 +20,7 @@ from fvc_lib.analysis.read.cautions import audit_facts
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline
 from fvc_lib.analysis.read.records import as_list, as_number, read_tables, run_status
 from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, number_text, time_text
-from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, size_of
+from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, size_of
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import LEFT_OUT, PROTOCOL, REJECTED, SCORES, TASK_RESULTS, VIDEO_FRAMES
@@ -222,60 +222,40 @@ def provenance_html(run: RunPaths) -> Markup:
     rows = []
     for number, attempt in enumerate(attempts, start=1):
         changed = as_mapping(attempt.get("differs")) | as_mapping(attempt.get("code_differs"))
-        differs = [
-            f"{name}: {' → '.join('none' if value is None else str(value)[:12] for value in as_list(pair))}"
-            for name, pair in changed.items()
-        ]
-        started, host = as_text(attempt.get("started_utc")), as_mapping(attempt.get("hardware")).get("host")
-        job, command = as_mapping(attempt.get("slurm")).get("job_id") or "", attempt.get("command") or NOT_RECORDED
-        difference = "; ".join(differs) or ("" if number == 1 else "nothing that counts")
-        rows.append((number, time_text(started), host or NOT_RECORDED, job, command, difference))
+        pairs = {name: " → ".join(str(value)[:12] for value in as_list(pair)) for name, pair in changed.items()}
+        difference = "; ".join(f"{name}: {pair}" for name, pair in pairs.items())
+        host, job = as_mapping(attempt.get("hardware")).get("host"), as_mapping(attempt.get("slurm")).get("job_id")
+        columns = [attempt.get("started_utc"), host, job, attempt.get("command")]
+        difference = difference or ("" if number == 1 else "nothing that counts")
+        rows.append((number, *(value or "" for value in columns), difference))
+    contents = as_mapping(record.get("contents"))
+    code = {"command": first.get("command") or NOT_RECORDED, "commit": NOT_RECORDED, **as_mapping(first.get("code"))}
+    facts = _facts(code | {f"SHA-256 of {k}": str(v).replace("@", ": ") for k, v in contents.items()})
+    if run.code_patch.is_file():
+        facts["Patch"] = Markup('<a href="{0}">{0}</a>').format(run.code_patch.name)
+    elif code.get("changed_since_commit"):
+        facts["Patch"] = Markup('<span class="warning">none was kept</span>')
     return render(
         "provenance.html",
         commands=[line for line in as_list(record.get("repeat")) if isinstance(line, str)],
-        code=_code_facts(run, first, as_mapping(record.get("contents"))),
-        machine=_machine_facts(worked),
+        code=facts,
+        machine=_facts(as_mapping(worked.get("hardware")) | as_mapping(worked.get("slurm"))),
         attempts=rows,
         versions={name: version or "not installed" for name, version in as_mapping(worked.get("versions")).items()},
     )
 
 
-def _code_facts(run: RunPaths, attempt: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, object]:
-    code = as_mapping(attempt.get("code"))
-    changed: str = {None: NOT_RECORDED, False: "nothing: the code is the commit's"}.get(
-        code.get("changed_since_commit"), Markup('<span class="warning">yes, and no patch was kept</span>')
-    )
-    if code.get("changed_since_commit") and run.code_patch.is_file():
-        name, size = run.code_patch.name, bytes_text(run.code_patch.stat().st_size)
-        changed = Markup('yes: <a href="{}">{}</a>, {}').format(quote(name), name, size)
-    facts = {
-        "Command": Markup("<code>{}</code>").format(clean_text(attempt.get("command") or NOT_RECORDED)),
-        "Commit": as_text(code.get("commit")) or NOT_RECORDED,
-        "Branch": as_text(code.get("branch")),
-        "Changed since": changed,
-        "Not in the patch": "; ".join(map(str, as_list(code.get("left_out")))),
-        "Problem with git": as_text(code.get("problem")),
-        **{f"SHA-256 of {name}": str(value).replace("@", ": ") for name, value in contents.items() if value},
-    }
-    return {name: value for name, value in facts.items() if value}
-
-
-def _machine_facts(attempt: Mapping[str, Any]) -> dict[str, object]:
-    hardware = as_mapping(attempt.get("hardware"))
-    total, limit = as_number(hardware.get("memory_bytes")), as_number(hardware.get("memory_limit_bytes"))
-    memory = bytes_text(total) if total else None
-    if total and limit and limit < total:
-        memory = f"{memory}, limited to {bytes_text(limit)} by {hardware.get('memory_limit_from')}"
-    slurm = as_mapping(attempt.get("slurm")).items()
-    facts = {
-        "Started": time_text(as_text(attempt.get("started_utc"))),
-        **{name.capitalize(): hardware.get(name) for name in ("host", "system", "processor", "cores")},
-        "OMP_NUM_THREADS": hardware.get("omp_num_threads"),
-        "Memory": memory,
-        "Accelerators": ", ".join(map(str, as_list(hardware.get("gpus")))) or ("none" if "gpus" in hardware else None),
-        "SLURM": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in slurm),
-    }
-    return {name: value for name, value in facts.items() if value}
+def _facts(recorded: Mapping[str, Any]) -> dict[str, object]:
+    """Return recorded values by readable names, without empty ones."""
+    facts: dict[str, object] = {}
+    for name, value in recorded.items():
+        shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+        if name.endswith("_bytes"):
+            shown = bytes_text(as_number(value))
+        if shown not in (None, "", [], {}):
+            words = name.removesuffix("_bytes").replace("_", " ")
+            facts[words[:1].upper() + words[1:]] = ", ".join(map(str, shown)) if isinstance(shown, list) else shown
+    return facts
 
 
 # --- The list of all runs
