@@ -148,7 +148,7 @@ class TrainingOutcome(Generic[R]):
         missing: ids that are left out, because they have no clip.
         control: the same recipe on shuffled labels; None where it was turned off.
         sources: the same recipe on which of two sources a real comes from; None where off or not possible.
-        predicted_peak_bytes: of the training and of a frozen trunk's features, before them; None without a preflight.
+        predicted_peak_bytes: of the training, before it; None without a preflight.
         peak_rss_bytes: of this process; of several ranks, the largest one's.
         peak_device_bytes: of an accelerator; None on the CPU.
         fingerprint: of its parameters and data.
@@ -299,7 +299,6 @@ class Training(Generic[R]):
         sizes: ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
         finish: makes choices, scores the test part once, and returns the records and tables; on every rank.
         outputs: files that ``finish`` writes; a training is finished when its outcome and these exist.
-        peak_bytes_before: predicted of work that this process did first, such as a trunk's features.
     """
 
     stage: str
@@ -311,7 +310,6 @@ class Training(Generic[R]):
     sizes: Mapping[str, Any]
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]] = record_alone
     outputs: Sequence[Path] = ()
-    peak_bytes_before: int | None = None
 
     @property
     def task(self) -> Task:
@@ -427,8 +425,6 @@ def train(
                 config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size, stop=stop
             ),
         )
-        if predicted is not None:
-            predicted = max(predicted, training.peak_bytes_before or 0)
         settings = replace(training.settings, micro_batch=micro_batch)
         for number, each in enumerate(training.networks):
             started = time.monotonic()

@@ -99,7 +99,6 @@ def with_features(
     *,
     begin: float,
     stop: Callable[[], bool],
-    batch_size: Callable[[bool], int] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Any:
     """Return ``source`` with the features of all its clips if the trunk is frozen; else ``source`` itself.
@@ -114,8 +113,6 @@ def with_features(
         device: computes the features.
         begin: where in the list to begin, in [0, 1).
         stop: returns True to stop.
-        batch_size: returns the clips of a pass (``clips_in_a_pass``), given whether any are missing; None: the
-            configuration's.
         progress: called with (done, total) clips.
 
     Raises:
@@ -136,8 +133,7 @@ def with_features(
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
     first = int(begin * len(clips))
     missing = [clip for clip in [*clips[first:], *clips[:first]] if not featured.path(clip).exists()]
-    own = config.batch_size or DETECTORS.get(config.model).micro_batch
-    size = clips_in_a_pass(device, batch_size(bool(missing)) if batch_size else own)
+    size = clips_in_a_pass(device, config.batch_size or DETECTORS.get(config.model).micro_batch)
     done, there = 0, len(clips) - len(missing)
     progress(there, len(clips))
     while done < len(missing):

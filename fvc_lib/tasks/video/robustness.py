@@ -72,7 +72,6 @@ def score_levels(
     *,
     workers: int = 0,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-    stop: Callable[[], bool] = lambda: False,
 ) -> tuple[pl.DataFrame, float]:
     """Score every test video of the run as it is and at each of ``levels``; writes ``tables/robustness.parquet``.
 
@@ -81,7 +80,6 @@ def score_levels(
         levels: as ``levels_named`` gave them.
         workers: processes that decode and encode; 0: one per core.
         progress: called with (videos done, videos) over all levels.
-        stop: called between videos; returns True to stop.
 
     Returns:
         The table (ROBUSTNESS) of these levels and of those that an earlier call scored completely, and the largest
@@ -90,7 +88,6 @@ def score_levels(
     Raises:
         UsageError: the run is of another task or not finished.
         DataError: undisturbed videos do not get their stored scores.
-        StoppedError: ``stop`` returned True; another call resumes.
     """
     networks = networks_of_run(paths)
     predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.folds])
@@ -105,7 +102,7 @@ def score_levels(
         def tell(number: int, before: int = done) -> None:
             progress(before + number, total)
 
-        scored[level] = _scored_level(paths.robustness_scores(level), networks, videos, level, workers, tell, stop)
+        scored[level] = _scored_level(paths.robustness_scores(level), networks, videos, level, workers, tell)
         done += videos.height
         if level == UNDISTURBED:
             checked = _check_undisturbed(videos, scored[level], networks, paths)
@@ -131,7 +128,6 @@ def _scored_level(
     level: str,
     workers: int,
     tell: Callable[[int], None],
-    stop: Callable[[], bool],
 ) -> dict[str, Scored]:
     """Return the scores of a level by video id; earlier failures are tried again."""
     identity = _identity(networks, level)
@@ -140,7 +136,7 @@ def _scored_level(
     tell(len(known))
     recipe = "" if level == UNDISTURBED else level
     files = [FileToScore(Path(each["path"]), (each["fold"],), recipe, each["content_sha256"]) for each in todo]
-    scored = score_files(networks, files, workers=workers, stop=stop)
+    scored = score_files(networks, files, workers=workers)
     with JsonLines(file) as lines, closing(scored):
         for answer in scored:
             video = todo[answer.position]

@@ -11,9 +11,8 @@ from typing import Any, Unpack
 import polars as pl
 
 from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
-from fvc_lib.engine.device import clips_in_a_pass, resolve_device
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.first_step import first_step
-from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.task import Batch
@@ -93,10 +92,11 @@ def train_fold(
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
         source, clips, controls = read_fold(paths, config, fold)
-        peak_bytes, outcome = None, paths.training_checkpoints(stage, fold) / "outcome.json"
+        outcome = paths.training_checkpoints(stage, fold) / "outcome.json"
         if not (begins_ranks or (outcome.exists() and table.exists())):
-            source, peak_bytes = _with_features(paths, source, clips, config, ranks, options)
-        return _training(paths, config, source, {"": clips, **controls}, peak_bytes)
+            place = (fold or 0) + ranks.rank / ranks.size
+            source = _with_features(paths, config, source, config, place, options)
+        return _training(paths, config, source, {"": clips, **controls})
 
     return train(stage, fold, paths, config, read, TrainingSummary, **options)
 
@@ -153,7 +153,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
 
 
 def _training(
-    paths: RunPaths, config: RunConfig, source: Any, parts: dict[str, FoldClips], peak_bytes: int | None = None
+    paths: RunPaths, config: RunConfig, source: Any, parts: dict[str, FoldClips]
 ) -> Training[TrainingSummary]:
     """Return the training of the model ("") and its controls on ``parts``."""
     clips, number = parts[""], config.clips_per_video
@@ -188,7 +188,6 @@ def _training(
         sizes=_sizes(clips),
         finish=finish,
         outputs=[paths.final_validation if fold is None else paths.predictions(fold)],
-        peak_bytes_before=peak_bytes,
     )
 
 
@@ -204,37 +203,17 @@ def _sizes(clips: FoldClips) -> dict[str, Any]:
 
 
 def _with_features(
-    paths: RunPaths, source: ClipSource, clips: FoldClips, config: RunConfig, ranks: Ranks, options: TrainingOptions
-) -> tuple[Any, int | None]:
-    """Return ``with_features`` and the predicted peak in bytes; None if nothing was predicted.
+    paths: RunPaths, config: RunConfig, source: Any, trunk: RunConfig, place: float, options: TrainingOptions
+) -> Any:
+    """Return ``with_features`` of the run's clips by the network of ``trunk``.
 
-    The batch size is the one that the memory plan allows for a training step on clips.
+    ``place`` is the fold, and the rank as a share of it: folds, ranks and the runs of a sweep begin at different clips,
+    and so share the work.
     """
-    compute, peaks = resolve_device(config.device, config.amp), list[int | None]()
-    stop, memory = options.get("stop") or (lambda: False), options.get("memory") or NoObserver()
-
-    def planned() -> int:
-        task, settings = _task(source, clips, config), engine_settings(config, clips.fold)
-        settings = replace(settings, micro_batch=clips_in_a_pass(compute.device, settings.micro_batch))
-        size, peak = planned_micro_batch(config, task, settings, compute, memory, num_ranks=ranks.size, stop=stop)
-        peaks.append(peak)
-        return size
-
-    featured = with_features(
-        source,
-        data.made_clips(read_table(paths.augmented_metadata, AUGMENTED)),
-        config,
-        compute.device,
-        begin=_place(paths, config, (clips.fold or 0) + ranks.rank / ranks.size),
-        stop=stop,
-        batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
-    )
-    return featured, next(iter(peaks), None)
-
-
-def _place(paths: RunPaths, config: RunConfig, fold: float) -> float:
-    """Return where in the list of clips to begin, in [0, 1): folds, ranks and the runs of a sweep share the work."""
-    return (fold / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1
+    made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
+    device = resolve_device(config.device, "off").device
+    begin = (place / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1
+    return with_features(source, made, trunk, device, begin=begin, stop=options.get("stop") or (lambda: False))
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
@@ -318,10 +297,7 @@ def _read_features(
     source, clips, controls = read_fold(paths, config, fold)
     if config.of_features == "forensic":
         return source, clips, controls
-    made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
-    device, stop = resolve_device(config.device, "off").device, options.get("stop") or (lambda: False)
-    begin = _place(paths, config, fold)
-    featured = with_features(source, made, trunk_config(config), device, begin=begin, stop=stop)
+    featured = _with_features(paths, config, source, trunk_config(config), fold, options)
     return classical.EmbeddedClips(featured, config), clips, controls
 
 
