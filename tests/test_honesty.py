@@ -6,7 +6,6 @@ Three full runs of some three minutes each, so not part of ``make test``: ``make
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
@@ -17,7 +16,9 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import run_headline
-from fvc_lib.corpus.samples.forgeries import Region
+from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
+from fvc_lib.corpus.samples.scenes import generator_for
+from fvc_lib.corpus.samples.videos import plan_events
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
 from fvc_lib.tasks.video.verdicts.evidence import occlusion_map
@@ -80,25 +81,26 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
     """
     networks = networks_of_run(run, held=None)
     frames, side = networks.config.num_frames, networks.config.fixed_size
-    with (corpus / "changes.csv").open() as lines:
-        changes = {
-            row.pop("path"): list(map(float, list(row.values())[2:]))
-            for row in csv.DictReader(lines)
-            if row["half_width"]
-        }
+    changes = {
+        event.clips[0].path: MANIPULATIONS[event.manipulation].draw(
+            event.num_frames, generator_for("forger", event.name)
+        )
+        for event in plan_events()
+        if event.manipulation
+    }
+    regions = {path: change.region for path, change in changes.items() if change.region}
     videos = read_table(run.index, INDEX).join(read_table(run.folds, FOLDS).select("video_id", "fold"), on="video_id")
     videos = (
-        videos.filter(pl.col("path").is_in(list(changes)))
+        videos.filter(pl.col("path").is_in(list(regions)))
         .sort("path")
         .unique("group_id", keep="first", maintain_order=True)
     )
     rows = []
     for path, fold in videos.select("path", "fold").iter_rows():
-        top, left, bottom, right, height, width = changes[path]
         decoded = decode_clip(corpus / path, frames, side)
         box = decoded.content
         picture = np.s_[..., box.top : box.top + box.height, box.left : box.left + box.width]
-        changed = Region((top, left), (bottom, right), height, width).masks(frames, box.height, box.width)
+        changed = regions[path].masks(frames, box.height, box.width)
         found = occlusion_map(networks, [fold], decoded.frames[None], picture)
         if found.values is not None:
             rows.append({"shown": not found.why_hidden} | agreement(found.values, changed))

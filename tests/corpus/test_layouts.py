@@ -32,28 +32,13 @@ def test_lists_of_faceforensics_match_however_their_ids_are_written(tmp_path, sp
     assert {link for entry in listing.entries for link in entry.links} >= {f"youtube {'a' * 11}", f"youtube {'b' * 11}"}
 
 
-def celeb_df_plus(root: Path) -> None:
-    touch(root, "Celeb-real/id0_0000.mp4", "Celeb-real/id3_0001.mp4", "YouTube-real/00170.mp4")
-    touch(root, "Celeb-synthesis/FaceSwap/Celeb-DF/id0_id1_0000.mp4", "Celeb-synthesis/FaceSwap/GHOST/id0_id1_0000.mp4")
-    touch(root, "Celeb-synthesis/FaceReenact/DaGAN/id3_id28_0001.mp4")
-    touch(root, "Celeb-synthesis/TalkingFace/IP_LAP/id3_0001_test_00004.mp4")
-    tested = ["1 YouTube-real/00170.mp4", "0 Celeb-synthesis/FaceReenact/DaGAN/id3_id28_0001.mp4"]
-    text(root, "List_of_testing_videos.txt", tested)
-
-
-def test_celeb_df_plus_plus_is_read_as_what_it_is(tmp_path):
-    celeb_df_plus(tmp_path)
+def test_celeb_df_plus_plus_names_its_makers_and_the_people_of_a_fake(tmp_path):
+    MINIATURES["celeb_df_plus"](tmp_path)
     listing = read_corpus(tmp_path)
     assert listing.name == "Celeb-DF++"
-    assert listing.rejected.is_empty()
-    assert counted(listing) == {("real", "train"): 2, ("real", "test"): 1, ("fake", "train"): 3, ("fake", "test"): 1}
-    made = {entry.path.rsplit("/", 2)[1]: entry for entry in listing.entries if entry.label == "fake"}
-    assert [made[name].generator for name in ("Celeb-DF", "GHOST", "DaGAN", "IP_LAP")] == [
-        "celeb-df synthesis", "GHOST", "DaGAN", "IP_LAP",
-    ]  # fmt: skip
-    of_person = {entry.path: {entry.stated_group, *entry.links} for entry in listing.entries}
-    assert of_person[made["IP_LAP"].path] == {"celeb-df id3"}
-    assert of_person[made["DaGAN"].path] == {"celeb-df id3", "celeb-df id28"}
+    people = {entry.generator: {entry.stated_group, *entry.links} for entry in listing.entries}
+    assert people["IP_LAP"] == {"celeb-df id3"}
+    assert people["DaGAN"] == {"celeb-df id3", "celeb-df id28"}
 
 
 def labelled(root: Path, *folders: str) -> None:

@@ -31,6 +31,10 @@ EXPECTED: dict[str, tuple[str, tuple[int, int], int, dict[str | None, int], set[
     "faceforensics": ("faceforensics", (4, 4), 1, {"train": 4, "test": 4}, {"Deepfakes", "FaceShifter"}, {"youtube"}),
     "dfd": ("faceforensics", (3, 1), 2, {None: 4}, {"DeepFakeDetection"}, {"actors"}),
     "celeb_df": ("celeb_df", (5, 1), 4, {"train": 4, "test": 2}, {"celeb-df synthesis"}, {"celebrities", "youtube"}),
+    "celeb_df_plus": (
+        "celeb_df", (3, 4), 3, {"train": 5, "test": 2}, {"celeb-df synthesis", "GHOST", "DaGAN", "IP_LAP"},
+        {"celebrities", "youtube"},
+    ),
     "dfdc": ("dfdc", (3, 3), 4, {"train": 4, "test": 2}, {"dfdc"}, {"dfdc"}),
     "dfdc_tested_by_metadata": ("dfdc", (3, 3), 4, {"train": 4, "test": 2}, {"dfdc"}, {"dfdc"}),
     "dfdc_preview": ("dfdc_preview", (2, 1), 2, {"train": 2, "test": 1}, {"method_A"}, {"dfdc preview"}),

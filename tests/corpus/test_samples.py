@@ -18,7 +18,7 @@ from fvc_lib.corpus.samples.dishes import Dish, generate_sample_dishes, photogra
 from fvc_lib.corpus.samples.files import split_planes
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
-from fvc_lib.corpus.samples.videos import change_of, generate_sample_corpus, make_event, plan_events
+from fvc_lib.corpus.samples.videos import generate_sample_corpus, make_event, plan_events
 
 HEIGHT, WIDTH, FRAMES = 96, 128, 30
 
@@ -156,15 +156,3 @@ def test_the_record_tells_where_and_when_the_clip_was_changed(name, seed, base, 
     assert differs[recorded].mean() > 0.3, "and much inside"
     if name == "region_splice":
         assert np.array_equal(forged[forged != base], donor[forged != base])
-
-
-def test_a_crop_of_the_clip_has_its_region_in_its_own_frame():
-    event = next(
-        each for each in plan_events()
-        if each.manipulation == "region_splice" and any(clip.variant == "crop" for clip in each.clips)
-    )  # fmt: skip
-    whole, crop = change_of(event, event.clips[0]), next(clip for clip in event.clips if clip.variant == "crop")
-    top, left, height, width = videos._crop_box(event.height, event.width, crop.path)
-    mask = np.array(whole.region.masks(event.num_frames, event.height, event.width))
-    inside = np.array(change_of(event, crop).region.masks(event.num_frames, height, width))
-    assert np.array_equal(inside, mask[:, top : top + height, left : left + width])

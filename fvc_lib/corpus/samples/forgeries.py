@@ -1,9 +1,9 @@
-"""The manipulations that make the sample corpus' fakes, with the place and time of each change.
+"""The manipulations that make the fakes of the sample corpus, with the place and time of each change.
 
 Footage is planar yuv420p, uint8 (T, 3*H/2, W). The manipulations are strong enough to be seen in six frames of 112
-pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. Each is drawn first, as a ``Change``
-that knows no pixels, and then carried out on the footage that is changed, which it does not write to, and on footage of
-the same shape from another place and camera.
+pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. Each is drawn first as a ``Change``,
+without pixels. Then it is applied to the base footage, which stays unchanged, and donor footage of the same shape from
+another place and camera.
 """
 
 from collections.abc import Callable
@@ -40,16 +40,6 @@ class Region:
             masks.append(distance <= 1)
         return masks
 
-    def cropped(self, top: float, left: float, height: float, width: float) -> "Region":
-        """Return the region in a crop of the frame; the crop's place and sides are shares of the frame's."""
-        (begin_row, begin_column), (end_row, end_column) = self.begin, self.end
-        return Region(
-            ((begin_row - top) / height, (begin_column - left) / width),
-            ((end_row - top) / height, (end_column - left) / width),
-            self.half_height / height,
-            self.half_width / width,
-        )
-
 
 @dataclass(frozen=True)
 class Change:
@@ -64,10 +54,10 @@ class Change:
 class Manipulation:
     """One way of making a fake."""
 
-    generator: str  # the tool that is said to do it
-    draw: Callable[[int, np.random.Generator], Change]  # (number of frames, what chooses where and when)
+    generator: str  # the stated tool
+    draw: Callable[[int, np.random.Generator], Change]  # (number of frames, generator)
     apply: Callable[[Planes, Planes, Change, np.random.Generator], Planes]  # (base, donor, change, the same generator)
-    uses_donor: bool = False  # the others leave their donor unread
+    uses_donor: bool = False
 
 
 def _draw_region(num_frames: int, rng: np.random.Generator) -> Change:
