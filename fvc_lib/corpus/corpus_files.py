@@ -53,7 +53,7 @@ _REMEDIES = {
 class Refusal:
     """Why a file or row is not used."""
 
-    reason: str  # of a small vocabulary
+    reason: str  # one of a small vocabulary
     detail: str  # with the remedy
 
 
@@ -88,12 +88,12 @@ class Rejections:
     rows: list[tuple[str, str | None, int | None, str | None, str, str]] = field(default_factory=list)
 
     def add(self, entry: Entry, refusal: Refusal) -> None:
-        """Record a listed row."""
+        """Add a listed row."""
         detail = message_text(refusal.detail)
         self.rows.append((entry.path, entry.source_id, entry.row, entry.label, refusal.reason, detail))
 
     def add_file(self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None) -> None:
-        """Record a file or row outside any usable listing; ``path`` is table text."""
+        """Add a file or row without a usable listing; ``path`` is table text."""
         self.rows.append((path, None, row, label, refusal.reason, message_text(refusal.detail)))
 
     def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -134,13 +134,11 @@ def refuse_lost(
     if num_used and share <= max_rejected_share:
         return
     shown = lost if lost.height else rejected
-    counts = counted(shown["reason"])
-    remedies = list(dict.fromkeys(_REMEDIES.get(reason, _REPAIR) for reason in counts))
+    remedies = list(dict.fromkeys(_REMEDIES.get(reason, _REPAIR) for reason in counted(shown["reason"])))
+    problem = f"no usable {what}"
     if num_used:
         problem = f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} are allowed"
         remedies.append("Or raise max_rejected_share.")
-    else:
-        problem = f"no usable {what}"
     examples = [f"For example: {detail}" for detail in shown["detail"].head(1)]
     advice = " ".join([*remedies, *examples]) or f"The corpus lists none. Put {what}s into it."
     raise DataError(f"corpus {str(root)!r}: {problem} ({reasons_text(shown)}). {advice}")
@@ -203,7 +201,7 @@ def is_named_as(kind: Kind, name: str) -> bool:
 def _dangling(path: Path) -> Path | None:
     """Return the first link to nothing among ``path`` and its parents."""
     links = (each for each in (path, *path.parents) if os.path.islink(each))  # noqa: PTH114 - raises nothing, also below
-    return next((each for each in links if not os.path.exists(each)), None)  # noqa: PTH110
+    return next((link for link in links if not os.path.exists(link)), None)  # noqa: PTH110
 
 
 def _folded(name: str) -> str:
@@ -212,12 +210,12 @@ def _folded(name: str) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of ``read_corpus``, which hold while a loader reads."""
+    """Options of ``read_corpus``, in force while a loader reads."""
 
     allow_outside: bool = False
     label_map: Mapping[str, str] = field(default_factory=dict)  # lower-case labels to real or fake
     unused_labels: bool = False  # ``label_map`` may name labels without a row
-    looks: Iterator[int] | None = None  # loses one for each file that is looked at; None: no limit
+    looks: Iterator[int] | None = None  # yields one item for each file that may be looked at; None: no limit
 
 
 class LongCorpusError(Exception):
@@ -236,7 +234,7 @@ class CorpusFiles:
     Args:
         root: folder of the corpus.
         kind: of the files in it.
-        allow_outside: take files from anywhere, and enter linked folders; None: as ``read_corpus`` was asked to.
+        allow_outside: take files from anywhere, and enter linked folders; None: the option of ``read_corpus``.
     """
 
     def __init__(self, root: AnyPath, kind: Kind = "video", allow_outside: bool | None = None) -> None:
@@ -244,10 +242,9 @@ class CorpusFiles:
         self._looks = READING.get().looks
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
         self.kind: Kind = kind
-        self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
-        self._real_root = os.path.realpath(root)
-        self._real_folders: dict[str, bool] = {}
-        self._spellings: dict[str, Mapping[str, str]] = {}
+        self._prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
+        self._real_prefix = f"{os.path.realpath(root).rstrip(os.sep)}{os.sep}"
+        self._real_folders: dict[str, str] = {}
 
     def look(self, files: int = 1) -> None:
         """Count files; raise ``LongCorpusError`` beyond the limit of ``read_corpus``."""
@@ -259,12 +256,11 @@ class CorpusFiles:
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
         path = os.path.normpath(raw)
-        if os.path.isabs(path):  # noqa: PTH117 - text, as in check
-            roots = (self._root_prefix, f"{self._real_root}{os.sep}")
-            inside = next((root for root in roots if path.startswith(root)), None)
-            if inside is None:
-                return path if self._allow_outside else self._outside(raw, "is absolute and not below it")
-            path = path[len(inside) :]
+        for prefix in (self._prefix, self._real_prefix):
+            if path.startswith(prefix):
+                return path[len(prefix) :]
+        if not self._allow_outside and path.startswith("/"):
+            return self._outside(raw, "is absolute and not below it")
         if not self._allow_outside and (path == os.pardir or path.startswith(f"{os.pardir}{os.sep}")):
             return self._outside(raw, "leaves it by '..'")
         return path
@@ -276,7 +272,7 @@ class CorpusFiles:
         """
         self.look()
         # Text: a Path for each of 100,000 files would take longer than their stat.
-        full = path if path.startswith("/") else f"{self._root_prefix}{path}"
+        full = path if path.startswith("/") else f"{self._prefix}{path}"
         try:
             if not self._allow_outside and not self._is_inside(full) and os.path.exists(full):  # noqa: PTH110 - as below
                 return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
@@ -295,38 +291,35 @@ class CorpusFiles:
         return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
 
     def _check_member(self, path: str, full: str) -> Refusal | None:
-        if self.kind == "video" and picture_names(full):
+        if self.kind == "image":
+            return Refusal("unreadable", f"{path!r}: pictures in tars are not read.")
+        if picture_names(full):
             return None
         try:
             part_at(Path(full))
         except FileNotFoundError as error:
-            return Refusal(f"missing_{self.kind}", f"{path!r}: {error.strerror}. Restore it, or drop its row.")
+            return Refusal("missing_video", f"{path!r}: {error.strerror}. Restore it, or drop its row.")
         except OSError as error:
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name, or fetch the tar again.")
-        return None if self.kind == "video" else Refusal("unreadable", f"{path!r}: pictures in tars are not read.")
+        return None
 
     def _why_missing(self, path: str, full: Path) -> str:
         """Return why there is no such file: a link to nothing, another spelling, or neither."""
         if link := _dangling(full):
-            name = str(link).removeprefix(self._root_prefix)
+            name = str(link).removeprefix(self._prefix)
             return f"{path!r}: the link {name!r} leads to {str(link.readlink())!r}, where nothing is. Restore that."
-        found = ""
+        spelled = ""
         for part in path.replace("\\", "/").split("/"):
-            found = joined(found, self._spelling(found).get(_folded(part), "/"))
-        if not found.endswith("/"):
+            _, folders, names = next(os.walk(self.root / spelled), ("", [], []))
+            there = {_folded(name): name for name in sorted((*folders, *names))}
+            spelled = joined(spelled, there.get(_folded(part), "/"))
+        if not spelled.endswith("/"):
             return (
-                f"no file {path!r} in the corpus folder; {found!a} is there, with another spelling (case, '/', or "
+                f"no file {path!r} in the corpus folder; {spelled!a} is there, with another spelling (case, '/', or "
                 "Unicode form NFC or NFD). Write the name as the file has it."
             )
         windows = " Paths have '/' between folders, and begin in the corpus folder." if "\\" in path else ""
         return f"no file {path!r} in the corpus folder.{windows} Restore it, or drop its row."
-
-    def _spelling(self, folder: str) -> Mapping[str, str]:
-        """Return the names in ``folder`` by their form in lower case and composed Unicode."""
-        if folder not in self._spellings:
-            _, folders, names = next(os.walk(self.root / folder), ("", (), ()))
-            self._spellings[folder] = {_folded(name): name for name in sorted((*folders, *names))}
-        return self._spellings[folder]
 
     def walk(
         self, top: str, rejections: Rejections, label: str | None = None, *, pictures: bool = False
@@ -359,22 +352,19 @@ class CorpusFiles:
         for folder, folders, names in os.walk(self.root / top, followlinks=self._allow_outside):
             real = os.path.realpath(folder)
             if real in entered:  # by another link, or in a circle
-                folders[:] = []
+                folders.clear()
                 continue
             entered.add(real)
             # Hidden names (.DS_Store, ._clip.mp4) are never meant as part of a corpus.
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            below = os.path.relpath(folder, self.root)
-            for name in folders:
-                if not self._allow_outside and Path(folder, name).is_symlink():
-                    yield str(Path(below, name)), True
+            below = Path(os.path.relpath(folder, self.root))
+            links = [name for name in folders if (Path(folder) / name).is_symlink()] if not self._allow_outside else []
+            yield from ((str(below / name), True) for name in links)
             self.look(len(names))
-            for name in sorted(names):
-                if not name.startswith("."):
-                    yield str(Path(below, name)), False
+            yield from ((str(below / name), False) for name in sorted(names) if not name.startswith("."))
 
     def link_refusal(self, path: str) -> Refusal:
-        """Refuse a linked folder: it may lead out of the corpus, or in a circle."""
+        """Return the refusal of a linked folder: it may lead out of the corpus, or in a circle."""
         refusal = self.check(path)
         if refusal is not None and refusal.reason == "outside_corpus":
             return refusal
@@ -383,14 +373,11 @@ class CorpusFiles:
 
     def _is_inside(self, full: str) -> bool:
         if os.path.islink(full):  # noqa: PTH114
-            return self._is_below_root(os.path.realpath(full))
+            return f"{os.path.realpath(full)}{os.sep}".startswith(self._real_prefix)
         folder = os.path.dirname(full)  # noqa: PTH120
         if folder not in self._real_folders:
-            self._real_folders[folder] = self._is_below_root(os.path.realpath(folder))
-        return self._real_folders[folder]
-
-    def _is_below_root(self, real: str) -> bool:
-        return real == self._real_root or real.startswith(self._real_root.rstrip(os.sep) + os.sep)
+            self._real_folders[folder] = f"{os.path.realpath(folder)}{os.sep}"
+        return self._real_folders[folder].startswith(self._real_prefix)
 
     def _outside(self, path: str, how: str) -> Refusal:
         remedy = "Copy the file into the corpus, or set allow_outside: true."

@@ -32,7 +32,7 @@ SEPARATORS = (",", ";", "\t")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
 # Spellings of "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
-MISSING = ("", "nan", "null", "none", "na", "n/a", "<na>", "-")
+MISSING = ("", "nan", "null", "none", "<na>")
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class LabelTable:
 
     def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield (1-based row number, cells of the existing ``wanted`` columns); reject malformed rows."""
-        places = [(name, self.columns.index(name)) for name in wanted if name in self.columns]
+        places = [(name, self.columns.index(name)) for name in wanted if name is not None and name in self.columns]
         for number, row in enumerate(self.rows, start=1):
-            if row is None:
-                detail = f"{self.name} row {number}: its number of cells is not the header's. Quote or repair it."
-                rejections.add_file("", Refusal("malformed_row", detail), row=number)
-            else:
-                yield number, {name: row[place] for name, place in places if name is not None}
+            if row is not None:
+                yield number, {name: row[place] for name, place in places}
+                continue
+            detail = f"{self.name} row {number}: its number of cells is not the header's. Quote or repair it."
+            rejections.add_file("", Refusal("malformed_row", detail), row=number)
 
     def require(self, alternatives: Sequence[str]) -> str:
         """Return the column of ``alternatives`` that the table has.
@@ -63,11 +63,11 @@ class LabelTable:
         present = self.optional(alternatives)
         if present is not None:
             return present
-        wanted = " or ".join(repr(name) for name in alternatives)
         near = did_you_mean(alternatives[0], self.columns) or did_you_mean(alternatives[-1], self.columns)
-        hint = f"{near} Rename that column." if near else ""
-        columns = ", ".join(map(repr, self.columns)) or "none"
-        raise UsageError(f"{self.name}: wanted a column {wanted}, found {columns}.{hint}")
+        raise UsageError(
+            f"{self.name}: wanted a column {' or '.join(map(repr, alternatives))}, found "
+            f"{', '.join(map(repr, self.columns)) or 'none'}.{near and f'{near} Rename that column.'}"
+        )
 
     def optional(self, alternatives: Sequence[str]) -> str | None:
         """Return the column of ``alternatives`` that the table has, or None.
@@ -77,7 +77,7 @@ class LabelTable:
         """
         present = [name for name in alternatives if name in self.columns]
         if len(present) > 1:
-            both = " and ".join(repr(name) for name in present)
+            both = " and ".join(map(repr, present))
             raise UsageError(f"{self.name}: has the columns {both}, which mean the same. Keep one of them.")
         return present[0] if present else None
 
@@ -87,10 +87,10 @@ class LabelTable:
         A known name with a suffix, such as ``label_basis``, is another column.
         """
         known = tuple(known)
+        starts = tuple(f"{name}_" for name in known)
         for name in self.columns:
-            if not name or name in known or name.lower().startswith(tuple(f"{each}_" for each in known)):
-                continue
-            if near := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8):
+            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
+            if near and name not in known and not name.lower().startswith(starts):
                 raise UsageError(
                     f"{self.name}: the column {name!r} is not known. Did you mean {near[0]!r}? Rename it to that, or, "
                     "to have it ignored, to something that looks less like it."

@@ -1,14 +1,13 @@
-"""Probe many videos or images in worker processes and remember every result at once, so that a killed index continues.
+"""Probe many videos or images in worker processes and store every result at once, so that a killed index continues.
 
-Workers are processes, because a decoder that crashes or hangs then costs one file only. Handing over an image of
-512 x 384 pixels costs 0.7 ms of CPU time, decoding it 1.5 ms.
+Workers are processes, so that a decoder that crashes or hangs costs one file only.
 """
 
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -31,17 +30,16 @@ from fvc_lib.video.decode.source import RefusedVideo, VideoError
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
 from fvc_lib.video.reencode import recipe_named, reencode_files, reencoded_path
 
-# --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
-# Imported by every worker, so it imports only what that needs.
+# --- One untrusted file, in a worker process. Every worker imports this module, so its imports are few.
 
 HASH_FRAMES = 6
-HASH_SIZE = 160  # side in pixels of the square the frames are decoded to
+HASH_SIZE = 160  # side in pixels of the square that frames are decoded to
 
 
 def probe_file(path_text: str) -> dict[str, Any]:
     """Return ``probe``, ``content_sha256`` and ``perceptual_hash`` of a file, or ``reason`` and ``detail``.
 
-    The frames are those of a clip of six, so a file with damaged frames fails now and not in the middle of a run.
+    Six frames are decoded, so a file with damaged frames fails now and not in the middle of a run.
     """
     path = Path(path_text)
     try:
@@ -50,8 +48,8 @@ def probe_file(path_text: str) -> dict[str, Any]:
     except VideoError as error:
         return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     except MemoryError:
-        shown = RefusedVideo(path, "its frames need more memory than a worker is given")
-        return {"reason": shown.reason, "detail": f"{shown.detail}. {shown.remedy}"}
+        refused = RefusedVideo(path, "its frames need more memory than a worker is given")
+        return {"reason": refused.reason, "detail": f"{refused.detail}. {refused.remedy}"}
     except OSError as error:
         return {"reason": "unreadable", "detail": f"{error.strerror}. Check that the file exists and may be read."}
 
@@ -60,7 +58,7 @@ def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
     """Return the result of ``probe_file`` from a video's probe and its clip of six frames.
 
     Raises:
-        OSError: it cannot be read any more.
+        OSError: the file cannot be read any more.
         VideoError: likewise.
     """
     box = clip.content
@@ -84,7 +82,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
     return {"facts": asdict(facts), "perceptual_hash": hash_of_grids(grids), "thumbnail": thumbnail}
 
 
-# --- Earlier results, valid while the file and the code that made them are unchanged.
+# --- Stored results, valid while the file and the code that made them are unchanged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +119,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class FileKind(Generic[Result]):
-    """Settings by which files of one kind are probed."""
+    """Settings for probing files of one kind."""
 
-    store: str  # what the file of remembered results is called by
-    function: str  # ``module:name`` run in the workers; it gives ``reason`` and ``detail``, or what ``read`` needs
-    timeout_seconds: float  # per file; then it is rejected as ``timeout``
-    library: str  # version of the library that decodes: what another one found is not used
-    code: tuple[str, ...]  # modules that make a result, likewise
+    store: str  # first part of the name of the file with stored results
+    function: str  # ``module:name`` run in the workers; it returns ``reason`` and ``detail``, or the input of ``read``
+    timeout_seconds: float  # per file; a slower one is rejected as ``timeout``
+    library: str  # version of the decoding library; results of another version are not used
+    code: tuple[str, ...]  # modules that make a result; results of other code are not used
     remedy: str  # for a file at which the worker dies
     # Makes the result of a path from a worker's answer or a stored line; raises KeyError or TypeError.
     read: Callable[[str, Mapping[str, Any]], Result]
@@ -160,8 +158,7 @@ IMAGE_FILES = FileKind(
     ("fvc_lib.video.decode.still_image", f"{_COPIES}.perceptual_hash", f"{_COPIES}.likeness", __name__),
     "Save it again, or leave it out.", _read_image,
 )  # fmt: skip
-# Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may be gone next time and are
-# not remembered.
+# Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may pass and are not stored.
 _LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused", "unsupported"})
 
 
@@ -176,7 +173,7 @@ def probe_files(
     stop: Callable[[], bool] | None = None,
     writer: str = "",
 ) -> tuple[dict[str, Result], int]:
-    """Probe every path once, reusing results in ``work_dir`` of files with unchanged size and modification time.
+    """Probe every path once; reuse results in ``work_dir`` of files with unchanged size and modification time.
 
     Args:
         kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
@@ -185,27 +182,24 @@ def probe_files(
         work_dir: receives results as JSON lines, one file per corpus folder and ``writer``; all are read.
         workers: processes; 0: one per available core.
         progress: called with (done, total) after each file.
-        stop: asked after each file.
+        stop: called after each file; true stops.
         writer: name of this process among several that probe the same corpus; empty: the only one.
 
     Returns:
-        The result of each path, and the number of results known before.
+        The result of each path, and the number of results that were stored before.
 
     Raises:
         StoppedError: ``stop`` returned true; a later call continues.
     """
-    root, work_dir = Path(root), Path(work_dir)
+    root = Path(root)
     stem = f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}"
-    store = work_dir / f"{stem}{writer and '.'}{writer}.jsonl"
+    store = Path(work_dir) / f"{stem}{writer and '.'}{writer}.jsonl"
     version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
     states = {path: file_state(root / path_from_text(path)) for path in paths}
-    results: dict[str, Result] = {}
-    for each in sorted({store, *work_dir.glob(f"{stem}*.jsonl")}):
-        results |= _read_known(kind, version, each, states)
-    todo = [path for path in states if path not in results]
-    num_known = len(results)
-    if progress is not None:
-        progress(num_known, len(states))
+    results = _stored(kind, version, sorted({store, *Path(work_dir).glob(f"{stem}*.jsonl")}), states)
+    todo, num_known = [path for path in states if path not in results], len(results)
+    report = progress or (lambda done, total: None)
+    report(num_known, len(states))
     items = [str(root / path_from_text(path)) for path in todo]
     answers = run_isolated(kind.function, items, workers=workers, timeout_seconds=kind.timeout_seconds)
     with JsonLines(store) as lines, closing(answers):
@@ -219,8 +213,7 @@ def probe_files(
             state = states[path]
             if state is not None and ("reason" not in values or values["reason"] in _LASTING):
                 lines.append({"version": version, **state, "path": path, **values}, digest=True)
-            if progress is not None:
-                progress(len(results), len(states))
+            report(len(results), len(states))
             if stop is not None and stop():
                 raise StoppedError(f"stopped after {len(results):,} of {len(states):,} files; run it again to go on")
     return results, num_known
@@ -237,25 +230,24 @@ def file_state(path: Path) -> dict[str, int] | None:
         return None
 
 
-def _read_known(
-    kind: FileKind[Result], version: str, store: Path, states: Mapping[str, dict[str, int] | None]
+def _stored(
+    kind: FileKind[Result], version: str, stores: Iterable[Path], states: Mapping[str, dict[str, int] | None]
 ) -> dict[str, Result]:
-    """Return earlier results of files in these states. Damaged and outdated lines are skipped; a later line wins.
+    """Return stored results of files in these states. Damaged and outdated lines are skipped; a later line wins.
 
     Results of other files or earlier states are not held in memory.
     """
     known: dict[str, Result] = {}
-    if not store.is_file():
-        return known
-    with store.open("rb") as stream:
-        for line in stream:
-            try:
-                row = checked_row(line)
-                state = {"size_bytes": row["size_bytes"], "mtime_ns": row["mtime_ns"]}
-                if row["version"] == version and states.get(row["path"]) == state:
-                    known[row["path"]] = kind.read(row["path"], row)
-            except (ValueError, KeyError, TypeError):
-                continue
+    for store in stores:
+        with store.open("rb") if store.is_file() else nullcontext(()) as lines:
+            for line in lines:
+                try:
+                    row = checked_row(line)
+                    state = {"size_bytes": row["size_bytes"], "mtime_ns": row["mtime_ns"]}
+                    if row["version"] == version and states.get(row["path"]) == state:
+                        known[row["path"]] = kind.read(row["path"], row)
+                except (ValueError, KeyError, TypeError):
+                    continue
     return known
 
 
@@ -274,40 +266,37 @@ def measured_again(
     The files are kept in ``cache_dir`` by content and recipe (``video.reencode``).
 
     Args:
-        sources: a file of each content, by the content's hash. Shards with copies of one video encode it to the same
-            bytes, so the last to finish may replace the file.
-        recipe: as ``video.reencode.recipe_named`` takes it.
-        cache_dir: where re-encoded files are kept.
-        work_dir: where probe results are kept.
+        sources: a file of each content, by the content's hash.
+        recipe: see ``video.reencode.recipe_named``.
+        cache_dir: keeps the re-encoded files.
+        work_dir: keeps the probe results.
         workers: processes; 0: one per core.
         progress: called with (done, total) after each file that was re-encoded.
-        writer: as ``probe_files`` takes it.
+        writer: see ``probe_files``.
 
     Raises:
         UsageError: this PyAV has no H.264 encoder.
         OSError: a file cannot be written.
     """
-    content_of, lost = {path: content for content, path in sources.items()}, {}
+    root, content_of = Path(cache_dir), {path: content for content, path in sources.items()}
+    names = {content: reencoded_path(content, recipe, root).relative_to(root).as_posix() for content in sources}
+    lost = {}
     for done, made in enumerate(reencode_files(list(content_of), recipe, cache_dir, workers=workers), start=1):
         if made.path is None:
             lost[content_of[made.source]] = f"{made.reason}: {made.detail}"
         if progress is not None:
             progress(done, len(sources))
-    root = Path(cache_dir)
-    names = {
-        content: reencoded_path(content, recipe, root).relative_to(root).as_posix()
-        for content in sources
-        if content not in lost
-    }
-    found, _ = probe_files(VIDEO_FILES, root, list(names.values()), work_dir, workers=workers, writer=writer)
-    for content, name in names.items():
-        if found[name].probe is None:
-            lost[content] = f"{found[name].reason}: {found[name].detail}"
-    failed = {content: ProbeResult("", reason="not_reencoded", detail=why) for content, why in lost.items()}
+    paths = [name for content, name in names.items() if content not in lost]
+    results, _ = probe_files(VIDEO_FILES, root, paths, work_dir, workers=workers, writer=writer)
     rate = recipe_named(recipe).rate
-    if rate:  # as it was asked for: a quotient's last bit would tell how long a video is
-        found = {
-            name: replace(each, probe=each.probe and replace(each.probe, frames_per_second=float(rate)))
-            for name, each in found.items()
-        }
-    return {content: found[name] for content, name in names.items()} | failed
+    again = {}
+    for content, name in names.items():
+        result = results.get(name)
+        if result is None or result.probe is None:
+            detail = lost.get(content) or f"{results[name].reason}: {results[name].detail}"
+            again[content] = ProbeResult("", reason="not_reencoded", detail=detail)
+        elif rate:  # the wanted rate exactly: the last bit of a quotient would tell how long a video is
+            again[content] = replace(result, probe=replace(result.probe, frames_per_second=float(rate)))
+        else:
+            again[content] = result
+    return again

@@ -143,7 +143,9 @@ def _cells(table: LabelTable) -> pl.DataFrame:
     columns = zip(table.columns, zip(*table.rows, strict=True), strict=True)
     frame = pl.DataFrame({name: [escape_text(cell) for cell in cells] for name, cells in columns if name})
     cell = pl.all().str.strip_chars()
-    return frame.select(pl.when(~cell.str.to_lowercase().is_in(MISSING)).then(cell)).with_row_index("row", offset=1)
+    return frame.select(
+        pl.when(~cell.str.to_lowercase().is_in((*MISSING, "na", "n/a", "-"))).then(cell)
+    ).with_row_index("row", offset=1)
 
 
 def _first_column(table: LabelTable, names: Sequence[str]) -> str:
