@@ -1,9 +1,9 @@
-"""When not to answer: fake or real only where the other answer is unlikely at a stated rate, else undecided.
+"""Abstention: answer fake or real only where the other answer is unlikely at a stated rate, else undecided.
 
 Cross-conformal prediction by class: a new video is set against the out-of-fold scores of the videos whose label is
 known. Its p-value of "real" is the share of reals that look at least as fake as it does, its p-value of "fake" the
-share of fakes that look at least as real. An answer is ruled out where its p-value is at or below the error rate; what
-is left is the verdict, if it is one answer. Of the reals at most about that share is then called fake, and of the
+share of fakes that look at least as real. An answer is ruled out where its p-value is at or below the error rate. The
+verdict is the remaining answer, if there is one. Of the reals at most about that share is then called fake, and of the
 fakes called real, whatever the network is worth. A network that knows nothing calls its share of both alike, which is
 no answer: ``answers_that_tell`` says which answers are given to their own class more often than to the other.
 
@@ -27,7 +27,7 @@ FAKE, REAL, UNDECIDED = "fake", "real", "undecided"
 
 @dataclass(frozen=True)
 class Witnesses:
-    """The scores of videos with known labels, each given by a network that had not seen the video's group.
+    """Scores of videos with known labels, each by a network that had not seen the video's group.
 
     Attributes:
         scores: float64 (N,), higher for fake, of any scale that all networks share.
@@ -43,7 +43,7 @@ class Witnesses:
 
     @property
     def num_groups(self) -> tuple[int, int]:
-        """How many groups have reals, and how many fakes."""
+        """Groups with reals, and groups with fakes."""
         real, fake = (round(float(self.weights[self.labels == label].sum())) for label in (0, 1))
         return real, fake
 
@@ -55,7 +55,7 @@ class Witnesses:
 
 
 def witnesses(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, folds: npt.ArrayLike) -> Witnesses:
-    """Out-of-fold scores (N,) with their labels, groups (of any type) and folds, each group with one vote a label.
+    """Return out-of-fold scores (N,) with labels, groups of any type and folds; each group has one vote per label.
 
     Raises:
         ValueError: labels or scores that cannot be meant, or arrays of other lengths.
@@ -72,13 +72,13 @@ def witnesses(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLik
 
 @dataclass(frozen=True)
 class PValues:
-    """How well videos go with each answer, both float64 (M,) in (0, 1]; small rules the answer out."""
+    """P-values of each answer, both float64 (M,) in (0, 1]; a small one rules the answer out."""
 
     real: FloatArray
     fake: FloatArray
 
     def answers(self, error_rate: float | tuple[float, float]) -> list[str]:
-        """``fake``, ``real`` or ``undecided`` of each video.
+        """Return ``fake``, ``real`` or ``undecided`` for each video.
 
         Args:
             error_rate: share of the reals that may be called fake and of the fakes that may be called real, each in
@@ -126,7 +126,7 @@ def p_values(known: Witnesses, scores: npt.ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """(M,): the weight of the reals that look at least as fake, or of the fakes that look at least as real."""
+    """Return the weight of the reals that look at least as fake, or of the fakes that look at least as real, (M,)."""
     order = np.argsort(scores, kind="stable")
     ascending, summed = scores[order], np.append(0.0, weights[order].cumsum())
     if label == 0:
@@ -135,10 +135,10 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
 
 
 def left_out_p_values(known: Witnesses, groups: npt.ArrayLike, scores: FloatArray | None = None) -> PValues:
-    """Each witness (N,) set against those of all other groups, whichever network gave their scores.
+    """Set each witness (N,) against those of all other groups, whichever network gave their scores.
 
-    What the rule would have said of videos whose labels are known: for stating how often it errs and is silent. With
-    ``scores`` float64 (N,) the witnesses are taken to have been given these when they are asked about.
+    These are the p-values that the rule would have used for videos with known labels. They show how often it errs and
+    abstains. With ``scores``, float64 (N,), each witness is judged by that score instead of its own.
     """
     asked = known.scores if scores is None else scores
     _, group_of = np.unique(np.asarray(groups), return_inverse=True)
@@ -159,7 +159,7 @@ def left_out_p_values(known: Witnesses, groups: npt.ArrayLike, scores: FloatArra
 
 
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
-    """Which of fake and real are said of their own class more often than of the other, by more than chance.
+    """Return the answers that are given to their own class more often than to the other, by more than chance.
 
     Fisher's exact test, one-sided, each group with one vote. Without it a network that knows nothing calls the stated
     share of reals fake, and as many fakes: the rate is kept, and half of the answers are wrong.
@@ -183,7 +183,7 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
 
 @dataclass(frozen=True)
 class AbstentionRates:
-    """What the rule does with videos whose labels are known, each group with one vote; NaN without such groups.
+    """Rates of the rule on videos with known labels, each group with one vote; NaN without such groups.
 
     Attributes:
         called_fake: share of the reals that are called fake.
@@ -199,7 +199,7 @@ class AbstentionRates:
 
 
 def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
-    """Rates of ``answers`` (N,), one for each witness."""
+    """Return the rates of ``answers`` (N,), one for each witness."""
     said = np.array(answers)
 
     def share(of: npt.NDArray[np.bool_], answer: str) -> float:

@@ -146,7 +146,7 @@ def fit_class_temperature(classes: npt.ArrayLike, logits: npt.ArrayLike) -> floa
 
 
 def class_probabilities(logits: npt.ArrayLike, temperature: float) -> FloatArray:
-    """``softmax(logits / temperature)``, float64 (N, C), from float (N, C)."""
+    """Return ``softmax(logits / temperature)``, float64 (N, C), of float (N, C)."""
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
@@ -167,7 +167,7 @@ def _root(slope: Callable[[float], float]) -> float:
 
 
 def probabilities(logits: npt.ArrayLike, temperature: npt.ArrayLike) -> FloatArray:
-    """``sigmoid(logits / temperature)``, float64 (N,): the probability of fake.
+    """Return ``sigmoid(logits / temperature)``, float64 (N,): the probability of fake.
 
     Args:
         logits: float (N,).
@@ -196,7 +196,7 @@ def _sigmoid(logits: FloatArray) -> FloatArray:
     return larger / (1 + small)
 
 
-# What a detector gets right when it may abstain: the risk among the videos it is surest of.
+# --- Risk among the videos that a detector is surest of, when it may abstain
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How near a written text comes to any of the texts that stand beside the same thing.
+"""Similarity of a written text to the reference texts of the same video.
 
 Texts are compared by their words: runs of letters, digits and underscores, in lower case; punctuation does not count.
 """
@@ -32,13 +32,13 @@ def content_words(texts: Sequence[str]) -> frozenset[str]:
 
 @declare("exact_match", "Word for word", "higher", "Share of captions that are a reference.", is_share=True)
 def exact_match(caption: str, references: Sequence[str]) -> float:
-    """1 where the caption has just the words of a reference in its order, else 0."""
+    """Return 1 where the caption has exactly the words of a reference in its order, else 0."""
     return float(any(words(caption) == words(reference) for reference in references))
 
 
 @declare("token_f1", "Token F1", "higher", "F1 of a caption's words against its best reference.", is_share=True)
 def token_f1(caption: str, references: Sequence[str]) -> float:
-    """Harmonic mean of the precision and recall of words, repeated ones counted, of the best reference; 0 without any.
+    """Return the best reference's harmonic mean of precision and recall of words, repeats counted; 0 without any.
 
     Source: P. Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text" (EMNLP 2016).
     """
@@ -50,7 +50,7 @@ def token_f1(caption: str, references: Sequence[str]) -> float:
     is_share=True,
 )  # fmt: skip
 def content_word_recall(caption: str, references: Sequence[str], content: Collection[str]) -> float:
-    """Share of a reference's ``content`` words that the caption has, of the best reference; NaN where none has any."""
+    """Return the best reference's share of ``content`` words that the caption has; NaN where no reference has any."""
     said = set(words(caption))
     wanted = [{word for word in words(reference) if word in content} for reference in references]
     return max((len(said & each) / len(each) for each in wanted if each), default=math.nan)
@@ -67,7 +67,7 @@ def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
 
 @declare("bleu4", "BLEU-4", "higher", "Precision of n-grams up to four words, over all captions.", is_share=True)
 def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Metric:
-    """BLEU with n-grams of up to four words over all captions together, without smoothing.
+    """Return BLEU with n-grams of up to four words over all captions together, without smoothing.
 
     Matches of a caption are clipped at the most that one of its references has; its length is compared with that of the
     reference nearest in length, the shorter one of two. 0 where no n-gram of some length matches. Source: K. Papineni

@@ -40,10 +40,10 @@ class Metric(Protocol):
 
 
 def weighted_metric(definition: Definition) -> Metric:
-    """Turn ``definition(labels int64 (N,), scores float64 (N,), weights float64 (R, N)) -> (R,)`` into a
-    ``Metric``.
+    """Make a ``Metric`` of ``definition(labels, scores, weights) -> (R,)``.
 
-    The public function checks its input, so that all metrics refuse the same things with the same words.
+    It gets int64 (N,), float64 (N,) and float64 (R, N). The metric checks its input, so that all metrics refuse the
+    same things with the same words.
 
     Raises:
         ValueError: (from the function returned) see ``check_labels``, ``check_scores`` and ``check_weights``.
@@ -97,7 +97,7 @@ def sums_metric(
 
 
 def check_labels(labels: npt.ArrayLike) -> IntArray:
-    """``labels`` as int64 (N,), N >= 1; ``ValueError`` for other shapes and values than 0 (real) and 1 (fake)."""
+    """Return ``labels`` as int64 (N,), N >= 1; raise ``ValueError`` for other shapes and for values beside 0 and 1."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"labels: got shape {array.shape}, wanted (N,) with at least one row.")
@@ -108,7 +108,7 @@ def check_labels(labels: npt.ArrayLike) -> IntArray:
 
 
 def check_scores(scores: npt.ArrayLike, num_rows: int) -> FloatArray:
-    """``scores`` as float64 (N,); ``ValueError`` where they are not ``num_rows`` finite numbers."""
+    """Return ``scores`` as float64 (N,); raise ``ValueError`` unless they are ``num_rows`` finite numbers."""
     array = np.asarray(scores, dtype=np.float64)
     if array.shape != (num_rows,):
         raise ValueError(f"scores: got shape {array.shape}, wanted ({num_rows},), one score per label.")
@@ -119,14 +119,14 @@ def check_scores(scores: npt.ArrayLike, num_rows: int) -> FloatArray:
 
 
 def check_probabilities(scores: FloatArray) -> FloatArray:
-    """``scores`` unchanged; ``ValueError`` for a value outside [0, 1]."""
+    """Return ``scores`` unchanged; raise ``ValueError`` for a value outside [0, 1]."""
     if scores.min() < 0 or scores.max() > 1:
         raise ValueError(f"scores: got [{scores.min():g}, {scores.max():g}], wanted probabilities in [0, 1].")
     return scores
 
 
 def check_weights(weights: npt.ArrayLike, num_rows: int) -> FloatArray:
-    """``weights`` as float64 (..., N); ``ValueError`` for another length and for negative, NaN or infinite values."""
+    """Return ``weights`` as float64 (..., N); raise ``ValueError`` for another length, negative or infinite values."""
     array = np.asarray(weights, dtype=np.float64)
     if array.ndim == 0 or array.shape[-1] != num_rows:
         raise ValueError(f"weights: got shape {array.shape}, wanted (..., {num_rows}), one weight per row.")
@@ -136,7 +136,7 @@ def check_weights(weights: npt.ArrayLike, num_rows: int) -> FloatArray:
 
 
 def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np.nan) -> FloatArray:
-    """Elementwise quotient; ``undefined`` where the denominator is zero, without a warning."""
+    """Return the elementwise quotient; ``undefined`` where the denominator is zero, without a warning."""
     numerator, denominator = np.broadcast_arrays(numerator, denominator)
     quotient = np.full(denominator.shape, undefined)
     np.divide(numerator, denominator, out=quotient, where=denominator != 0)
@@ -216,7 +216,7 @@ def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None
 
 
 def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> ConfusionCurve:
-    """Of labels and scores (N,) under weights (R, N): one sort and two cumulative sums for all R sets of weights."""
+    """Return the curve of labels and scores (N,) under weights (R, N), with one sort for all R sets of weights."""
     ranked = rank_rows(labels, scores)
     return ranked.curve(weights[:, ranked.rows])
 
@@ -258,13 +258,13 @@ def curve_metric_with_enough_reals(share: float) -> Callable[[Callable[..., Floa
 
 
 def with_reading(metric: Metric, reading: CurveReading | SumsReading) -> Metric:
-    """``metric``, known to be ``reading`` of curves or of sums."""
+    """Note on ``metric`` how it is read from curves or sums, and return it."""
     metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``intervals`` looks for
     return metric
 
 
 def _cumulative(weights: FloatArray) -> FloatArray:
-    """(R, n + 1): ``[:, k]`` is the sum of the first k."""
+    """Return (R, n + 1): ``[:, k]`` is the sum of the first k."""
     sums = np.zeros((weights.shape[0], weights.shape[1] + 1))
     np.cumsum(weights, axis=1, out=sums[:, 1:])
     return sums
@@ -285,7 +285,7 @@ def _with_origin(rates: FloatArray) -> FloatArray:
 )  # fmt: skip
 @curve_metric
 def roc_auc(curve: ConfusionCurve) -> FloatArray:
-    """Area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
+    """Return the area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
 
     Trapezoids between distinct scores, which is the Mann-Whitney statistic with midranks. Source: J. A.
     Hanley and B. J. McNeil, "The meaning and use of the area under a ROC curve", Radiology 143 (1982). NaN
@@ -305,7 +305,7 @@ def roc_auc(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @curve_metric
 def average_precision(curve: ConfusionCurve) -> FloatArray:
-    """Precision averaged over the recall gained at each distinct score: sum of (R_k - R_(k-1)) P_k.
+    """Return precision averaged over the recall gained at each distinct score: the sum of (R_k - R_(k-1)) P_k.
 
     Not interpolated (trapezoids would be optimistic, Davis and Goadrich 2006), as in scikit-learn. Its chance
     level is the share of fakes. NaN with one class.
@@ -374,7 +374,7 @@ def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArr
 )  # fmt: skip
 @curve_metric_with_enough_reals(0.01)
 def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
-    """``true_positive_rate_at`` 0.01; NaN with fewer than 100 reals, which cannot resolve it."""
+    """Return ``true_positive_rate_at`` 0.01; NaN with fewer than 100 reals, which cannot resolve it."""
     return _largest_rate(curve, 0.01)
 
 
@@ -385,7 +385,7 @@ def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @curve_metric_with_enough_reals(0.001)
 def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
-    """``true_positive_rate_at`` 0.001; NaN with fewer than 1,000 reals, which cannot resolve it."""
+    """Return ``true_positive_rate_at`` 0.001; NaN with fewer than 1,000 reals, which cannot resolve it."""
     return _largest_rate(curve, 0.001)
 
 
@@ -396,7 +396,7 @@ def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @curve_metric
 def partial_auc(curve: ConfusionCurve, *, false_positive_rate: float = 0.1) -> FloatArray:
-    """Area under the ROC curve from 0 to ``false_positive_rate``, standardised: 0.5 is chance and 1 perfect.
+    """Return the area under the ROC curve up to ``false_positive_rate``, scaled: 0.5 is chance and 1 perfect.
 
     Source: D. K. McClish, "Analyzing a portion of the ROC curve", Medical Decision Making 9 (1989). Linear between
     points, as scikit-learn's ``roc_auc_score(max_fpr=...)``. NaN with one class.
@@ -412,7 +412,7 @@ def partial_auc(curve: ConfusionCurve, *, false_positive_rate: float = 0.1) -> F
 
 
 def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
-    """(N, 4) of hits, misses, false alarms and correct rejections, fake being what is looked for."""
+    """Return hits, misses, false alarms and correct rejections (N, 4); fakes are to be found."""
     if not np.isin(decisions, (0, 1)).all():
         raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
     fake, called = labels == 1, decisions == 1
@@ -420,7 +420,7 @@ def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
 
 
 def _squared_errors(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """(N, 2), the square and a one to divide by."""
+    """Return the squared error and a one to divide by, (N, 2)."""
     return _with_ones((check_probabilities(scores) - labels) ** 2)
 
 
@@ -439,11 +439,10 @@ def _with_ones(losses: FloatArray) -> FloatArray:
 )
 @sums_metric(_cells, SHARE)
 def f1(sums: FloatArray) -> FloatArray:
-    """Harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN), of ``decisions`` (N,) of 0
-    and 1.
+    """Return the harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN).
 
-    Its chance level depends on the share of fakes. NaN with one class. See ``decide`` for decisions from
-    scores.
+    Takes ``decisions`` (N,) of 0 and 1; see ``decide`` for decisions from scores. Its chance level depends on the share
+    of fakes. NaN with one class.
     """
     hits, misses, false_alarms, rejections = sums.T
     value = divide(2 * hits, 2 * hits + false_alarms + misses)
@@ -456,7 +455,7 @@ def f1(sums: FloatArray) -> FloatArray:
 )  # fmt: skip
 @sums_metric(_cells, SHARE)
 def balanced_accuracy(sums: FloatArray) -> FloatArray:
-    """Mean of the shares of fakes and of reals that ``decisions`` (N,) of 0 and 1 get right; 0.5 is chance.
+    """Return the mean of the shares of fakes and of reals that ``decisions`` (N,) get right; 0.5 is chance.
 
     NaN with one class. See ``decide`` for decisions from scores.
     """
@@ -470,7 +469,7 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
 )  # fmt: skip
 @sums_metric(_cells, (-1.0, 1.0))
 def matthews_correlation(sums: FloatArray) -> FloatArray:
-    """Correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
+    """Return the correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
     0 where all decisions are the same, its limit (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020). NaN with
     one class.
@@ -490,7 +489,7 @@ def matthews_correlation(sums: FloatArray) -> FloatArray:
 )  # fmt: skip
 @sums_metric(_squared_errors, SHARE)
 def brier_score(sums: FloatArray) -> FloatArray:
-    """Mean squared difference between the probability of fake and the label; lower is better.
+    """Return the mean squared difference between the probability of fake and the label; lower is better.
 
     Source: G. W. Brier, Monthly Weather Review 78 (1950), in its one-sided form (half of Brier's two-class
     sum). Defined with one class.
@@ -504,7 +503,7 @@ def brier_score(sums: FloatArray) -> FloatArray:
 @declare("log_loss", "Log loss", "lower", "Mean negative log-likelihood of the labels.", unit="nats")
 @sums_metric(_log_losses, (0.0, np.inf))
 def log_loss(sums: FloatArray) -> FloatArray:
-    """Mean negative log-likelihood of the labels in nats; lower is better.
+    """Return the mean negative log-likelihood of the labels in nats; lower is better.
 
     Probabilities are clipped to [eps, 1 - eps] with float64's eps, as in scikit-learn, so one certain mistake
     costs 36 nats and not infinity. Defined with one class.
@@ -523,7 +522,7 @@ def _where_two_classes(values: FloatArray, fakes: FloatArray, reals: FloatArray)
 
 
 def decide(scores: npt.ArrayLike, threshold: npt.ArrayLike) -> IntArray:
-    """1 (fake) where ``scores`` (N,) reach ``threshold``, a number or (N,) (say one per fold), else 0."""
+    """Return 1 (fake) where ``scores`` (N,) reach ``threshold``, a number or (N,), say one per fold; else 0."""
     return (np.asarray(scores, dtype=np.float64) >= np.asarray(threshold, dtype=np.float64)).astype(np.int64)
 
 
@@ -538,8 +537,7 @@ def best_threshold(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     To be called on the inner validation part only.
 
     Raises:
-        ValueError: labels or scores that cannot be meant (shape, NaN, labels other than 0 and 1, scores
-        outside [0, 1]).
+        ValueError: labels are not 0 and 1, or scores are not as many numbers in [0, 1].
     """
     checked = check_labels(labels)
     probabilities = check_probabilities(check_scores(scores, checked.size))
@@ -556,7 +554,7 @@ def best_threshold(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
 
 
 def _midpoints(descending: FloatArray) -> FloatArray:
-    """(K + 1,): ``[k]`` separates the k highest of K distinct scores from the rest.
+    """Return thresholds (K + 1,): ``[k]`` separates the k highest of K distinct scores from the rest.
 
     Where the highest score is 1, no threshold in [0, 1] calls nothing fake: that candidate is infinite.
     """

@@ -1,4 +1,4 @@
-"""What each metric of a cross-validation is computed from: scores or decisions, within folds or over all of them.
+"""Metrics of a cross-validation: from scores or decisions, within folds or over all of them.
 
 - Ranking metrics are computed inside each fold and averaged, a fold counting as its pairs of a fake and a real:
   ``within_folds`` says why one ranking over all folds is wrong.
@@ -20,7 +20,7 @@ from fvc_lib.metrics.declaration import declarations
 
 
 def _declared(kind: str) -> dict[str, Metric]:
-    """Those of this kind in ``fvc_lib.metrics.*``, by name."""
+    """Return the metrics of this kind in ``fvc_lib.metrics.*``, by name."""
     return {each.name: each.function for each in declarations() if each.of_folds == kind and each.function}
 
 
@@ -29,7 +29,7 @@ METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
 
 
 def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
-    """``metric`` computed inside each fold and averaged, a fold counting as its pairs of a fake and a real.
+    """Return ``metric`` computed inside each fold and averaged, a fold counting as its pairs of a fake and a real.
 
     Each fold has a model of its own, and their scores need not share a scale: one ranking over all folds
     would compare across models. Even a constant score would look worse than chance, because a fold with more
@@ -125,7 +125,7 @@ def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: in
 
 
 def _mean_of_defined(values: FloatArray) -> FloatArray:
-    """(R,) from (T, R): over what is a number."""
+    """Return the mean (R,) of the finite values among (T, R)."""
     defined = np.isfinite(values)
     return classification.divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
 

@@ -1,4 +1,4 @@
-"""What a metric is called, which way it gets better, and what it says: declared once, beside the function.
+"""Names, directions and meanings of metrics, declared once, next to each function.
 
 Tables, figures and comparisons read from here; a new metric is one declaration in a file of this folder.
 """
@@ -65,7 +65,7 @@ def _import_declarations() -> None:
 
 
 def declarations() -> tuple[Declaration, ...]:
-    """All metrics, file by file in the order of their declarations."""
+    """Return all metrics, file by file in the order of their declarations."""
     _import_declarations()
     return tuple(_DECLARED.values())
 
@@ -87,7 +87,7 @@ def declaration(metric: str) -> Declaration | None:
 
 
 def direction(metric: str) -> Better:
-    """Which way ``metric`` gets better.
+    """Return which way ``metric`` gets better.
 
     Raises:
         ValueError: it is not declared, or has no better way, such as a learning rate.
@@ -100,7 +100,7 @@ def direction(metric: str) -> Better:
 
 
 def is_share(metric: str) -> bool:
-    """Whether ``metric`` lies in [0, 1] and is read against both ends."""
+    """Return whether ``metric`` lies in [0, 1] and is read against both ends."""
     found = declaration(metric)
     return found is not None and found.is_share
 

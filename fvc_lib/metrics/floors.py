@@ -1,7 +1,7 @@
-"""What a number is read against: AUCs of labels dealt to other groups, and of two sources of real videos.
+"""Floors of a result: AUCs of labels dealt to other groups, and AUCs between two sources of real videos.
 
-The first is what scores reach that have nothing to do with the labels, the second what they reach by knowing where a
-video comes from.
+Scores that have nothing to do with the labels reach the first. Scores that know where a video comes from reach the
+second.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
 def shuffled_label_aucs(
     labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, *, num: int = 200, seed: int = 0
 ) -> FloatArray:
-    """AUCs of D scores in ``num`` deals of the labels, the same deals for all: (D, num), NaN where a class is empty.
+    """Return AUCs of D scores in ``num`` deals of the labels, the same for all: (D, num), NaN where a class is empty.
 
     The groups' shares of fakes are permuted among the groups. In a group with both labels each row is then drawn
     with the share it was dealt, so that groups of one label stay so.
@@ -121,7 +121,7 @@ def real_source_floor(
 def mean_lean(
     is_second: npt.ArrayLike, scores: npt.ArrayLike, folds: npt.ArrayLike, targets: npt.ArrayLike | None = None
 ) -> FloatArray:
-    """How far the AUC between two sources lies from 0.5 in each fold, whichever way: the mean over the folds, (R,).
+    """Return the distance of the AUC between two sources from 0.5, the mean over the folds, (R,).
 
     A fold counts as its pairs of the two sources, and targets count alike, as in ``cross_validation``. Each fold has a
     network of its own, so one may score the first source higher and another the second, which cancels in the mean of
@@ -163,7 +163,7 @@ def leans_by_chance(
     draws: int = 400,
     seed: int = 0,
 ) -> FloatArray:
-    """``mean_lean`` where the sources are dealt anew to the groups of each fold, (draws,): what chance alone gives.
+    """Return ``mean_lean`` with the sources dealt at random to the groups of each fold: chance alone, (draws,).
 
     That is far above 0 where folds have few groups. A group with videos of both sources is dealt as two. Draws without
     a value, where a target has no fold with both sources, are left out. Arguments as of ``mean_lean``.

@@ -140,7 +140,7 @@ class Interval:
     num_rows: int  # rows
 
     def row(self) -> tuple[float | None, float | None, float | None, int, int]:
-        """``value low high num_rows num_groups`` as tables have them, None for what is undefined."""
+        """Return ``value low high num_rows num_groups`` as tables have them; None is undefined."""
         value, low, high = (float(end) if np.isfinite(end) else None for end in (self.value, self.low, self.high))
         return value, low, high, self.num_rows, self.num_groups
 
@@ -339,7 +339,7 @@ def replicate_values(
 
 
 def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
-    """Row weights (N,) of one over the size of the row's group: so a group counts as one, however many copies it has.
+    """Return row weights (N,) of one over the size of the row's group: a group counts as one, however large it is.
 
     Raises:
         ValueError: ``groups`` is not (N,).
@@ -391,7 +391,7 @@ def draw_half_samples(
 
 
 def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) -> list[IntArray]:
-    """Group codes by composition; a stratum of one group would never vary, so it joins one it shares a class with."""
+    """Return group codes by composition; a stratum of one group never varies, so it joins one that shares a class."""
     has_fake = np.bincount(group_of_row, weights=labels, minlength=num_groups) > 0
     has_real = np.bincount(group_of_row, weights=1 - labels, minlength=num_groups) > 0
     kind = np.where(has_real & has_fake, 1, np.where(has_fake, 2, 0))

@@ -18,7 +18,7 @@ _SCORES_PER_BLOCK = 1 << 20
 
 
 def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
-    """At which place the true class stands among all classes, 1 being the first; ties count against the model.
+    """Return the rank of the true class among all classes, 1 for the first; ties count against the model.
 
     The rank is the number of classes whose score is at least the true class's own, so a model that gives every class
     one score ranks all of them last, and cannot be right by the order of the classes.
@@ -53,7 +53,7 @@ def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
 
 
 def check_classes(classes: npt.ArrayLike, num_classes: int | None, name: str) -> IntArray:
-    """``classes`` as int64 (N,), N >= 1.
+    """Return ``classes`` as int64 (N,), N >= 1.
 
     Raises:
         ValueError: another shape, no rows, no whole numbers, or values outside [0, ``num_classes``).
@@ -73,7 +73,7 @@ def check_classes(classes: npt.ArrayLike, num_classes: int | None, name: str) ->
 @declare("top1", "Top-1 accuracy", "higher", "Share of rows whose class is the likeliest one.", is_share=True)
 @declare("top5", "Top-5 accuracy", "higher", "Share of rows whose class is among the five likeliest.", is_share=True)
 def top_k_accuracy(ranks: npt.ArrayLike, k: int) -> float:
-    """Share of the rows whose true class is among the first ``k``.
+    """Return the share of the rows whose true class is among the first ``k``.
 
     Args:
         ranks: int (N,), of ``ranks_of_class`` (the column ``rank_of_class``).
@@ -86,12 +86,12 @@ def top_k_accuracy(ranks: npt.ArrayLike, k: int) -> float:
 
 
 def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
-    """``top_k_accuracy`` of these rows, for ``intervals_over_groups``."""
+    """Return ``top_k_accuracy`` of these rows, for ``intervals_over_groups``."""
     return measure_of_rows(f"top{k}_accuracy", _hits(ranks, k), _mean, SHARE)
 
 
 def _hits(ranks: npt.ArrayLike, k: int) -> FloatArray:
-    """(N, 2), whether the class is among the first ``k``, and a one to divide by."""
+    """Return whether the class is among the first ``k``, and a one to divide by, (N, 2)."""
     if k < 1:
         raise ValueError(f"k: got {k}, wanted at least 1.")
     places = check_classes(ranks, None, "ranks")
@@ -105,7 +105,7 @@ def _mean(sums: FloatArray) -> FloatArray:
 
 
 def confusion_matrix(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int) -> IntArray:
-    """How often each class was taken for each: int64 (C, C), true classes down, predicted ones across.
+    """Count how often each class was taken for each: int64 (C, C), true classes down, predicted ones across.
 
     Args:
         labels: int (N,) of 0 .. C - 1.
@@ -122,7 +122,7 @@ def confusion_matrix(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classe
 
 @dataclass(frozen=True)
 class ClassScores:
-    """What is true of each class, float64 (C,) each."""
+    """Scores of each class, float64 (C,) each."""
 
     # Share of what was called the class that is of it; 0 where nothing was called so although rows of it exist,
     # NaN where neither exists.
@@ -133,7 +133,7 @@ class ClassScores:
 
 
 def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int) -> ClassScores:
-    """Precision, recall, F1 and support of every class.
+    """Return precision, recall, F1 and support of every class.
 
     Raises:
         ValueError: as ``confusion_matrix``.
@@ -143,14 +143,14 @@ def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: i
 
 
 def _scores_of(hits: FloatArray, support: FloatArray, called: FloatArray) -> ClassScores:
-    """From true positives, rows and predictions of each class, all (..., C)."""
+    """Return the scores from true positives, rows and predictions of each class, all (..., C)."""
     precision = divide(hits, called)
     precision = np.where((called == 0) & (support > 0), 0.0, precision)
     return ClassScores(precision, divide(hits, support), divide(2 * hits, support + called), support)
 
 
 def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """F1 averaged over the classes that occur among the labels, each class counting alike.
+    """Return F1 averaged over the classes that occur among the labels, each class counting alike.
 
     A class that is never predicted has precision and F1 of 0 and so lowers the mean; a class that is only predicted is
     not averaged, but its rows are missed by their own classes. Macro F1 is the mean of the classes' F1, not the F1 of
@@ -164,13 +164,13 @@ def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
 
 
 def macro_measures(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
-    """``macro_precision``, ``macro_recall`` and ``macro_f1`` of these rows, for ``intervals_over_groups``."""
+    """Return ``macro_precision``, ``macro_recall`` and ``macro_f1`` of these rows, for ``intervals_over_groups``."""
     columns = _class_columns(labels, predicted)
     return {name: measure_of_rows(name, columns, of_sums, SHARE) for name, of_sums in _MACRO.items()}
 
 
 def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
-    """(N, 3 K) of hits, labels and predictions of the K classes that occur among the labels, each one-hot.
+    """Return one-hot hits, labels and predictions of the K classes that occur among the labels, (N, 3 K).
 
     Other classes need no columns: nothing of theirs is averaged.
     """
@@ -187,7 +187,7 @@ def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArra
 
 
 def _occurring(sums: FloatArray) -> ClassScores:
-    """Scores (R, K); NaN where a class does not occur."""
+    """Return scores (R, K); NaN where a class does not occur."""
     hits, support, called = np.moveaxis(sums.reshape(len(sums), 3, -1), 1, 0)
     scores = _scores_of(hits, support, called)
     precision, recall, f1 = (
@@ -197,7 +197,7 @@ def _occurring(sums: FloatArray) -> ClassScores:
 
 
 def _mean_over_classes(values: FloatArray) -> FloatArray:
-    """(R,) from (R, K), NaN passed over; NaN where there is nothing else."""
+    """Return the mean (R,) of the defined values among (R, K); NaN where there is none."""
     present = ~np.isnan(values)
     return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))
 

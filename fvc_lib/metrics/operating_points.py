@@ -1,4 +1,4 @@
-"""Operating points: which scores are called fake, said as a false-alarm rate or as costs, and what follows from it.
+"""Operating points: thresholds that a user states as a false-alarm rate or as costs, and their decisions.
 
 A threshold is chosen on some videos and means something on others only: choose on one part, count on another.
 """
@@ -32,7 +32,7 @@ _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Where to decide, as a user says it.
+    """The aim of a decision threshold, as a user states it.
 
     Attributes:
         kind: ``best``: the highest balanced accuracy; ``fpr``: as many fakes as possible while no more than a share of
@@ -47,14 +47,14 @@ class OperatingPoint:
     miss_cost: float = 1.0
 
     def __str__(self) -> str:
-        """As it is written: ``best``, ``fpr=0.01``, ``cost=5:1``."""
+        """Return the text that ``operating_point`` reads: ``best``, ``fpr=0.01``, ``cost=5:1``."""
         if self.kind == "fpr":
             return f"fpr={self.false_positive_rate:g}"
         return "best" if self.kind == "best" else f"cost={self.false_alarm_cost:g}:{self.miss_cost:g}"
 
     @property
     def says(self) -> str:
-        """What it asks for, the end of a sentence."""
+        """The aim in words, the end of a sentence."""
         if self.kind == "fpr":
             return f"at most {100 * self.false_positive_rate:g} % of the reals called fake"
         if self.kind == "best":
@@ -65,7 +65,7 @@ class OperatingPoint:
         )
 
     def is_resolved_by(self, num_real: int) -> bool:
-        """Whether one of ``num_real`` reals is no more than the share of false alarms that is allowed."""
+        """Return whether one of ``num_real`` reals is no more than the allowed share of false alarms."""
         return self.kind != "fpr" or num_real * self.false_positive_rate > 1 - 1e-9
 
 
@@ -103,7 +103,7 @@ def threshold_at(point: OperatingPoint, labels: npt.ArrayLike, scores: npt.Array
         scores: float (N,), finite; any scale, higher for fake.
 
     Raises:
-        ValueError: labels or scores that cannot be meant, or a class that is needed and not there.
+        ValueError: labels are not 0 and 1, scores are not as many finite numbers, or a needed class is missing.
     """
     checked = check_labels(labels)
     values = check_scores(scores, checked.size)
@@ -182,7 +182,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def halves(labels: npt.ArrayLike, groups: npt.ArrayLike, *, seed: int = 0) -> IntArray:
-    """Which half, 0 or 1, each row is in, int64 (N,): groups are whole, and dealt out evenly by which labels they have.
+    """Return the half, 0 or 1, of each row, int64 (N,): groups are whole and dealt evenly by their labels.
 
     Raises:
         ValueError: bad labels, or not one group per row.
@@ -201,7 +201,7 @@ def halves(labels: npt.ArrayLike, groups: npt.ArrayLike, *, seed: int = 0) -> In
 def crossed_thresholds(
     point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike, half: npt.ArrayLike
 ) -> FloatArray:
-    """(N,), the threshold of each row: that of ``point`` on the other half; ``half`` (N,) is of 0 and 1.
+    """Return the threshold of each row (N,): that of ``point`` on the other half; ``half`` (N,) is of 0 and 1.
 
     Raises:
         ValueError: as of ``threshold_at``, for either half.
@@ -222,11 +222,11 @@ def _of_class(label: int) -> Callable[[IntArray, FloatArray], FloatArray]:
 
 @sums_metric(_of_class(1), SHARE)
 def share_of_fakes_called(sums: FloatArray) -> FloatArray:
-    """Of ``decisions`` (N,) of 0 and 1, the share of fakes called fake: the true-positive rate."""
+    """Return the share of fakes called fake by ``decisions`` (N,) of 0 and 1: the true-positive rate."""
     return divide(sums[:, 0], sums[:, 1])
 
 
 @sums_metric(_of_class(0), SHARE)
 def share_of_reals_called(sums: FloatArray) -> FloatArray:
-    """Of ``decisions`` (N,) of 0 and 1, the share of reals called fake: the false-positive rate."""
+    """Return the share of reals called fake by ``decisions`` (N,) of 0 and 1: the false-positive rate."""
     return divide(sums[:, 0], sums[:, 1])

@@ -1,7 +1,7 @@
-"""Is one of two models better? Both are judged on the same videos, so what is uncertain is their difference.
+"""Differences of two models on the same videos, and the rule by which a result is above its control.
 
-Two intervals that overlap do not show that two models are alike: what a hard video costs, it mostly costs both, and
-only a comparison video by video (here group by group) takes that out.
+Two intervals that overlap do not show that two models are alike. A hard video mostly costs both models; only a paired
+comparison, here group by group, removes that.
 """
 
 import math
@@ -68,7 +68,7 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
 
 
 def holm(p_values: npt.ArrayLike) -> FloatArray:
-    """Holm's adjusted p-values (M,) of ``p_values`` (M,), which all were looked at: adjusted <= alpha is a finding.
+    """Return Holm's adjusted p-values (M,) of all ``p_values`` (M,) that were tested: adjusted <= alpha is a finding.
 
     The k-th smallest of M is multiplied by M - k + 1, never falls below a smaller one's, and stays at most 1. NaN stays
     NaN and is not counted: nothing was tested there. Source: S. Holm, "A simple sequentially rejective multiple test
@@ -92,13 +92,13 @@ def _without_rounding(differences: FloatArray) -> FloatArray:
     return np.where(np.abs(differences) <= _ROUNDING, 0.0, differences)
 
 
-# The rule by which a result may be called above its control; the one place that has it.
+# --- The rule by which a result may be called above its control
 
 
 def is_above_control(
     value: float | None, low: float | None, control_value: float | None, control_high: float | None
 ) -> bool:
-    """Whether a result lies above its control by more than both intervals together leave open.
+    """Return whether a result lies above its control by more than both intervals together leave open.
 
     The difference must exceed the root of the squares of the two distances that point at each other: from the result
     down to ``low``, and from the control up to ``control_high``. That is the lower limit of a difference recovered from

@@ -30,7 +30,7 @@ class RegressionScores:
 
 
 def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> RegressionScores:
-    """All three of float (N,) ``values`` and ``predicted``.
+    """Return the errors of ``predicted`` against ``values``, float (N,) each.
 
     Args:
         values: what is true.
@@ -44,13 +44,13 @@ def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> Regres
 
 
 def regression_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
-    """``mae``, ``rmse`` and ``r2`` of these rows, for ``intervals_over_groups``."""
+    """Return ``mae``, ``rmse`` and ``r2`` of these rows, for ``intervals_over_groups``."""
     columns = _columns(values, predicted)
     return {name: measure_of_rows(name, columns, of_sums, _BOUNDS[name]) for name, of_sums in _OF_SUMS.items()}
 
 
 def _columns(values: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
-    """(N, 5): absolute and squared error, value, its square, and a one to divide by.
+    """Return absolute and squared error, value, its square, and a one to divide by, (N, 5).
 
     Values are taken from their median, so that squares of, say, years lose no digits, and equal values are 0 exactly.
     """
@@ -86,7 +86,7 @@ def _root_mean_square(sums: FloatArray) -> FloatArray:
 
 @declare("r2", "R²", "higher", "Share of the values' variation that is explained.", per_target=True)
 def _explained(sums: FloatArray) -> FloatArray:
-    """1 - sum of squared errors / sum of squares about the values' own (weighted) mean; 1 is best.
+    """Return 1 - sum of squared errors / sum of squares about the values' own (weighted) mean; 1 is best.
 
     NaN where all values are equal: there is no variation to explain, and 0 / 0 or minus infinity would say nothing
     about the model (scikit-learn's 1 or 0 there looks like a finding).

@@ -1,8 +1,8 @@
 """Several detectors' probabilities as one: their mean, or a logistic regression on their log odds.
 
-Of a few dozen videos nobody learns much about which of several detectors to believe, and what is learned too well is
-noise. So the regression begins at equal weights and leaves them as far as the videos ask for it: without any it is
-their plain mean.
+A few dozen videos say little about which of several detectors is better, and weights that fit them too well are noise.
+So the regression starts at equal weights and leaves them as far as the videos support it. Without videos it is the
+plain mean.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Stacking:
     intercept: float
 
     def log_odds(self, log_odds: FloatArray) -> FloatArray:
-        """(N,) of the detectors' (N, C)."""
+        """Return the log odds of the whole (N,) from the detectors' (N, C)."""
         return np.asarray(self.intercept + log_odds @ self.weights)
 
 
 def mean_log_odds(log_odds: npt.ArrayLike) -> FloatArray:
-    """Log odds (N,) of the plain mean over C of the probabilities whose log odds are float (N, C).
+    """Return the log odds (N,) of the mean over C of the probabilities whose log odds are float (N, C).
 
     NaN is a probability that is not there: the mean is over the others, and NaN without any. Exact where probabilities
     round to 0 or 1.
