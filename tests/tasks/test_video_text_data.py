@@ -85,35 +85,30 @@ def test_clips_are_made_once_and_are_the_originals(made, source):
 
 
 def test_a_sample_is_the_clip_the_tokens_and_the_numbers(made, source, tokenizer):
-    data = VideoTextDataset(source, made.pairs, tokenizer, 12)
-    assert (len(data), data.classes) == (5, None)
-    for row, sample in zip(made.pairs.iter_rows(named=True), (data[index] for index in range(5)), strict=True):
-        assert sample.sample_id == row["pair_id"]
-        assert {name: (t.dtype, tuple(t.shape)) for name, t in sample.tensors.items()} == {
-            "frames": (torch.uint8, (3, 3, 16, 16)),
-            "tokens": (torch.int64, (12,)),
-            "video_index": (torch.int64, ()),
-            "text_index": (torch.int64, ()),
-        }
+    batch = VideoTextDataset(source, made.pairs, tokenizer, 12).__getitems__(range(5))
+    assert batch.sample_ids == tuple(made.pairs["pair_id"])
+    assert {name: (t.dtype, tuple(t.shape)) for name, t in batch.tensors.items()} == {
+        "frames": (torch.uint8, (5, 3, 3, 16, 16)),
+        "tokens": (torch.int64, (5, 12)),
+        "video_index": (torch.int64, (5,)),
+        "text_index": (torch.int64, (5,)),
+    }
+    for place, video_id in enumerate(made.pairs["video_id"]):
         frames = np.empty(source.shape, np.uint8)
-        source.load(row["video_id"], 0, frames)
-        assert sample.tensors["frames"].numpy().tolist() == frames.tolist()
-        assert sample.tensors["tokens"].tolist() == tokenizer.encode([row["text"]], 12)[0].tolist()
-    texts, videos = ([int(data[i].tensors[name]) for i in range(5)] for name in ("text_index", "video_index"))
-    assert texts == [0, 0, 1, 2, 1]
+        source.load(video_id, 0, frames)
+        assert batch.tensors["frames"][place].numpy().tolist() == frames.tolist()
+    assert batch.tensors["tokens"].equal(tokenizer.encode(made.pairs["text"].to_list(), 12))
+    videos = batch.tensors["video_index"].tolist()
+    assert batch.tensors["text_index"].tolist() == [0, 0, 1, 2, 1]
     assert [videos[1] == videos[2], len(set(videos)), min(videos), max(videos)] == [True, 4, 0, 3]
 
 
 def test_numbers_of_a_part_are_those_of_the_whole_table(made, source, tokenizer):
-    whole = VideoTextDataset(source, made.pairs, tokenizer, 8)
-    test = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8)
-    for mine, other in ((0, 3), (1, 4)):
-        for name in ("video_index", "text_index", "tokens"):
-            assert torch.equal(test[mine].tensors[name], whole[other].tensors[name])
+    whole = VideoTextDataset(source, made.pairs, tokenizer, 8).__getitems__([3, 4])
+    test = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8).__getitems__([0, 1])
+    assert all(test.tensors[name].equal(rows) for name, rows in whole.tensors.items())
     shuffled = made.pairs.sample(fraction=1, shuffle=True, seed=1)
     assert numbered(shuffled).sort("pair_id").equals(made.pairs.sort("pair_id"))
-    alone = VideoTextDataset(source, numbered(made.pairs.filter(part="test")), tokenizer, 8)
-    assert sorted(int(alone[i].tensors["text_index"]) for i in range(2)) == [0, 1]
 
 
 def test_videos_that_cannot_be_decoded_are_named_and_left_out(tmp_path, made, source, tokenizer, caplog):

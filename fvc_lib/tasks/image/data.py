@@ -133,7 +133,7 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
             group_ids=tuple(part["group_id"]),
             paths=tuple(part["path"]),
             class_indices=part["number"].to_numpy(),
-            values=numbers.reshape(part.height, len(names)),
+            values=np.ascontiguousarray(numbers).reshape(part.height, len(names)),
         )
     train = parts["train"]
     if unlearned := [label for place, label in enumerate(classes) if place not in train.class_indices]:

@@ -47,17 +47,18 @@ def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str
         DataError: ranks, captions and embeddings disagree with each other or with the test part.
     """
     pairs = tables.read_table(paths.video_texts, tables.VIDEO_TEXTS)
-    ranks, captions = (
-        tables.read_table(paths.retrieval_ranks, tables.RETRIEVAL_RANKS),
-        tables.read_table(paths.captions, tables.CAPTIONS),
-    )
+    ranks = tables.read_table(paths.retrieval_ranks, tables.RETRIEVAL_RANKS)
+    captions = tables.read_table(paths.captions, tables.CAPTIONS)
     _check_queries(pairs, ranks, captions)
     rows: list[Row] = []
     if ranks.height:
-        found = _retrieval(paths, config, log)
+        from fvc_lib.metrics.retrieval import retrieval_metrics  # torch takes seconds to load
+
+        stored = read_embeddings(paths.embeddings)
+        embeddings = stored["video_embeddings"], stored["text_embeddings"], stored["pairs"]
+        found = retrieval_metrics(*embeddings, ks=RECALL_AT, log=log)
         for direction in DIRECTIONS:
-            own = ranks.filter(pl.col("direction") == direction)
-            rows += _direction_rows(direction, own, found, config)
+            rows += _direction_rows(direction, ranks.filter(direction=direction), found, config)
     if captions.height:
         rows += _caption_rows(pairs, captions, config)
     table = tables.check_table(tables.frame_of(rows, tables.TASK_RESULTS), tables.TASK_RESULTS, "video-text results")
@@ -96,16 +97,6 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
         "median_rank": float(np.searchsorted(within, 0.5 - 1e-12) + 1),
         "mean_rank": float((ranks * places).sum()),
     }
-
-
-def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | None) -> "RetrievalMetrics":
-    from fvc_lib.metrics.retrieval import retrieval_metrics  # torch takes seconds to load
-
-    stored = read_embeddings(paths.embeddings)
-    return retrieval_metrics(
-        stored["video_embeddings"], stored["text_embeddings"], stored["pairs"],
-        ks=RECALL_AT, log=log,
-    )  # fmt: skip
 
 
 def read_embeddings(path: Path) -> "dict[str, Tensor]":

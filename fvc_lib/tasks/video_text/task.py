@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import (
     Batch,
-    EpochSampleSet,
     LossSum,
     Outputs,
     Sample,
@@ -32,14 +31,17 @@ from fvc_lib.engine.task import (
 from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.tasks.video.data import ClipSource, open_clips, stream_of
+from fvc_lib.tasks.video.data import ClipSource, stream_of
 from fvc_lib.tasks.video_text.results import RECALL_AT
 from fvc_lib.video.clips import making
 from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
-_MASKED_SHARE = 0.3  # of a clip's frames, hidden in masked modelling
+_LOSSES = ("caption_loss", "token_accuracy", "masked_loss")
+_EMBEDDINGS = ("video_embedding", "text_embedding")
+_INDICES = ("video_index", "text_index")
+_TOKENS = "caption_tokens"
 
 
 def make_clips(
@@ -88,21 +90,12 @@ def make_clips(
         )
     failed = tuple(sorted(video_id for video_id, _ in report.failed))
     if config.clip_source != "store":
-        write_shards(store, _clips_of(store, pairs, failed))
+        write_shards(store, clips_of(store, pairs, failed))
     return store, failed
 
 
-def open_made_clips(config: RunConfig, pairs: pl.DataFrame, without: Sequence[str]) -> ClipSource:
-    """Return the source of the clips of ``pairs``, ``without`` the ids of videos that have none.
-
-    Raises:
-        DataError: shards are missing or damaged.
-    """
-    return open_clips(config, _clips_of(ClipStore.of(config), pairs, without))
-
-
-def _clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
-    """Return AUGMENTED rows: one original clip per video, without labels."""
+def clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
+    """Return AUGMENTED rows: one original clip per video, without labels; ``without``: ids of videos with no clip."""
     videos = pairs.filter(~pl.col("video_id").is_in(without)).select("video_id").unique().sort("video_id")
     return videos.select(
         pl.format("{}_0", "video_id").alias("clip_id"),
@@ -129,14 +122,6 @@ def numbered(pairs: pl.DataFrame) -> pl.DataFrame:
     return pairs.with_columns(video_index=number["video"], text_index=number["text"])
 
 
-class BatchedSamples(Protocol):
-    """A data set that reads several samples at once."""
-
-    def __len__(self) -> int: ...
-
-    def __getitems__(self, indices: Sequence[int], /) -> Batch: ...
-
-
 class VideoTextDataset:
     """Pairs as samples, in the order of the table.
 
@@ -153,41 +138,27 @@ class VideoTextDataset:
         DataError: a clip is missing.
     """
 
-    classes = None  # no balanced sampling
-
     def __init__(self, source: ClipSource, pairs: pl.DataFrame, tokenizer: TextTokenizer, max_tokens: int) -> None:
-        self._source = source
-        self.sample_ids: tuple[str, ...] = tuple(pairs["pair_id"])
-        self._video_ids = tuple(pairs["video_id"])
-        missing = sorted({video_id for video_id in self._video_ids if not source.has(video_id, 0)})
-        if missing:
+        self._source, self._video_ids, self.sample_ids = source, tuple(pairs["video_id"]), tuple(pairs["pair_id"])
+        if missing := sorted({video_id for video_id in self._video_ids if not source.has(video_id, 0)}):
             raise DataError(
                 f"{len(missing)} videos have no clip in the clip store: {', '.join(missing[:10])}. Make them with "
                 "the same num_frames and fixed_size: run 20_video_text again."
             )
-        self._video_index, self._text_index = (
-            torch.tensor(pairs[name].to_list(), dtype=torch.int64) for name in ("video_index", "text_index")
-        )
+        self._numbers = {name: torch.tensor(pairs[name].to_list(), dtype=torch.int64) for name in _INDICES}
         # Tokenise each text once: with many videos per text, tokens would dominate memory.
         texts = dict(zip(pairs["text_id"], pairs["text"], strict=True))
         self._tokens = tokenizer.encode(list(texts.values()), max_tokens)
-        place_of = {name: place for place, name in enumerate(texts)}
-        self._token_row = torch.tensor([place_of[name] for name in pairs["text_id"]], dtype=torch.int64)
+        row_of = {name: row for row, name in enumerate(texts)}
+        self._token_row = torch.tensor([row_of[name] for name in pairs["text_id"]], dtype=torch.int64)
 
     @property
     def stream(self) -> Stream | None:
         """The order of the clips in shards that are read as a stream; None for random access."""
         return stream_of(self._source, [(video_id, 0) for video_id in self._video_ids])
 
-    def at_epoch(self, epoch: int) -> "VideoTextDataset":
-        """Return the same samples; they do not depend on the epoch."""
-        return self
-
     def __len__(self) -> int:
         return len(self.sample_ids)
-
-    def __getitem__(self, index: int) -> Sample:
-        return _first(self.__getitems__([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the samples of ``indices`` as one batch."""
@@ -198,9 +169,7 @@ class VideoTextDataset:
         tensors = {
             "frames": torch.from_numpy(frames),
             "tokens": self._tokens[self._token_row[rows]],
-            "video_index": self._video_index[rows],
-            "text_index": self._text_index[rows],
-        }
+        } | {name: numbers[rows] for name, numbers in self._numbers.items()}
         return Batch(tuple(self.sample_ids[index] for index in indices), tensors)
 
 
@@ -224,16 +193,17 @@ class HiddenFrames:
         return hidden
 
 
-def num_hidden_frames(num_frames: int) -> int:
-    """Return how many of ``num_frames`` are hidden: at least 1 and at most ``num_frames`` - 1."""
-    return min(max(round(_MASKED_SHARE * num_frames), 1), num_frames - 1)
-
-
 @dataclass(frozen=True)
 class PreparedSamples:
-    """``data`` with more tensors: ``beside`` by name, (N, ...) with a row per sample, and the mask ``hidden`` (T,)."""
+    """Samples of ``data`` with more tensors.
 
-    data: BatchedSamples
+    Attributes:
+        data: a data set with ``__len__`` and ``__getitems__``, and perhaps a ``stream``.
+        beside: further tensors by name, (N, ...) with a row per sample.
+        hidden: makes the mask ``hidden`` (T,) of each sample; None: no mask.
+    """
+
+    data: Any
     beside: Mapping[str, Tensor]
     hidden: HiddenFrames | None = None
 
@@ -248,11 +218,12 @@ class PreparedSamples:
         return len(self.data)
 
     def __getitem__(self, index: int) -> Sample:
-        return _first(self.__getitems__([index]))
+        batch = self.__getitems__([index])
+        return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the samples of ``indices`` as one batch."""
-        batch = self.data.__getitems__(indices)
+        batch: Batch = self.data.__getitems__(indices)
         tensors = batch.tensors | {name: rows[list(indices)] for name, rows in self.beside.items()}
         if self.hidden is not None:
             tensors["hidden"] = torch.stack([self.hidden.of(sample_id) for sample_id in batch.sample_ids])
@@ -260,30 +231,26 @@ class PreparedSamples:
 
     def at_epoch(self, epoch: int) -> "PreparedSamples":
         """Return the samples with the frames hidden that ``epoch`` (0-based) hides."""
-        if isinstance(self.data, EpochSampleSet):
-            self.data.at_epoch(epoch)
         return self if self.hidden is None else replace(self, hidden=replace(self.hidden, epoch=epoch))
-
-
-def _first(batch: Batch) -> Sample:
-    return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
-
-
-_LOSSES = ("caption_loss", "token_accuracy", "masked_loss")
-_EMBEDDINGS = ("video_embedding", "text_embedding")
-_INDICES = ("video_index", "text_index")
-_TOKENS = "caption_tokens"
 
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """The distinct videos and texts of a part, between which retrieval is measured."""
+    """The distinct videos and texts of a part, between which retrieval is measured.
 
-    video_embeddings: Tensor  # float32 (N, E), unit vectors
-    text_embeddings: Tensor  # float32 (M, E), unit vectors
-    pairs: npt.NDArray[np.int64]  # int64 (P, 2), unique rows (video, text) that belong together
-    video_places: npt.NDArray[np.int64]  # int64 (N,), the first accumulated pair of each video
-    text_places: npt.NDArray[np.int64]  # int64 (M,), the first accumulated pair of each text
+    Attributes:
+        video_embeddings: float32 (N, E), unit vectors.
+        text_embeddings: float32 (M, E), unit vectors.
+        pairs: int64 (P, 2), unique rows (video, text) that belong together.
+        video_places: int64 (N,), the first accumulated pair of each video.
+        text_places: int64 (M,), the first accumulated pair of each text.
+    """
+
+    video_embeddings: Tensor
+    text_embeddings: Tensor
+    pairs: npt.NDArray[np.int64]
+    video_places: npt.NDArray[np.int64]
+    text_places: npt.NDArray[np.int64]
 
     @property
     def is_finite(self) -> bool:
@@ -305,11 +272,11 @@ class VideoTextOutputs(SampleColumns):
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch; ``ValueError`` where the outputs still require grad."""
-        found = {name: outputs[name].float() for name in (*_LOSSES, *_EMBEDDINGS) if name in outputs}
-        found |= {name: batch.tensors[name] for name in _INDICES}
+        columns = {name: outputs[name].float() for name in (*_LOSSES, *_EMBEDDINGS) if name in outputs}
+        columns |= {name: batch.tensors[name] for name in _INDICES}
         if _TOKENS in outputs:
-            found[_TOKENS] = outputs[_TOKENS].to(torch.int32)  # the engine hands outputs on as floats
-        self.add(batch.sample_ids, found)
+            columns[_TOKENS] = outputs[_TOKENS].to(torch.int32)  # the engine hands outputs on as floats
+        self.add(batch.sample_ids, columns)
 
     @property
     def caption_tokens(self) -> Tensor | None:
@@ -386,19 +353,18 @@ class VideoTextTask:
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Return the weighted sum of captioning and masked modelling; every sample weighs 1."""
-        any_output = next(iter(outputs.values()))
-        total = torch.zeros((), device=any_output.device)
+        device = next(iter(outputs.values())).device
+        total = torch.zeros((), device=device)
         if self._plan.captions:
             total = total + self.config.caption_weight * outputs["caption_loss"].float().sum()
         if self._plan.masked:
             total = total + self.config.masked_weight * outputs["masked_loss"].float().sum()
-        return LossSum(total, torch.tensor(float(len(batch)), device=any_output.device))
+        return LossSum(total, torch.tensor(float(len(batch)), device=device))
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
         """Return the weighted contrastive loss of ``rows`` against the whole effective batch."""
         space = model.joint
-        if not isinstance(space, JointSpace):
-            raise TypeError(f"model: got a {type(model).__name__} without a joint space, wanted the task's own")
+        assert isinstance(space, JointSpace)
         video, text = (outputs[name].float() for name in _EMBEDDINGS)
         indices = tensors["video_index"], tensors["text_index"]
         return self.config.contrastive_weight * space.scale.contrastive(video, text, *indices, rows)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import polars as pl
@@ -18,7 +18,6 @@ from fvc_lib.detectors.own.transformer import TokenNumbers
 from fvc_lib.detectors.own.video_text import NetworkPlan, VideoEncoder
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
-from fvc_lib.engine.device import without_memory
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
@@ -32,11 +31,13 @@ from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXT
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
-from fvc_lib.tasks.video.data import ClipSource
+from fvc_lib.tasks.video.data import ClipSource, open_clips
 from fvc_lib.tasks.video_text import task as video_text
 from fvc_lib.tasks.video_text.task import RetrievalSet, VideoTextOutputs, VideoTextTask
+from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
+_MASKED_SHARE = 0.3  # of a clip's frames, hidden in masked modelling
 _TEXT_WIDTH, _TEXT_LAYERS, _TEXT_HEADS = 128, 2, 4  # of the text transformer and the decoder
 
 
@@ -72,32 +73,30 @@ def _finish(
     paths: RunPaths, parts: "VideoTextParts", config: RunConfig, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
     (model,) = trained
-    task = model.network.task
-    if not isinstance(task, VideoTextTask):
-        raise TypeError(f"task: got {type(task).__name__}, wanted VideoTextTask")
-    outputs = VideoTextOutputs(config)
+    task, outputs, pairs = model.network.task, VideoTextOutputs(config), parts.of("test")
+    assert isinstance(task, VideoTextTask)
     with task.writing_captions():
         model.predict(parts.samples("test", config), outputs)
-    refuse_nonfinite(outputs)
+    retrieval = outputs.retrieval_set()
+    if retrieval is not None and not retrieval.is_finite:
+        videos = retrieval.video_places[~retrieval.video_embeddings.isfinite().all(1).numpy()]
+        texts = retrieval.text_places[~retrieval.text_embeddings.isfinite().all(1).numpy()]
+        lost = [outputs.sample_ids[number] for number in (*videos, *texts)]
+        raise DataError(
+            f"the embeddings of {len(lost)} test videos or texts are not finite, the first in the pairs "
+            f"{', '.join(lost[:5])}. Turn amp off, or train with a lower learning_rate."
+        )
     model.log("test", outputs.compute())
-    return Finished(
-        [TrainingRecord(**model.record())],
-        lambda: write_test_tables(paths, parts.of("test"), outputs, parts.tokenizer, config),
-    )
 
+    def write() -> None:
+        ranks = frame_of(None, RETRIEVAL_RANKS)
+        if retrieval is not None:
+            ranks = retrieval_ranks(pairs, retrieval, video_text.measured_retrieval(retrieval))
+        write_embeddings(paths.embeddings, retrieval)
+        write_table(ranks, RETRIEVAL_RANKS, paths.retrieval_ranks)
+        write_table(written_captions(pairs, outputs, parts.tokenizer), CAPTIONS, paths.captions)
 
-def refuse_nonfinite(outputs: VideoTextOutputs) -> None:
-    """Raise ``DataError`` if an embedding of the test part is not finite."""
-    found = outputs.retrieval_set()
-    if found is None or found.is_finite:
-        return
-    videos = found.video_places[~found.video_embeddings.isfinite().all(1).numpy()]
-    texts = found.text_places[~found.text_embeddings.isfinite().all(1).numpy()]
-    lost = [outputs.sample_ids[number] for number in (*videos, *texts)]
-    raise DataError(
-        f"the embeddings of {len(lost)} test videos or texts are not finite, the first in the pairs "
-        f"{', '.join(lost[:5])}. Turn amp off, or train with a lower learning_rate."
-    )
+    return Finished([TrainingRecord(**model.record())], write)
 
 
 def check_config(config: RunConfig) -> None:
@@ -111,13 +110,8 @@ def check_config(config: RunConfig) -> None:
         raise UsageError("masked_weight: a clip of one frame leaves none to predict from. Use more num_frames.")
     if _encoder_folder(config):
         encoder_tensors(_encoder_folder(config), ["a text"], config.max_text_tokens)
-    plan = network_plan(config, config.vocabulary_size)
     with forked_random_state(0, torch.device("cpu")):
-        try:
-            with without_memory():
-                VideoEncoder(plan)
-        except (RuntimeError, NotImplementedError):  # the constructor needs real tensors
-            VideoEncoder(plan)
+        VideoEncoder(network_plan(config, config.vocabulary_size))
 
 
 def tokenizer_file(paths: RunPaths) -> Path:
@@ -139,13 +133,17 @@ class VideoTextParts:
 
     def samples(self, part: str, config: RunConfig) -> video_text.PreparedSamples:
         """Return the samples of a part, in the order of ``of(part)``."""
-        pairs = self.of(part)
+        pairs, num_frames, hidden, beside = self.of(part), config.clips.num_frames, None, dict[str, Tensor]()
         data = video_text.VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
-        hidden = None
         if config.masked_weight:
-            num_hidden = video_text.num_hidden_frames(config.clips.num_frames)
-            hidden = video_text.HiddenFrames(config.clips.num_frames, num_hidden, stable_seed(STAGE, config.seed))
-        return video_text.PreparedSamples(data, _beside(pairs, config), hidden)
+            num_hidden = min(max(round(_MASKED_SHARE * num_frames), 1), num_frames - 1)
+            hidden = video_text.HiddenFrames(num_frames, num_hidden, stable_seed(STAGE, config.seed))
+        if folder := _encoder_folder(config):  # each distinct text is encoded once
+            texts = pairs["text"].unique(maintain_order=True).to_list()
+            row_of = {text: row for row, text in enumerate(texts)}
+            encoded = encoder_tensors(folder, texts, config.max_text_tokens)
+            beside = {name: rows[[row_of[text] for text in pairs["text"]]] for name, rows in encoded.items()}
+        return video_text.PreparedSamples(data, beside, hidden)
 
 
 def read_parts(
@@ -170,22 +168,16 @@ def read_parts(
     texts = remaining.filter(pl.col("part") == "train")["text"]
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
     _logger.info("%d pairs, a vocabulary of %d tokens", remaining.height, tokenizer.vocabulary_size)
-    if ranks.rank == 0:
-        _warn_of_long_texts(remaining["text"].unique().to_list(), tokenizer, config)
-    return VideoTextParts(remaining, video_text.open_made_clips(config, pairs, missing), tokenizer)
-
-
-def _warn_of_long_texts(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:
-    """Log how many texts are cut, unless only a transformers encoder, with its own tokens, reads them."""
-    if _encoder_folder(config) and not config.caption_weight:
-        return
-    lengths = tokenizer.num_tokens(texts)
-    num_cut = sum(length > config.max_text_tokens for length in lengths)
-    if num_cut:
-        _logger.warning(
-            "%d of %d texts are longer than max_text_tokens %d and are cut; the longest has %d tokens",
-            num_cut, len(lengths), config.max_text_tokens, max(lengths),
-        )  # fmt: skip
+    # A transformers encoder has tokens of its own.
+    if ranks.rank == 0 and (config.caption_weight or not _encoder_folder(config)):
+        lengths = tokenizer.num_tokens(remaining["text"].unique().to_list())
+        if num_cut := sum(length > config.max_text_tokens for length in lengths):
+            _logger.warning(
+                "%d of %d texts are longer than max_text_tokens %d and are cut; the longest has %d tokens",
+                num_cut, len(lengths), config.max_text_tokens, max(lengths),
+            )  # fmt: skip
+    source = open_clips(config, video_text.clips_of(ClipStore.of(config), pairs, missing))
+    return VideoTextParts(remaining, source, tokenizer)
 
 
 def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[TrainingRecord]:
@@ -196,6 +188,7 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
         network_plan(config, parts.tokenizer.vocabulary_size),
         config,
     )
+    encoder = _encoder_folder(config)
     # Versions of the tokenizer library may learn different tokens from the same texts.
     fingerprint = sha256_of_json([video_text.pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
     settings = recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch)
@@ -203,16 +196,10 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
         stage=STAGE,
         model_name=config.model,
         settings=settings,
-        parameters=training_parameters(config),
+        parameters=config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN},
         networks=[Network(task, fingerprint)],
         sizes={f"num_{part}": parts.of(part).height for part in PARTS},
     )
-
-
-def training_parameters(config: RunConfig) -> dict[str, Any]:
-    """Return the parameters that a checkpoint is bound to; an encoder counts by its content."""
-    encoder = _encoder_folder(config)
-    return config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
 
 
 def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
@@ -249,56 +236,28 @@ def text_tensors(config: RunConfig, tokenizer: TextTokenizer, texts: Sequence[st
     return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(beside)
 
 
-def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:
-    """Return the transformers encoder's inputs, a row per pair; each distinct text is encoded once."""
-    folder = _encoder_folder(config)
-    if not folder:
-        return {}
-    texts = pairs["text"].unique(maintain_order=True).to_list()
-    row_of = {text: number for number, text in enumerate(texts)}
-    rows = [row_of[text] for text in pairs["text"]]
-    return {name: encoded[rows] for name, encoded in encoder_tensors(folder, texts, config.max_text_tokens).items()}
-
-
-def write_test_tables(
-    paths: RunPaths, pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer, config: RunConfig
-) -> None:
-    """Write ranks, captions and embeddings of the test ``pairs`` (VIDEO_TEXTS), in the order of ``outputs``.
-
-    Without a contrastive loss, ranks and embeddings are empty; without a captioning loss, captions are.
-    """
-    retrieval = outputs.retrieval_set()
-    ranks = frame_of(None, RETRIEVAL_RANKS)
-    if retrieval is not None:
-        ranks = retrieval_ranks(pairs, retrieval, video_text.measured_retrieval(retrieval))
-    write_embeddings(paths.embeddings, retrieval)
-    write_table(ranks, RETRIEVAL_RANKS, paths.retrieval_ranks)
-    write_table(written_captions(pairs, outputs, tokenizer), CAPTIONS, paths.captions)
-
-
 def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet, metrics: RetrievalMetrics) -> pl.DataFrame:
     """Return RETRIEVAL_RANKS of every video and text, in the order of the embeddings.
 
     A text of several groups counts for the first of them by name.
     """
-    first_group = dict(pairs.group_by("text_id").agg(pl.col("group_id").min()).iter_rows())
-    videos, texts = pairs[retrieval.video_places.tolist()], pairs[retrieval.text_places.tolist()]
-    queries = {
-        "video_to_text": (videos["video_id"], videos["group_id"].to_list()),
-        "text_to_video": (texts["text_id"], [first_group[text] for text in texts["text_id"]]),
-    }
+    pairs = pairs.with_columns(first_group=pl.col("group_id").min().over("text_id"))
     tables = []
-    for direction, (ids, groups) in queries.items():
+    for direction, places, columns in (
+        ("video_to_text", retrieval.video_places, ("video_id", "group_id")),
+        ("text_to_video", retrieval.text_places, ("text_id", "first_group")),
+    ):
         found = getattr(metrics, direction)
-        columns = {
+        queries = pairs[places[found.query_indices].tolist()]
+        data = {
             "direction": [direction] * found.num_queries,
-            "query_id": ids[found.query_indices.tolist()],
-            "group_id": [groups[row] for row in found.query_indices.tolist()],
+            "query_id": queries[columns[0]],
+            "group_id": queries[columns[1]],
             "rank": found.ranks,
             "num_candidates": np.full(found.num_queries, found.num_candidates, dtype=np.int64),
             "num_positives": found.num_positives,
         }
-        tables.append(frame_of(columns, RETRIEVAL_RANKS))
+        tables.append(frame_of(data, RETRIEVAL_RANKS))
     return pl.concat(tables)
 
 
