@@ -172,15 +172,10 @@ def test_what_a_tar_says_twice_is_refused_and_named(tmp_path, members, named):
 
 def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
     label_map = {"1": "fake", "0": "real"}
-    whole = read_corpus(tars, label_map=label_map)
-    for pattern in ("a-{000..001}.tar", "a-00[01].tar", "a-{000,001}.tar"):
-        listing = read_corpus(tars / pattern, label_map=label_map)
-        assert listing.entries == whole.entries
-        assert (listing.root, listing.name) == (tars, "corpus")
+    whole, listing = (read_corpus(path, label_map=label_map) for path in (tars, tars / "a-{000..001}.tar"))
+    assert (listing.entries, listing.root, listing.name) == (whole.entries, tars, "corpus")
     above = read_corpus(tars.parent / "*" / "*.tar", label_map=label_map)
     assert [entry.path for entry in above.entries] == [f"corpus/{entry.path}" for entry in whole.entries]
-    with pytest.raises(UsageError, match=r"1 of 3 .*a-002\.tar"):
-        read_corpus(tars / "a-{000..002}.tar")
     with pytest.raises(UsageError, match=r"Did you mean .*\*/\*\.tar"):
         read_corpus(tars.parent)
 

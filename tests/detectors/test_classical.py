@@ -62,19 +62,6 @@ def test_logistic_equals_scikit_learns_pipeline():
         np.testing.assert_allclose(ours, pipeline.decision_function(unseen[:, kept]), rtol=1e-3, atol=1e-3)
 
 
-def test_stored_trees_equal_scikit_learns_to_the_bit(monkeypatch):
-    fitted, trees = [], classical._trees
-    monkeypatch.setattr(classical, "_trees", lambda model: fitted.append(model) or trees(model))
-    for seed in range(4):
-        arrays = classical.BOOSTING.fit(*part(seed), {"rounds": 20, "leaves": 4})
-        unseen = part(seed + 1, missing=0.4)[0]
-        expected = fitted[-1].decision_function(unseen[:, arrays["columns"]])
-        assert np.array_equal(classical.BOOSTING.logits(arrays, unseen), expected)
-    empty, few_fakes = np.full((40, 3), np.nan), (np.arange(40) < 10).astype(np.int64)
-    arrays = classical.BOOSTING.fit(empty, few_fakes, np.ones(40), classical.BOOSTING.candidates[0])
-    np.testing.assert_allclose(classical.BOOSTING.logits(arrays, empty), np.log(1 / 3))
-
-
 def test_scaling_marks_gaps_and_ignores_constant_columns():
     arrays = fit_scaling(np.array([[1.0, np.nan, 5.0], [3.0, np.nan, 5.0], [np.nan, np.nan, 5.0]]))
     assert arrays["indicator"].tolist() == [0]

@@ -104,12 +104,6 @@ def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypa
     require_backbone(resolve_config({**config, "image_size": 32}, environ={}))
 
 
-def test_stages_follow_the_networks_parts_and_single_layers_go_with_their_neighbours():
-    first, *later = names_by_stage(LikeResnet(num_classes=0))
-    assert [name.split(".")[0] for name in first] == ["conv1", "conv1", "bn1", "bn1", "layer1", "layer1", "layer1"]
-    assert [{name.split(".")[0] for name in stage} for stage in later] == [{"layer2"}, {"layer3"}, {"layer4"}]
-
-
 def test_a_part_that_is_nearly_all_stands_for_its_parts_and_every_parameter_is_in_one_stage():
     class LikeVit(nn.Module):
         def __init__(self):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch import nn
 
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.network import num_trained_stages
@@ -22,11 +21,6 @@ def pictures(count=3, size=16, seed=0):
 def model():
     torch.manual_seed(0)
     return ImageModel(SmallResnet(WIDTHS), num_classes=4, num_targets=2)
-
-
-def test_a_model_says_a_class_and_numbers_of_each_picture(model):
-    outputs = model(pictures())
-    assert {name: tuple(values.shape) for name, values in outputs.items()} == {"class_logits": (3, 4), "values": (3, 2)}
 
 
 @pytest.mark.parametrize(("classes", "targets"), [(4, 0), (0, 2)])
@@ -71,9 +65,3 @@ def test_stages_are_freed_one_after_the_other_and_never_frozen_again(epoch, stag
     assert following - now <= (1 if each else stages)
     last = freeze + each * (stages - 1)
     assert (now == stages) == (epoch >= last)
-
-
-def test_every_weight_gets_a_gradient(model):
-    outputs = model(pictures())
-    (nn.functional.cross_entropy(outputs["class_logits"], torch.tensor([0, 1, 2])) + outputs["values"].sum()).backward()
-    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())

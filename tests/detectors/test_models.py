@@ -72,13 +72,3 @@ def test_a_content_trunk_sees_which_way_something_goes(name):
     with torch.no_grad():
         forwards, backwards = trunk.frame_features(frames)[0, 1], trunk.frame_features(frames.flip(1))[0, 1]
     assert (forwards - backwards).abs().max() > 0.1 * forwards.abs().max()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_video_network_is_its_kind_of_trunk_with_a_head(name):
-    """Names of weights, and so checkpoints, stay what they were before trunks were shared."""
-    assert isinstance(seeded(name), type(DETECTORS.get(name).build_trunk(TrunkOptions(name, 6, 32))))
-    names = [key for key in seeded(name).state_dict() if not key.startswith("head.")]
-    first = {"frame_cnn": "first.convolution.weight", "r2plus1d_small": "spatial_stem.convolution.weight"}[name]
-    assert names[0] == first
-    assert [key for key in seeded(name).state_dict() if key.startswith("head.")] == ["head.weight", "head.bias"]

@@ -306,13 +306,6 @@ def test_weights_are_read_by_what_they_are_not_by_their_ending(tmp_path):
         assert read_weights(tmp_path / name)["weight"].equal(good["weight"])
 
 
-def test_a_clip_of_no_size_is_the_one_the_model_was_made_for(my_net):
-    clip = config_of(model=f"{my_net}:MyNet", num_frames=0, fixed_size=0).clips
-    assert (clip.num_frames, clip.side) == (5, 32)
-    with pytest.raises(UsageError, match=r"(?i)wanted 0 or at least 16 pixels"):
-        config_of(fixed_size=8)
-
-
 def test_a_frozen_trunk_is_saved_as_the_digest_of_its_weights_and_refuses_another_one():
     detector = build_detector(config_of(model="efficientnet_lite0"))
     saved = detector.state_dict()

@@ -9,7 +9,6 @@ from fvc_lib.detectors.own.video_text import (
     LOG_SCALE_BOUNDS,
     SimilarityScale,
     positive_pairs,
-    softmax_contrastive,
 )
 
 
@@ -80,14 +79,6 @@ def test_shares_of_rows_add_up_to_the_loss_and_to_its_gradients(loss, ends, vide
     found = [sum(shares), *(sum(parts) for parts in zip(*given, strict=True))]
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_softmax_is_the_cross_entropy_of_clip_where_nothing_repeats():
-    video, text = embeddings()
-    similarities = video @ text.T * 5
-    wanted = torch.arange(6)
-    clip = (F.cross_entropy(similarities, wanted) + F.cross_entropy(similarities.T, wanted)) / 2 * 6
-    torch.testing.assert_close(softmax_contrastive(similarities, torch.eye(6, dtype=torch.bool)), clip)
 
 
 @pytest.mark.parametrize(

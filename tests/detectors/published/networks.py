@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,6 @@ from fvc_lib.services.registry import DETECTORS, TrunkOptions
 from fvc_lib.tasks.video.task import VideoTask
 from tests.kits.task_kit import Clips
 
-MEDIA = Path(__file__).parents[4] / "shared" / "media" / "decode"
 CPU = torch.device("cpu")
 SIDE, FRAMES = 32, 4
 
@@ -104,28 +102,14 @@ def noise(number: int, num_frames: int, side: int) -> torch.Tensor:
 
 
 def real_frames(number: int, side: int) -> torch.Tensor:
-    """uint8 (N, 3, side, side): corners of frames of real videos, one of each, where they lie beside this checkout; for
-    want of them of filmed-looking footage of the sample corpus, encoded and decoded.
-    """
-    found: list[torch.Tensor] = []
-    files: list[Any] = [str(path) for path in sorted(MEDIA.iterdir())] if MEDIA.is_dir() else []
-    for file in itertools.chain(files, (_footage(f"frame {shot}") for shot in range(number))):
-        try:
-            with av.open(file) as container:
-                picture = next(container.decode(video=0)).to_ndarray(format="rgb24")
-        except (av.FFmpegError, StopIteration, IndexError):
-            continue
-        if min(picture.shape[:2]) >= side:
-            found.append(torch.from_numpy(np.ascontiguousarray(picture[:side, :side])).permute(2, 0, 1))
-        if len(found) == number:
-            break
-    return torch.stack(found)
-
-
-def _footage(name: str) -> io.BytesIO:
-    shot = Shot(name, 192, 192, 2, draw_camera(name))
-    encoding = Encoding("libx264", "mp4", 25, 1.0)
-    return io.BytesIO(encode_frames(render_shot(shot), encoding, 1_000_000))
+    """uint8 (N, 3, side, side): corners of frames of the sample corpus's footage, encoded and decoded."""
+    pictures = []
+    for shot in (Shot(f"frame {place}", 192, 192, 2, draw_camera(f"frame {place}")) for place in range(number)):
+        content = encode_frames(render_shot(shot), Encoding("libx264", "mp4", 25, 1.0), 1_000_000)
+        with av.open(io.BytesIO(content)) as container:
+            picture = next(container.decode(video=0)).to_ndarray(format="rgb24")
+        pictures.append(torch.from_numpy(np.ascontiguousarray(picture[:side, :side])).permute(2, 0, 1))
+    return torch.stack(pictures)
 
 
 def trunk_of(name: str, weights: Path | None = None, *, num_frames: int = 0, side: int = 0) -> Trunk:

@@ -166,20 +166,6 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipelin
     assert all(a.equal(b) for a, b in zip(trunk.parameters(), again.parameters(), strict=True))
 
 
-def test_a_folder_of_pictures_and_texts_gives_its_encoder_of_pictures(tmp_path):
-    """As openai/clip-vit-base-patch16 is: a CLIPModel."""
-    _, settings, _ = SMALL_FOLDERS["clip_vit_b16"]
-    texts = {key: value for key, value in settings.items() if key not in ("image_size", "patch_size")}
-    config = transformers().CLIPConfig(text_config={**texts, "vocab_size": 50}, vision_config=settings)
-    whole = seeded(lambda: transformers().CLIPModel(config))
-    whole.save_pretrained(tmp_path)
-    trunk = trunk_of("clip_vit_b16", tmp_path, num_frames=FRAMES, side=SIDE)
-    frames = noise(2, FRAMES, SIDE)
-    with torch.inference_mode():
-        wanted = whole.vision_model(pixel_values=trunk.normalised(frames).flatten(0, 1)).pooler_output
-        torch.testing.assert_close(trunk(frames).flatten(0, 1), wanted)
-
-
 @pytest.mark.parametrize(
     ("name", "side"),
     [
