@@ -1,4 +1,4 @@
-"""Names of frames and of parts: pictures that are the frames of one video, videos that are parts of one."""
+"""Find pictures that are the frames of one video, and videos that are parts of one, by their names."""
 
 import re
 from collections import defaultdict
@@ -8,72 +8,14 @@ from posixpath import splitext
 
 from fvc_lib.video.decode.file_parts import PICTURES
 
+_VIDEO_ENDINGS = (
+    "3g2 3gp 264 265 amv asf avi divx dv f4v flv gif h264 h265 hevc ivf m1v m2ts m4s m2v m4v mjpeg mjpg mkv mov mp4 "
+    "mpe mpeg mpg mts mxf nut obu ogg ogv qt rm rmvb ts vob webm wmv y4m"
+)
+_IMAGE_ENDINGS = "avif bmp gif jfif jpe jpeg jpg mpo pgm png ppm tif tiff webp"
 ENDINGS = {
-    "video": frozenset(
-        (
-            ".3g2",
-            ".3gp",
-            ".264",
-            ".265",
-            ".amv",
-            ".asf",
-            ".avi",
-            ".divx",
-            ".dv",
-            ".f4v",
-            ".flv",
-            ".gif",
-            ".h264",
-            ".h265",
-            ".hevc",
-            ".ivf",
-            ".m1v",
-            ".m2ts",
-            ".m4s",
-            ".m2v",
-            ".m4v",
-            ".mjpeg",
-            ".mjpg",
-            ".mkv",
-            ".mov",
-            ".mp4",
-            ".mpe",
-            ".mpeg",
-            ".mpg",
-            ".mts",
-            ".mxf",
-            ".nut",
-            ".obu",
-            ".ogg",
-            ".ogv",
-            ".qt",
-            ".rm",
-            ".rmvb",
-            ".ts",
-            ".vob",
-            ".webm",
-            ".wmv",
-            ".y4m",
-        )
-    ),
-    "image": frozenset(
-        (
-            ".avif",
-            ".bmp",
-            ".gif",
-            ".jfif",
-            ".jpe",
-            ".jpeg",
-            ".jpg",
-            ".mpo",
-            ".pgm",
-            ".png",
-            ".ppm",
-            ".tif",
-            ".tiff",
-            ".webp",
-        )
-    ),
+    "video": frozenset(f".{ending}" for ending in _VIDEO_ENDINGS.split()),
+    "image": frozenset(f".{ending}" for ending in _IMAGE_ENDINGS.split()),
 }
 LAYOUT = "Frames of a video are read from a folder of their own: real/VIDEO/000.png or .jpg"
 LABEL_FOLDER = re.compile(r"(?:\d+[_-])?(real|fake)", re.IGNORECASE)
@@ -94,14 +36,14 @@ def picture_folders(
     words: Iterable[str] = (),
     names_in: Callable[[str], Iterable[str]] = lambda folder: (),
 ) -> Iterator[tuple[str, list[int], str]]:
-    """Yield each folder of pictures, the places of these, and why they are not one video's frames; empty: they are.
+    """Yield each folder of pictures, their places, and why they are not the frames of one video; empty: they are.
 
     Args:
-        paths: of pictures and others, which are passed over.
-        facts: of each path, such as its label: one video has one.
-        words: what the label source calls its labels. If all folders are called so, each of them holds many videos, as
-            those called real and fake do.
-        names_in: gives further names in a folder.
+        paths: of pictures and other files; the others are skipped.
+        facts: of each path, such as its label; the frames of one video have equal facts.
+        words: labels as the label source writes them. If all folders have such names, each holds many videos, as
+            folders called real and fake do.
+        names_in: returns further names in a folder.
     """
     folders = defaultdict[str, list[int]](list)
     for place, path in enumerate(paths):
@@ -121,7 +63,7 @@ def picture_folders(
 
 
 def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield each video of which several paths are parts by their names, their places, and why they are not one.
+    """Yield each video that several paths name parts of, their places, and why they are not one; empty: they are.
 
     The names of parts differ in a suffix such as ``_seg3``. A bare number names no part.
     """
@@ -130,16 +72,16 @@ def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[t
     for place, (_, whole) in enumerate(names):
         families[whole].append(place)
     for whole, places in families.items():
-        # Without a part among them they are files of one name in several formats, as a.mp4 and a.avi.
+        # Without a part they are files of one name in several formats, as a.mp4 and a.avi.
         if len({paths[place] for place in places}) > 1 and any(names[place][0] != whole for place in places):
             problem = _several(facts, places)
             yield whole, places, problem and f"the parts of {whole!r} {problem}"
 
 
 def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the video of each path, itself where it is no frame or part, and why frames or parts are of no one video.
+    """Return the video of each path, and why frames or parts are not of one video.
 
-    Arguments as of ``picture_folders``.
+    A path that is no frame or part is its own video. For the arguments see ``picture_folders``.
     """
     videos, problems = list(paths), [""] * len(paths)
     for find in (partial(picture_folders, words=words), part_families):
@@ -162,7 +104,7 @@ def _several(facts: Sequence[Hashable], places: Sequence[int]) -> str:
 
 
 def _why_no_sequence(names: Collection[str]) -> str:
-    """Return why names are no sequence: they must differ in numbers alone, one of which counts them."""
+    """Return why names are no sequence; empty: they differ in numbers alone, and one of these counts them."""
     if other := next((name for name in sorted(names) if not name.lower().endswith(PICTURES)), ""):
         return f"are not all PNG or JPEG, such as {other!r}"
     stems = [splitext(name)[0] for name in names]

@@ -1,4 +1,4 @@
-"""Notes on a corpus that is brought to one height and one frame rate."""
+"""Notes on a corpus whose videos are re-encoded to one height and one frame rate."""
 
 import shutil
 from pathlib import Path
@@ -8,7 +8,7 @@ import polars as pl
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.reencode import recipe_named
 
-# Of a frame without and with loss: means over filmed and generated videos of 240 and 480 rows at 8 frames a second.
+# By whether the recipe is lossless: means over filmed and generated videos of 240 and 480 rows at 8 frames a second.
 _BYTES_PER_PIXEL = {True: 0.3, False: 0.03}
 _SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
 
@@ -17,8 +17,8 @@ def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
     """Return notes on enlarged videos and repeated frames, with values that avoid them.
 
     Args:
-        originals: INDEX of the files as they are.
-        recipe: by which they are re-encoded (``RunConfig.recipe``).
+        originals: INDEX of the files before re-encoding.
+        recipe: of the re-encoding (``RunConfig.recipe``).
     """
     made = recipe_named(recipe)
     if not made.height or originals.is_empty():

@@ -18,33 +18,21 @@ from fvc_lib.tasks.video.controls import fake_labels, group_lookup, split_by_row
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
 
 
+TABLES = {"index": INDEX, "rejected": REJECTED, "links": GROUP_LINKS, "annotations": ANNOTATIONS}
+
+
 class Indexed:
     """An index of annotations only, and its tables."""
 
     def __init__(self, corpus: Path, out: Path, *, annotations_only: bool = True) -> None:
-        self.out = out
         self.report: IndexReport = build_index(
             corpus, index_path=out / "index.parquet", rejected_path=out / "rejected.parquet",
             group_links_path=out / "links.parquet", annotations_path=out / "annotations.parquet",
             work_dir=out / "work", near_duplicate_bits=10, max_rejected_share=0.5, workers=1,
             annotations_only=annotations_only,
         )  # fmt: skip
-
-    @property
-    def index(self) -> pl.DataFrame:
-        return read_table(self.out / "index.parquet", INDEX)
-
-    @property
-    def rejected(self) -> pl.DataFrame:
-        return read_table(self.out / "rejected.parquet", REJECTED)
-
-    @property
-    def links(self) -> pl.DataFrame:
-        return read_table(self.out / "links.parquet", GROUP_LINKS)
-
-    @property
-    def annotations(self) -> pl.DataFrame:
-        return read_table(self.out / "annotations.parquet", ANNOTATIONS)
+        tables = (read_table(out / f"{name}.parquet", schema) for name, schema in TABLES.items())
+        self.index, self.rejected, self.links, self.annotations = tables
 
 
 def url(name: str) -> str:
@@ -82,7 +70,8 @@ def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tm
         ("FVC_dup.csv", 4, "FVC_dup.csv row 4", "real", "r2", False),
         ("FVC_dup.csv", 5, "sixaaaaaaaa", None, "source sixaaaaaaaa", False),
     ]
-    assert indexed.index.is_empty()
+    with pytest.raises(DataError, match="made from annotations only"):
+        make_folds(indexed.index, 5, 0)
     assert indexed.links.rows() == [("f1+1 more", "same_source", "fouraaaaaaa", "f1", "f2")]
     assert Counter(indexed.rejected["reason"]) == {
         "missing_video": 3, "duplicate_path": 1, "label_not_used": 2, "unknown_url": 2, "not_opened": 1,
@@ -105,35 +94,18 @@ def test_without_videos_the_error_names_the_way_to_index_annotations(corpus: Pat
     assert read_table(tmp_path / "out/annotations.parquet", ANNOTATIONS).height == 9
 
 
-def test_folds_of_an_index_without_videos_are_refused_with_the_reason(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="made from annotations only"):
-        make_folds(Indexed(corpus, tmp_path / "out").index, 5, 0)
-
-
-@pytest.fixture(scope="module")
-def fvc2018(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
+def test_recognising_the_group_of_the_real_tables_is_all_by_row_and_nothing_by_group(tmp_path: Path) -> None:
     if not SHARED.is_dir():
         pytest.skip(f"needs the label tables in {SHARED}")
-    return Indexed(SHARED, tmp_path_factory.mktemp("fvc2018"))
-
-
-class TestTheRealTables:
-    def test_all_rows_cascades_and_labels_are_there_and_each_missing_video_is_reported(self, fvc2018: Indexed) -> None:
-        annotations, rejected = fvc2018.annotations, fvc2018.rejected
-        assert (annotations.height, annotations["stated_group"].n_unique(), fvc2018.index.height) == (5579, 380, 0)
-        assert dict(annotations.group_by("label").len().iter_rows()) == {
-            "fake": 2920, "real": 2164, "uncertain": 340, "debunked": 89, "parody": 66,
-        }  # fmt: skip
-        assert not annotations["is_present"].any()
-        assert set(annotations["source_id"]) == set(rejected["source_id"])
-
-    def test_recognising_the_group_is_all_by_row_and_nothing_by_group(self, fvc2018: Indexed) -> None:
-        labelled = undisputed_labels(fvc2018.annotations)
-        assert most_folds(labelled) > 100
-        folds = make_folds(labelled, 5, 0)
-        aucs = []
-        for dealt in (split_by_row(folds, seed=0), folds):
-            oracle = group_lookup(dealt)
-            aucs.append(float(within_folds(roc_auc, oracle["fold"])(fake_labels(oracle), oracle["score"].to_numpy())))
-        assert aucs[0] > 0.99
-        assert np.isclose(aucs[1], 0.5, atol=0.01)
+    indexed = Indexed(SHARED, tmp_path)
+    assert (indexed.annotations.height, indexed.index.height) == (5579, 0)
+    assert set(indexed.annotations["source_id"]) == set(indexed.rejected["source_id"])
+    labelled = undisputed_labels(indexed.annotations)
+    assert most_folds(labelled) > 100
+    folds = make_folds(labelled, 5, 0)
+    aucs = []
+    for dealt in (split_by_row(folds, seed=0), folds):
+        oracle = group_lookup(dealt)
+        aucs.append(float(within_folds(roc_auc, oracle["fold"])(fake_labels(oracle), oracle["score"].to_numpy())))
+    assert aucs[0] > 0.99
+    assert np.isclose(aucs[1], 0.5, atol=0.01)

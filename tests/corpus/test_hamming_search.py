@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.corpus.copies import hamming_search
-from fvc_lib.corpus.copies.hamming_search import Block, blocks_for, codes_within
+from fvc_lib.corpus.copies.hamming_search import Block, BlockSearch, blocks_for, sorted_by
 
 
 def naive(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple[int, int]]:
@@ -17,8 +17,12 @@ def naive(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple
 
 
 def found(queries: np.ndarray, entries: np.ndarray, max_bits: int, blocks: tuple[Block, ...]) -> list[tuple[int, int]]:
-    pairs = [pair for part in codes_within(queries, entries, max_bits, blocks) for pair in zip(*part, strict=True)]
-    return sorted((int(i), int(j)) for i, j in pairs)
+    pairs: list[tuple[int, int]] = []
+    for number, block in enumerate(blocks):
+        search = BlockSearch(entries, blocks, number, max_bits)
+        for part in search.pairs(sorted_by(block, queries)):
+            pairs.extend(zip(*(places.tolist() for places in part), strict=True))
+    return sorted(pairs)
 
 
 def scattered(rng: np.random.Generator, centres: np.ndarray, count: int) -> np.ndarray:

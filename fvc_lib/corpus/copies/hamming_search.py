@@ -195,25 +195,6 @@ def _all_near(query: Places, entry: Places, near: Callable[[Places], Flags]) -> 
     return row, column
 
 
-def codes_within(
-    queries: Codes, entries: Codes, max_bits: int, blocks: Sequence[Block] | None = None
-) -> Iterator[tuple[Places, Places]]:
-    """Yield the positions (K,), (K,) of all pairs of a query and an entry that differ in at most ``max_bits`` bits.
-
-    Every pair comes once. The order depends on the codes only. Memory grows with the number of codes, not with the
-    number of pairs.
-
-    Args:
-        queries: uint64 (Q,).
-        entries: uint64 (E,).
-        max_bits: 0 to 64.
-        blocks: cut the codes in this way; None: as ``blocks_for`` says.
-    """
-    blocks = blocks_for(max_bits, len(queries), len(entries)) if blocks is None else blocks
-    for number, block in enumerate(blocks):
-        yield from BlockSearch(entries, blocks, number, max_bits).pairs(sorted_by(block, queries))
-
-
 def _masks(block: Block) -> Iterator[np.uint32]:
     """Yield all numbers of the block's size with at most its radius of bits set."""
     for flipped in range(block.radius + 1):

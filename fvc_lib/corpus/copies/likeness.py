@@ -1,19 +1,15 @@
-"""Whether two pictures whose hashes are near show one photograph: their thumbnails explain each other.
+"""Judges of pairs whose hashes are near: do two pictures show one photograph, two videos one footage?
 
-64 bits tell too little of a single picture: of 720 photographs of drawn dishes 189 pairs of different dishes agree in
-all but 7 bits (in some window, mirrored or not), which would be millions of pairs among 100,000. So the thumbnail of
-the one is fitted by the other's window: brightness and contrast are free, and so are small shifts and scales, for which
-its slopes stand in (B. D. Lucas and T. Kanade, "An iterative image registration technique", IJCAI 1981, one step of
-it). Colours, where both have any, must vary alike: a table seen from above has one luma and many cloths.
+Pictures: 64 bits tell too little of a single picture, so the thumbnail of one is fitted by the other's window.
+Brightness and contrast are free, and so are small shifts and scales, for which its slopes stand in (one step of B. D.
+Lucas and T. Kanade, "An iterative image registration technique", IJCAI 1981). Colours, where both have any, must vary
+alike: a table seen from above has one luma and many cloths.
 
-Measured with near_duplicate_bits 10 and 20 kinds of edits (JPEG quality 30 to 90, half to twice the size, brightness,
-contrast, saturation, grey, blur, crops of 2 to 10%, mirrors, a caption, a turn by a degree): of 120 dishes 98.4% of the
-copies are found (crops of 5% from every side 94%, of 10% off centre 91%, of captions 93%, sizes and qualities all),
-and of 258,120 pairs of different dishes none is joined, where 0.90 in place of 0.94 joins four. Of 88 stills from 132
-real clips 88.4%; 5.7% are too plain to have a hash, and of dark ones that are made brighter or cropped more are missed
-(crops of 5% 83%, captions 55%). All stills of different clips that are joined show one scene: the same footage in other
-encodings, one portrait, or one speaker in one place. Of one clip's frames two seconds apart those that changed little
-are joined.
+Measured with near_duplicate_bits 10 and 20 kinds of edits of 120 drawn dishes (JPEG quality 30 to 90, half to twice the
+size, brightness, contrast, saturation, grey, blur, crops of 2 to 10%, mirrors, a caption, a turn by a degree): 98.4% of
+the copies are found, and of 258,120 pairs of different dishes none is joined. Of 88 stills from 132 real clips 88.4%
+are found; 5.7% are too plain to have a hash, and dark ones that are brightened or cropped more are missed (crops of 5%
+83%, captions 55%). All joined stills of different clips show one scene.
 """
 
 import base64
@@ -30,10 +26,10 @@ _Patches = npt.NDArray[np.float32]  # (K, side, side)
 
 THUMBNAIL_SIDE, COLOUR_SIDE = 24, 8
 _PATCH_SIDE, _COLOUR_PATCH_SIDE = 20, 6
-_LEAST_EXPLAINED = 0.94  # of the variance of the one's luma, by the other's
+_LEAST_EXPLAINED = 0.94  # share of the variance of one luma that the other explains
 _LEAST_COLOUR_EXPLAINED = 0.5
-_LEAST_VARIANCE = 1.0  # grey levels squared; a plain picture explains nothing and is explained by nothing
-_LEAST_COLOUR_VARIANCE = 16.0  # of what has less, as of a grey picture, the colours say nothing
+_LEAST_VARIANCE = 1.0  # grey levels squared; with less a picture is too plain to be compared
+_LEAST_COLOUR_VARIANCE = 16.0  # with less, as in a grey picture, colours are not compared
 _AT_ONCE = 1 << 11
 _DOWN = np.array([down for down, _ in perceptual_hash.WINDOWS])
 _RIGHT = np.array([right for _, right in perceptual_hash.WINDOWS])
@@ -41,7 +37,7 @@ _RIGHT = np.array([right for _, right in perceptual_hash.WINDOWS])
 
 def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
     """Return the Base64 thumbnail of a picture, uint8 (3, H, W) RGB, whose ``luma_grids`` is (160, 160)."""
-    # As products of matrices: ten times as fast as grid_average, whose exactness nothing here needs.
+    # Matrix products: ten times as fast as grid_average, and exact enough here.
     down, right = (_shares(np.linspace(0, side, COLOUR_SIDE + 1), side) for side in picture.shape[1:])
     rgb = down @ picture.astype(np.float32) @ right.T
     colour = 128 + (rgb[[2, 0]] - perceptual_hash.grid_average(grid, COLOUR_SIDE)) / 2
@@ -60,7 +56,7 @@ class SamePictures:
     """
 
     def __init__(self, thumbnails: Sequence[str]) -> None:
-        self.looks = thumbnails  # all that the answer depends on
+        self.looks = thumbnails  # pictures with equal ones are judged equally
         size = THUMBNAIL_SIDE**2
         values = np.empty((len(thumbnails), size + 2 * COLOUR_SIDE**2), np.uint8)
         for place, text in enumerate(thumbnails):
@@ -70,9 +66,9 @@ class SamePictures:
         self._colour = values[:, size:].reshape(-1, 2, COLOUR_SIDE, COLOUR_SIDE)
 
     def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
-        """(K,): whether ``one``, mirrored where ``mirror`` says so, shows what the ``window`` of ``other`` does.
+        """Return (K,): whether ``one``, mirrored where ``mirror`` is not 0, shows the ``window`` of ``other``.
 
-        Of two whole pictures either may explain the other: the answer does not depend on which is called one.
+        Of two whole pictures either may explain the other, so their order does not matter.
         """
         same = np.zeros(len(one), np.bool_)
         turned = mirror == perceptual_hash.MIRROR_BITS
@@ -102,7 +98,7 @@ def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.
 
 
 def span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
-    """Return ``_shares`` of a thumbnail's cells in a patch's, per span, (10, patch_side, side)."""
+    """Return the averages of a thumbnail's cells over a patch's cells, per span, (10, patch_side, side)."""
     borders = [
         side / perceptual_hash.STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in perceptual_hash.SPANS
     ]
@@ -116,7 +112,7 @@ _COLOUR_AVERAGES = span_averages(COLOUR_SIDE, _COLOUR_PATCH_SIDE)
 def patches(
     thumbnails: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32], window: Places | None = None
 ) -> _Patches:
-    """Cut a window of each thumbnail, (K, side, side) or (K, channels, side, side); by default the whole."""
+    """Cut a window of each thumbnail, (K, side, side) or (K, channels, side, side); the whole by default."""
     window = np.zeros(len(thumbnails), np.int64) if window is None else window
     down, right = averages[_DOWN[window]], averages[_RIGHT[window]].transpose(0, 2, 1)
     if thumbnails.ndim == 4:
@@ -152,7 +148,7 @@ def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
     known -= known.mean(axis=2, keepdims=True)
     asked = one.reshape(count, _PATCH_SIDE**2, 1) - one.mean(axis=(1, 2))[:, None, None]
     products = (known @ known.transpose(0, 2, 1)).astype(np.float64)
-    # A little is added to what a flat picture has none of, so that there is always a solution.
+    # A little is added to the diagonal, so that flat pictures have a solution, too.
     products += np.eye(5) * (1e-5 * np.trace(products, axis1=1, axis2=2)[:, None, None] + 1e-6)
     share = np.linalg.solve(products, (known @ asked).astype(np.float64))
     left = asked - known.transpose(0, 2, 1) @ share.astype(np.float32)
@@ -161,28 +157,27 @@ def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
     return np.where((share[:, 0, 0] > 0) & (variance >= _LEAST_VARIANCE), explained, 0.0)
 
 
-# Whether two videos whose hashes are near show one footage. Hashes are signs of luma, so in the frames whose hashes
-# agree luma, hue (as deviation from the frame's median: a white balance changes nothing) and what changes from frame to
-# frame must agree too; of plain pictures more is wanted. Measured with near_duplicate_bits 10: 99.8% and 99.4% of the
-# edited copies of 40 sample events and 28 real clips stay linked; of 2,626 linked pairs of different drawn clips 79 do.
-# A pair takes 0.1 ms.
+# --- Videos. Hashes are signs of luma. So in the frames whose hashes agree, luma, hue (as deviation from the frame's
+# median: a white balance changes nothing) and the change from frame to frame must agree too; plain pictures have
+# stricter limits. Measured with near_duplicate_bits 10: 99.8% and 99.4% of the edited copies of 40 sample events and 28
+# real clips stay linked; of 2,626 linked pairs of different drawn clips 79 do. A pair takes 0.1 ms.
 
 _Flags = npt.NDArray[np.bool_]
-TimeView = tuple[tuple[int, int], ...]  # the frames of the one and of the other that are compared
+TimeView = tuple[tuple[int, int], ...]  # pairs of frames that are compared: one video's, the other's
 _Values = npt.NDArray[np.float64]  # (K,)
 _Frames = npt.NDArray[np.float32]  # (K, T, channels, side, side)
 
 _LEAST_HUE_ALIKE = 0.7  # mean cosine between the colours of both
 _LEAST_LUMA_ALIKE = 0.6  # correlation within the frames
-_LEAST_MOTION_ALIKE = 0.45  # correlation of what changes from frame to frame
+_LEAST_MOTION_ALIKE = 0.45  # correlation of the changes from frame to frame
 _LEAST_MOTION = 3.0  # grey levels squared; less is noise
 _LEAST_CHROMA = 6.0  # levels; a colour nearer to the frame's median has none
-_LEAST_COLOURED = 100.0  # levels squared over a whole frame, of what has colours at all
-_PLAIN_SHARE = 0.35  # of a picture is other than its median, in plain ones
+_LEAST_COLOURED = 100.0  # levels squared over a whole frame; with less it counts as colourless
+_PLAIN_SHARE = 0.35  # a picture is plain if less than this share is off its median
 _PLAIN_LEVELS = 8.0
 _PLAIN_HUE_ALIKE, _PLAIN_LUMA_ALIKE, _PLAIN_MOTION_ALIKE = 0.97, 0.97, 0.93
 _PLAIN_SATURATION_ALIKE = 0.55
-_PLAIN_MOST_GAIN = 1.8  # between the contrasts of the one and of the other
+_PLAIN_MOST_GAIN = 1.8  # ratio of the two contrasts
 _PAIRS_AT_ONCE = 1 << 10
 _LUMA_AVERAGES = span_averages(perceptual_hash.LOOK_LUMA_SIDE, 10)
 _COLOUR_PLACES = span_averages(perceptual_hash.LOOK_COLOUR_SIDE, 5)
@@ -192,7 +187,7 @@ class SameFootage:
     """Judge pairs of videos by the looks of their frames.
 
     Args:
-        looks: of N videos; those of old hashes, which have none, agree with everything.
+        looks: of N videos; videos without looks (zeros) agree with everything.
     """
 
     def __init__(self, looks: Looks) -> None:
@@ -208,10 +203,10 @@ class SameFootage:
     def agree(
         self, one: Places, other: Places, window: Places, mirror: Codes, view: TimeView, is_near: _Flags
     ) -> _Flags:
-        """(K,): whether ``one``, mirrored where ``mirror`` says so, shows what the ``window`` of ``other`` does.
+        """Return (K,): whether ``one``, mirrored where ``mirror`` is not 0, shows the ``window`` of ``other``.
 
-        ``view`` has the T frames of the one and of the other that are compared, ``is_near`` (K, T) those of them whose
-        hashes agree; at least one of each pair.
+        ``view`` names the T pairs of frames to compare. ``is_near`` (K, T) marks those whose hashes agree, at least
+        one in each row.
         """
         same = np.ones(len(one), np.bool_)
         asked = np.flatnonzero(self._is_known[one] & self._is_known[other])
@@ -238,7 +233,7 @@ class SameFootage:
         used = is_near[:, :, None, None, None].astype(np.float32)
         is_plain = np.minimum(*(_share_off_median(values, is_near) for values in luma)) < _PLAIN_SHARE
         first, second = (values - values.mean(axis=(3, 4), keepdims=True) for values in luma)
-        # Halves are stored.
+        # Stored values are halved.
         colours = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
         hue, saturation = _colours(colours[0], colours[1], used)
         energy = [_total(values**2 * used) for values in (first, second)]
@@ -294,6 +289,6 @@ def _motion_alike(luma: tuple[_Frames, _Frames], colour: tuple[_Frames, _Frames]
         together += _total(moved[0] * moved[1]) / count
         for place, values in enumerate(moved):
             energy[place] += _total(values**2) / count
-    least = _LEAST_MOTION / 10  # so that a video in which nothing moves is not like one in which something does
+    least = _LEAST_MOTION / 10  # a still video is not like a moving one
     alike = _ratio(together, np.sqrt(np.maximum(energy[0], least) * np.maximum(energy[1], least)))
     return np.asarray(np.where(np.maximum(*energy) >= _LEAST_MOTION, alike, 1.0))

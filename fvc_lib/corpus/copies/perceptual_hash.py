@@ -1,15 +1,15 @@
-"""Perceptual hashes of videos: near each other for copies of one footage, far apart for different ones.
+"""Perceptual hashes of videos: near each other for copies of one footage, far apart for different footage.
 
-Per frame and window the signs of the 64 lowest DCT coefficients of luma (Zauner 2010, "Implementation and Benchmarking
-of Perceptual Image Hash Functions", with the sign in place of the median, so that mirroring flips a fixed set of bits).
-Windows are the whole picture and all parts of it of 95, 90 and 85% of its sides with borders at multiples of 5%: a
-cropped copy looks like one of its source's windows, nowhere more than 2.5% of a side away.
+A code holds the signs of the 64 lowest DCT coefficients of luma, per frame and window (Zauner 2010, "Implementation and
+Benchmarking of Perceptual Image Hash Functions", with the sign in place of the median, so that mirroring flips a fixed
+set of bits). Windows are the whole picture and all parts of it with 95, 90 and 85% of its sides and borders at
+multiples of 5%: a cropped copy looks like one of its source's windows, at most 2.5% of a side away.
 
-Beside its codes a frame may have a look: a picture of 12 x 12 luma and 6 x 6 colour values, to tell apart what has the
-same signs.
+Besides its codes a frame may have a look: a picture of 12 x 12 luma and 6 x 6 colour values. It separates frames with
+the same signs.
 
-Measured on 40 sample events and 41 real clips with 46 edited copies of each (``near_duplicates`` says how they are
-judged): windows of 90% alone find 8% of the copies fewer, those cropped by 15% in a corner hardly ever.
+Measured on 40 sample events and 41 real clips with 46 edited copies of each: windows of 90% alone find 8% fewer copies,
+and hardly any that is cropped by 15% in a corner.
 """
 
 import base64
@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 Codes = npt.NDArray[np.uint64]
 Hashes = npt.NDArray[np.uint64]  # (..., T, 30)
-Looks = npt.NDArray[np.uint8]  # (..., T, 216): luma, then blue and red less luma, halved, 128 for none
+Looks = npt.NDArray[np.uint8]  # (..., T, 216): luma, then (blue - luma) / 2 and (red - luma) / 2, each plus 128
 Grid = npt.NDArray[np.float64]
 
 GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
 STEPS = 20  # borders of windows are multiples of a 20th of a side
-_MOST_CUT = 3  # largest number of them that is cut off
+_MOST_CUT = 3  # most steps that a window lacks along one axis
 # (begin, end) in steps along one axis, the whole first.
 SPANS = tuple((begin, begin + STEPS - cut) for cut in range(_MOST_CUT + 1) for begin in range(cut + 1))
 # Numbers of the spans down and right; the whole picture first. Both sides are cut by the same share.
@@ -39,20 +39,20 @@ LOOK_LUMA_SIDE, LOOK_COLOUR_SIDE = 12, 6
 LOOK_BYTES = LOOK_LUMA_SIDE**2 + 2 * LOOK_COLOUR_SIDE**2
 _FRAME_BYTES = 8 * len(WINDOWS)
 _TEXT_LENGTH = 4 * _FRAME_BYTES // 3 + 1  # of a frame without a look, in Base64, and a separator
-_NOISE_AMPLITUDE = 0.25  # grey levels; a weaker coefficient has its sign by chance
+_NOISE_AMPLITUDE = 0.25  # grey levels; the sign of a weaker coefficient is chance
 _MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
 _LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
 _DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
 
 
 def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
-    """Return the hash of a video by its sampled frames.
+    """Return the hash of a video from its sampled frames.
 
-    Black bars are cut off first, so letterboxed frames hash as the picture does. Frames too plain to be told from
-    others hash to zeros, which match nothing.
+    Black bars are cut off first, so a letterboxed video has the hash of its picture. Frames too plain to be compared
+    get zeros, which match nothing.
 
     Args:
-        frames: uint8 (T, 3, H, W) RGB, at the same relative times for all videos that are to be compared.
+        frames: uint8 (T, 3, H, W) RGB, at the same relative times in all videos that are compared.
 
     Returns:
         T frames joined by ``-``; each is its windows' 64 bits, big-endian, and its look, in Base64.
@@ -81,9 +81,9 @@ def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
 
 
 def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
-    """Return the texts as uint64 (N, T, 30) and uint8 (N, T, 216), zeros for those without looks.
+    """Return the codes uint64 (N, T, 30) and looks uint8 (N, T, 216) of hashes; looks are zeros where a text has none.
 
-    Hashes of fewer frames repeat theirs at the nearest relative time. Where no text has looks, their T is 0.
+    Hashes with fewer frames repeat theirs at the nearest relative time. If no text has looks, their T is 0.
 
     Raises:
         ValueError: a text that is no perceptual hash.
@@ -103,7 +103,7 @@ def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
 
 
 def _parse(text: str) -> npt.NDArray[np.uint8]:
-    """(T, 240), or with looks (T, 456)."""
+    """Return the bytes of a hash, (T, 240), or with looks (T, 456)."""
     try:
         raw = [base64.b64decode(frame, validate=True) for frame in text.split("-")]
         sizes = {len(frame) for frame in raw}
@@ -158,9 +158,9 @@ def grid_average(picture: npt.NDArray[np.floating] | npt.NDArray[np.uint8], side
 
 
 def _average_along_rows(picture: Grid, side: int) -> Grid:
-    """(..., H, W) -> (..., H, side)."""
+    """Average (..., H, W) to (..., H, side)."""
     width = picture.shape[-1]
-    picture = np.ascontiguousarray(picture)  # sums along what lies together are five times as fast
+    picture = np.ascontiguousarray(picture)  # sums along contiguous memory are five times as fast
     total = np.zeros((*picture.shape[:-1], width + 1))
     np.cumsum(picture, axis=-1, out=total[..., 1:])
     border = np.arange(side + 1) * (width / side)
@@ -194,7 +194,7 @@ MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
 def _amplitudes(grids: Grid) -> Grid:
-    """Luma (T, 160, 160) -> amplitudes of the lowest frequencies in each window, in grey levels, (T, 30, 64)."""
+    """Return the amplitudes of the lowest frequencies in each window, in grey levels, (T, 30, 64), of (T, 160, 160)."""
     cosines = _COSINES.reshape(-1, GRID_SIDE)
     spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(SPANS), 12, len(SPANS), 12)
     windows = [spectra[:, down, :, right] for down, right in WINDOWS]
@@ -202,8 +202,8 @@ def _amplitudes(grids: Grid) -> Grid:
 
 
 def _sign_bits(amplitudes: Grid) -> Hashes:
-    """(..., 64) -> (...): bit k is set where amplitude k is positive; 0 where too few stand out of the noise."""
-    # Rounded, so that a zero stays one whatever order a matrix product adds in.
+    """Return codes (...) of amplitudes (..., 64): bit k is set where k is positive; 0 if most are noise."""
+    # Rounded, so that a zero stays zero in whatever order a matrix product adds.
     bits = np.where(amplitudes.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
     significant = (np.abs(amplitudes) > _NOISE_AMPLITUDE).sum(axis=-1)
     return np.asarray(np.where(significant >= _MIN_SIGNIFICANT, bits, np.uint64(0)))
