@@ -9,8 +9,6 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
 from fvc_lib.analysis.dashboard import dashboard as dashboards
 from fvc_lib.analysis.dashboard.dashboard import Dashboard, dashboard
@@ -22,7 +20,6 @@ from fvc_lib.analysis.dashboard.panels import (
     panels,
 )
 from fvc_lib.analysis.pages.display import PLOTLY
-from fvc_lib.analysis.pages.notebook_html import WIDGET
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -179,27 +176,3 @@ def test_hostile_names_are_text_in_every_panel_and_on_every_list(
     assert "\n" not in label
     for widget in board.widgets.values():
         assert not getattr(widget, "description_allow_html", False)
-
-
-@pytest.mark.long
-def test_headless_and_live_show_the_same_figures_and_widgets_redraw_them(runs: list[RunPaths]) -> None:
-    code = (
-        f"from fvc_lib.analysis.dashboard.dashboard import dashboard\nboard = dashboard({str(runs_dir(runs))!r})\nboard"
-    )
-    change = "board.widgets['metrics'].value = ('roc_auc',)\nboard.widgets['folds'].value = (3,)"
-    document = new_notebook(cells=[new_code_cell(code), new_code_cell(change)])
-    titles = [figure_title(panel.bundle(default_selection(runs_dir(runs)))) for panel in panels()]
-    changed = [
-        figure_title(panel.bundle(dashboard(runs_dir(runs)).choose(metrics=("roc_auc",), folds=(3,))))
-        for panel in panels()
-    ]
-    NotebookClient(document, timeout=300, kernel_name="python3").execute()
-    outputs = document.cells[0].outputs
-    assert WIDGET in outputs[0].data
-    assert "run_20250305_000000_abcdef02 and 1 other run" in outputs[0].data["text/plain"]
-    assert titles != changed
-    assert [figure_title(output.data) for output in outputs[1:]] == changed
-
-
-def figure_title(data: dict[str, dict[str, dict[str, dict[str, str]]]]) -> str:
-    return data[PLOTLY]["layout"]["title"]["text"] if PLOTLY in data else ""

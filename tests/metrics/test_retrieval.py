@@ -10,8 +10,16 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.metrics import retrieval
-from fvc_lib.metrics.retrieval import RetrievalPlan, plan_retrieval, retrieval_metrics
-from tests.metrics.retrieval_oracle import check_against_naive, samples
+from fvc_lib.metrics.retrieval import (
+    RetrievalPlan,
+    Rows,
+    exact_product,
+    is_at_least,
+    largest_error,
+    plan_retrieval,
+    retrieval_metrics,
+)
+from tests.metrics.retrieval_oracle import check_against_naive, rows_of_kind, samples, whole
 
 
 @settings(max_examples=10, deadline=None)
@@ -127,3 +135,69 @@ def test_a_plan_stays_within_its_memory() -> None:
     for memory_bytes, dimensions, num_videos in itertools.product((16_000_000, 64_000_000), (8, 1024), (20, 20_000)):
         plan = plan_retrieval(num_videos, 5000, dimensions, memory_bytes)
         assert plan.streamed_bytes <= memory_bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), spread=st.sampled_from([0, 3, 30]), dimensions=st.integers(1, 40))
+def test_comparisons_without_rounding_are_those_of_fractions(seed: int, spread: int, dimensions: int) -> None:
+    generator = np.random.default_rng(seed)
+    exponents = generator.integers(-spread, spread + 1, (3, 6, dimensions))
+    query, candidate, positive = np.ldexp(generator.normal(size=exponents.shape), exponents).astype(np.float32)
+    positive[:4] = candidate[:4]
+    positive[1:4, 0] = np.nextafter(positive[1:4, 0], np.float32(9))
+    query[3, 0] = np.float32(1e-38)
+    left, right = ((whole(query) * whole(rows)).sum(axis=1) for rows in (candidate, positive))
+    assert is_at_least(query, candidate, positive).tolist() == [a >= b for a, b in zip(left, right, strict=True)]
+    values = [exact_product(*rows) for rows in zip([*query, *query], [*candidate, *positive], strict=True)]
+    exact = [*left, *right]
+    for (one, first), (other, second) in itertools.combinations(zip(values, exact, strict=True), 2):
+        assert (one < other, one == other) == (first < second, first == second)
+
+
+def test_equal_sums_of_other_orders_are_ties_though_doubles_differ() -> None:
+    generator = np.random.default_rng(3)
+    rows = (generator.normal(size=(1, 64)) * 10.0 ** generator.integers(-6, 7, 64)).astype(np.float32)
+    texts = np.concatenate([rows[:, generator.permutation(64)] for _ in range(20)])
+    videos = np.full((20, 64), 0.1, dtype=np.float32)
+    assert len(set(np.vecdot(videos.astype(np.float64), texts.astype(np.float64)))) > 1
+    found = retrieval_metrics(videos, texts, np.arange(20))
+    assert set(found.video_to_text.ranks) == {20}
+
+
+@settings(max_examples=70, deadline=None)
+@given(
+    sample=samples(),
+    block=st.integers(1, 30),
+    most_open=st.sampled_from([-1.0, 0.03, 1.0]),  # in doubles, by need, in float32
+    at_once=st.sampled_from([1, 20]),
+)
+def test_every_metric_is_that_of_a_dense_oracle(sample, block, most_open, at_once) -> None:
+    videos, texts, text_of_video = sample
+    plan = RetrievalPlan(len(videos), len(texts), videos.shape[1], block)
+    with (
+        mock.patch.object(retrieval, "_MOST_OPEN", most_open),
+        mock.patch.object(retrieval, "_AT_ONCE", at_once),
+        mock.patch.object(retrieval, "plan_retrieval", return_value=plan),
+    ):
+        check_against_naive(videos, texts, text_of_video)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1e-37, 1e-25, 1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("rows", ["normal", "half steps", "outliers", "within margins"])
+def test_no_product_is_further_from_the_truth_than_is_said(dtype, scale: float, rows: str) -> None:
+    generator = np.random.default_rng(0)
+    videos, texts = (rows_of_kind(rows, generator, number, 64) for number in (300, 30))
+    videos *= np.float32(scale)
+    norms = [np.linalg.norm(each.astype(np.float64), axis=1) * (1 + 1e-12) for each in (videos, texts)]
+    exact = [each.astype(np.longdouble) for each in (videos, texts)]
+    off = np.abs(videos.astype(dtype) @ texts.astype(dtype).T - np.vecdot(exact[0][:, None], exact[1]))
+    assert (off <= largest_error(norms[0], norms[1], 64, dtype)[:, None]).all()
+    assert (off <= largest_error(norms[1], norms[0], 64, dtype)).all()
+
+
+def test_rows_are_of_a_kind_where_all_numbers_agree() -> None:
+    rows = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    rows[4], rows[7], rows[8] = rows[1], -rows[1], rows[1, ::-1]  # the last two have the same norm only
+    assert Rows(torch.from_numpy(rows)).kinds.tolist() == [0, 1, 2, 3, 1, 5, 6, 7, 8]
+    assert Rows(torch.tensor([[0.0, 1], [-0.0, 1]])).kinds.tolist() == [0, 0]
