@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -22,14 +20,6 @@ def test_a_tensor_that_requires_grad_is_refused():
         BinaryScores().update({"logits": value}, batch([0, 1, 1]))
     with pytest.raises(ValueError, match="requires grad"):
         LossMean().update(LossSum(value.sum(), torch.tensor(1.0)))
-
-
-def test_the_mean_is_weighted_over_everything():
-    mean = LossMean()
-    assert math.isnan(mean.mean())
-    mean.update(LossSum(torch.tensor(3.0), torch.tensor(1.0)))
-    mean.add(LossMean(1.0, 3.0))
-    assert mean.mean() == 1.0
 
 
 def test_scores_keep_order_and_give_the_field_s_metrics():

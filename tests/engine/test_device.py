@@ -7,7 +7,6 @@ from fvc_lib.engine.device import (
     ComputeDevice,
     accelerated,
     cuda_kernels,
-    deterministic_algorithms,
     device_memory_probe,
     resolve_device,
 )
@@ -15,22 +14,10 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 
 
-def test_auto_takes_the_best_that_is_there_and_the_cpu_float32():
-    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    assert resolve_device("auto").device.type == best
-    assert resolve_device("cpu").amp_dtype is None
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is there")
 def test_a_device_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(UsageError, match=r"device: got 'cuda'.*it has: .*cpu, auto"):
         resolve_device("cuda")
-
-
-def test_determinism_is_asked_for_on_the_cpu_and_taken_back():
-    with deterministic_algorithms(torch.device("cpu")):
-        assert torch.are_deterministic_algorithms_enabled()
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def tf32_settings() -> list[object]:

@@ -130,34 +130,6 @@ class Keeps(nn.Module):
         return self.seen[-1]
 
 
-def test_a_layer_drops_its_share_of_numbers_and_scales_the_rest():
-    between = Keeps(nn.Dropout(0.25))
-    ones = Batch(tuple(map(str, range(200))), {"clips": torch.ones(200, NUM_FRAMES, 6, dtype=torch.float64)})
-    gradients(Clips(between), 200, batch=ones)
-    dropped = between.seen[0] == 0
-    assert abs(dropped.double().mean() - 0.25) < 0.02  # 6,400 draws
-    assert len({tuple(row.flatten().tolist()) for row in dropped}) > 190  # every sample its own
-    kept = between.seen[0][~dropped]
-    plain = Clips(nn.Identity())
-    inner = torch.tanh(plain.first(ones.tensors["clips"]))[~dropped]
-    torch.testing.assert_close(kept, inner / 0.75)
-
-
-@pytest.mark.parametrize("micro_batch", [3, NUM_SAMPLES])
-def test_without_dropout_nothing_changes_to_the_bit(micro_batch):
-    def found(between, evaluated=False):
-        model = Clips(between)
-        if evaluated:
-            model.train = lambda mode=True: nn.Module.train(model, False)
-        torch.manual_seed(9)
-        return gradients(model, micro_batch), torch.rand(())
-
-    plain, drawn = found(nn.Identity())
-    for got, drawn_too in (found(nn.Dropout(0.0)), found(nn.Dropout(0.5), evaluated=True)):
-        assert got.equal(plain)
-        assert drawn.equal(drawn_too)
-
-
 class Function(nn.Module):
     """Draws as ``function`` does."""
 

@@ -1,16 +1,14 @@
-import gc
 import os
 import signal
-from itertools import pairwise
 
 import pytest
 import torch
 
 from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError, CheckpointWriteError
-from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
-from tests.kits.task_kit import KINDS, each_task
+from tests.kits.task_kit import each_task
 
 
 def test_a_learnable_problem_is_learned(make_engine, tiny_training):
@@ -74,71 +72,9 @@ def test_stopping_at_any_step_and_going_on_changes_nothing(make_engine, tmp_path
     assert all(tensor.equal(wanted[name]) for name, tensor in latest_weights(tmp_path, "parts").items())
 
 
-def samples_of(data, epoch):
-    data = data.at_epoch(epoch) if hasattr(data, "at_epoch") else data
-    return [data[index] for index in range(len(data))]
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "recipe"], indirect=True)
-def test_how_a_batch_is_split_and_loaded_changes_no_sample_that_is_seen(make_engine, tasks):
-    """Where samples are mixed they differ from epoch to epoch; nothing else but the epoch decides how."""
-
-    def seen_with(name, **changes):
-        seen = {}
-
-        def keep(model, batch):
-            if model.training:
-                for row, sample_id in enumerate(batch.sample_ids):
-                    tensors = {name: tensor[row].tolist() for name, tensor in batch.tensors.items()}
-                    assert seen.setdefault((engine.state.epochs_done, sample_id), tensors) == tensors
-
-        engine = make_engine(name, before=keep, epochs=2, **changes)
-        engine.fit()
-        return seen
-
-    whole = seen_with("whole", micro_batch=8)
-    assert len(whole) == 2 * 22
-    assert seen_with("split", micro_batch=3, num_workers=1) == whole
-    assert whole == {
-        (epoch, sample.sample_id): {name: tensor.tolist() for name, tensor in sample.tensors.items()}
-        for epoch in range(2)
-        for sample in samples_of(tasks().training_data, epoch)
-    }
-
-
-@pytest.mark.parametrize("kind", ["image"], indirect=True)
-def test_a_frozen_stage_is_not_changed_before_its_epoch_and_changed_after_it(make_engine):
-    """The heads train from the first epoch on, the last block from the second, the first block from the third."""
-    kept = []
-
-    def keep(model, batch):
-        if model.training and engine.state.batches_done == 0 and len(kept) == engine.state.epochs_done:
-            kept.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-
-    engine = make_engine(before=keep, epochs=4)
-    engine.fit()
-    places = ("head", "blocks.1", "blocks.0", "stem")
-    moved = [
-        [place for place in places if any(place in name and not one[name].equal(two[name]) for name in one)]
-        for one, two in pairwise(kept)
-    ]
-    assert moved == [["head"], ["head", "blocks.1"], ["head", "blocks.1", "blocks.0"]]
-
-
 def test_early_stopping_waits_its_turn_and_the_best_epoch_stands(make_engine):
     state = make_engine(epochs=30, early_stopping_epochs=2, learning_rate=0.2).fit()
     assert state.epochs_done == state.best_epoch + 2 < 30
-
-
-def test_no_training_data_is_refused(make_engine, tasks):
-    with pytest.raises(DataError, match="got no sample"):
-        make_engine(task=tasks.sized(rows=0)())
-
-
-def test_another_configuration_is_refused(make_engine):
-    make_engine(epochs=1).fit()
-    with pytest.raises(CheckpointMismatchError, match=r"lr: None -> 0\.5"):
-        make_engine(learning_rate=0.5).fit()
 
 
 @pytest.mark.fault(13)
@@ -158,11 +94,6 @@ def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
     engine = make_engine(before=watch, micro_batch=8, checkpoint_seconds=0, epochs=1)
     engine.fit()
     assert steps == [0, 1, 2, 3]  # three effective batches, then validation
-
-
-def test_memory_is_told_where_training_is(make_engine, observer):
-    make_engine(epochs=1, memory=observer).fit()
-    assert observer.places == [("train", 1, 0, 0), ("train", 1, 1, 1), ("train", 1, 2, 2), ("validation", 1, 3, 3)]
 
 
 @pytest.mark.fault(29)
@@ -216,19 +147,6 @@ def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(ma
     state = make_engine("killed", task=task, num_workers=2, memory=observer, epochs=2).fit()
     assert same_end(state, whole)
     assert len(observer.of("loader_restarted")) == 1
-
-
-def test_a_finished_training_keeps_no_gradients_and_moments(make_engine):
-    def with_gradients():
-        gc.collect()
-        tensors = (item for item in gc.get_objects() if issubclass(type(item), torch.nn.Parameter))
-        return {id(parameter): parameter for parameter in tensors if parameter.grad is not None}
-
-    others = with_gradients()  # of other tests in this process
-    engine = make_engine(epochs=1)
-    engine.fit()
-    assert with_gradients().keys() <= others.keys()
-    assert engine.state.best_model
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_its_tensors(make_engine, tiny_training):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,19 +93,6 @@ def test_ranks_find_what_one_process_finds(tasks, trained, size):
         assert record.validation["loss"] == pytest.approx(wanted.validation["loss"], rel=1e-6)
 
 
-@each_task(long=("image", "video_text"))
-def test_ranks_repeat_to_the_bit(tasks, trained):
-    assert same_result(trained(3, "again", tasks), trained(3, "whole", tasks))
-
-
-@each_task(long=("image", "video_text"))
-def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tasks, trained):
-    tasks = tasks.sized(rows=17)
-    whole, found = trained(1, "whole", tasks), trained(3, "ranks", tasks)
-    assert found["steps"] == whole["steps"] == 6
-    assert distance(found, whole) < 1e-6
-
-
 @pytest.mark.parametrize("validation", [pytest.param(1, marks=pytest.mark.long), 6])
 @each_task(long=("image", "video"))
 def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tasks, trained, validation):
@@ -139,15 +125,6 @@ def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, train
     found = trained(2, "short", Short(tasks, 1, where, number=2), **settings)
     assert [(change.step, change.micro_batch) for change in found["schedule"]] == [(0, 4), (1, 2)]
     assert distance(found, whole) < 1e-6
-
-
-@pytest.mark.fault(18)
-@pytest.mark.long
-@each_task()
-def test_memory_that_ends_in_one_rank_s_validation_changes_no_metric(tasks, trained):
-    settings = {"effective_batch_size": 2, "micro_batch": 2}
-    whole = trained(2, "whole", tasks, **settings)
-    assert same_result(trained(2, "short", Short(tasks, 1, "validation"), **settings), whole)
 
 
 @pytest.mark.fault(20)
@@ -189,38 +166,6 @@ def test_memory_that_ends_in_one_rank_s_step_takes_all_back_to_the_checkpoint(ta
     assert same_result(found, whole)
     (restored,) = [details for kind, details in found["events"] if kind == "step_restored"]
     assert restored == {"to_step": 0, "lost_steps": 2}
-
-
-def _preparing_ends(rank, of, module, name, call):
-    """On one rank, at a call of what prepares its part of a checkpoint."""
-    if rank != of:
-        return
-    module = importlib.import_module(f"fvc_lib.engine.{module}")
-    inner, count = getattr(module, name), iter(range(1, 1_000))
-
-    def prepare(value):
-        if next(count) == call:
-            raise MemoryError
-        return inner(value)
-
-    setattr(module, name, prepare)
-
-
-@pytest.mark.fault(20)
-@pytest.mark.parametrize(
-    ("of", "module", "name", "call"),
-    [
-        (0, "training_state", "capture_random_state", 2),
-        (1, "training_state", "capture_random_state", 2),
-        (1, "ranks", "_packed", 3),  # after its numerics and the checkpoint at the start
-    ],
-)
-def test_a_checkpoint_that_one_rank_has_no_memory_for_is_left_out_by_all(tasks, trained, of, module, name, call):
-    whole = trained(2, "whole", tasks)
-    prepare = partial(_preparing_ends, of=of, module=module, name=name, call=call)
-    found = trained(2, "short", tasks, prepare=prepare, checkpoint_seconds=0)
-    assert same_result(found, whole)
-    assert [kind for kind, _ in found["events"]] == ["checkpoint_skipped"]
 
 
 def _stop_on(rank, of, after):

@@ -6,9 +6,7 @@ import torch
 
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.services.checkpoint_files import CheckpointFolder
-from fvc_lib.services.errors import StoppedError
-from fvc_lib.tasks.video.task import BinaryScores
-from tests.kits.engine_kit import EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
+from tests.kits.engine_kit import EndsOnce, StepsEnd, draining, same_end, tight, weight_distance
 from tests.kits.task_kit import changed, each_task
 
 
@@ -118,17 +116,6 @@ def test_the_micro_batch_climbs_back_after_six_transient_out_of_memories(make_en
 
 
 @pytest.mark.fault(16)
-def test_an_exact_resume_climbs_at_the_same_step(make_engine, tasks):
-    ends = {1: 2, 13: 1}  # the climb at step 13 fails
-    whole = fit(make_engine, "whole", EndsAt(ends, holds=1), tasks())
-    with pytest.raises(StoppedError):
-        fit(make_engine, "parts", EndsAt(ends, holds=1), tasks(), stop=stop_after(20))
-    state = fit(make_engine, "parts", EndsAt({}), tasks())
-    assert same_end(state, whole)
-    assert state.micro_batches == whole.micro_batches
-
-
-@pytest.mark.fault(16)
 def test_an_out_of_memory_leaves_a_file_that_says_what_memory_held(make_engine, tasks, observer, tmp_path):
     task = tight(tasks(), EndsOnce("backward", 2))
     make_engine(task=task, micro_batch=8, memory=observer, oom_folder=tmp_path / "oom").fit()
@@ -223,21 +210,6 @@ def test_a_checkpoint_in_mid_epoch_that_does_not_fit_into_memory_is_left_out(mak
         patch.setattr(CheckpointFolder, "save", tight)
         assert same_end(make_engine(checkpoint_seconds=0, memory=observer).fit(), whole)
     assert [kind for kind, _ in observer.events] == ["checkpoint_skipped"] * 2
-
-
-def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tasks):
-    engine = make_engine(task=tight(tasks()), epochs=1)
-    state = engine.fit()
-    assert state.inexact_because == []
-    failures = iter([1, 1])
-
-    def twice(kind):
-        if next(failures, 0):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    engine.task.ends = twice
-    engine.predict(engine.task.validation_data, state.best_model, BinaryScores())
-    assert state.inexact_because == ["out of memory while a finished model was scored"]
 
 
 @each_task()

@@ -79,16 +79,6 @@ def test_the_error_of_a_sample_is_not_taken_for_a_death(tmp_path):
         loaded(Broken(tmp_path), num_workers=1)
 
 
-def test_the_handler_of_child_signals_comes_back(tmp_path):
-    loaded(Numbers(tmp_path), num_workers=1)  # torch sets its own, once in a process
-    batches = load_batches(Numbers(tmp_path), BATCHES, num_workers=1)
-    handler = signal.getsignal(signal.SIGCHLD)
-    next(batches)
-    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
-    batches.close()
-    assert signal.getsignal(signal.SIGCHLD) is handler
-
-
 class Drawn:
     """Samples that are a hundred times the epoch and their index, and say which process loaded them."""
 
@@ -123,11 +113,3 @@ def test_the_same_processes_load_every_pass_and_epoch_of_a_plan(tmp_path):
     assert seen[0] == {os.getpid()}
     assert [len(seen[workers]) for workers in (1, 2)] == [1, 2]
     assert os.getpid() not in seen[1] | seen[2]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_empty_list_of_samples_is_an_empty_batch_in_its_place(tmp_path, num_workers):
-    asked = [[], [0, 1], [], [2], []]
-    found = list(load_batches(Numbers(tmp_path), asked, num_workers=num_workers))
-    assert [batch.sample_ids for batch in found] == [(), ("s0", "s1"), (), ("s2",), ()]
-    assert [len(batch) for batch in load_batches(Numbers(tmp_path), [[]], num_workers=num_workers)] == [0]

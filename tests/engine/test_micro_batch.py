@@ -23,12 +23,6 @@ def changes(plan):
     return [(change.step, change.micro_batch) for change in plan.changes]
 
 
-def test_without_an_out_of_memory_it_stays_as_planned():
-    plan = MicroBatchPlan(8)
-    assert train(plan, [8, 9, *[100] * 50]) == [8] * 52
-    assert changes(plan) == [(0, 8)]
-
-
 def test_a_halving_lasts_some_steps_then_the_plan_is_climbed_to_again():
     plan = MicroBatchPlan(8)
     used = train(plan, [8, 3, *[8] * 40])
@@ -49,13 +43,6 @@ def test_a_limit_that_stays_is_tried_twice_as_late_each_time(lasts):
     waits = [later - earlier - lasts for earlier, later in itertools.pairwise(tried)]
     assert waits == [1 + 2**n * RECOVERY_STEPS for n in range(1, len(waits) + 1)]
     assert len(tried) < 9
-
-
-def test_after_a_climb_that_lasted_the_next_out_of_memory_is_a_first_one():
-    plan = MicroBatchPlan(2)
-    train(plan, [1, *[2] * 100, 1, *[2] * 100])
-    assert plan.wait_steps == RECOVERY_STEPS
-    assert changes(plan)[-1] == (102 + RECOVERY_STEPS, 2)
 
 
 @given(planned=st.integers(1, 16), fits=st.lists(st.integers(1, 16), min_size=1, max_size=60), cut=st.integers(0, 60))

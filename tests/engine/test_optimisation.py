@@ -1,4 +1,3 @@
-import sys
 from itertools import pairwise
 
 import pytest
@@ -6,9 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from fvc_lib.engine.device import ComputeDevice, Precision, deterministic_algorithms
 from fvc_lib.engine.step import EagerAdamW, build_optimizer, finish_gradients, learning_rate_at
-from tests.faults.forked import run
 
 
 @given(st.integers(1, 500), st.floats(0, 0.9), st.floats(1e-6, 1))
@@ -50,20 +47,6 @@ def test_the_eager_optimizer_changes_weights_and_state_as_torchs_own_to_the_bit(
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def _step_without_the_compiler():
-    optimizer = build_optimizer(nn.Linear(2, 1), 0.1, 0.0)
-    optimizer.param_groups[0]["params"][0].grad = torch.ones(1, 2)
-    optimizer.step()
-    optimizer.zero_grad()
-    optimizer.load_state_dict(optimizer.state_dict())
-    with deterministic_algorithms(torch.device("cpu")):
-        assert not {"torch._dynamo", "torch._inductor"} & sys.modules.keys()
-
-
-def test_an_optimizer_and_exact_sums_load_no_compiler():
-    assert run(_step_without_the_compiler) == (0, "")
-
-
 def test_gradients_are_scaled_then_clipped():
     a, b, unused = (nn.Parameter(torch.zeros(2)) for _ in range(3))
     a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
@@ -71,11 +54,3 @@ def test_gradients_are_scaled_then_clipped():
     assert a.grad.tolist() == [6, 0]
     finish_gradients([a, b, unused], 1.0, max_norm=1.0)
     assert torch.cat([a.grad, b.grad]).norm().item() == pytest.approx(1, rel=1e-5)
-
-
-@pytest.mark.parametrize(("amp_dtype", "computed"), [(None, torch.float32), (torch.bfloat16, torch.bfloat16)])
-def test_only_mixed_precision_casts(amp_dtype, computed):
-    precision = Precision(ComputeDevice(torch.device("cpu"), amp_dtype, "test"))
-    with precision.autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == computed
-    assert not precision.scales_losses

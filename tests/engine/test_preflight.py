@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.engine import memory, preflight as module
-from fvc_lib.engine.device import ComputeDevice, resolve_device
+from fvc_lib.engine import preflight as module
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.memory.budget import MemoryBudget, resident_bytes
-from fvc_lib.services.memory.policy import DeviceMemory, NoObserver
+from fvc_lib.services.memory.policy import NoObserver
 from fvc_lib.tasks.video.task import engine_settings
 from tests.kits.preflight_tasks import ComparingTask, TroubledTask
 
@@ -100,15 +100,6 @@ def test_a_stop_ends_the_measuring_at_once():
     assert begun == [8]
 
 
-def test_a_task_that_cannot_be_pickled_trains_without_a_prediction():
-    class Local(TroubledTask):
-        pass
-
-    report = preflight(replace(troubled("raise", 99), task=Local("raise", 99)), budget=PLENTY)
-    assert (report.micro_batch, report.peak_bytes) == (8, None)
-    assert "cannot be sent to another process" in report.message()
-
-
 def test_without_room_for_a_child_none_is_started_and_one_sample_is_begun_with(monkeypatch):
     monkeypatch.setattr(module, "run_isolated", lambda *_, **__: pytest.fail("it measures"))
     report = preflight(troubled("raise", 99), budget=MemoryBudget(resident_bytes() + 10**8, "tight"))
@@ -123,12 +114,6 @@ def test_a_loss_that_compares_the_samples_of_all_ranks_asks_for_a_smaller_effect
     report = preflight(request, budget=EIGHT)
     assert (report.micro_batch, report.peak_bytes is None) == (8, num_ranks == 2)
     assert ("effective_batch_size" in report.problem) == (num_ranks == 2)
-
-
-def test_a_micro_batch_is_no_larger_than_an_effective_batch_or_the_data():
-    request = troubled("raise", 99, micro_batch=64)
-    assert request.largest_micro_batch == 16
-    assert replace(request, effective_batch_size=1000).largest_micro_batch == 40
 
 
 @pytest.mark.long
@@ -173,20 +158,6 @@ def test_measuring_is_a_phase_of_its_own_and_is_recorded():
     assert seen.phases == ["preflight", "setup"] * 2
 
 
-def test_without_a_preflight_nothing_is_measured():
-    seen = Places()
-    assert planned(RunConfig(batch_size=4, mem_gb=0.1, memory_preflight=False), seen) == (4, None)
-    assert seen.phases == []
-
-
 def test_a_budget_that_this_process_is_over_already_is_refused():
     with pytest.raises(UsageError, match=r"mem_gb 0\.05: this process holds .* -p mem_gb none"):
         planned(RunConfig(batch_size=4, mem_gb=0.05), Places())
-
-
-@pytest.mark.parametrize(("mem_gb", "gigabytes"), [(2.0, 2.0), (9.0, 3.0)])
-def test_on_a_gpu_that_uses_main_memory_the_smaller_limit_is_the_budget(monkeypatch, mem_gb, gigabytes):
-    there = DeviceMemory(0, 0, 0, 3_000_000_000, 3_000_000_000)
-    monkeypatch.setattr(memory, "device_memory_probe", lambda device: lambda: there)
-    compute = ComputeDevice(torch.device("mps"), None, "Apple GPU")
-    assert memory.device_budget(RunConfig(mem_gb=mem_gb), compute).total_bytes == gigabytes * 1e9

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.engine.ranks import Launch, RankEndedError, RankFailedError, RankLostError, _reason, run_ranks
+from fvc_lib.engine.ranks import Launch, RankEndedError, run_ranks
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
-from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere
@@ -83,33 +83,6 @@ def test_an_error_in_the_starting_process_ends_the_ranks_and_comes_out(tmp_path)
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path, "waits", "waits", memory=Full())
     assert rank_processes(tmp_path / "ranks.log") == {}
-
-
-def test_rank_0_reports_everything_and_another_rank_what_happened_to_it_alone(tmp_path):
-    observer = run(tmp_path, "ends", "ends")
-    assert [place[0] for place in observer.places] == ["train"]
-    assert sorted(kind for kind, _ in observer.events) == ["out_of_memory", "out_of_memory", "policy"]
-
-
-@pytest.mark.parametrize(
-    ("ends", "codes", "kind"),
-    [
-        ({0: ("RankLostError", "gone"), 1: ("DataError", "broken")}, {0: 1, 1: 3}, DataError),
-        ({0: ("StoppedError", "stopped"), 1: ("DataError", "broken")}, {0: 75, 1: 3}, DataError),
-        ({0: ("StoppedError", "stopped"), 1: ("StoppedError", "stopped")}, {0: 75, 1: 75}, StoppedError),
-        ({0: ("RankLostError", "gone"), 1: ("StoppedError", "stopped")}, {0: 1, 1: 75}, StoppedError),
-        ({1: ("ZeroDivisionError", "division by zero")}, {1: 1, 0: -15}, RankFailedError),
-        ({0: ("MemoryExhaustedError", "one sample alone does not fit")}, {0: 1, 1: -15}, None),
-        ({0: ("RankLostError", "gone")}, {1: -9, 0: 1}, RankEndedError),
-        ({0: ("RankLostError", "gone"), 1: ("RankLostError", "gone")}, {1: 1, 0: 1}, RankLostError),
-        ({}, {1: 1}, RankEndedError),
-        ({}, {1: -15, 0: -15}, StoppedError),
-        ({}, {0: -40}, RankEndedError),  # a signal without a name
-    ],
-)
-def test_the_reason_is_that_of_the_rank_that_knows_it(ends, codes, kind):
-    error = _reason(ends, codes, Path("ranks.log"))
-    assert type(error).__name__ == (kind.__name__ if kind else "MemoryExhaustedError")
 
 
 SRUN = """#!/bin/sh

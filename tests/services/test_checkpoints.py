@@ -1,5 +1,4 @@
 import errno
-import io
 import os
 import pickle
 import subprocess
@@ -19,7 +18,6 @@ from fvc_lib.services.checkpoint_files import (
     CheckpointMismatchError,
     CheckpointReadError,
     CheckpointWriteError,
-    append_digest,
     load_weights,
     write_weights_with_digest,
 )
@@ -108,14 +106,6 @@ def test_where_nothing_can_be_used_it_is_kept_and_training_begins_again(open_fol
     assert all((place / f"{name}.unusable").read_bytes() == b"x" * 100 for name in (LATEST, PREVIOUS))
 
 
-def test_a_temporary_of_a_dead_writer_is_swept(open_folder, place):
-    save(open_folder(), 1)
-    stale = place / f".{LATEST}.999999999.tmp"
-    stale.write_bytes(b"half")
-    open_folder()
-    assert not stale.exists()
-
-
 @pytest.mark.parametrize(
     ("other", "why"),
     [
@@ -133,19 +123,6 @@ def test_another_configuration_or_other_data_are_refused_with_what_differs(open_
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.fault(24)
-def test_a_torchscript_file_in_a_checkpoints_place_is_damaged(open_folder, place, reports):
-    for epoch in (1, 2):
-        save(open_folder(), epoch)
-    script = io.BytesIO()
-    with pytest.warns(DeprecationWarning, match="jit"):
-        torch.jit.save(torch.jit.trace(torch.nn.Linear(1, 1), torch.zeros(1)), script)
-    (place / LATEST).write_bytes(script.getvalue())
-    append_digest(place / LATEST)
-    assert consistent(open_folder()) == 1
-    assert "cannot be loaded safely" in reports[-1]
-
-
 @pytest.mark.fault(11)
 def test_a_full_disk_keeps_the_previous_checkpoint_and_is_named(open_folder, tmp_path, monkeypatch):
     folder = open_folder()
@@ -161,12 +138,6 @@ def test_a_full_disk_keeps_the_previous_checkpoint_and_is_named(open_folder, tmp
             save(folder, 2)
     assert str(tmp_path) in str(got.value)
     assert consistent(open_folder()) == 1
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointWriteError, match="previous checkpoint is intact"):
-        save(CheckpointFolder(tmp_path / "file" / "fold_0", BINDING), 1)
 
 
 def test_a_lost_or_foreign_best_model_is_written_again(open_folder, place):

@@ -12,7 +12,7 @@ import pytest
 from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.code import code_version, training_code
-from fvc_lib.services.code.code_version import NOT_RUN_HEADLESS, code_behind, code_hash, names_in
+from fvc_lib.services.code.code_version import NOT_RUN_HEADLESS, code_behind, names_in
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tasks import STAGES
 
@@ -87,24 +87,6 @@ def test_however_it_is_written(package, source):
     assert "kit.steps" in modules_behind([source], package=package)
 
 
-def test_the_module_that_changed_can_be_named(package):
-    before = code_behind(["import kit.engine"], package=package)
-    assert list(before) == sorted(before)
-    (package / "steps.py").write_text("# none any more")
-    after = code_behind(["import kit.engine"], package=package)
-    assert {name for name in before if after.get(name) != before[name]} == {
-        "kit.steps", "kit.tools", "kit.tools.deep", "kit.tools.shared"
-    }  # fmt: skip
-
-
-def test_copies_that_an_editor_left_in_a_hidden_folder_do_not_count(package):
-    before = code_behind(["filled by kit.tools.*"], package=package)
-    copy = package / "tools" / ".ipynb_checkpoints" / "deep-checkpoint.py"
-    copy.parent.mkdir()
-    copy.write_text("down = 1\n")
-    assert code_behind(["filled by kit.tools.*"], package=package) == before
-
-
 def test_the_patterns_find_all_that_parsing_finds_in_this_library():
     for path in sorted((ROOT / "fvc_lib").rglob("*.py")):
         source = path.read_text()
@@ -116,23 +98,6 @@ def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on(path)
     behind = modules_behind(read_notebook(path).cells)
     execution = {name for name in behind if name.startswith("fvc_lib.execution.")}
     assert execution - {"fvc_lib.execution.run"} == {"fvc_lib.execution.run.session"}
-
-
-def test_training_depends_on_its_engine_and_on_the_children_it_starts_by_name():
-    behind = modules_behind(read_notebook(ROOT / "notebooks" / "04_fold_training.ipynb").cells)
-    assert {"fvc_lib.engine.loop", "fvc_lib.engine.preflight", "fvc_lib.services.tables"} <= set(behind)
-    assert not any(name.startswith("fvc_lib.corpus.samples.videos") for name in behind)
-
-
-def test_a_training_does_not_depend_on_the_other_tasks_trainings():
-    trainings = {
-        "04_fold_training": "fvc_lib.tasks.video.training",
-        "10_image_recognition": "fvc_lib.tasks.image.training",
-        "20_video_text": "fvc_lib.tasks.video_text.training",
-    }
-    for notebook, own in trainings.items():
-        behind = modules_behind(read_notebook(ROOT / "notebooks" / f"{notebook}.ipynb").cells)
-        assert set(trainings.values()) & set(behind) == {own}
 
 
 def test_a_headless_stage_opens_works_and_closes_without_what_is_left_out(tmp_path):
@@ -164,20 +129,6 @@ def test_what_clips_are_stored_under_covers_every_module_that_importing_loads(mo
     behind = modules_behind([f"import fvc_lib.video.{module}"])
     loaded = {name for name in done.stdout.split() if name.startswith("fvc_lib.video")}
     assert {name for name in behind if name.startswith("fvc_lib.video")} >= loaded  # and what is imported later
-
-
-def test_decoding_and_augmenting_have_versions_of_their_own_within_their_room():
-    decode, augment = (code_hash(f"fvc_lib.video.{name}", "fvc_lib.video") for name in ("decode.clip", "augmentations"))
-    assert len({decode, augment, code_hash("fvc_lib.video.decode.clip")}) == 3
-    assert "fvc_lib.video.decode.plan" not in modules_behind(["import fvc_lib.video.augmentations"])
-    with pytest.raises(ValueError, match="wanted one that lies in fvc_lib"):
-        code_hash("fvc_lib.video.decode.clip", "fvc_lib.corpus")
-
-
-def test_a_stage_that_reads_a_corpus_depends_on_every_loader_and_on_no_network():
-    behind = modules_behind(read_notebook(ROOT / "notebooks" / "01_data_index.ipynb").cells)
-    assert {"fvc_lib.corpus.sources.general.folder", "fvc_lib.corpus.sources.general.fvc2018"} <= set(behind)
-    assert not [name for name in behind if name.startswith("fvc_lib.detectors.")]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from fvc_lib.services import parameters
 from fvc_lib.services.clip_settings import ClipSettings
 from fvc_lib.services.config import DECLARED, NEUTRAL, NOT_HASHED, RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.parameters import parse_text_value, read_params_file, resolve_config, run_config
+from fvc_lib.services.parameters import parse_text_value, resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, TASKS
 
@@ -30,11 +30,6 @@ def test_the_default_network_is_pretrained_and_clips_are_its_own():
     assert (config.model, config.clips) == ("efficientnet_lite0", ClipSettings(6, 224))
     assert resolve_config({"model": "frame_cnn"}, environ={}).clips == ClipSettings(6, 112)
     assert resolve_config({"num_frames": 4}, environ={}).clips == ClipSettings(4, 224)
-
-
-@pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False), ("1", True), ("0", False)])
-def test_the_pipeline_switch_is_a_boolean_however_it_is_spelt(text, expected):
-    assert resolve_config({}, environ={"USE_MLOPS_PIPELINE": text}).use_mlops_pipeline is expected
 
 
 @pytest.mark.parametrize(
@@ -55,11 +50,6 @@ def test_bad_values_are_refused_by_name(values, words):
         resolve_config(values, environ={})
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
-
-
-def test_a_bad_file_is_named_even_where_the_environment_would_hide_it():
-    with pytest.raises(UsageError, match="params file"):
-        resolve_config({"fixed_size": "huge"}, environ={"FVC_FIXED_SIZE": "64"})
 
 
 @pytest.mark.parametrize(
@@ -94,15 +84,6 @@ def test_the_hash_ignores_paths_order_and_machine_but_no_number():
 def test_what_is_saved_with_a_run_reads_back_as_itself(corpus, epochs):
     config = resolve_config({"corpus": corpus, "epochs": epochs}, environ={})
     assert resolve_config(yaml.safe_load(config.to_yaml()), environ={}) == config
-
-
-@pytest.mark.parametrize(("content", "words"), [("- a\n- b\n", "wanted lines like"), ("a: [", "not valid YAML")])
-def test_a_params_file_that_is_no_mapping_is_refused_by_name(tmp_path, content, words):
-    path = tmp_path / "p.yaml"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=words) as caught:
-        read_params_file(path)
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -145,25 +126,6 @@ def test_what_a_params_file_cannot_mean_is_refused_with_file_and_field(tmp_path,
         given_values((), [content], (), {})
 
 
-def test_a_label_that_is_mapped_twice_is_refused():
-    for text in ("1=fake,1=real", "{1: fake, 1: real}", "{1: fake"):
-        with pytest.raises(UsageError, match="label_map"):
-            parse_text_value("label_map", text)
-    assert parse_text_value("label_map", "{yes: fake, no: real}") == {"yes": "fake", "no": "real"}
-
-
-def test_a_run_with_a_name_twice_in_its_parameters_is_refused(tmp_path):
-    run = RunPaths(tmp_path)
-    run.params_yaml.write_text("epochs: 3\nepochs: 4\n")
-    with pytest.raises(UsageError, match="epochs"):
-        run_config(run)
-
-
-def test_a_missing_params_file_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"no\.yaml.*No such file"):
-        read_params_file(tmp_path / "no.yaml")
-
-
 def test_a_task_has_defaults_of_its_own_below_everything_that_was_asked_for():
     assert resolve_config(environ={}).effective_batch_size == RunConfig().effective_batch_size
     image = resolve_config({"task": "image"}, environ={})
@@ -197,11 +159,6 @@ def test_a_known_name_of_a_network_is_checked_without_loading_torch():
         "RunConfig(model='r2plus1d', backbone='timm:x')\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_label_map_that_was_not_written_as_pairs_says_how_to_write_it():
-    with pytest.raises(UsageError, match="'1:fake' has no '='; wanted LABEL=fake or LABEL=real, such as 1=fake,0=real"):
-        resolve_config({"label_map": "1:fake"}, environ={})
 
 
 def test_a_field_newer_than_a_run_has_its_neutral_value_there_and_not_today_s_default(tmp_path, monkeypatch):

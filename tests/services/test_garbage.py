@@ -36,15 +36,3 @@ def test_what_was_there_before_is_out_of_the_collectors_way_and_only_rubbish_is_
             assert gc.get_freeze_count() == frozen
         assert gc.get_freeze_count() == frozen
     assert gc.get_freeze_count() == before
-
-
-def test_what_was_kept_before_and_dropped_inside_is_collected_at_the_end_even_after_an_error():
-    kept = [_Ring()]
-    gone = weakref.ref(kept[0])
-    try:
-        with frozen_garbage():
-            kept.clear()
-            assert gone() is not None
-            raise KeyError
-    except KeyError:
-        assert gone() is None

@@ -5,7 +5,6 @@ import pytest
 from fvc_lib.detectors.network import weights_path
 from fvc_lib.execution.run.which_run import with_absolute_paths
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.config_fields import is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -26,16 +25,6 @@ def hub(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_lies_here_is_no_hub_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "net.pth").write_bytes(b"")
-    assert not is_hub_id("weights/net.pth")
-    assert not is_hub_id(str(tmp_path))
-    assert not is_hub_id("")
-    assert is_hub_id("facebook/dinov2-small@main")
-
-
 def test_nothing_is_fetched_unless_allowed_and_the_message_says_what_to_do():
     remedy = r"no such file or folder.*allow_download true.*hf download facebook/dinov2-small --local-dir FOLDER"
     with pytest.raises(UsageError, match=remedy):
@@ -51,10 +40,3 @@ def test_the_run_names_the_fetched_folder_which_names_the_commit(hub):
     found = with_absolute_paths(asked).model_weights
     assert found == str(hub / "models--tiny--net" / "snapshots" / COMMIT)
     assert RunConfig(model_weights=found).config_hash == RunConfig(model_weights=found, allow_download=True).config_hash
-
-
-def test_where_the_hub_cannot_be_reached_the_message_says_what_to_fetch_where(hub):
-    with pytest.raises(UsageError, match=r"cannot be fetched from here: .*hf download other/net --revision v2 --local"):
-        local_weights("other/net@v2", allow_download=True)
-    with pytest.raises(UsageError, match="it holds no weights"):
-        local_weights("tiny/empty", allow_download=True)

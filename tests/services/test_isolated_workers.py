@@ -112,14 +112,6 @@ def test_a_worker_that_cannot_start_is_no_answer() -> None:
         list(run_isolated("no_such_module:f", [1]))
 
 
-def test_a_module_in_the_working_directory_does_not_stand_in(
-    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "json.py").write_text("raise RuntimeError('taken from the working directory')")
-    monkeypatch.chdir(tmp_path)
-    assert [answer.value for answer in run_isolated(function, [["echo", 1]])] == [1]
-
-
 def test_closing_the_iterator_ends_the_children(function: str) -> None:
     answers = run_isolated(function, [["pid", 0], ["hang", 1]], workers=1)
     pid = next(answers).value
@@ -157,16 +149,6 @@ def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_pat
     with held.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # waits for the child's end
         assert lock.read() == "held"
-
-
-def test_works_from_a_script_without_a_main_guard(function: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from fvc_lib.services.isolated_workers import run_isolated\n"
-        f"print(sorted(a.value for a in run_isolated({function!r}, [['echo', 1], ['echo', 2]], workers=2)))\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert done.stdout == "[1, 2]\n"
 
 
 @pytest.mark.parametrize(("room_mb", "workers"), [(1000, 3), (250, 2), (50, 1)])

@@ -1,9 +1,7 @@
 """Lines are whole, in order and JSON, also after a torn end and for numbers JSON does not have."""
 
-import errno
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,28 +97,6 @@ def test_a_full_disk_stops_nothing_and_every_line_is_there_once_it_has_room(smal
 
 
 @pytest.mark.fault(12)
-def test_what_exceeds_the_backlog_is_counted_and_told(small_disk, caplog, tally, monkeypatch):
-    monkeypatch.setattr(stage_logs, "BACKLOG_LINES", 100)
-    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
-    path = small_disk.folder / "m.jsonl"
-    log = MetricLog(path, run_id="r")
-    small_disk.fill()
-    log_steps(log, range(700))
-    assert log.lines_waiting == 100
-    small_disk.make_room()
-    log_steps(log, range(700, 701))
-    log.close()
-    rows = read(path)
-    assert log.lines_lost > 100
-    assert len(rows) + log.lines_lost == 2 * 701
-    steps = [row["step"] for row in rows]
-    assert steps == sorted(steps)
-    assert steps[-100:] == [step for step in range(651, 701) for _ in range(2)]  # the newest were kept
-    assert f"{log.lines_lost:,} lines are lost" in caplog.text
-    tally.add(survived=1)
-
-
-@pytest.mark.fault(12)
 def test_lines_that_were_never_taken_are_told_at_the_end_and_end_nothing(small_disk, caplog, tally, monkeypatch):
     monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 3600)
     path = small_disk.folder / "m.jsonl"
@@ -155,33 +131,3 @@ def test_a_torn_end_found_on_a_full_disk_is_closed_off_when_there_is_room(small_
     assert set(torn[5:]) == {"2"}
     assert rest == ['{"a":3}', '{"a":4}']
     tally.add(survived=1)
-
-
-def test_a_part_that_cannot_be_taken_back_is_closed_off(tmp_path, monkeypatch):
-    """An ailing disk that takes half a line, refuses to cut it off, and then recovers: twice."""
-    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
-    path, real_write = tmp_path / "m.jsonl", os.write
-    lines = JsonLines(path)
-    lines.append({"a": 0})
-
-    def refuse(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    for number in (1, 2):
-        halves = iter([lambda fd, block: real_write(fd, block[: len(block) // 2]), refuse, refuse])
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", lambda fd, block, halves=halves: next(halves)(fd, bytes(block)))
-            patch.setattr(os, "ftruncate", refuse)
-            lines.append({"a": number})
-    lines.append({"a": 3})
-    lines.close()
-    whole, torn = [], 0
-    for line in path.read_text().splitlines():
-        try:
-            whole.append(json.loads(line)["a"])
-        except ValueError:
-            torn += 1
-    # Where nothing but its line feed was missing, a line is there twice; none is missing, and none is out of order.
-    assert whole == [0, 1, 1, 2, 3]
-    assert torn == 1
-    assert lines.lines_lost == 0

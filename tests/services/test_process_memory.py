@@ -5,11 +5,9 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
-import psutil
 import pytest
 
-from fvc_lib.services.memory.budget import ProcessMemory, ProcessTree, peak_rss_bytes
+from fvc_lib.services.memory.budget import ProcessMemory, ProcessTree
 
 pytestmark = pytest.mark.usefixtures("alone")
 MEGABYTE = 1 << 20
@@ -57,12 +55,6 @@ def test_what_forked_children_share_with_their_parent_counts_once():
 
 
 @linux_only
-def test_what_children_hold_of_their_own_counts():
-    rss, tree, _ = held_by_children(FORK_FOUR.replace("OWN", "30"), then=END_THEM)
-    assert 4 * 30 * MEGABYTE <= tree - rss < 4 * 45 * MEGABYTE
-
-
-@linux_only
 def test_a_childs_child_counts_too():
     grandchild = "import time; block = bytearray(b'1') * (80 << 20); print('there', flush=True); time.sleep(600)"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
@@ -83,38 +75,6 @@ def test_a_childs_child_counts_too():
     assert ProcessTree(process.pid).measure() == ProcessMemory(0, 0, 0)  # gone, and no error
     after = ProcessTree().measure()
     assert after.tree_bytes - after.rss_bytes < before.tree_bytes - before.rss_bytes + 40 * MEGABYTE
-
-
-def test_a_process_alone_is_its_resident_memory():
-    now = ProcessTree().measure()
-    assert now.rss_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
-    assert now.tree_bytes >= now.rss_bytes
-
-
-@linux_only
-def test_the_peak_keeps_what_was_given_back():
-    program = (
-        "from fvc_lib.services.memory.budget import peak_rss_bytes, ProcessTree\n"
-        "block = bytearray(b'1') * (150 << 20)\n"
-        "del block\n"
-        "now = ProcessTree().measure()\n"
-        "print(now.rss_bytes, now.high_water_bytes, peak_rss_bytes())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    rss, high_water, peak = (int(part) for part in done.stdout.split())
-    assert peak >= high_water > rss + 140 * MEGABYTE
-
-
-@linux_only
-def test_the_peak_is_not_that_of_the_program_that_started_this_one():
-    block = np.ones(300 << 20, dtype=np.uint8)
-    done = subprocess.run(
-        [sys.executable, "-c", "from fvc_lib.services.memory.budget import peak_rss_bytes; print(peak_rss_bytes())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(done.stdout) < block.nbytes // 2 < peak_rss_bytes()
 
 
 YOUNG_CHILD = """

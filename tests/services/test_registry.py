@@ -61,14 +61,6 @@ def test_an_item_is_registered_by_decorator_by_call_and_by_its_own_name():
     assert registry.names() == ["square", "disc", "star"]
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_all_known_ones():
-    registry: Registry[object] = Registry("shape")
-    registry.register("square", object())
-
-    with pytest.raises(UsageError, match=r"shape .sqare.: unknown\. Did you mean .square.\? Known: square\."):
-        registry.get("sqare")
-
-
 def test_a_name_registered_twice_is_an_error_that_names_both_places(tmp_path):
     registry: Registry[object] = Registry("shape")
     line = "registry.register('square', object())"
@@ -82,16 +74,6 @@ def test_a_name_registered_twice_is_an_error_that_names_both_places(tmp_path):
     with pytest.raises(UsageError, match="'square' is registered twice"):
         registry.register(Named("disc", ("square",)))
     assert registry.names() == ["square"]
-
-
-def test_the_files_of_the_folder_are_imported_when_a_name_is_first_needed(folder):
-    write(folder / "square.py", "SHAPES.register('square', 4)")
-    write(folder.parent / "disc.py", "SHAPES.register('disc', 0)")
-
-    registry = shapes()
-    assert "plugged_shapes.flat.square" not in sys.modules
-    assert registry.get("square") == 4
-    assert registry.names() == ["disc", "square"]
 
 
 def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(folder):

@@ -82,13 +82,6 @@ def test_a_field_that_a_task_takes_is_read_by_one_of_its_stages(task):
     assert taken - read_by_what_it_imports(code) - OF_THE_RUNNER == set()
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_a_field_that_a_notebook_offers_is_one_that_its_task_takes(task):
-    for stage in (stage for stage in STAGES if stage.tasks == (task,)):
-        offered, _ = parameters_and_code(ROOT / "notebooks" / f"{stage.name}.ipynb")
-        assert {name for name in offered & set(RunConfig.model_fields) if task not in DECLARED[name].tasks} == set()
-
-
 @pytest.mark.parametrize(
     ("task", "given", "foreign"),
     [
@@ -126,20 +119,6 @@ def test_the_network_and_its_weights_are_known_by_either_name_where_the_task_is_
     assert (other.config.model, other.config.model_weights) == ("timm:resnet18", weights)
     resumed = given_values([], [], [("backbone", "efficientnet_lite0")], {})  # of a run whose task is not said again
     assert "backbone" in resumed.written
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_what_says_no_more_than_the_default_passes_and_so_does_what_the_task_reads(task):
-    config = resolve_config({"task": task}, environ={})
-    refuse_contradictions(config, RunConfig.model_fields)
-    refuse_contradictions(resolve_config({"task": task, "epochs": 3}, environ={}), ["epochs", "task"])
-
-
-def test_what_only_other_tasks_read_is_neither_written_nor_hashed():
-    image = resolve_config({"task": "image"}, environ={})
-    assert "num_folds" not in image.relevant()
-    assert image.model_copy(update={"num_folds": 3}).config_hash == image.config_hash
-    assert image.model_copy(update={"image_size": 64}).config_hash != image.config_hash
 
 
 def another_value(name: str) -> Any:
