@@ -19,7 +19,7 @@ import PIL
 from fvc_lib.corpus.copies.likeness import thumbnail_text
 from fvc_lib.corpus.copies.perceptual_hash import GRID_SIDE, hash_of_grids, luma_grids, perceptual_hash, without_bars
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_json
-from fvc_lib.services.code.code_version import code_hash
+from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines, checked_row

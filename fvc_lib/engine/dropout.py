@@ -1,11 +1,11 @@
-"""Dropout that draws for every sample of an effective batch alone, so that no split of it changes what is dropped.
+"""Draw dropout for each sample of an effective batch alone, so that no split of the batch changes the result.
 
 A layer's own call draws one number from torch's random state, which begins alike in every part of an effective batch
 and which gradient checkpointing puts back for its second forward pass. From this number and from the sample's place in
 the effective batch follow the sample's draws: the same in any micro-batch, on any rank, and after a resume.
 
-This is done for the layers ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d``. Whatever else a network
-draws in its forward pass is drawn for a whole micro-batch at once, and is refused where an effective batch is split.
+This covers ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d``. Other random draws in a forward pass are
+made for a whole micro-batch at once, and are refused where an effective batch is split.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _REMEDY = (
 
 
 class DropoutSplitError(FvcError):
-    """What a network draws at random would depend on how the effective batch is split."""
+    """A network's random draws would depend on how the effective batch is split."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Which samples a forward pass is of."""
+    """The samples of a forward pass."""
 
-    first: int  # the first one's place in the effective batch
-    count: int  # how many
-    draws: int  # from what their draws follow, beside their places: another number for every step
-    split: bool  # whether the effective batch has others beside them
+    first: int  # place of the first one in the effective batch
+    count: int
+    draws: int  # seeds their draws, with their places; differs from step to step
+    split: bool  # whether the effective batch has further samples
 
 
 class SampleDropout:
-    """Stands in for the dropout layers of ``model``, while ``samples`` says of what its forward passes are.
+    """Replaces the forward pass of ``model``'s dropout layers while ``samples`` names the samples.
 
     Names of parameters and buffers stay. Where ``samples`` is None the layers are torch's own.
     """
@@ -76,15 +76,15 @@ class SampleDropout:
         return self._active and not self._checked
 
     def of(self, samples: Samples | None) -> None:
-        """Say which samples the next forward and backward passes are of."""
+        """Set the samples of the next forward and backward passes."""
         self.samples, self._num_passes = samples, 0
 
     def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:
-        """Compare, once, what the layers are given for two samples together and for each alone.
+        """Compare, once, the layers' inputs for two samples together and for each alone.
 
         Args:
             batch: of at least one sample.
-            forward: computes samples that begin at a place, and says so with ``of``.
+            forward: computes samples that begin at a place, after calling ``of``.
 
         Raises:
             DropoutSplitError: a layer's input has other rows than the samples', one sample after the other.
@@ -100,7 +100,7 @@ class SampleDropout:
         if not len(together) == len(first) == len(second):
             raise DropoutSplitError(
                 f"{type(self._model).__name__} calls its dropout {len(together)} times for two samples and "
-                f"{len(first)} times for one, so what it drops would depend on how the effective batch is split. "
+                f"{len(first)} times for one, so its dropout would depend on how the effective batch is split. "
                 f"{_REMEDY}"
             )
         bound = _COARSE_TOLERANCE if self._coarse else _TOLERANCE
@@ -162,13 +162,13 @@ class SampleDropout:
 
     def _rows_are_not_samples(self, layer: nn.Module, values: Tensor) -> DropoutSplitError:
         return DropoutSplitError(
-            f"the effective batch must be split, and the first dimension of what dropout layer {self._names[layer]!r} "
-            f"is given, {tuple(values.shape)}, does not hold one sample after the other: which of it belongs to which "
-            f"sample is not known. Put the batch first (batch_first=True). {_REMEDY}"
+            f"the effective batch must be split, and the input {tuple(values.shape)} of dropout layer "
+            f"{self._names[layer]!r} does not hold one sample after the other in its first dimension. "
+            f" Put the batch first (batch_first=True). {_REMEDY}"
         )
 
     def _refuse_other_draws(self, before: dict[str, Tensor]) -> None:
-        """Whatever moved a random state but this class's own draws was drawn for all samples of a part at once."""
+        """Refuse changes of a random state beyond this class's own draws: they are made for a whole part at once."""
         expected = torch.Generator()
         expected.set_state(before["torch"])
         for _ in range(self._num_draws):
@@ -187,12 +187,12 @@ class SampleDropout:
         raise DropoutSplitError(
             f"{type(self._model).__name__} draws random numbers that are not those of an nn.Dropout layer (dropout of "
             f"attention, of a recurrent layer or as a function, drop-path and the like){where}. The effective batch "
-            f"must be split, and they would be drawn anew for every part, which changes the result. {_REMEDY}"
+            f"must be split, and they would be drawn again for every part, which changes the result. {_REMEDY}"
         )
 
 
 def _mask_shape(layer: nn.Module, values: Tensor) -> tuple[int, ...]:
-    """Every number is dropped alone, or whole channels are; as torch's own layers do."""
+    """Return the shape of the mask: each number is dropped alone, or whole channels, as torch's layers do."""
     kind, batched = _FORWARDS[type(layer).forward]
     if kind is nn.Dropout:
         return tuple(values.shape)

@@ -1,7 +1,7 @@
 """One real step on one small batch, to look at before a long training: network, shapes, loss and gradient norm.
 
-The step is the training's own transaction (``step``), on a network of its own and under random draws of its own, so a
-training that follows finds everything as it was.
+The step is the training's own transaction (``step``), on a separate network with separate random draws, so it changes
+nothing for a training that follows.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What one step on ``batch`` showed."""
+    """The results of one step on ``batch``."""
 
     network: str  # class of the network
     parts: tuple[tuple[str, str, int], ...]  # its children: name, class, number of trainable parameters
-    tensors: tuple[tuple[str, str, str], ...]  # what goes in and comes out: name, shape, dtype
+    tensors: tuple[tuple[str, str, str], ...]  # inputs and outputs: name, shape, dtype
     batch: Batch  # the samples, on the CPU
     loss: float  # mean over the batch, before the step
     gradient_norm: float  # L2 norm over all parameters, before clipping
@@ -38,7 +38,7 @@ class FirstStep:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable, of the whole network."""
+        """The number of trainable parameters."""
         return sum(number for _, _, number in self.parts)
 
     def sentence(self) -> str:
@@ -49,25 +49,25 @@ class FirstStep:
         )
 
     def network_table(self) -> pl.DataFrame:
-        """Columns part, class, parameters."""
+        """Return columns part, class, parameters."""
         import polars as pl  # the engine itself does without
 
         return pl.DataFrame(list(self.parts), schema=["part", "class", "parameters"], orient="row")
 
     def tensor_table(self) -> pl.DataFrame:
-        """Columns tensor, shape, dtype."""
+        """Return columns tensor, shape, dtype."""
         import polars as pl
 
         return pl.DataFrame(list(self.tensors), schema=["tensor", "shape", "dtype"], orient="row")
 
 
 def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstStep:
-    """Build the task's network, take one batch of training samples through it and back, and report what was seen.
+    """Build the task's network, take one batch of training samples through it and back, and report the results.
 
     Args:
-        task: what is to be trained.
+        task: the task to train.
         config: device, precision and seed of the run; the caller's random generators are left as they are.
-        num_samples: of the batch, spread evenly over the training data; fewer where there are not so many.
+        num_samples: in the batch, spread evenly over the training data; at most all.
 
     Raises:
         DataError: there is no training sample.
@@ -84,12 +84,12 @@ def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstS
         there, precision = batch.to(compute.device), Precision(compute)
         with torch.no_grad(), precision.autocast():
             outputs = task.forward(model, there)
-        found = BatchTransaction(task, model, precision, compute.device).gradients(there, number)
+        result = BatchTransaction(task, model, precision, compute.device).gradients(there, number)
         scale = float(precision.scaler.get_scale()) if precision.scales_losses else 1.0
-        norm = finish_gradients(model.parameters(), found.num_samples / (found.loss.weight * scale), math.inf)
+        norm = finish_gradients(model.parameters(), result.num_samples / (result.loss.weight * scale), math.inf)
     shown = [*_described("in", batch.tensors), *_described("out", outputs)]
     network, setup = type(model).__name__, (compute.describe(),)
-    return FirstStep(network, _parts(model), tuple(shown), batch, found.loss.mean(), float(norm), setup)
+    return FirstStep(network, _parts(model), tuple(shown), batch, result.loss.mean(), float(norm), setup)
 
 
 def _described(way: str, tensors: dict[str, Tensor]) -> list[tuple[str, str, str]]:

@@ -1,11 +1,11 @@
 """Losses that compare the samples of an effective batch with one another, without having them in memory at once.
 
-First the outputs that are compared are computed, micro-batch by micro-batch, and kept without what led to them. Of all
-of them together, over all ranks, the loss and its gradient with respect to each are computed, some samples' share at a
-time and each rank its own; the ranks' gradients are added up. Then every micro-batch is computed again and given its
-part of that gradient. So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep
-contrastive learning batch size under memory limited setup", 2021), and a rank holds the outputs of all ranks, a stripe
-of their comparison, and the activations of one micro-batch. A share that is one micro-batch is computed only once.
+First the compared outputs are computed, micro-batch by micro-batch, without their graph. Then the loss over all
+ranks' outputs and its gradient with respect to each are computed, some rows at a time, each rank its own; the ranks'
+gradients are added up. Then every micro-batch is computed again and receives its part of that gradient. So the
+gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep contrastive learning batch size
+under memory limited setup", 2021), and a rank holds the outputs of all ranks, a stripe of their comparison, and the
+activations of one micro-batch. A share that is one micro-batch is computed only once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ COMPARING = "in comparing the samples of an effective batch"
 
 
 class ComparedMemoryError(MemoryError):
-    """Out of memory in comparing the samples of an effective batch, where smaller micro-batches are of no use."""
+    """Out of memory in comparing the samples of an effective batch, where smaller micro-batches do not help."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What a joint loss reads of samples, in their order."""
+    """The inputs of a joint loss, in the order of the samples."""
 
     outputs: Outputs  # float32 by name, detached
     tensors: dict[str, Tensor]  # of the batch, by name
@@ -41,7 +41,7 @@ class Compared:
         return len(next(iter(self.outputs.values()), ()))
 
     def to_document(self) -> dict[str, Any]:
-        """On the CPU, for another rank."""
+        """Return the tensors on the CPU, for another rank."""
         return {
             "outputs": {name: tensor.cpu() for name, tensor in self.outputs.items()},
             "tensors": {name: tensor.cpu() for name, tensor in self.tensors.items()},
@@ -49,7 +49,7 @@ class Compared:
 
     @classmethod
     def joined(cls, documents: Sequence[Mapping[str, Any]], device: torch.device) -> Self:
-        """All samples of ``documents``, those of a rank without any left out, on ``device``."""
+        """Return all samples of ``documents`` on ``device``; a rank may have none."""
         filled = [document for document in documents if document["outputs"]]
         parts = {
             kind: {name: torch.cat([d[kind][name] for d in filled]).to(device) for name in filled[0][kind]}
@@ -74,17 +74,17 @@ class JointPart:
     gradients: Outputs  # of that share, by output; for all samples, until ``of_samples`` takes a part
 
     def of_samples(self, start: int, stop: int) -> Self:
-        """With the gradients of samples ``[start, stop)``."""
+        """Return the part with the gradients of samples ``[start, stop)``."""
         return replace(self, gradients={name: rows[start:stop] for name, rows in self.gradients.items()})
 
 
 def joint_part(task: object) -> JointLoss | None:
-    """``task`` where it compares samples."""
+    """Return ``task`` if it compares samples, else None."""
     return task if isinstance(task, JointLoss) and task.joint_outputs else None
 
 
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
-    """Return what ``task`` compares of one micro-batch."""
+    """Return the outputs and tensors of one micro-batch that ``task`` compares."""
     # In float32 also where autocast computes in half precision: a similarity is sharpened by a large factor.
     outputs = {name: outputs[name].detach().float() for name in task.joint_outputs}
     return Compared(outputs, {name: batch.tensors[name] for name in task.joint_tensors})
@@ -93,7 +93,7 @@ def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
 def first_pass(
     joint: JointLoss, forward: Callable[[int, Batch], tuple[Outputs, LossSum]], batch: Batch, micro_batch: int
 ) -> FirstPass:
-    """Compute what is compared of ``batch``, which may be empty; ``forward`` gets a part's place and the part."""
+    """Compute the compared outputs of ``batch``, which may be empty; ``forward`` takes a part's place and the part."""
     if len(batch) <= micro_batch:
         if not len(batch):
             return FirstPass(Compared({}, {}), None)
@@ -131,7 +131,7 @@ def joint_gradients(
 
 
 def carry_back(outputs: Outputs, gradients: Mapping[str, Tensor], own: Tensor) -> None:
-    """Backward through one micro-batch: ``own``, its scaled additive loss, and the joint loss's ``gradients`` of it."""
+    """Run the backward pass of one micro-batch, from its scaled loss ``own`` and the joint loss's ``gradients``."""
     roots, given = ([own], [torch.ones_like(own)]) if own.requires_grad else ([], [])
     for name, gradient in gradients.items():
         if outputs[name].requires_grad:
@@ -161,7 +161,7 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
 
 
 def _blocks(rows: range, num_samples: int) -> Iterator[range]:
-    """``rows`` in parts of about ``PAIRS_AT_ONCE`` pairs with all samples."""
+    """Yield ``rows`` in parts of about ``PAIRS_AT_ONCE`` pairs with all samples."""
     step = max(1, PAIRS_AT_ONCE // max(1, num_samples))
     for start in range(rows.start, rows.stop, step):
         yield range(start, min(start + step, rows.stop))

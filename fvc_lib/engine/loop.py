@@ -1,6 +1,6 @@
-"""The one training engine: from the newest checkpoint, epoch by epoch, to the end; then scoring.
+"""Train from the newest checkpoint, epoch by epoch, to the end; then score.
 
-It knows samples, losses and metrics by name only; what they mean is the task's business. One step of it is ``step.py``.
+The engine knows samples, losses and metrics by name only; the task gives them meaning. ``step`` has one step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memo
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How to train, for any task."""
+    """The settings of a training of any task."""
 
     epochs: int
     effective_batch_size: int
@@ -53,10 +53,10 @@ class EngineSettings:
     balance_classes: bool = False  # draw classes evenly (the training data must name them)
     balance_batches: bool = False  # draw them evenly in every effective batch, not only over the epoch
     num_workers: int = 0
-    max_nonfinite_steps: int = 5  # so many skipped steps are borne; one more ends the training
+    max_nonfinite_steps: int = 5  # skipped steps; one more ends the training
     checkpoint_seconds: float = 120.0  # at most this long between checkpoints within an epoch
     gradient_checkpointing: bool = False  # compute activations again in the backward pass instead of keeping them
-    # What the weights' moving average, which validation and test see, keeps of itself; 0: there is none.
+    # Decay of the weights' moving average, which validation and test use; 0: none.
     ema_decay: float = 0.0
 
 
@@ -71,14 +71,14 @@ class Engine:
     every effective batch and of the validation data, and decides together with the others.
 
     Attributes:
-        initial_weights: digest of those that ``fit`` began with, in its first attempt; empty before.
+        initial_weights: digest of the weights at the beginning of ``fit``, in its first attempt; empty before.
 
     Args:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
-        metrics: gets ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train) and the validation
-            metrics per epoch (phase validation), those of the training data too if asked (phase train).
-        memory: called with where the training is, and with every event.
-        oom_folder: gets a file per out-of-memory.
+        metrics: receives ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train), and the validation
+            metrics per epoch (phase validation).
+        memory: receives positions and events.
+        oom_folder: receives a file per out-of-memory.
         stop: called at every step boundary; True saves and raises StoppedError.
         progress: called with (steps done, steps planned).
         ranks: the processes that share the training; None: this one alone.
@@ -119,13 +119,14 @@ class Engine:
         """Train from the newest checkpoint, or from the start, to the end.
 
         Raises:
-            StoppedError: ``stop`` said so; what was trained is saved.
+            StoppedError: ``stop`` returned True; the state is saved.
             TrainingDivergedError: too many steps were not finite.
             MemoryExhaustedError: one sample alone does not fit, or the optimizer's step, or memory ran out elsewhere.
             CheckpointMismatchError: the checkpoint belongs to another configuration or other data.
             CheckpointWriteError: the checkpoint folder cannot be written.
             LoaderDiedError: loader processes were killed again and again.
-            RankLostError: another rank is gone; and what another rank gives as its reason, where it cannot go on.
+            RankLostError: another rank is gone.
+            FvcError: another rank cannot go on, for its own reason.
         """
         exhausted = None
         try:
@@ -178,7 +179,7 @@ class Engine:
         return loss
 
     def _let_go(self) -> None:
-        """Scoring builds a model of its own; this one's gradients and moments would stay beside it."""
+        """Free the model with its gradients and moments: scoring builds another one."""
         for name in ("_model", "_stepper", "_transaction"):
             self.__dict__.pop(name, None)
 
@@ -225,14 +226,14 @@ class Engine:
         self._save()  # so that a folder that refuses writes ends the training before its first step
 
     def _begin_alike(self) -> None:
-        """Every rank with rank 0's weights, and with random draws of its own."""
+        """Give every rank the weights of rank 0, and random draws of its own."""
         refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
         self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
         if self._ranks.rank:
             seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
 
     def _restored(self) -> bool:
-        """Go on from the newest checkpoint, where there is one."""
+        """Go on from the newest checkpoint; return whether there is one."""
         saved = self._checkpoints.restore(self._model, self._stepper, MicroBatchPlan(self.settings.micro_batch))
         if saved is None:
             return False
@@ -247,7 +248,7 @@ class Engine:
         self._checkpoints.save(self._model, self._stepper, self.state)
 
     def _restore_checkpoint(self, event: OutOfMemory) -> None:
-        """Out of memory while weights were changed: what they are now is not known, the last checkpoint's are."""
+        """Reload the last checkpoint after an out-of-memory in the optimizer's step: weights may be half updated."""
         at_step = self.state.step
         if at_step > max(self._lost_steps, default=-1):
             self._lost_steps = []
@@ -306,7 +307,7 @@ class Engine:
         return share(list(range(num_batches)), self._ranks.rank, self._ranks.size)
 
     def _train_step(self, batch: Batch) -> bool:
-        """One step on this rank's share of an effective batch; returns whether a checkpoint is due."""
+        """Take a step on this rank's share of an effective batch; return whether a checkpoint is due."""
         state = self.state
         num_samples = batch_size_of(
             len(self.task.training_data), self.settings.effective_batch_size, state.batches_done
@@ -336,7 +337,7 @@ class Engine:
         return due or state.micro_batch < before
 
     def _count_nonfinite(self, batch: Batch, result: BatchGradients) -> None:
-        """No step was taken. A half-precision overflow is the scaler's business; anything else is bounded."""
+        """Count a step that was not taken, unless it is a half-precision overflow, which the scaler handles."""
         if result.is_finite and self._precision.overflow_is_normal:
             return
         state, allowed = self.state, self.settings.max_nonfinite_steps

@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 class TrainingMemory:
     """The observers of a training and of the controls trained with it."""
 
-    observer: MemoryObserver  # hears where the model's training stands
+    observer: MemoryObserver  # of the model's training
     oom_folder: Path  # folder of the files about an out-of-memory
 
     def observer_of(self, name: str) -> MemoryObserver:
@@ -121,7 +121,7 @@ def planned_micro_batch(
 
 
 class ControlMemory:
-    """Reports where a control's training stands, under phases of its own such as ``control_train``."""
+    """An observer that reports a control's training under its own phases, such as ``control_train``."""
 
     def __init__(self, observer: MemoryObserver, name: str) -> None:
         self._observer = observer

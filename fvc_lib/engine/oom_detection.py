@@ -82,7 +82,7 @@ Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_st
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """One out-of-memory and what is done about it."""
+    """One out-of-memory and the reaction to it."""
 
     where: Place  # part of the step
     state: MemoryState  # what memory held

@@ -44,8 +44,8 @@ _CHILD_BYTES = 260_000_000  # of the measuring process with its imports, before 
 _LOADER_BYTES = 60_000_000  # that a loader process does not share with its parent, without its batches
 _LEAST_ROOM_BYTES = 1 << 30
 _STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
-# How a child ends when memory does: killed by the system, aborted by a library, or reading memory that oneDNN could not
-# allocate.
+# Ends of a child for want of memory: killed by the system, aborted by a library, or reading memory that oneDNN could
+# not allocate.
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
 
 
@@ -75,7 +75,7 @@ class StepRequest:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """The micro-batch to begin with and the peak memory that it is predicted to need."""
+    """The micro-batch to begin with and its predicted peak memory."""
 
     micro_batch: int
     micro_batch_planned: int
@@ -85,12 +85,12 @@ class PreflightReport:
 
     @property
     def lowered(self) -> bool:
-        """Whether the planned micro-batch does not fit."""
+        """Return whether the planned micro-batch does not fit."""
         return self.micro_batch < self.micro_batch_planned
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak leaves some of the budget free."""
+        """Return whether the predicted peak leaves some of the budget free."""
         return self.peak_bytes is not None and self.peak_bytes <= (1 - _HEADROOM) * self.budget.total_bytes
 
     def message(self) -> str:
@@ -131,7 +131,7 @@ def preflight(
         request: the step as planned.
         budget: on CUDA the device's memory, elsewhere main memory.
         time_limit_seconds: for each measurement.
-        stop: asked while it measures.
+        stop: called while it measures.
         tell: called with each micro-batch before it is measured.
 
     Raises:
@@ -147,17 +147,17 @@ def preflight(
     size, peak = planned, None
     while True:
         tell(size)
-        found = _measured(request, size, budget.total_bytes - held, time_limit_seconds, stop)
-        if found.problem or found.ran_out.startswith(COMPARING):  # a smaller micro-batch compares as many samples
-            problem = found.problem or f"memory ran out {found.ran_out}; {memory_advice('comparison')}"
+        measured = _measured(request, size, budget.total_bytes - held, time_limit_seconds, stop)
+        if measured.problem or measured.ran_out.startswith(COMPARING):  # a smaller micro-batch compares as many samples
+            problem = measured.problem or f"memory ran out {measured.ran_out}; {memory_advice('comparison')}"
             return PreflightReport(size, planned, budget, None, problem)
-        if found.added_bytes is not None:
-            peak = held + found.added_bytes
+        if measured.added_bytes is not None:
+            peak = held + measured.added_bytes
             report = PreflightReport(size, planned, budget, peak)
             if report.fits or size == 1:
                 return report
         elif size == 1:
-            problem = f"one sample alone ran out of memory: {found.ran_out}; {memory_advice('sample')}"
+            problem = f"one sample alone ran out of memory: {measured.ran_out}; {memory_advice('sample')}"
             return PreflightReport(1, planned, budget, None, problem)
         size //= 2
 
@@ -231,7 +231,7 @@ def measure(item: tuple[list[str], str]) -> int | str:
 
 
 def _held(device: torch.device, *, peak: bool = False) -> int:
-    """Return the bytes that this process holds of what a training runs out of, now or at their peak.
+    """Return the bytes of the limited memory that this process holds, now or at their peak.
 
     On CUDA tensors, elsewhere resident memory; on MPS with what the driver keeps, which is main memory as well.
     """

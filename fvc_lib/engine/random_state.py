@@ -1,4 +1,4 @@
-"""Random states that are local, derived from stable hashes, and can be stored without pickling anything."""
+"""Seed, fork, store and restore random states, without pickling."""
 
 import hashlib
 import random
@@ -25,7 +25,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's, NumPy's and Python's generators as if freshly seeded; those of before come back afterwards."""
+    """Seed Torch's, NumPy's and Python's generators within the block, and restore them afterwards."""
     before = capture_random_state(device)
     seed_generators(seed)
     try:
@@ -35,62 +35,44 @@ def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def capture_random_state(device: torch.device) -> dict[str, Tensor]:
-    """Every generator's state as tensors: ``torch``, ``numpy``, ``python`` and, where used, ``device``."""
-    return {**torch_state(device), "numpy": _numpy_state(), "python": _python_state()}
+    """Return every generator's state as tensors: ``torch``, ``numpy``, ``python`` and, where used, ``device``.
+
+    ``numpy`` and ``python`` are (627,) float64: 624 key words, the position, whether a second normal draw waits, and
+    that draw.
+    """
+    state = np.random.get_state(legacy=False)
+    keys, position = state["state"]["key"].tolist(), state["state"]["pos"]
+    _, words, normal = random.getstate()
+    return {
+        **torch_state(device),
+        "numpy": torch.tensor([*keys, position, state["has_gauss"], state["gauss"]], dtype=torch.float64),
+        "python": torch.tensor([*words, normal is not None, normal or 0.0], dtype=torch.float64),
+    }
 
 
 def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what ``capture_random_state`` gave; a device's part is skipped on another kind of device."""
+    """Restore the states of ``capture_random_state``; a device's part is skipped on another kind of device."""
     restore_torch_state(states, device)
-    _restore_numpy(states["numpy"])
-    _restore_python(states["python"])
+    *keys, position, has_normal, normal = states["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), int(position), int(has_normal), normal))
+    *words, has_normal, normal = states["python"].tolist()
+    random.setstate((3, tuple(int(word) for word in words), normal if has_normal else None))
 
 
 def torch_state(device: torch.device) -> dict[str, Tensor]:
-    """Torch's own part of ``capture_random_state``."""
-    states, on_device = {"torch": torch.get_rng_state()}, _device_state(device)
-    return states if on_device is None else {**states, "device": on_device}
+    """Return torch's part of ``capture_random_state``."""
+    states = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["device"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        states["device"] = torch.mps.get_rng_state()
+    return states
 
 
 def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what ``torch_state`` gave, and nothing else."""
+    """Restore the state of ``torch_state`` alone."""
     torch.set_rng_state(states["torch"])
-    _set_device_state(states.get("device"), device)
-
-
-def _device_state(device: torch.device) -> Tensor | None:
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.mps.get_rng_state() if device.type == "mps" else None
-
-
-def _set_device_state(state: Tensor | None, device: torch.device) -> None:
-    if state is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    elif state is not None and device.type == "mps":
-        torch.mps.set_rng_state(state)
-
-
-def _numpy_state() -> Tensor:
-    """(627,) float64: 624 key words, position, whether a second normal draw waits, and that draw."""
-    state = np.random.get_state(legacy=False)
-    inner = state["state"]
-    words = [*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"]]
-    return torch.tensor(words, dtype=torch.float64)
-
-
-def _restore_numpy(state: Tensor) -> None:
-    *words, position, has_normal, normal = state.tolist()
-    keys = np.array(words, dtype=np.uint32)
-    np.random.set_state(("MT19937", keys, int(position), int(has_normal), normal))
-
-
-def _python_state() -> Tensor:
-    """(627,) float64: 624 key words and the position, whether a second normal draw waits, and that draw."""
-    _, words, normal = random.getstate()
-    return torch.tensor([*words, normal is not None, normal or 0.0], dtype=torch.float64)
-
-
-def _restore_python(state: Tensor) -> None:
-    *words, has_normal, normal = state.tolist()
-    random.setstate((3, tuple(int(word) for word in words), normal if has_normal else None))
+    if "device" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["device"], device)
+    elif "device" in states and device.type == "mps":
+        torch.mps.set_rng_state(states["device"])

@@ -10,8 +10,8 @@ For the same reason several ranks may each take a share of the batch: they compu
 every one of them has its gradients. torch's DistributedDataParallel sums inside the backward pass, where a rank that
 runs out of memory leaves the others waiting.
 
-The optimizer's step is no transaction: it changes weights in place, so where memory runs out within it the weights are
-neither old nor new, and only a checkpoint can say what they were (``StepLostError``).
+The optimizer's step is no transaction: it changes weights in place, so if memory runs out within it the weights are
+neither old nor new, and only a checkpoint has the old ones (``StepLostError``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BatchNormSplitError(FvcError):
 
 @dataclass(frozen=True)
 class BatchGradients:
-    """What a finished transaction left: ``p.grad`` is the gradient of ``loss.total / num_samples`` (scaled in fp16)."""
+    """The result of a transaction: ``p.grad`` is the gradient of ``loss.total / num_samples`` (scaled in fp16)."""
 
     loss: LossMean
     num_samples: int
@@ -69,12 +69,12 @@ class BatchGradients:
 
 @dataclass(frozen=True)
 class _Work:
-    """One effective batch (on several ranks: this rank's share) and everything as it was before it."""
+    """One effective batch (on several ranks: this rank's share) and the state before it."""
 
     batch: Batch  # the samples, maybe none
     num_samples: int  # of the effective batch, over all ranks
     first_sample: int  # the place of the first one of ``batch`` among them
-    draws: int  # from what dropout's draws follow, beside the samples' places
+    draws: int  # seeds dropout's draws, with the samples' places
     random_state: dict[str, Tensor]  # of all generators
     buffers: dict[str, Tensor]  # the model's, copied
 
@@ -123,15 +123,14 @@ class BatchTransaction:
     ) -> BatchGradients:
         """Accumulate over ``batch`` in parts of at most ``micro_batch``; out of memory, halve it and start again.
 
-        With several ranks ``batch`` is this rank's share, maybe empty, and what is left is the sum over all of them,
-        computed everywhere with one micro-batch, the smallest that any of them came to.
+        With several ranks ``batch`` is this rank's share, maybe empty. The gradients are summed over all of them,
+        computed everywhere with one micro-batch, the smallest of any rank.
 
         Args:
             batch: the samples.
-            micro_batch: at most so many of them in memory at once.
+            micro_batch: at most this many of them in memory at once.
             num_samples: of the effective batch, over all ranks; None: ``batch`` is all of it.
-            draws: another number for every step, the same on all ranks: what dropout drops follows from it and from
-                the samples' places in the effective batch.
+            draws: seed of dropout with the samples' places; differs from step to step, and is the same on all ranks.
 
         Raises:
             MemoryExhaustedError: one sample alone did not fit twice, or the comparison of all samples does not.
@@ -260,8 +259,9 @@ class BatchTransaction:
             micro_batch = self._smaller(failure, work, micro_batch)
 
     def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int, *, alone: bool = False) -> int:
-        """Half the micro-batch, or one sample once more, with everything as it was before the batch. ``alone``: no
-        activations were in memory beside what is compared, so a smaller micro-batch has no more to give.
+        """Return half the micro-batch, or one sample once more, after restoring the state before the batch.
+
+        ``alone``: only the compared outputs were in memory, so a smaller micro-batch frees nothing.
 
         Raises:
             MemoryExhaustedError: it is not the first time, and there is nothing left to free.
@@ -356,7 +356,7 @@ def _mean_of(losses: Sequence[LossSum]) -> LossMean:
 
 
 def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
-    """Why a training cannot go on when what compares all samples does not fit, and what would help."""
+    """Return the message that the comparison of all samples does not fit, with a remedy."""
     return (
         f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another, "
         f"with {failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. A smaller batch_size does not help here. "
@@ -365,10 +365,10 @@ def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
 
 
 def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch, *, validation: bool = False) -> int:
-    """Half of ``micro_batch``, said in the log.
+    """Return half of ``micro_batch``, and log it.
 
     Raises:
-        MemoryExhaustedError: there is no half of one; names the sizes and what to try.
+        MemoryExhaustedError: there is no half of one; the message has the sizes and a remedy.
     """
     if micro_batch <= 1:
         shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
@@ -391,10 +391,10 @@ class StepLostError(Exception):
 def take_together(
     stepper: Stepper, ranks: Ranks, result: BatchGradients | None, learning_rate: float, *, save_is_due: bool
 ) -> tuple[float, bool]:
-    """One step on every rank, or none: where one rank ran out of memory in it, the others' are lost with it.
+    """Step on every rank, or lose the step on all of them if one rank runs out of memory in it.
 
-    Without a ``result``, which all ranks have alike, no step is taken. Gives the gradient's norm before clipping (NaN
-    without a step), and whether a checkpoint is due, as rank 0 says.
+    Without a ``result``, on all ranks alike, no step is taken. Return the gradient's norm before clipping (NaN without
+    a step), and rank 0's decision whether a checkpoint is due.
 
     Raises:
         StepLostError: out of memory; the weights of one rank are undefined now.
@@ -484,14 +484,14 @@ class Stepper:
     """AdamW with clipping and loss scaling for one model.
 
     Args:
-        model: whose parameters are stepped; already on its device.
+        model: with the parameters to step; already on its device.
         precision: scales losses where it is half.
-        learning_rate: the peak; each step is given its own.
+        learning_rate: the peak; each step takes its own.
         weight_decay: of matrices.
         max_gradient_norm: L2.
         device: where the model is.
-        rate_shares: what the learning rate of single parameters is multiplied by.
-        ema_decay: what the weights' moving average keeps of itself in a step; 0: there is none.
+        rate_shares: factors of the learning rate by parameter.
+        ema_decay: decay of the weights' moving average; 0: none.
         fused: step in one kernel.
     """
 
@@ -559,8 +559,9 @@ class Stepper:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        """Less is kept in the first steps, as TensorFlow's ExponentialMovingAverage does, or the weights that a
-        training began with would stand in the average of a short one.
+        """Move the average towards the weights, faster in the first steps, as TensorFlow's ExponentialMovingAverage.
+
+        Otherwise the initial weights would dominate the average of a short training.
         """
         if not self._ema_decay:
             return
@@ -572,14 +573,14 @@ class Stepper:
         torch._foreach_lerp_(list(self._average.values()), list(trained.values()), 1 - decay)
 
     def save_memory(self) -> None:
-        """From now on update one parameter after the other: slower, without temporaries for all of them at once."""
+        """Update one parameter after the other from now on: slower, without temporaries for all of them at once."""
         for group in self._optimizer.param_groups:
             group["foreach"] = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, scaler and average; not whether memory is being saved, which may be another machine's need.
+        """Return optimizer, scaler and average, without the setting of ``save_memory``.
 
-        Of the optimizer always as if it had two groups, matrices and vectors, each in the model's order.
+        The optimizer's state has two groups, matrices and vectors, each in the model's order, for any rate shares.
         """
         optimizer = self._optimizer.state_dict()
         state, places = optimizer["state"], self._places()

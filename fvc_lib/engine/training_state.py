@@ -1,4 +1,4 @@
-"""Where a training stands: into a checkpoint and back, all random states included, and told to the world meanwhile."""
+"""The state of a training: into a checkpoint and back, all random states included, and its reports."""
 
 import logging
 import math
@@ -44,9 +44,9 @@ class EpochRecord:
 
 @dataclass
 class TrainingState:
-    """Where a training stands."""
+    """The progress of a training."""
 
-    micro_batches: MicroBatchPlan  # how many samples are in memory at once, and were at every step
+    micro_batches: MicroBatchPlan  # samples in memory at once, now and at every step before
     epochs_done: int = 0  # finished epochs
     batches_done: int = 0  # effective batches of the epoch in progress that were consumed: the sampler's position
     step: int = 0  # effective batches consumed over all epochs
@@ -57,8 +57,7 @@ class TrainingState:
     best_model: dict[str, Tensor] = field(default_factory=dict)  # weights of ``best_epoch``, on the CPU
     history: list[EpochRecord] = field(default_factory=list)
     finished: bool = False  # whether the last epoch or early stopping was reached
-    # What happened that other bits than an undisturbed training's must be expected for.
-    inexact_because: list[str] = field(default_factory=list)
+    inexact_because: list[str] = field(default_factory=list)  # why the bits may differ from an undisturbed training's
 
     @property
     def micro_batch(self) -> int:
@@ -66,18 +65,12 @@ class TrainingState:
         return self.micro_batches.current
 
     def to_document(self) -> dict[str, Any]:
-        """Numbers, lists and dicts; without the best model, which the checkpoint holds on its own."""
-        return {
+        """Return numbers, lists and dicts, without the best model, which the checkpoint holds on its own."""
+        document = {name: value for name, value in vars(self).items() if name != "best_model"}
+        return document | {
             "micro_batches": self.micro_batches.to_document(),
-            "epochs_done": self.epochs_done,
-            "batches_done": self.batches_done,
-            "step": self.step,
             "epoch_loss": [self.epoch_loss.total, self.epoch_loss.weight],
-            "nonfinite_steps": self.nonfinite_steps,
-            "best_epoch": self.best_epoch,
-            "best_loss": self.best_loss,
             "history": [asdict(record) for record in self.history],
-            "finished": self.finished,
             "inexact_because": list(self.inexact_because),
         }
 
@@ -86,17 +79,18 @@ class TrainingState:
         cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
     ) -> Self:
         """Return the state that ``to_document`` described; ``micro_batches``, as planned now, goes on from it."""
-        values = dict(document)
-        changed = micro_batches.resumed(values["micro_batches"], values["step"])
-        values["micro_batches"] = micro_batches
-        values["epoch_loss"] = LossMean(*values["epoch_loss"])
-        values["history"] = [EpochRecord(**record) for record in values["history"]]
+        changed = micro_batches.resumed(document["micro_batches"], document["step"])
+        values = dict(document) | {
+            "micro_batches": micro_batches,
+            "epoch_loss": LossMean(*document["epoch_loss"]),
+            "history": [EpochRecord(**record) for record in document["history"]],
+        }
         state = cls(**values, best_model=best_model)
         state.lose_exactness([changed] if changed else [])
         return state
 
     def lose_exactness(self, changed: Sequence[str]) -> None:
-        """Note, and say, what has changed from one attempt to the next that decides how sums are rounded."""
+        """Note and log what has changed since the last attempt and decides how sums are rounded."""
         reasons = [f"{change}, since step {self.step}" for change in changed]
         self.inexact_because = [*self.inexact_because, *reasons]
         if reasons:
@@ -127,18 +121,18 @@ class TrainingRecord:
     # Why the bits need not be those of an undisturbed training; empty while that is claimed.
     inexact_because: tuple[str, ...]
     seconds: float  # of the call that finished it, by the monotonic clock; earlier attempts do not count
-    initial_weights: str = ""  # digest of those it began with (``weights_digest``); empty in older records
+    initial_weights: str = ""  # digest of the weights at the beginning (``weights_digest``)
     best_weights: str = ""  # of the best epoch's
 
     def schedule(self) -> str:
-        """How many samples were in memory at once, like ``8; 4 from step 12``."""
+        """Return the numbers of samples in memory at once, like ``8; 4 from step 12``."""
         first, *later = self.micro_batch_schedule
         return "; ".join(
             [str(first.micro_batch), *(f"{change.micro_batch} from step {change.step}" for change in later)]
         )
 
     def claim(self) -> str:
-        """Whether the same command on the same kind of machine must give the same bits, in one sentence."""
+        """Return in one sentence whether the same command on the same kind of machine must give the same bits."""
         if self.inexact_because:
             return f"equality to the bit is not claimed: {'; '.join(self.inexact_because)}"
         if len(self.micro_batch_schedule) > 1:
@@ -147,7 +141,7 @@ class TrainingRecord:
 
 
 def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
-    """Versions, threads, instructions and ranks that decide how sums are rounded."""
+    """Return versions, threads, instructions and ranks, which decide how sums are rounded."""
     return {
         "torch": str(torch.__version__),  # its own class would be refused on loading
         "threads": str(torch.get_num_threads()),
@@ -158,17 +152,11 @@ def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
     }
 
 
-def changed_numerics(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """One clause like ``threads 2 -> 4`` for everything that differs."""
-    names = sorted({*before, *now})
-    return [f"{name} {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
-
-
 class TrainingCheckpoints:
-    """One training's checkpoints: what belongs into one, and when the next is due.
+    """One training's checkpoints: their content, and when the next is due.
 
-    Of several ranks only rank 0 touches the folder: it writes, and what it reads and has verified the others get from
-    it. Each rank's random state is kept; all else is the same on all of them.
+    Only rank 0 touches the folder; it hands a verified checkpoint to the others. Each rank's random state is
+    kept; all else is the same on all of them.
     """
 
     def __init__(self, folder: CheckpointFolder, compute: ComputeDevice, ranks: Ranks) -> None:
@@ -186,7 +174,7 @@ class TrainingCheckpoints:
             MemoryError: a rank ran out of memory; raised on all ranks.
         """
         self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
-        random_state, *others = self._random_states()
+        random_state, *others = self._ranks.everyone("save", capture_random_state(self._device))
         if self._ranks.rank:
             return
         progress = {"random_state": random_state, "other_ranks_random_states": others}
@@ -206,22 +194,6 @@ class TrainingCheckpoints:
             best_epoch=state.best_epoch,
             best_model=state.best_model,
         )
-
-    def _random_states(self) -> list[dict[str, Tensor]]:
-        """Every rank's. Whether there is a checkpoint all decide alike: out of memory on one rank is so on all."""
-        mine, ended = None, None
-        try:
-            mine = capture_random_state(self._device)
-        except (RuntimeError, MemoryError) as error:
-            if not oom_detection.is_out_of_memory(error):
-                raise
-            ended = error
-        states = self._ranks.everyone("save", mine)
-        if ended is not None:
-            raise ended
-        if None in states:
-            raise MemoryError(f"out of memory on rank {states.index(None)}")
-        return [state for state in states if state is not None]
 
     def restore(self, model: nn.Module, stepper: Stepper, micro_batches: MicroBatchPlan) -> TrainingState | None:
         """Put the newest whole checkpoint into ``model``, ``stepper`` and the generators; None without any.
@@ -244,7 +216,8 @@ class TrainingCheckpoints:
         model.load_state_dict(saved["model"])
         stepper.load_state_dict(saved)
         state = TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
-        state.lose_exactness(changed_numerics({"ranks": "1", **saved["numerics"]}, self._numerics))
+        before, now = saved["numerics"], self._numerics
+        state.lose_exactness([f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name]])
         random_states = [saved["random_state"], *saved.get("other_ranks_random_states", ())]
         if self._ranks.rank < len(random_states):  # else there were fewer ranks: this one keeps the state it began with
             restore_random_state(random_states[self._ranks.rank], self._device)
@@ -287,16 +260,16 @@ class MetricSink(Protocol):
 
 
 class NoMetrics(MetricSink):
-    """Hears metrics and keeps none: for a rank whose numbers another one writes."""
+    """A sink that drops metrics: for a rank whose numbers another one writes."""
 
 
 class TrainingWatch:
-    """Knows where the training is, and adds that to everything it passes on.
+    """Reports a training's metrics and events, each with the training's position.
 
     Args:
-        metrics: gets losses, rates and the like.
+        metrics: receives losses, rates and the like.
         memory: called with every step and event.
-        oom_folder: gets a file per out-of-memory; None: none is written.
+        oom_folder: receives a file per out-of-memory; None: none is written.
     """
 
     def __init__(
@@ -305,41 +278,43 @@ class TrainingWatch:
         self._metrics = metrics
         self._memory = memory or NoObserver()
         self._oom_folder = oom_folder
-        self.state: TrainingState | None = None
+        self.state = TrainingState(MicroBatchPlan(1))  # the engine replaces it
 
     def at(self, phase: str) -> None:
-        """Report that the training has come to ``phase`` of its current effective batch; a test is of no epoch."""
-        state = self._here()
+        """Report that the training has come to ``phase`` of its current effective batch; a test has no epoch."""
+        state = self.state
         if phase == "test":
             self._memory.at(phase, global_step=state.step)
         else:
             self._memory.at(phase, epoch=state.epochs_done + 1, batch_idx=state.batches_done, global_step=state.step)
 
     def step_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Training metrics of the step in hand."""
-        state = self._here()
+        """Log training metrics of the current step."""
+        state = self.state
         self._metrics.log(step=state.step, epoch=state.epochs_done + 1, phase="train", metrics=metrics)
 
     def epoch_metrics(self, phase: str, metrics: Mapping[str, float]) -> None:
-        """Metrics of the epoch that has just been counted."""
-        state = self._here()
+        """Log metrics of the epoch that has just been counted."""
+        state = self.state
         self._metrics.log(step=state.step, epoch=state.epochs_done, phase=phase, metrics=metrics)
 
     def out_of_memory(self, event: OutOfMemory) -> None:
-        """Memory ran out, and was freed again. The training goes on even where the context cannot be written."""
-        state = self._here()
-        epoch, file = state.epochs_done + 1, None
+        """Report that memory ran out and was freed again; go on even if the context cannot be written."""
+        file = None
         if self._oom_folder is not None:
             phase = self._memory.prefix + ("validation" if event.where == "validation" else "train")
             try:
-                path = oom_detection.write_context(self._oom_folder, event, phase=phase, epoch=epoch, step=state.step)
-                file = path.name
+                file = oom_detection.write_context(
+                    self._oom_folder, event, phase=phase, epoch=self.state.epochs_done + 1, step=self.state.step
+                ).name
             except OSError as error:
                 _logger.warning("the context of an out-of-memory could not be written: %s", error)
+        then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
+        sizes = "" if event.micro_batch is None else f" with {event.micro_batch} samples at once; {then}"
         asked = event.state.asked_bytes
         self._memory.event(
             "out_of_memory",
-            _in_words(event),
+            f"out of memory in {event.where.replace('_', ' ')}{sizes}",
             where=event.where,
             asked_mb=None if asked is None else round(asked / 1e6, 3),
             micro_batch=event.micro_batch,
@@ -348,7 +323,7 @@ class TrainingWatch:
         )
 
     def micro_batch_changed(self, before: int, now: int) -> None:
-        """From this step on fewer samples are in memory at once, or more again."""
+        """Report a change of the number of samples in memory at once, from this step on."""
         reason = "out of memory" if now < before else "memory suffices again"
         self.step_metrics({"micro_batch": float(now)})
         self._memory.event(
@@ -357,14 +332,14 @@ class TrainingWatch:
         )  # fmt: skip
 
     def step_restored(self, memory: oom_detection.MemoryState, from_step: int) -> None:
-        """Out of memory in the optimizer's step, and a checkpoint was put back."""
-        to_step = self._here().step
+        """Report that a checkpoint was restored after an out-of-memory in the optimizer's step."""
+        to_step = self.state.step
         message = f"out of memory in the optimizer's step {from_step} ({memory.message}): back to step {to_step}"
         self._warn("step_restored", message, to_step=to_step, lost_steps=from_step - to_step)
 
     def nonfinite(self, what: str, sample_ids: Sequence[str], allowed: int) -> str:
         """Report a loss or gradient that is not finite; return the samples' ids as text."""
-        state = self._here()
+        state = self.state
         ids = ", ".join(map(repr, sample_ids))
         message = f"step {state.step}: {what} is not finite; no step taken; samples: {ids}"
         self._warn("nonfinite", message, what=what, samples=ids, count=state.nonfinite_steps, allowed=allowed)
@@ -373,43 +348,30 @@ class TrainingWatch:
     def evaluated_nonfinite(self, batch: Batch) -> None:
         """Report an evaluation loss that is not finite; its epoch cannot become the best."""
         ids = ", ".join(repr(sample_id) for sample_id in batch.sample_ids)
-        message = f"after step {self._here().step}: the loss of samples looked at is not finite, among: {ids}"
+        message = f"after step {self.state.step}: the loss of evaluated samples is not finite, among: {ids}"
         self._warn("nonfinite", message, what="evaluation", samples=ids, count=None, allowed=None)
 
     def save_skipped(self, error: BaseException) -> None:
         """Report a checkpoint within an epoch that did not fit into memory next to the training."""
         reason = str(error).partition("\n")[0] or type(error).__name__
-        message = f"step {self._here().step}: no memory for a checkpoint now ({reason}); the next one is due later"
+        message = f"step {self.state.step}: no memory for a checkpoint now ({reason}); the next one is due later"
         self._warn("checkpoint_skipped", message)
 
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
-        """Out of memory where nothing smaller can be tried: while loading, counting or copying a checkpoint."""
+        """Report an out-of-memory where nothing smaller can be tried: while loading or copying a checkpoint."""
         reason = str(error).partition("\n")[0] or type(error).__name__
         message = (
-            f"out of memory after step {self._here().step}, outside of a forward or backward pass: {reason}. The last "
+            f"out of memory after step {self.state.step}, outside of a forward or backward pass: {reason}. The last "
             f"checkpoint stands. {memory_advice('elsewhere')}"
         )
-        self._memory.event("out_of_memory", message, where="elsewhere", asked_mb=None, micro_batch=None,
-                           micro_batch_next=None, context_file=None)  # fmt: skip
+        self._memory.event("out_of_memory", message, where="elsewhere")
         return MemoryExhaustedError(message)
 
     def loader_restarted(self, reason: str) -> None:
         """Report that a loader process died and was replaced."""
-        message = f"{reason} The loader was started again at step {self._here().step}."
+        message = f"{reason} The loader was started again at step {self.state.step}."
         self._warn("loader_restarted", message, reason=reason)
 
     def _warn(self, kind: str, message: str, **details: EventDetail) -> None:
         _logger.warning(message)
         self._memory.event(kind, message, **details)
-
-    def _here(self) -> TrainingState:
-        if self.state is None:
-            raise RuntimeError("the watch was asked for a position before the training had one")
-        return self.state
-
-
-def _in_words(event: OutOfMemory) -> str:
-    if event.where == "optimizer_step":
-        return "out of memory in the optimizer's step"
-    then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
-    return f"out of memory in {event.where} with {event.micro_batch} samples at once; {then}"

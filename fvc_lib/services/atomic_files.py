@@ -23,7 +23,7 @@ from fvc_lib.services.errors import DataError
 
 AnyPath = str | os.PathLike[str]
 
-# File names as table text and back: the one pair of functions that spells this encoding.
+# File names as table text and back.
 #
 # A POSIX file name is bytes, table text is UTF-8. Bytes that are not UTF-8 become ``\xNN`` and a literal backslash
 # becomes ``\\``, so every name has exactly one text, every text made here has exactly one name, and ordinary names
@@ -66,9 +66,6 @@ def path_from_text(text: str) -> Path:
     return Path(os.fsdecode(_ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else b"\\", raw)))
 
 
-# The identity of this process for every process that shares a disk with it.
-
-
 def utc_now() -> str:
     """Return the time as ISO 8601 UTC with seconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -77,25 +74,21 @@ def utc_now() -> str:
 def this_host() -> str:
     """Return the name of the space in which pids are unique: the host and its pid namespace."""
     name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]
-    try:
-        return f"{name}-{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:  # not on macOS
-        return f"{name}-0"
+    namespace = Path("/proc/self/ns/pid")  # not on macOS
+    return f"{name}-{namespace.stat().st_ino if namespace.exists() else 0}"
 
 
 def process_lives(pid: int) -> bool:
     """Return whether a process of this host, of any user, has the number ``pid``."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
 
 
 # Host, thread and process in the name: two writers of one target never share a temporary, wherever they run, and the
-# sweep can tell a dead writer's by its pid. A name without a host is one of this machine's.
+# sweep recognises a dead writer's by its pid. A name without a host belongs to this machine.
 _TEMPORARY = re.compile(r"^\..+?(?:\.@(?P<host>[^.]+)\.\d+)?\.(?P<pid>\d+)\.tmp$", re.DOTALL)
 # Whether a process of another host lives cannot be told from here; no write of ours leaves its file alone for a day.
 _FOREIGN_SECONDS = 24 * 3600.0
@@ -182,20 +175,18 @@ def sweep_temporaries(folder: Path) -> list[Path]:
 
     Temporaries of another host count as a dead writer's after a day without a change.
     """
-    swept = left_temporaries(folder)
-    for path in swept:
-        path.unlink(missing_ok=True)
-    return swept
-
-
-def left_temporaries(folder: Path) -> list[Path]:
-    """Return the paths that ``sweep_temporaries`` would remove; follow no link."""
-    found = []
-    for path in folder.rglob(".*.tmp"):
+    swept = []
+    for path in sorted(folder.rglob(".*.tmp")):
         match = _TEMPORARY.match(path.name)
-        if match and not path.is_dir() and _is_left_over(path, match["host"], int(match["pid"])):
-            found.append(path)
-    return sorted(found)
+        if match is None or path.is_dir():
+            continue
+        with contextlib.suppress(FileNotFoundError):  # its writer has finished meanwhile
+            is_ours = match["host"] in (None, this_host())
+            age = time.time() - path.stat(follow_symlinks=False).st_mtime
+            if not process_lives(int(match["pid"])) if is_ours else age > _FOREIGN_SECONDS:
+                path.unlink()
+                swept.append(path)
+    return swept
 
 
 def size_of(folder: Path) -> int:
@@ -206,15 +197,6 @@ def size_of(folder: Path) -> int:
             with contextlib.suppress(OSError):  # gone meanwhile, or another user's
                 total += Path(parent, name).lstat().st_size
     return total
-
-
-def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
-    if host in (None, this_host()):
-        return not process_lives(pid)
-    try:
-        return time.time() - path.stat(follow_symlinks=False).st_mtime > _FOREIGN_SECONDS
-    except FileNotFoundError:
-        return False  # its writer has finished meanwhile
 
 
 def sha256_of_file(path: AnyPath, num_bytes: int | None = None) -> str:
@@ -233,24 +215,35 @@ def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
 
 
 def content_digest(path: AnyPath) -> str:
-    """Return the SHA-256 of a file, or of the files directly in a folder; empty if there is none.
-
-    A file is read again only when its size or time has changed.
-    """
+    """Return the SHA-256 of a file, or of the files directly in a folder; empty if there is none."""
     path = Path(path)
     if path.is_dir():
-        files = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
-        return sha256_of_json([[each.name, content_digest(each)] for each in files])
-    try:
-        status = path.stat()
-    except OSError:
+        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        return sha256_of_json([[file.name, content_hash(file)] for file in files])
+    return content_hash(path)
+
+
+def content_hash(path: Path, num_bytes: int | None = None) -> str:
+    """Return the SHA-256 of a file, or of its first ``num_bytes``; empty where there is no file.
+
+    The file is read again only when it has changed.
+    """
+    if not path.is_file():
         return ""
-    return _digest_at(path, status.st_size, status.st_mtime_ns)
+    status = path.stat()
+    changed = status.st_mtime_ns, status.st_ctime_ns
+    if time.time_ns() - max(changed) < _SETTLED_NS:
+        return sha256_of_file(path, num_bytes)
+    return _hash_of(path, num_bytes, (status.st_dev, status.st_ino, status.st_size, *changed))
 
 
-@lru_cache(maxsize=256)
-def _digest_at(path: Path, size_bytes: int, modified_ns: int) -> str:
-    return sha256_of_file(path)
+# A file changed again within so short a time after it was hashed might show the same times.
+_SETTLED_NS = 2_000_000_000
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(path: Path, num_bytes: int | None, status: tuple[int, ...]) -> str:
+    return sha256_of_file(path, num_bytes)
 
 
 def sha256_of_json(value: Any) -> str:

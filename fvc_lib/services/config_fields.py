@@ -15,10 +15,10 @@ from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import FEATURES, Registry
 from fvc_lib.services.tasks import DATA_INDEX, KFOLD_RESULTS, TASKS
 
-# What the value of a field may change:
+# The parts of a run that the value of a field may change:
 #   data      the samples and the part that each plays; checkpoints are bound to the samples themselves
-#   weights   what is learned; checkpoints are bound to the value
-#   results   what is chosen, reported or trained next to a model, or whether a stage ends well
+#   weights   the trained weights; checkpoints are bound to the value
+#   results   choices, reports or trainings next to a model, or whether a stage ends well
 #   rounding  how sums are rounded
 #   nothing   places of files, speed, memory
 #   folder    the place of the run itself
@@ -29,7 +29,7 @@ _SINGLE_STAGES = tuple(spec.stages[0].name for spec in TASKS.values() if len(spe
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What is known of a field besides type, default and description."""
+    """Attributes of a field besides type, default and description."""
 
     changes: Changes
     tasks: tuple[str, ...]  # tasks that have a stage that reads it
@@ -112,16 +112,16 @@ def split_pairs(value: Any) -> Any:
         texts = [text for text in value.split(",") if text.strip()]
         if bad := [text for text in texts if "=" not in text]:
             raise ValueError(f"{bad[0].strip()!r} has no '='; wanted LABEL=fake or LABEL=real, such as 1=fake,0=real")
-        pairs = [(name, said) for name, _, said in (text.partition("=") for text in texts) if name.strip()]
+        pairs = [(name, label) for name, _, label in (text.partition("=") for text in texts) if name.strip()]
     elif isinstance(value, dict):
         pairs = list(value.items())
     else:
         return value
     mapped: dict[str, str] = {}
-    for name, said in ((str(name).strip().lower(), str(said).strip().lower()) for name, said in pairs):
+    for name, label in ((str(name).strip().lower(), str(label).strip().lower()) for name, label in pairs):
         if name in mapped:
             raise ValueError(f"{name!r} is given twice (capitals do not count). Leave one of them")
-        mapped[name] = said
+        mapped[name] = label
     return mapped
 
 
@@ -151,7 +151,7 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML ``text``.
 
     Args:
-        text: what a user wrote, or a run's own record.
+        text: from a user, or from a run's own record.
         origin: where it comes from, for messages.
         typed: whether YAML's own rules type the values, as those that ``RunConfig.to_yaml`` writes; else they stay
             texts, which the fields then type as on the command line.
@@ -192,7 +192,7 @@ class NameIn:
             self.registry.get(name)
 
     def identity(self, value: Any) -> Any:
-        """Return what ``value`` counts as: with the content of a user's file."""
+        """Return the identity of ``value``, with the content of a user's file."""
         return self.registry.identity(value) if isinstance(value, str) else value
 
     def files(self, value: Any) -> list[str]:
@@ -222,19 +222,19 @@ TUNE = r"head|norms|all|last:[1-9][0-9]*|effort(:[1-9][0-9]*)?"
 TUNE_WORDS = "head, norms, last:N (the last N stages), effort (or effort:RANK) or all"
 
 
-def known_tuning(what: str) -> str:
-    """Return ``what``; raise ``ValueError`` unless it is empty or names what trains."""
-    if what and not re.fullmatch(TUNE, what):
+def known_tuning(text: str) -> str:
+    """Return ``text``; raise ``ValueError`` unless it is empty or one of ``TUNE_WORDS``."""
+    if text and not re.fullmatch(TUNE, text):
         raise ValueError(f"wanted {TUNE_WORDS}")
-    return what
+    return text
 
 
 _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
-def known_operating_point(what: str) -> str:
+def known_operating_point(text: str) -> str:
     """Return an operating point without blanks, as ``metrics.operating_points`` reads it; raise ``ValueError``."""
-    bare = what.strip().lower().replace(" ", "")
+    bare = text.strip().lower().replace(" ", "")
     found = re.fullmatch(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}", bare)
     if not found or any(float(number) <= 0 for number in found.groups() if number) or float(found[1] or 0) >= 1:
         raise ValueError(
@@ -262,8 +262,7 @@ def or_empty(check: Callable[[str], str]) -> AfterValidator:
     return AfterValidator(lambda text: text and check(text))
 
 
-# What ``model_weights`` may name: a file or folder, or weights of the hub of huggingface, which are fetched only where
-# that was allowed.
+# ``model_weights`` names a file or folder, or weights of the hub of huggingface, which are fetched only if allowed.
 
 # ``organisation/name``, and behind an @ a branch, tag or commit.
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
@@ -282,7 +281,7 @@ def local_weights(hub_id: str, *, allow_download: bool) -> Path:
     The folder is named by the commit.
 
     Raises:
-        UsageError: it is not allowed, or not possible; the message says what to fetch and where to put it.
+        UsageError: it is not allowed, or not possible; the message names the files to fetch and their place.
     """
     match = _HUB_ID.fullmatch(hub_id)
     name, revision = (match["name"], match["revision"]) if match else ("NAME", None)

@@ -9,7 +9,7 @@ from fvc_lib import CHECKOUT
 
 
 class FvcError(Exception):
-    """Base of every error whose message is meant for the user; ``exit_code`` is what a command leaves with."""
+    """Base of every error whose message is meant for the user; ``exit_code`` is the command's."""
 
     exit_code = 1
 

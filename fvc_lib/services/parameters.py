@@ -130,7 +130,7 @@ def _task_defaults(task: Any) -> Mapping[str, Any]:
     return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
 
 
-# By pydantic's name of what is wrong: its own words are of parsers.
+# By pydantic's name of the problem; its own words are about parsers.
 _WANTED = {
     "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
     "float_parsing": "a number", "float_type": "a number",
@@ -139,7 +139,7 @@ _WANTED = {
 }  # fmt: skip
 
 
-def _told(problem: Mapping[str, Any]) -> str:
+def _allowed(problem: Mapping[str, Any]) -> str:
     """Return what is allowed, from the check's own message or pydantic's."""
     own = problem.get("ctx", {}).get("error")
     if isinstance(own, ValueError):
@@ -155,8 +155,8 @@ def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
         raise UsageError(f"{origin}: {error}") from error
     except ValidationError as error:
         problems = [
-            (".".join(str(part) for part in item["loc"]), f"got {item['input']!r}, {_told(item)}")
+            (".".join(str(part) for part in item["loc"]), f"got {item['input']!r}, {_allowed(item)}")
             for item in error.errors()
         ]
-        told = "; ".join(text if name == origin else f"{name}: {text}" for name, text in problems)
-        raise UsageError(f"{origin}: {told}.") from error
+        shown = "; ".join(text if name == origin else f"{name}: {text}" for name, text in problems)
+        raise UsageError(f"{origin}: {shown}.") from error

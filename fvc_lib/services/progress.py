@@ -1,28 +1,28 @@
-"""How far a long piece of work is: what it tells, and what a bar, a progress file or a page is told."""
+"""Callbacks that report the progress of a long piece of work."""
 
 from collections.abc import Callable
 from typing import Protocol
 
-# The part that work is at, how much of the part is done and how much there is; 0 and 0 where that is not known.
+# Receives the current part, and how much of it is done and in all; 0 and 0 where that is not known.
 Tell = Callable[[str, int, int], None]
 
 
 class Report(Protocol):
-    """What is told of work in countable units."""
+    """A callback for work in countable units."""
 
     def __call__(self, done: int, total: int, part: str = "") -> None:
-        """``done`` of ``total`` units are done; ``part`` says what is going on with the next one."""
+        """Receive that ``done`` of ``total`` units are done; ``part`` describes the next one."""
         ...
 
 
 def silent(_part: str, _done: int, _total: int) -> None:
-    """Tells nobody of a part."""
+    """Do nothing; the default for ``Tell``."""
 
 
 def not_reported(done: int, total: int, part: str = "") -> None:
-    """Do nothing; the default callback."""
+    """Do nothing; the default for ``Report``."""
 
 
 def part_text(part: str, done: int, total: int) -> str:
-    """``judging windows, 40 of 120``, or the part alone where no number is known."""
+    """Return such as ``judging windows, 40 of 120``, or the part alone if no number is known."""
     return f"{part}, {done:,} of {total:,}" if total else part

@@ -84,42 +84,42 @@ class RunPaths:
     status_json = _Path("status.json")  # the state of the run and of every stage
     params_yaml = _Path("params.yaml")  # the resolved parameters
     networks = _Path("networks")  # a copy of the user's file, or cell, with the network
-    code_patch = _Path("code.patch")  # what the checkout had changed since its commit when the run began
-    report_html = _Path("report.html")  # the one offline page that tells the whole run
+    code_patch = _Path("code.patch")  # changes of the checkout since its commit when the run began
+    report_html = _Path("report.html")  # the offline page of the whole run
     notebooks = _Path("notebooks")  # executed notebooks
     logs = _Path("logs")  # plain text
-    slurm = _Path("slurm")  # the batch scripts a run was submitted with, and what SLURM's accounting said
+    slurm = _Path("slurm")  # the batch scripts of the run, and SLURM's accounting
     shards = _Path("shards")  # <stage>/<number>_of_<number>.json: how far each shard of a stage is
     superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
 
     # Tables that stages talk through, each checked against its schema
     tables = _Path("tables")
     index = _Path("tables/index.parquet")  # usable videos
-    original_index = _Path("tables/original_index.parquet")  # of the files as they are, where they are written anew
-    rejected = _Path("tables/rejected.parquet")  # what was listed but cannot be used, with reasons
-    group_links = _Path("tables/group_links.parquet")  # what joined videos that the label source kept apart
+    original_index = _Path("tables/original_index.parquet")  # of the original files, where they are re-encoded
+    rejected = _Path("tables/rejected.parquet")  # listed videos that cannot be used, with reasons
+    group_links = _Path("tables/group_links.parquet")  # links between videos that the label source kept apart
     annotations = _Path("tables/annotations.parquet")  # every row of the corpus's label tables, videos or not
     folds = _Path("tables/folds.parquet")  # outer folds: by which training each video is tested
     protocol = _Path("tables/protocol.parquet")  # the part of each video in each training
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
-    seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
+    seen_clips = _Path("tables/seen_clips.csv")  # frames and part of the picture of each clip, where chosen
     features = _Path("tables/features.parquet")  # forensic features of every video
-    final_validation = _Path("tables/final_validation.parquet")  # the network of all groups on those that chose for it
+    final_validation = _Path("tables/final_validation.parquet")  # of the network of all groups, on its validation part
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
-    robustness = _Path("tables/robustness.parquet")  # scores of the test videos, disturbed, where that was asked for
-    robustness_results = _Path("tables/robustness_results.csv")  # and what they come to
-    leakage_audit = _Path("tables/leakage_audit.parquet")  # what was looked at to say that nothing leaked
+    robustness = _Path("tables/robustness.parquet")  # scores of the disturbed test videos, on request
+    robustness_results = _Path("tables/robustness_results.csv")  # and their metrics
+    leakage_audit = _Path("tables/leakage_audit.parquet")  # the checks for leaks
     scores = _Path("tables/scores.csv")  # every tested video, mistakes first
     video_frames = _Path("tables/video_frames.parquet")  # a strip of frames of the first of them
     results_csv = _Path("tables/kfold_results.csv")  # as kfold_results.feather
     results_tex = _Path("tables/kfold_results.tex")  # the network and its controls, for a paper
     images = _Path("tables/images.parquet")  # usable images, with their part of the split
-    image_targets = _Path("tables/image_targets.parquet")  # the numbers that are known of them, one per row
+    image_targets = _Path("tables/image_targets.parquet")  # their known numbers, one per row
     image_predictions = _Path("tables/image_predictions.parquet")  # classes predicted for the test images
     target_predictions = _Path("tables/target_predictions.parquet")  # numbers predicted for the test images
     video_texts = _Path("tables/video_texts.parquet")  # usable pairs of video and text, with their part of the split
-    retrieval_ranks = _Path("tables/retrieval_ranks.parquet")  # at which place each test query found what it should
+    retrieval_ranks = _Path("tables/retrieval_ranks.parquet")  # the rank of each test query's match
     captions = _Path("tables/captions.parquet")  # captions written for the test videos
     embeddings = _Path("tables/test_embeddings.safetensors")  # of the test videos and texts
     task_results = _Path("task_results.feather")  # metrics, intervals and controls of tasks without folds
@@ -128,9 +128,9 @@ class RunPaths:
     task_lock = _PathOfStage("locks/{}.lock")  # held by a job that works on it alone
     metrics = _PathOfStage("metrics/{}.jsonl")  # its metric log
     memory = _PathOfStage("memory/{}.jsonl")  # its memory samples
-    memory_events = _PathOfStage("memory/events/{}.jsonl")  # what happened to its memory, and what was done
+    memory_events = _PathOfStage("memory/events/{}.jsonl")  # events of its memory
     oom_contexts = _PathOfStage("memory/oom/{}")  # one JSON file per out-of-memory
-    stage_log = _PathOfStage("logs/{}.log")  # what its kernel and native libraries wrote past the notebook
+    stage_log = _PathOfStage("logs/{}.log")  # output of its kernel and native libraries outside the notebook
     executed_notebook = _PathOfStage("notebooks/{}.ipynb")  # the record of a finished stage
     partial_notebook = _PathOfStage("notebooks/{}.partial.ipynb")  # of one that is running or died
     stage_checkpoint = _PathOfStage("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
@@ -173,7 +173,7 @@ class RunPaths:
 
 
 def stage_key(stage: str, fold: int | None = None) -> str:
-    """Return such as ``04_fold_training`` or ``04_fold_training_fold_2``, the name of a task's files."""
+    """Return the name of a task's files, such as ``04_fold_training`` or ``04_fold_training_fold_2``."""
     return stage if fold is None else f"{stage}_fold_{fold}"
 
 

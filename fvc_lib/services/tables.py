@@ -1,4 +1,4 @@
-"""The tables stages talk through: their schemas, checked on every write and every read.
+"""Schemas of the tables that stages exchange, checked on every write and every read.
 
 Videos are named by ``video_id`` (from content, so it is the same in any folder of any machine); every table carries
 ``group_id`` where a group is known, which has no default: rows of one group never sit on both sides of a split. Labels
@@ -37,9 +37,9 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
         return schema.validate(frame, lazy=True)
     except (SchemaErrors, SchemaError) as error:
         rows = error.failure_cases.head(5).iter_rows(named=True) if isinstance(error, SchemaErrors) else ()
-        told = (f"column {row.get('column')!r}: {row.get('check')} (got {row.get('failure_case')!r})" for row in rows)
-        found = "; ".join(told) or str(error)
-        message = f"{origin}: does not fit the {schema.name} schema: {found}. Run the stage that writes it again."
+        cases = (f"column {row.get('column')!r}: {row.get('check')} (got {row.get('failure_case')!r})" for row in rows)
+        problem = "; ".join(cases) or str(error)
+        message = f"{origin}: does not fit the {schema.name} schema: {problem}. Run the stage that writes it again."
         raise DataError(message) from error
 
 
@@ -62,7 +62,7 @@ def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) 
 
 
 def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFrameSchema) -> pl.DataFrame:
-    """Columns by name, or rows, or None for no rows, as a frame with the types of ``schema``, otherwise unchecked."""
+    """Return columns by name, rows, or None (no rows) as a frame with the types of ``schema``, otherwise unchecked."""
     return pl.DataFrame(data, schema=column_types(schema), orient=None if isinstance(data, Mapping) else "row")
 
 
@@ -110,17 +110,17 @@ def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
 
 
 def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
-    """Any text."""
+    """Return a column of text."""
     return pa.Column(pl.String, checks, unique=unique, nullable=nullable)
 
 
 def label_column() -> pa.Column:
-    """``real`` or ``fake``."""
+    """Return a column of ``real`` and ``fake``."""
     return text_column(checks=pa.Check.isin(LABELS))
 
 
 def group_column() -> pa.Column:
-    """Return the column of what must stay on one side of a split; it has no default."""
+    """Return the column of groups, which stay on one side of a split; it has no default."""
     return text_column(checks=pa.Check.str_length(min_value=1))
 
 
@@ -135,13 +135,13 @@ def _part() -> pa.Column:
 
 
 def _of_video(*, unique: bool = False) -> dict[str, pa.Column]:
-    """Whose a row is, and the training that tests it."""
+    """Return the columns of a video and of the fold that tests it."""
     of = {"video_id": text_column(unique=unique), "group_id": group_column(), "label": label_column()}
     return {**of, "fold": pa.Column(pl.Int64, pa.Check.ge(0))}
 
 
 def _numbers(*names: str) -> dict[str, pa.Column]:
-    """Columns of float64 that may be unknown."""
+    """Return columns of float64 that may be null."""
     return {name: pa.Column(pl.Float64, nullable=True) for name in names}
 
 
@@ -150,7 +150,7 @@ def _sha256(*, nullable: bool = False, unique: bool = False) -> pa.Column:
 
 
 def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> pa.DataFrameSchema:
-    """Just these columns in this order; ``key`` names those that no two rows have alike."""
+    """Return the schema of exactly these columns in this order; the values of ``key`` are unique."""
     return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
 
 
@@ -216,7 +216,7 @@ PROTOCOL = _table(
     ["fold", "video_id"],
     protocol=text_column(),
     fold=pa.Column(pl.Int64, pa.Check.ge(0)),  # number of the training
-    target=text_column(nullable=True),  # what a tested video belongs to: a corpus, a generator; null: nothing special
+    target=text_column(nullable=True),  # of a tested video: a corpus, a generator; null: none
     part=text_column(checks=pa.Check.isin((*PARTS, LEFT_OUT))),
     # Why it is left out; of another part that the corpus's own split has its group in several
     reason=text_column(nullable=True),
@@ -286,7 +286,7 @@ PREDICTIONS = _table(
     source_label=pa.Column(pl.Int64, pa.Check.in_range(0, 1), nullable=True),
 )
 
-# What the network that was trained on all groups says of those that chose its epoch, temperature and threshold.
+# Logits of the network of all groups on the videos that chose its epoch, temperature and threshold.
 FINAL_VALIDATION = _table(
     "final_validation",
     video_id=text_column(unique=True),
@@ -296,8 +296,7 @@ FINAL_VALIDATION = _table(
     temperature=pa.Column(pl.Float64, pa.Check.gt(0)),
 )
 
-# What a run says of files; null is not known. Without a verdict there is no prediction: a failure, or a copy of a video
-# of the run.
+# A run's verdicts on files; null is not known. No verdict: a failure, or a copy of a video of the run.
 VERDICTS = _table(
     "verdicts",
     video_id=text_column(nullable=True),  # of a video of the run its id there, else the content hash's beginning
@@ -312,7 +311,7 @@ VERDICTS = _table(
     failure=text_column(nullable=True),
 )
 
-# What the run's networks say of its test videos once these are disturbed; of each level all videos.
+# Scores of the run's networks on its disturbed test videos; each level has all videos.
 ROBUSTNESS = _table(
     "robustness",
     ["video_id", "level"],
@@ -343,8 +342,8 @@ ROBUSTNESS_RESULTS = _table(
     trial=text_column(nullable=True),  # that it is of a trial on a part of the corpus
 )
 
-# What a fold's network says of the inner validation videos that chose its epoch, temperature and threshold, and trained
-# nothing of it; ``fold`` is the training's number. Logits and temperature are as in PREDICTIONS.
+# Logits of a fold's network on the inner validation videos that chose its epoch, temperature and threshold; ``fold``
+# is the training's number. Logits and temperature are as in PREDICTIONS.
 VALIDATION_PREDICTIONS = _table(
     "validation_predictions",
     **_of_video(unique=True),
@@ -412,7 +411,7 @@ GROUP_LINKS = _table(
     second=text_column(),
 )
 
-# Every row of a corpus's label tables, also of videos that are absent and of labels that are not trained on.
+# Every row of a corpus's label tables, with absent videos and labels that are not trained on.
 ANNOTATIONS = _table(
     "annotations",
     source_id=text_column(),
@@ -464,7 +463,7 @@ IMAGES = _table(
     content_sha256=_sha256(),
 )
 
-# Only what is known: an image without a row for a target has no such number.
+# Known numbers only: an image without a row for a target has no such number.
 IMAGE_TARGETS = _table(
     "image_targets",
     ["image_id", "target"],
@@ -500,7 +499,7 @@ TARGET_PREDICTIONS = _table(
     predicted=finite_column(),
 )
 
-# One row per pair of a video and a text: a text may stand beside many videos, a video beside several texts.
+# One row per pair of a video and a text: many to many.
 VIDEO_TEXTS = _table(
     "video_texts",
     pair_id=text_column(unique=True),
@@ -516,7 +515,7 @@ VIDEO_TEXTS = _table(
     content_sha256=_sha256(),
 )
 
-# Of the test part: at which place a query found the first of what belongs to it.
+# Of the test part: the rank of the first match of each query.
 RETRIEVAL_RANKS = _table(
     "retrieval_ranks",
     ["direction", "query_id"],
@@ -534,10 +533,10 @@ CAPTIONS = _table(
     group_id=group_column(),
     path=text_column(),
     caption=text_column(),  # as the model wrote it; may be empty
-    references=text_column(),  # the texts that stand beside the video, one per line
+    references=text_column(),  # the video's texts, one per line
 )
 
-# Long, like tables.RESULTS: what, of which part, by whom.
+# Long, like tables.RESULTS.
 TASK_RESULTS = _table(
     "task_results",
     ["source", "subject", "metric"],

@@ -14,7 +14,8 @@ import click
 import torch
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.ranks import Launch, ProcessRanks, RankFile, RankLostError, RankPlace, Ranks, rank_place
+from fvc_lib.engine.rank_processes import Launch, RankFile, RankPlace, rank_place
+from fvc_lib.engine.ranks import ProcessRanks, RankLostError, Ranks
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError

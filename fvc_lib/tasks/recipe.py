@@ -22,7 +22,8 @@ from fvc_lib.engine.device import peak_device_bytes, training_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.ranks import Launch, RankEndedError, Ranks, run_ranks
+from fvc_lib.engine.rank_processes import Launch, run_ranks
+from fvc_lib.engine.ranks import RankEndedError, Ranks
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
 from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState
 from fvc_lib.services.atomic_files import sha256_of_json, write_text

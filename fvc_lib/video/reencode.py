@@ -37,7 +37,7 @@ from fvc_lib.services.atomic_files import (
     sha256_of_json,
     write_json,
 )
-from fvc_lib.services.code.code_version import code_hash
+from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.video.decode.file_parts import sha256_of_video

@@ -15,7 +15,6 @@ from fvc_lib.engine.task import Batch, LossSum
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import StoppedError
 from tests.kits.engine_kit import SETTINGS, stop_after, weight_distance
-from tests.kits.rank_kit import run_ranks
 from tests.kits.task_kit import each_task
 from tests.kits.training import ListLog
 
@@ -187,29 +186,6 @@ def test_rows_that_are_not_samples_are_refused(micro_batch):
     gradients(Clips(nn.Dropout(0.5), **time_first), NUM_SAMPLES)
     with pytest.raises(DropoutSplitError, match="layer 'between'"):
         gradients(Clips(nn.Dropout(0.5), **time_first), micro_batch)
-
-
-def of_rank(ranks, folder):
-    """Gradients of effective batches of which each rank has its share."""
-    model = Clips(nn.Dropout(0.5)).train()
-    shared = ranks.shared_gradients(model)
-    torch.manual_seed(ranks.rank)
-    transaction = BatchTransaction(Task(), model, Precision(CPU), CPU.device, shared=shared)
-    found = []
-    for number in (7, 2, 1):
-        first, last = number * ranks.rank // ranks.size, number * (ranks.rank + 1) // ranks.size
-        transaction.gradients(batch_of(number).part(first, last), 2, number, draws=number)
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    torch.save(found, folder / f"of_{ranks.size}_rank_{ranks.rank}.pt")
-
-
-def test_two_ranks_drop_what_one_process_does(tmp_path):
-    for code, said in run_ranks(2, of_rank, tmp_path):
-        assert code == 0, said
-    of_ranks = [torch.load(tmp_path / f"of_2_rank_{rank}.pt") for rank in (0, 1)]
-    for number, *found in zip((7, 2, 1), *of_ranks, strict=True):
-        wanted = gradients(Clips(nn.Dropout(0.5)), number, draws=number, batch=batch_of(number))
-        assert all(relative(its_own, wanted) < 1e-12 for its_own in found)
 
 
 def with_dropout(task):

@@ -11,7 +11,7 @@ import torch
 
 from fvc_lib.engine.step import EagerAdamW
 from tests.faults.checkpoint_lives import same
-from tests.kits.engine_kit import EndsOnce, draining, tight
+from tests.kits.engine_kit import EndsOnce, tight
 from tests.kits.rank_kit import Training, distance, run_ranks, same_result, same_weights, train
 from tests.kits.task_kit import KINDS, TinyTasks, each_task
 
@@ -191,29 +191,3 @@ def test_a_stop_on_any_rank_saves_all_and_any_number_of_ranks_goes_on(tasks, tmp
         assert found["inexact_because"] == []
     else:
         assert found["inexact_because"] == [f"ranks {first} -> {then}, since step 3"]
-
-
-def _drawing(rank, tasks, folder):
-    """One random number per training pass, as dropout would draw them."""
-    drawn = []
-
-    def keep(model, batch):
-        if model.training:
-            drawn.append(torch.get_rng_state())
-            torch.save(drawn[0], folder / f"drawn_{rank}.pt")
-
-    return draining(tasks(rank), keep)
-
-
-@pytest.mark.long
-@each_task()
-def test_random_draws_differ_from_rank_to_rank_and_are_resumed_to_the_bit(tasks, tmp_path, trained):
-    drawing = partial(_drawing, tasks=tasks, folder=tmp_path)
-    whole = trained(2, "whole", drawing)
-    assert not torch.load(tmp_path / "drawn_0.pt").equal(torch.load(tmp_path / "drawn_1.pt"))
-    folder = tmp_path / "stopped"
-    folder.mkdir()
-    for after in (4, 1):
-        stop = partial(_stop_on, of=1, after=after)
-        assert [code for code, _ in run_ranks(2, train, Training(drawing, folder, QUIET, stop=stop))] == [75, 75]
-    assert same_result(trained(2, "stopped", drawing), whole)

@@ -15,8 +15,8 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError, UsageError
-from fvc_lib.services.memory.budget import MemoryBudget, resident_bytes
+from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.policy import NoObserver
 from fvc_lib.tasks.video.task import engine_settings
 from tests.kits.preflight_tasks import ComparingTask, TroubledTask
@@ -100,12 +100,6 @@ def test_a_stop_ends_the_measuring_at_once():
     assert begun == [8]
 
 
-def test_without_room_for_a_child_none_is_started_and_one_sample_is_begun_with(monkeypatch):
-    monkeypatch.setattr(module, "run_isolated", lambda *_, **__: pytest.fail("it measures"))
-    report = preflight(troubled("raise", 99), budget=MemoryBudget(resident_bytes() + 10**8, "tight"))
-    assert (report.micro_batch, report.peak_bytes, report.fits) == (1, None, False)
-
-
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_loss_that_compares_the_samples_of_all_ranks_asks_for_a_smaller_effective_batch(num_ranks):
@@ -156,8 +150,3 @@ def test_measuring_is_a_phase_of_its_own_and_is_recorded():
     with pytest.raises(StoppedError):
         planned(RunConfig(batch_size=4), seen, stop=lambda: True)
     assert seen.phases == ["preflight", "setup"] * 2
-
-
-def test_a_budget_that_this_process_is_over_already_is_refused():
-    with pytest.raises(UsageError, match=r"mem_gb 0\.05: this process holds .* -p mem_gb none"):
-        planned(RunConfig(batch_size=4, mem_gb=0.05), Places())

@@ -25,17 +25,5 @@ def test_a_restored_state_repeats_every_draw(draws_before):
         assert [draw() for _ in range(400)] == first
 
 
-def test_a_fork_depends_on_its_seed_alone_and_leaves_no_trace():
-    with forked_random_state(7, CPU):
-        inside = draw()
-    before = capture_random_state(CPU)
-    draw()
-    restore_random_state(before, CPU)
-    with forked_random_state(7, CPU):
-        assert draw() == inside
-    after = capture_random_state(CPU)
-    assert all(before[name].equal(after[name]) for name in before)
-
-
 def test_seeds_are_the_same_on_every_machine():
     assert stable_seed("fold", 0, 1) == 3814335672677516077

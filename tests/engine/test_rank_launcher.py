@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.engine.ranks import Launch, RankEndedError, run_ranks
+from fvc_lib.engine.rank_processes import Launch, run_ranks
+from fvc_lib.engine.ranks import RankEndedError
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere
 from tests.kits.engine_kit import Observer
@@ -57,7 +57,7 @@ def test_a_rank_that_ends_without_a_reason_is_named(tmp_path, ranks, kind, words
 
 
 def test_ranks_that_wait_for_a_dead_one_are_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("fvc_lib.engine.ranks._END_SECONDS", 0.5)
+    monkeypatch.setattr("fvc_lib.engine.rank_processes._END_SECONDS", 0.5)
     with pytest.raises(RankEndedError, match="rank 1 was ended by Killed"):
         run(tmp_path, "waits", "is killed")
     assert rank_processes(tmp_path / "ranks.log") == {}
@@ -158,20 +158,3 @@ def test_kill_9_of_the_kernel_ends_the_ranks_and_leaves_no_gap_in_the_metric_log
     assert steps_logged(whole) == list(range(1, NUM_STEPS + 1))
     assert metrics_of(paths) == metrics_of(whole)
     assert outcome.training.inexact_because == ()
-
-
-@pytest.mark.slow
-def test_reports_of_the_ranks_arrive_and_one_of_them_writes_the_metric_log(two_ranks):
-    """The notebook's log of the same file is open meanwhile, and stays without a line of its own."""
-    paths, observer, steps = two_ranks.paths, Observer(), []
-    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=9) as log:
-        train_fold(
-            paths, two_ranks.with_config(epochs=1).config, 0, metric_log=log, attempt=4, memory=observer,
-            progress=lambda done, planned: steps.append((done, planned)),
-        )  # fmt: skip
-    assert steps == sorted(steps)
-    assert steps[-1][0] == steps[-1][1]
-    assert [kind for kind, _ in observer.events] == ["device"]
-    assert {place[0] for place in observer.places} >= {"train", "validation", "test"}
-    attempts = {json.loads(line)["attempt"] for line in paths.metrics(STAGE, 0).read_text().splitlines()}
-    assert attempts == {4}

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fvc_lib.engine.ranks import ProcessRanks, RankPlace, rank_place
+from fvc_lib.engine.rank_processes import RankPlace, rank_place
+from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.services.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -1,10 +1,8 @@
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.engine.loading import batches_per_epoch, effective_batches, epoch_order, share
+from fvc_lib.engine.loading import effective_batches, epoch_order, share
 from fvc_lib.engine.task import Stream
 
 SIZES = st.integers(1, 60)
@@ -28,17 +26,6 @@ def test_balanced_sampling_gives_classes_equal_places_and_members_equal_turns(cl
     for kind in set(classes):
         turns = [int((order == member).sum()) for member in np.flatnonzero(np.asarray(classes) == kind)]
         assert max(turns) - min(turns) <= 1
-
-
-@given(SIZES, st.integers(1, 20), SEEDS, st.data())
-def test_effective_batches_cover_the_order_and_go_on_from_any_position(num_samples, size, seed, data):
-    order = epoch_order(num_samples, 0, seed)
-    whole = effective_batches(order, size)
-    assert [index for batch in whole for index in batch] == order.tolist()
-    assert len(whole) == batches_per_epoch(num_samples, size)
-    assert all(len(batch) == size for batch in whole[:-1])
-    first = data.draw(st.integers(0, len(whole)))
-    assert effective_batches(order, size, first) == whole[first:]
 
 
 def test_the_order_is_the_same_on_every_machine():
@@ -88,16 +75,6 @@ def test_a_stream_is_a_permutation_and_a_pure_function_of_epoch_and_seed(sizes, 
     order = epoch_order(sum(sizes), epoch, seed, stream=stream)
     assert sorted(order.tolist()) == list(range(sum(sizes)))
     assert epoch_order(sum(sizes), epoch, seed, stream=stream).tolist() == order.tolist()
-
-
-@given(SHARDS, SEEDS)
-def test_a_buffer_of_one_reads_every_shard_from_its_beginning_to_its_end(sizes, seed):
-    stream = shards_of(sizes, 1)
-    order = epoch_order(sum(sizes), 0, seed, stream=stream)
-    shards = stream.shards[order].tolist()
-    assert sum(one != other for one, other in itertools.pairwise(shards)) == len(sizes) - 1
-    for shard in range(len(sizes)):
-        assert stream.places[order[stream.shards[order] == shard]].tolist() == list(range(sizes[shard]))
 
 
 def test_the_order_of_a_stream_is_the_same_on_every_machine():

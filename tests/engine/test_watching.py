@@ -31,12 +31,6 @@ def watch(memory, oom_folder=None):
     return made
 
 
-def test_a_test_is_of_no_epoch(places):
-    for phase in ("train", "validation", "test"):
-        watch(places).at(phase)
-    assert places.places == [("train", 3, 1, 21), ("validation", 3, 1, 21), ("test", None, None, 21)]
-
-
 def test_the_controls_out_of_memory_files_bear_its_name(places, tmp_path):
     for memory in (places, ControlMemory(places, "control")):
         for where in ("forward", "validation"):

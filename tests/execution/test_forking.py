@@ -12,7 +12,7 @@ import pytest
 from fvc_lib.execution.plan import fingerprint as finished_stages
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.which_run import LATEST, take_over, tasks_of_fork
-from fvc_lib.services.code import training_code
+from fvc_lib.services import code_versions
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PARAMETERS, WRITE, Project, build_project, write_notebook
@@ -54,7 +54,7 @@ def code_as_it_was_at_the_start() -> Iterator[None]:
     """What a change of code does is tested by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finished_stages, "code_behind", lambda sources: {"fvc_lib": "now"})
-        patch.setattr(training_code, "code_behind", lambda sources: {"fvc_lib.tasks": "now"})
+        patch.setattr(code_versions, "code_behind", lambda sources: {"fvc_lib.tasks": "now"})
         yield
 
 
@@ -188,9 +188,9 @@ def test_a_fold_without_a_checkpoint_or_of_other_files_or_cells_starts_again(pro
     record_resumption(ancestor, config, command="with another network")
     cells = project.notebooks()["folds"].source_hash
     note = (ancestor.fold_checkpoints(1), [])
-    training_code.note_code(*note, {"files": finished_stages.content_chosen(config), "cells": cells})
+    code_versions.note_code(*note, {"files": finished_stages.content_chosen(config), "cells": cells})
     assert taken(ancestor, project, bootstrap_replicates=100)[2] == ["folds_fold_1"]
     file.write_text("class MyNet:\n    wider = True\n")
     assert taken(ancestor, project, bootstrap_replicates=100)[2] == []
-    training_code.note_code(*note, {"files": finished_stages.content_chosen(config), "cells": "other"})
+    code_versions.note_code(*note, {"files": finished_stages.content_chosen(config), "cells": "other"})
     assert taken(ancestor, project, bootstrap_replicates=100)[2] == []

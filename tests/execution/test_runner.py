@@ -13,7 +13,7 @@ import pytest
 from fvc_lib.execution.plan import fingerprint as finished
 from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.code import training_code
+from fvc_lib.services import code_versions
 from fvc_lib.services.config import RunConfig
 from tests.execution.conftest import ONE, PATIENCE_SECONDS, TWO, start_runner, wait_for
 
@@ -193,10 +193,10 @@ def test_a_fold_half_trained_goes_on_under_other_library_code_and_not_under_anot
     state = run.fold_checkpoints(1) / "latest_checkpoint.pt"
     begin_training_state(run, project.plan(run)[1].task, notebook, RunConfig())
     state.write_text("half trained")
-    monkeypatch.setattr(training_code, "functions_of_module", lambda module: {"step": f"of {module}"})
+    monkeypatch.setattr(code_versions, "functions_of_module", lambda module: {"step": f"of {module}"})
     begin_training_state(run, project.plan(run)[1].task, notebook, RunConfig())
     assert state.exists()
-    assert len(training_code.files_of_note(state.parent)) == 3  # the note, and both versions of the code
+    assert len(code_versions.files_of_note(state.parent)) == 3  # the note, and both versions of the code
     begin_training_state(run, project.plan(run)[1].task, replace(notebook, cells=("1 + 1",)), RunConfig())
     assert not state.exists()
     assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"

@@ -2,7 +2,6 @@
 
 import torch
 
-from fvc_lib.engine.device import ComputeDevice
 from fvc_lib.engine.step import EagerAdamW
 from fvc_lib.services.checkpoint_files import LATEST
 from tests.kits.task_kit import changed, when_backward, with_noise
@@ -138,6 +137,3 @@ class StepsEnd:
             return inner(optimizer, *arguments, **options)
 
         monkeypatch.setattr(EagerAdamW, "step", step)
-
-
-HALF = ComputeDevice(torch.device("cpu"), torch.float16, "half precision, as on an old GPU")

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from fvc_lib.engine.ranks import Launch, RankFile, rank_place
+from fvc_lib.engine.rank_processes import Launch, RankFile, rank_place
 from fvc_lib.services.errors import StoppedError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.services import atomic_files
-from fvc_lib.services.atomic_files import atomic_output, sweep_temporaries, write_bytes
+from fvc_lib.services.atomic_files import sweep_temporaries, write_bytes
 
 
 class FailingDisk:
@@ -55,17 +55,6 @@ def test_the_old_content_stands_whichever_operation_fails(tmp_path, monkeypatch)
             assert disk.calls < fail_at
             return
     pytest.fail("no write ever passed")
-
-
-def test_an_exception_of_the_writer_leaves_nothing(tmp_path):
-    def write_half() -> None:
-        with atomic_output(tmp_path / "x") as temporary:
-            temporary.write_text("half")
-            raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        write_half()
-    assert list(tmp_path.iterdir()) == []
 
 
 WRITER = """

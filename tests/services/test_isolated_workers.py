@@ -112,14 +112,6 @@ def test_a_worker_that_cannot_start_is_no_answer() -> None:
         list(run_isolated("no_such_module:f", [1]))
 
 
-def test_closing_the_iterator_ends_the_children(function: str) -> None:
-    answers = run_isolated(function, [["pid", 0], ["hang", 1]], workers=1)
-    pid = next(answers).value
-    answers.close()  # type: ignore[attr-defined]
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
 def test_what_a_look_around_raises_ends_the_children_that_are_waited_for(function: str) -> None:
     answered: list[int] = []
 

@@ -6,8 +6,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +52,6 @@ def holding(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(ProcessTree, "measure", lambda tree: ProcessMemory(held, held, held))
 
     return hold
-
-
-def card(allocated: int, total: int = 1000 * MEGABYTE) -> Callable[[], DeviceMemory]:
-    return lambda: DeviceMemory(allocated, allocated + MEGABYTE, allocated, total, total - allocated)
 
 
 def test_a_line_has_the_columns_it_always_had_and_the_monotonic_clock(sampled, tmp_path):
@@ -109,14 +103,6 @@ def test_an_allocation_and_its_peak_stand_in_the_phase_they_came_in(body, tmp_pa
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_the_thread_samples_by_itself(tmp_path):
-    with MemorySampler(tmp_path / "samples.jsonl", interval_seconds=0.01):
-        deadline = time.monotonic() + 300
-        while len((tmp_path / "samples.jsonl").read_text().splitlines()) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert len(lines_of(tmp_path / "samples.jsonl")) >= 3
-
-
 def test_an_event_carries_where_it_happened_and_its_numbers(sampled, tmp_path):
     sampler = sampled()
     sampler.at("train", epoch=2, batch_idx=5, global_step=17)
@@ -155,15 +141,6 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
     assert (event["kind"], event["message"]) == ("near_limit", record.message)
     assert event["details"]["usage_percent"] == 98
     assert event["details"]["budget_mb"] == 100
-
-
-def test_a_device_and_the_host_are_warned_of_apart(sampled, tmp_path, caplog, holding):
-    holding(98 * MEGABYTE)
-    sampler = sampled(mem_gb=0.1)
-    sampler.watch_device("cuda:0", card(950 * MEGABYTE))
-    sampler.sample()
-    assert [event["details"]["device"] for event in lines_of(tmp_path / "events.jsonl")] == ["cpu", "cuda:0"]
-    assert "950 of 1,000 MB (what cuda:0 can give this process)" in caplog.records[1].message
 
 
 def test_a_warning_is_armed_again_only_below_85_percent(sampled, caplog, holding):

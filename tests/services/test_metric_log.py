@@ -112,22 +112,3 @@ def test_lines_that_were_never_taken_are_told_at_the_end_and_end_nothing(small_d
     small_disk.make_room()
     assert len(read(path)) == 2 * 500 - waiting
     tally.add(survived=1)
-
-
-@pytest.mark.fault(12)
-def test_a_torn_end_found_on_a_full_disk_is_closed_off_when_there_is_room(small_disk, tally, monkeypatch):
-    monkeypatch.setattr(stage_logs, "RETRY_SECONDS", 0)
-    path = small_disk.folder / "m.jsonl"
-    path.write_text('{"a":1}\n' + '{"a":' + "2" * (4096 - 8 - 5))
-    small_disk.fill()
-    lines = JsonLines(path)
-    lines.append({"a": 3})
-    assert lines.lines_waiting == 1
-    small_disk.make_room()
-    lines.append({"a": 4})
-    lines.close()
-    good, torn, *rest = path.read_text().splitlines()
-    assert good == '{"a":1}'
-    assert set(torn[5:]) == {"2"}
-    assert rest == ['{"a":3}', '{"a":4}']
-    tally.add(survived=1)

@@ -1,7 +1,6 @@
 """Registries fill themselves from a folder and from other packages; names are checked without imports."""
 
 import importlib.metadata
-import logging
 import sys
 from dataclasses import dataclass
 
@@ -84,17 +83,6 @@ def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(f
     assert shapes().broken == {}
     with pytest.raises(UsageError, match=r"shape 'oval': its file .*oval\.py cannot be imported: ModuleNotFound"):
         shapes().get("oval")
-
-
-def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
-    write(folder / "broken.py", "import no_such_package", "SHAPES.register('oval', 1)")
-    write(folder / "square.py", "SHAPES.register('square', 4)")
-
-    with caplog.at_level(logging.WARNING):
-        assert shapes().names() == ["square"]
-    assert "plugged_shapes.flat.broken is left out: ModuleNotFoundError" in caplog.text
-    with pytest.raises(UsageError, match=r"Not loaded: plugged_shapes\.flat\.broken \(ModuleNotFoundError: .*no_such"):
-        shapes().get("disc")
 
 
 def test_a_signal_in_an_import_stops_and_is_not_called_a_broken_file(folder, monkeypatch):

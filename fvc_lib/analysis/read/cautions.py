@@ -15,7 +15,7 @@ from fvc_lib.analysis.read.naming import (
 from fvc_lib.analysis.read.records import Answer, read_tables
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.code.training_code import mixed_code
+from fvc_lib.services.code_versions import mixed_code
 from fvc_lib.services.config import RESCALE_RATE
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.run_paths import RunPaths

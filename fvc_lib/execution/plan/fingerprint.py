@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.execution.plan.stages import Notebook, Task
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
-from fvc_lib.services.code.code_version import code_behind, in_words, tree_hash
-from fvc_lib.services.code.training_code import changed_functions, has_inputs, note_code
+from fvc_lib.services.atomic_files import content_hash, path_to_text, sha256_of_json
+from fvc_lib.services.code_versions import changed_functions, code_behind, has_inputs, in_words, note_code, tree_hash
 from fvc_lib.services.config import NEUTRAL, RunConfig
 from fvc_lib.services.errors import UsageError, command_text
-from fvc_lib.services.records.digests import content_hash, is_log, listed, read_document, write_document
+from fvc_lib.services.records.digests import is_log, listed, read_document, write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
 from fvc_lib.services.tasks import STAGES, TASKS

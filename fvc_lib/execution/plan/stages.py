@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.code.code_version import functions_in
+from fvc_lib.services.code_versions import functions_in
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.parameters import resolve_config

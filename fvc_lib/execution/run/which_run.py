@@ -37,7 +37,7 @@ from fvc_lib.execution.run.record import begin_run, record_corpus
 from fvc_lib.execution.run.status import RunState, StageStatus, put_stage, read_status
 from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.atomic_files import utc_now
-from fvc_lib.services.code.training_code import files_of_note, has_inputs
+from fvc_lib.services.code_versions import files_of_note, has_inputs
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text

@@ -1,1 +1,1 @@
-"""Memory: the budget of this machine, and what is done to stay within it."""
+"""The memory budget of this machine, and advice to stay within it."""

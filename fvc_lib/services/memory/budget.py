@@ -1,6 +1,7 @@
 """The memory budget of a run, and the memory that processes hold."""
 
 import ctypes
+import math
 import os
 import re
 import resource
@@ -63,7 +64,8 @@ def memory_budget(
     limits.extend(_slurm_limits(environ))
     limits.extend(_cgroup_limits(root))
     if mem_gb is None:
-        mem_gb = _number(environ.get(LIMIT_VARIABLE))
+        with suppress(ValueError):
+            mem_gb = float(environ.get(LIMIT_VARIABLE) or 0)
     if mem_gb:
         limits.append(MemoryBudget(int(mem_gb * 1e9), "mem_gb / FVC_MEM_GB"))
     return min(limits, key=lambda limit: limit.total_bytes).divided(memory_sharers(environ))
@@ -71,12 +73,12 @@ def memory_budget(
 
 def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
     """Yield SLURM's limits, which are in MiB; 0 asks for a whole node and is no limit."""
-    per_node = _whole(environ.get("SLURM_MEM_PER_NODE"))
-    if per_node:
-        yield MemoryBudget(per_node << 20, "SLURM_MEM_PER_NODE")
-    per_cpu, cpus = _whole(environ.get("SLURM_MEM_PER_CPU")), _whole(environ.get("SLURM_CPUS_ON_NODE"))
-    if per_cpu and cpus:
-        yield MemoryBudget((per_cpu * cpus) << 20, "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE")
+    per_cpu = _whole(environ.get("SLURM_MEM_PER_CPU")) * _whole(environ.get("SLURM_CPUS_ON_NODE"))
+    limits = {
+        "SLURM_MEM_PER_NODE": _whole(environ.get("SLURM_MEM_PER_NODE")),
+        "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE": per_cpu,
+    }
+    yield from (MemoryBudget(limit << 20, origin) for origin, limit in limits.items() if limit)
 
 
 def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
@@ -111,19 +113,12 @@ def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
-
-
-# How much memory a process and its children hold and have held, cheaply enough to be asked every second.
+# The memory that a process and its children hold and have held, cheaply enough to be read every second.
 
 _PROC = Path("/proc")
 _SHARE_SECONDS = 10.0
 _SHARE_BYTES = 5_000_000
-_forgotten_peak = 0  # the most this process held before its high-water mark was last put back
+_forgotten_peak = 0  # the most this process held before its high-water mark was last reset
 
 
 @dataclass(frozen=True)
@@ -131,25 +126,22 @@ class ProcessMemory:
     """The memory of a process at one moment."""
 
     rss_bytes: int  # the process's resident memory
-    high_water_bytes: int  # the most that has been since the program started, or since ``reset_high_water``
-    tree_bytes: int  # ``rss_bytes`` and what its descendants hold besides
+    high_water_bytes: int  # its peak since the program started, or since ``reset_high_water``
+    tree_bytes: int  # ``rss_bytes`` and the memory of its descendants besides
 
 
 class ProcessTree:
-    """A process (``pid``; none: this one) with its descendants.
+    """A process (``pid``; None: this one) with its descendants.
 
     A forked loader worker shares almost all its pages with its parent: four idle workers of a process of 540 MB show
-    540 MB each. So of a child only the pages that are its own count (``smaps_rollup``), where that can be read; else
-    its resident memory. PSS would still count a page shared with the parent nearly twice: in the parent as a whole, in
-    the children as shares. Reading the page tables of 540 MB takes 10 ms, so how much a child shares is kept for ten
-    seconds and taken off its resident memory; it is looked up again when the child has loaded or dropped files (a young
-    one shares nothing yet, and 100 MB of torch's libraries two seconds later). What else a child comes to hold, shared
-    with nobody, is in its resident memory already.
+    540 MB each. So a child counts without its shared pages (``smaps_rollup``). PSS would still count a page shared with
+    the parent nearly twice. Reading the page tables of 540 MB takes 10 ms, so a child's shared bytes are read again
+    only after ten seconds, or when it has loaded or dropped files.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self.pid = os.getpid() if pid is None else pid
-        self._shared: dict[int, _Share] = {}
+        self._shared: dict[int, tuple[float, int, int]] = {}  # time, mapped files and shared bytes of each child
 
     def measure(self) -> ProcessMemory:
         """Return the memory held now; zeros for a process that has ended."""
@@ -160,23 +152,12 @@ class ProcessTree:
 
     def _own_bytes(self, pid: int) -> int:
         resident, _, files = _resident_peak_and_files(pid)
-        share = self._shared.get(pid)
-        if share is None or share.is_stale(resident, files):
-            share = self._shared[pid] = _Share(time.monotonic(), files, _shared_bytes(pid))
-        return max(0, resident - share.shared_bytes)
-
-
-@dataclass(frozen=True)
-class _Share:
-    """The shared memory and mapped files of a child at one moment."""
-
-    looked_up: float  # monotonic seconds
-    file_bytes: int
-    shared_bytes: int
-
-    def is_stale(self, resident_bytes: int, file_bytes: int) -> bool:
-        moved = abs(file_bytes - self.file_bytes) > _SHARE_BYTES or resident_bytes < self.shared_bytes
-        return moved or time.monotonic() - self.looked_up >= _SHARE_SECONDS
+        read_at, files_then, shared = self._shared.get(pid, (-math.inf, 0, 0))
+        has_moved = abs(files - files_then) > _SHARE_BYTES or resident < shared
+        if has_moved or time.monotonic() - read_at >= _SHARE_SECONDS:
+            shared = _shared_bytes(pid)
+            self._shared[pid] = time.monotonic(), files, shared
+        return max(0, resident - shared)
 
 
 def resident_bytes() -> int:
@@ -206,16 +187,16 @@ def reset_high_water() -> int:
     return _resident_peak_and_files(os.getpid())[1]
 
 
-def resident_and_peak_bytes(pid: int) -> tuple[int, int]:
-    """Return resident and peak memory of a process in bytes; zeros for one that has ended."""
-    return _resident_peak_and_files(pid)[:2]
-
-
 def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
     """Return resident memory, its peak and its mapped files in bytes; zeros for a process that has ended."""
-    if not _PROC.is_dir():  # ru_maxrss survives exec, so it may be the parent's; on macOS there is nothing better
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return _resident_bytes(pid), peak if pid == os.getpid() else 0, 0
+    if not _PROC.is_dir():
+        import psutil
+
+        with suppress(psutil.Error):
+            rss = int(psutil.Process(pid).memory_info().rss)
+            unit = 1 if sys.platform == "darwin" else 1024
+            return rss, max(rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit), 0
+        return 0, 0, 0
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:  # gone
@@ -225,44 +206,28 @@ def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    """Return all descendants, from /proc; psutil, its substitute, reads every process of the machine."""
-    try:
-        found = waiting = _children(pid)
-    except OSError:
-        import psutil  # for systems without /proc
+    """Return all descendants, from /proc; psutil reads every process of the machine."""
+    if not _PROC.is_dir():
+        import psutil
 
-        try:
+        with suppress(psutil.Error):
             return {child.pid for child in psutil.Process(pid).children(recursive=True)}
-        except psutil.Error:
-            return set()
+        return set()
+    descendants: set[int] = set()
+    waiting = [pid]
     while waiting:
-        below: set[int] = set()
-        for parent in waiting:
-            with suppress(OSError):  # gone meanwhile
-                below |= _children(parent)
-        waiting = below - found
-        found = found | waiting
-    return found
-
-
-def _children(pid: int) -> set[int]:
-    tasks = _PROC / str(pid) / "task"
-    return {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
-
-
-def _resident_bytes(pid: int) -> int:
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:  # gone meanwhile
-        return 0
+        with suppress(OSError):  # gone meanwhile
+            for task in (_PROC / str(waiting.pop()) / "task").iterdir():
+                children = {int(child) for child in (task / "children").read_text().split()}
+                waiting += children - descendants
+                descendants |= children
+    return descendants
 
 
 def _shared_bytes(pid: int) -> int:
     try:
         rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
-    except OSError:  # gone, another user's, or no such file: then all it shows counts as its own
+    except OSError:  # gone, another user's, or no such file: then its resident memory counts as its own
         return 0
     return _field_bytes(rollup, "Shared_Clean") + _field_bytes(rollup, "Shared_Dirty")
 

@@ -1,1 +1,1 @@
-"""What records on the disk hold, and how damage to them is told."""
+"""Records on the disk, and checks of their digests."""

@@ -9,7 +9,6 @@ checks all of a run.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 
 from fvc_lib.services.atomic_files import (
     as_mapping,
+    content_hash,
     read_json_object,
     sha256_of_file,
     sha256_of_json,
@@ -26,37 +26,12 @@ from fvc_lib.services.atomic_files import (
 )
 from fvc_lib.services.errors import DataError, command_text
 
-# A file changed again within so short a time after it was hashed might show the same times.
-_SETTLED_NS = 2_000_000_000
-_seen: dict[tuple[Path, int | None], tuple[tuple[int, ...], str]] = {}
-
-
-def content_hash(path: Path, num_bytes: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of its first ``num_bytes``; empty where there is no file.
-
-    The file is read again only when it has changed.
-    """
-    if not path.is_file():
-        return ""
-    status = path.stat()
-    now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    known = _seen.get((path, num_bytes))
-    if known is not None and known[0] == now:
-        return known[1]
-    digest = sha256_of_file(path, num_bytes=num_bytes)
-    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
-        _seen[path, num_bytes] = (now, digest)
-    return digest
-
-
-# --- Files that a record lists
-
 PARAMS = "params.yaml"
 _LOGS = ("metrics/", "memory/", "notebooks/")  # may grow after the stage: their beginning is compared
 
 
 def is_log(name: str) -> bool:
-    """Whether the file ``name`` of a run is for people alone: a damaged one repeats no stage."""
+    """Return whether the file ``name`` of a run is for people alone: a damaged one repeats no stage."""
     return name.startswith(_LOGS)
 
 
@@ -80,34 +55,35 @@ class _Listed:
 
     @property
     def root(self) -> Path:
-        """The run folder."""
+        """Return the run folder."""
         return self.record.parents[0 if self.name == PARAMS else 1]
 
     def is_damaged(self) -> bool:
-        """Whether the file exists and is not what was written."""
+        """Return whether the file exists with other content than was written."""
         return content_hash(self.root / self.name, self.num_bytes) not in ("", *self.digests)
 
     def damage(self) -> str:
-        """Say what is wrong, and the remedy."""
-        told = f"{self.root / self.name}: is not what"
-        why = f"wrote: damaged, or changed since (SHA-256 in {self.record.relative_to(self.root)})."
+        """Return what is wrong, and the remedy."""
+        stage = self.record.stem.removeprefix("stage_")
+        writer = "the run" if self.name == PARAMS else f"stage {stage}"
+        message = (
+            f"{self.root / self.name}: is not what {writer} wrote: damaged, or changed since (SHA-256 in "
+            f"{self.record.relative_to(self.root)})."
+        )
         if self.name == PARAMS:
             other = command_text("--resume", self.root, "--fork", "-p", "NAME", "VALUE")
             return (
-                f"{told} the run {why} Put the file back as it was (run.json has the values under params), or begin a "
-                f"new run. To change a value: {other}"
+                f"{message} Put the file back as it was (run.json has the values under params), or begin a new run. To "
+                f"change a value: {other}"
             )
-        stage = self.record.stem.removeprefix("stage_")
-        name, _, fold = stage.rpartition("_fold_")
-        told = f"{told} stage {stage} {why}"
         if stage == "09_robustness":
-            return f"{told} Repeat it: {command_text('robustness', self.root)}"
-        only = ["--only", name if fold.isdecimal() else stage]
-        if is_log(self.name):
-            what = f"repeat {name}, with all its folds" if fold.isdecimal() else "repeat it"
-            return f"{told} No result rests on it: delete it, or {what}: {command_text('--resume', self.root, *only)}"
-        # Of several folds only the damaged one: the plan finds it by its digest.
-        return f"{told} Repeat that stage: {command_text('--resume', self.root, *([] if fold.isdecimal() else only))}"
+            return f"{message} Repeat it: {command_text('robustness', self.root)}"
+        name, _, fold = stage.rpartition("_fold_")
+        is_fold = fold.isdecimal()
+        # The plan finds the damaged one of several folds by its digest.
+        only = [] if is_fold and not is_log(self.name) else ["--only", name if is_fold else stage]
+        harmless = " No result rests on it: delete it, or repeat the stage." if is_log(self.name) else ""
+        return f"{message}{harmless} Repeat that stage: {command_text('--resume', self.root, *only)}"
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
@@ -132,7 +108,7 @@ def _listed_as(path: Path) -> _Listed | None:
 
 
 def note_rewritten(path: Path, content: Path) -> None:
-    """Strike ``path`` off its stage's record before another ``content`` replaces it: an interactive notebook does."""
+    """Strike ``path`` off its stage's record before other ``content`` replaces it, as an interactive notebook does."""
     found = _listed_as(path)
     if found is not None and sha256_of_file(content) not in found.digests:
         document = read_document(found.record)
@@ -148,7 +124,7 @@ def undamaged_content(path: Path) -> bytes:
 
 @contextmanager
 def undamaged_file(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path``, checked: what is read is what was compared, also when another file takes its place meanwhile.
+    """Open ``path``, checked: the content read is the content compared, even if another file takes its place meanwhile.
 
     Raises:
         DataError: a record lists it with another digest, or is damaged itself; the message names file and remedy.
@@ -166,7 +142,7 @@ def undamaged_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def damage_of(path: Path) -> str:
-    """Say what is wrong with the file at ``path``; empty where nothing is known to be."""
+    """Return what is wrong with the file at ``path``; empty if nothing is known."""
     found = _listed_as(path)
     return found.damage() if found is not None and found.is_damaged() else ""
 
@@ -189,7 +165,7 @@ def _damage_of_document(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return f"{path}: cannot be read: damaged, or changed by hand. What it said is left out."
+        return f"{path}: cannot be read: damaged, or changed by hand. Its content is left out."
 
 
 def _is_whole(document: Mapping[str, Any]) -> bool:
@@ -200,7 +176,7 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
 
 
 def document_damage(path: Path, document: Mapping[str, Any]) -> str:
-    """Say what is wrong with ``document``, read from ``path``; empty where nothing is known to be."""
+    """Return what is wrong with ``document``, read from ``path``; empty if nothing is known."""
     if _OWN not in document or _is_whole(document):
         return ""
     return (
@@ -222,13 +198,8 @@ def _documents(root: Path) -> list[Path]:
     return [root / "run.json", root / "status.json", *sorted((root / "checkpoints").glob("stage_*.json"))]
 
 
-def recorded_files(root: Path) -> list[Path]:
-    """Return the records of the run in ``root``, and the files that these list."""
-    return sorted([*_documents(root)[2:], *(root / each.name for each in _listed_in(root))])
-
-
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
-    """Say what is wrong with the files of the run in ``root``, with or without its ``logs``."""
+    """Return what is wrong with the files of the run in ``root``, with or without its ``logs``."""
     found = [_damage_of_document(path) for path in _documents(root)]
     damaged = {each for each in _listed_in(root) if (logs or not is_log(each.name)) and each.is_damaged()}
     if damaged:  # a stage may have replaced its record and files since

@@ -18,7 +18,7 @@ from fvc_lib.metrics.calibration import class_probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json
-from fvc_lib.services.code.code_version import code_hash
+from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths

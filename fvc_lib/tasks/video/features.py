@@ -24,7 +24,7 @@ from fvc_lib.engine.device import clips_in_a_pass, filled_up, release_cached_mem
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
-from fvc_lib.services.code.code_version import code_hash
+from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS

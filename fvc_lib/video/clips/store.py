@@ -16,7 +16,7 @@ import numpy as np
 
 from fvc_lib.services.atomic_files import AnyPath, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
-from fvc_lib.services.code.code_version import code_hash
+from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CROPS
 from fvc_lib.video.clips.clip_file import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.atomic_files import AnyPath, sha256_of_file, sha256_of_json
-from fvc_lib.services.code.code_version import code_hash
+from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.clips.worker import as_indexed
 from fvc_lib.video.decode.source import VideoError
