@@ -83,7 +83,9 @@ def audit(
     from fvc_lib.analysis.audit.numbers import settings
 
     settings(decide_at)
-    meaning = _meaning(label_map)
+    meaning = split_pairs(label_map or {})
+    if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
+        raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
     names = list(split_names(detectors or ""))
     click.echo(_what_was_read(table, meaning, names, higher_is_real, has_corpus=corpus is not None))
     if corpus is not None and not corpus.exists() and not is_pattern(corpus):
@@ -101,16 +103,19 @@ def audit(
         "confidence": confidence,
         "seed": seed,
     }
-    folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
+    stem = re.sub(r"[^\w.-]+", "_", table.stem)[:60] or "scores"
+    digest = sha256_of_json([sha256_of_file(table), {**parameters, "score_table": ""}])[:8]
+    name = f"{stem}_{time.strftime('%Y%m%d_%H%M%S')}_{digest}"
+    folder = (out or folder_of_runs / "audits" / name).expanduser().absolute()
     page, answer = folder / "audit.html", folder / ANSWER
     if table.absolute().parent == folder and table.name in FILES:
         raise UsageError(f"--out {str(folder)!r}: the table lies there and would be written over. Give a new folder.")
-    others = [name for name in (page.name, *FILES) if os.path.lexists(folder / name)]
+    others = [other for other in (page.name, *FILES) if os.path.lexists(folder / other)]
     if others and not (folder / f"{SCORE_AUDIT}.ipynb").is_file():
         raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which no audit wrote. Give a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:  # a failed audit must not show earlier tables as its own
-        (folder / name).unlink(missing_ok=True)
+    for old in FILES:  # a failed audit must not show earlier tables as its own
+        (folder / old).unlink(missing_ok=True)
     code = execute_record(
         SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
         runs_dir=str(folder_of_runs), what="the audit", answer=answer,
@@ -137,23 +142,3 @@ def _what_was_read(
         f"{table.name}: {read.videos.height:,} videos ({read.videos.height - fakes:,} real, {fakes:,} fake), "
         f"{count_text(read.scores.width, 'detector')}: {shown}{more}"
     )
-
-
-def _meaning(label_map: str | None) -> Mapping[str, str]:
-    """Return the meanings in a text such as ``1=fake,0=real``.
-
-    Raises:
-        UsageError: a meaning is neither real nor fake.
-    """
-    meaning = split_pairs(label_map or {})
-    if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
-        raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
-    return meaning
-
-
-def _folder_name(table: Path, parameters: Mapping[str, Any]) -> str:
-    """Return the table's name, the time, and a digest of its content and the parameters."""
-    asked = {name: value for name, value in parameters.items() if name != "score_table"}
-    digest = sha256_of_json([sha256_of_file(table), asked])[:8]
-    name = re.sub(r"[^\w.-]+", "_", table.stem)[:60] or "scores"
-    return f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{digest}"

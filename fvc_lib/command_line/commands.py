@@ -225,15 +225,15 @@ def features(family: str | None, markdown: bool) -> None:
     from fvc_lib.video.features.family import POOLS, families_named
 
     chosen = families_named(family or "all")
-    for each in chosen:
-        rows = [(f"{each.name}_{one.name}", one) for one in each.features]
+    for measured in chosen:
+        rows = [(f"{measured.name}_{one.name}", one) for one in measured.features]
         if markdown:
             for name, one in rows:
                 click.echo(
                     f"| `{name}` | {one.unit} | {one.meaning}{' Follows size or codec.' if one.size_proxy else ''} |"
                 )
             continue
-        click.echo(f"{each.name}, of {_MEASURED_ON[each.of]}: {each.paper}")
+        click.echo(f"{measured.name}, of {_MEASURED_ON[measured.of]}: {measured.paper}")
         for name, one in rows:
             click.echo(
                 f"  {name:<36} {one.unit:<22} {one.meaning}{' Follows size or codec.' if one.size_proxy else ''}"

@@ -60,10 +60,8 @@ def ensemble(
 
     above = runs_dir or Path(resolve_config().runs_dir)
     found = read_members([find_run(above, name) for name in runs])
-    members = [each.run for each in found.runs]
-    digest = sha256_of_json(
-        [method, [[run.run_id, each.config.config_hash] for run, each in zip(members, found.runs, strict=True)]]
-    )
+    members = [member.run for member in found.runs]
+    digest = sha256_of_json([method, [[member.run.run_id, member.config.config_hash] for member in found.runs]])
     folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
     if any(RunPaths(parent).run_json.is_file() for parent in (folder, *folder.parents)):
         raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")

@@ -102,9 +102,9 @@ def standing_of_run(run: RunPaths) -> "Standing":
     if run_config(run).task == DEFAULT_TASK:
         sentences = headline.sentences
         rows = [
-            (each.source, HEADLINE_METRIC, each.value, each.low, each.high)
-            for each in headline.scores
-            if each.source not in DISHONEST_CONTROLS
+            (score.source, HEADLINE_METRIC, score.value, score.low, score.high)
+            for score in headline.scores
+            if score.source not in DISHONEST_CONTROLS
         ]
     else:
         sentences = worth_of(run)

@@ -168,9 +168,9 @@ def plan_jobs(
     jobs: list[SlurmJob] = []
 
     def add(job: SlurmJob, needed: Collection[str], after: Sequence[str] = ()) -> None:
-        before = [each for each in jobs if each.name in needed]
-        singles = tuple(each.name for each in before if each.folds is None)
-        arrays = tuple(each.name for each in before if each.folds is not None)
+        before = [other for other in jobs if other.name in needed]
+        singles = tuple(other.name for other in before if other.folds is None)
+        arrays = tuple(other.name for other in before if other.folds is not None)
         jobs.append(job.model_copy(update={"needs": singles, "after": (*arrays, *after)}))
 
     for group in groups:
@@ -198,7 +198,7 @@ def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[
 
     def level(stage: Stage) -> int:
         before = (level(by_name[need]) + by_name[need].per_fold for need in stage.comes_after)
-        return max((each + (stage.name in sharded) for each in before), default=0)
+        return max((arrays + (stage.name in sharded) for arrays in before), default=0)
 
     groups: dict[tuple[int, str], list[Stage]] = {}
     for stage in _stages_of(tasks):
@@ -498,7 +498,10 @@ def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
 
 
 def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
-    """Write the scripts into the run and submit them in order, all or none; return the jobs with their ids.
+    """Write the scripts into the run and submit them in order, all or none.
+
+    Returns:
+        The jobs with their ids; ``needs`` and ``after`` are ids, too.
 
     Raises:
         UsageError: jobs of this run still wait or run.
@@ -506,8 +509,10 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
         OSError: the run folder cannot be written.
     """
     if alive := [state for state in job_states(run, must_answer=True) if not state.ended]:
-        ids = " ".join(sorted({state.job_id.partition("_")[0] for state in alive}, key=int))
-        raise UsageError(f"{run.run_id}: {len(alive)} jobs of it still wait or run. Wait, or end them: scancel {ids}")
+        numbers = " ".join(sorted({state.job_id.partition("_")[0] for state in alive}, key=int))
+        raise UsageError(
+            f"{run.run_id}: {len(alive)} of its jobs still wait or run. Wait, or end them: scancel {numbers}"
+        )
     texts = {script_path(job, run): render(job, run, site, home=home) for job in jobs}
     run.slurm.mkdir(exist_ok=True)  # SLURM writes the logs there, too, and drops a job whose log it cannot open
     for path, text in texts.items():
@@ -515,21 +520,23 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
     submitted: dict[str, SlurmJob] = {}
     try:
         for job in jobs:
-            answer = output_of(sbatch_command(job, run, {name: done.job_id for name, done in submitted.items()}))
+            ids = {name: done.job_id for name, done in submitted.items()}
+            answer = output_of(sbatch_command(job, run, ids))
             job_id = answer.rpartition("\n")[2].partition(";")[0]  # a cluster's name may follow
             if not job_id.isdecimal():
                 raise SlurmError(f"sbatch answered {answer!r}, wanted a job's number.")
-            submitted[job.name] = job.model_copy(update={"job_id": job_id})
+            needs, after = (tuple(ids[name] for name in names) for names in (job.needs, job.after))
+            submitted[job.name] = job.model_copy(update={"job_id": job_id, "needs": needs, "after": after})
         every = [job.model_dump(mode="json") for job in (*submitted_jobs(run), *submitted.values())]
         write_json(run.slurm / "submitted.json", {"jobs": every})
     except (SlurmError, OSError, DataError) as error:
-        ids = " ".join(job.job_id for job in submitted.values())
-        fate = f"Jobs {ids}, submitted before, were cancelled." if ids else "Nothing was submitted."
+        made = " ".join(job.job_id for job in submitted.values())
+        fate = f"Jobs {made}, submitted before, were cancelled." if made else "Nothing was submitted."
         try:
-            if ids:
-                output_of(["scancel", *ids.split()])
+            if made:
+                output_of(["scancel", *made.split()])
         except SlurmError as second:
-            fate = f"Jobs {ids} were submitted before and could not be cancelled ({second})."
+            fate = f"Jobs {made} were submitted before and could not be cancelled ({second})."
         raise SlurmError(f"{error} {fate} The settings are in {site.path}.") from error
     return list(submitted.values())
 

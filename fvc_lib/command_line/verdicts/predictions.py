@@ -3,14 +3,14 @@
 import base64
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import polars as pl
 
-from fvc_lib.services.atomic_files import atomic_output, path_to_text
+from fvc_lib.services.atomic_files import path_to_text, write_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.progress import Report
 from fvc_lib.services.tasks import PREDICTIONS
@@ -40,44 +40,38 @@ def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, 
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
     from fvc_lib.tasks.predicting import PART_SENTENCES, Finding
 
-    one, worth, find = predictor.file_word, predictor.standing.sentences, _finder(predictor, files, workers)
+    word, worth, find = predictor.file_word, predictor.standing.sentences, _finder(predictor, files, workers)
     for sentence in worth:
         click.echo(f"  {clean_text(sentence)}")
     texts = {"path": pl.String(), "sha256": pl.String(), "part": pl.String()}
     schema = texts | dict(predictor.columns) | {"remarks": pl.String(), "failure": pl.String()}
-    answers, cards, failures = list[str](), list[Card](), list[tuple[str, str]]()
-    num_done = num_read = num_known = num_resumed = 0
+    rows, answers, cards = list[dict[str, Any]](), list[str](), list[Card]()
+    num_resumed = 0
     take_in(folder, PREDICTIONS)
-    with ExitStack() as stack:
-        journal = stack.enter_context(closing(Journal(folder, predictor.identity, Finding)))
-        bar = stack.enter_context(click.progressbar(length=len(files), label=f"{one}s", hidden=not sys.stdout.isatty()))
-        temporaries = [stack.enter_context(atomic_output(folder / name)) for name in (CSV, LINES)]
-        csv, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
-        csv.write(csv_for_people(pl.DataFrame(schema=schema)))
-        for found, resumed in found_in_blocks(journal, files, find, lambda done, _: bar.update(done - bar.pos)):
+    hidden = not sys.stdout.isatty()
+    with (
+        closing(Journal(folder, predictor.identity, Finding)) as journal,
+        click.progressbar(length=len(files), label=f"{word}s", hidden=hidden) as bar,
+    ):
+        for findings, resumed in found_in_blocks(journal, files, find, lambda done, _: bar.update(done - bar.pos)):
             num_resumed += resumed
-            rows = [_row(each, predictor, PART_SENTENCES) for each in found]
-            table = pl.DataFrame(rows, schema=schema, orient="row")
-            csv.write(csv_for_people(table, header=False))
-            lines.write(table.write_ndjson())
-            for each, row in zip(found, rows, strict=True):
-                num_done += 1
-                num_read += not each.failure
-                num_known += row["part"] is not None
-                if num_done <= _SHOWN:
-                    answer = "-" if each.failure else "; ".join((each.title, *each.lines))
-                    answers.append(f"{each.path}: {clean_text(answer)}  {clean_text(row['remarks'])}".rstrip())
-                if each.failure:
-                    failures.append((each.path, each.failure))
-                elif num_done <= MOST_CARDS:
-                    remarks = (row["remarks"],) if row["remarks"] else ()
-                    seen = base64.b64decode(each.picture) if each.picture else None
-                    below = (Path(each.path).name, *each.lines, *remarks)
-                    cards.append(Card(seen, f"{one} {each.path}", each.title, below))
-
-    summary = (
-        f"{count_text(len(files), one)}: {num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's."
-    )
+            for finding in findings:
+                row = _row(finding, predictor, PART_SENTENCES)
+                rows.append(row)
+                if len(rows) <= _SHOWN:
+                    answer = "-" if finding.failure else "; ".join((finding.title, *finding.lines))
+                    answers.append(f"{finding.path}: {clean_text(answer)}  {clean_text(row['remarks'])}".rstrip())
+                if not finding.failure and len(rows) <= MOST_CARDS:
+                    picture = base64.b64decode(finding.picture) if finding.picture else None
+                    below = (Path(finding.path).name, *finding.lines, *filter(None, (row["remarks"],)))
+                    cards.append(Card(picture, f"{word} {finding.path}", finding.title, below))
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    write_text(folder / CSV, csv_for_people(table))
+    write_text(folder / LINES, table.write_ndjson())
+    failures = table.filter(pl.col("failure").is_not_null()).select("path", "failure").rows()
+    num_read, num_known = len(files) - len(failures), table.height - table["part"].null_count()
+    counts = f"{num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's"
+    summary = f"{count_text(len(files), word)}: {counts}."
     notes = (*predictor.cautions, *predictor.notes)
     write_predictions_page(
         folder / PAGE, f"Predictions by {predictor.name}", summary, (*worth, *notes), cards, num_read, failures,
@@ -88,12 +82,12 @@ def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, 
     if len(files) > _SHOWN:
         click.echo(f"  and {len(files) - _SHOWN:,} more")
     if num_resumed:
-        click.echo(f"  {count_text(num_resumed, one)} answered by an earlier call")
+        click.echo(f"  {count_text(num_resumed, word)} answered by an earlier call")
     for sentence in notes:
         click.echo(f"  {clean_text(sentence)}")
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
     if not num_read:
-        raise DataError(f"of {count_text(len(files), one)} none could be read; the reasons: {folder / PAGE}")
+        raise DataError(f"of {count_text(len(files), word)} none could be read; the reasons: {folder / PAGE}")
 
 
 def find_out_predictions(
@@ -144,9 +138,9 @@ def _finder(
     return lambda some: predictor.findings(some, workers=workers, picture=picture)
 
 
-def _row(found: "Finding", predictor: "OneNetwork", sentences: dict[str, str]) -> dict[str, Any]:
-    part = predictor.known.get(found.sha256)
+def _row(finding: "Finding", predictor: "OneNetwork", sentences: dict[str, str]) -> dict[str, Any]:
+    part = predictor.known.get(finding.sha256)
     return {
-        "path": found.path, "sha256": found.sha256 or None, "part": part, **found.values,
-        "remarks": found.failure or (sentences[part] if part else ""), "failure": found.failure or None,
+        "path": finding.path, "sha256": finding.sha256 or None, "part": part, **finding.values,
+        "remarks": finding.failure or (sentences[part] if part else ""), "failure": finding.failure or None,
     }  # fmt: skip
