@@ -17,7 +17,7 @@ import nbformat
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.records import NOT_ENDED
+from fvc_lib.analysis.read.headline import NOT_ENDED
 from fvc_lib.execution.plan.stages import stages_of
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.parameters import run_config

@@ -68,20 +68,6 @@ def test_an_event_stands_at_its_own_moment_with_its_numbers(run: RunPaths) -> No
     assert samples(run).height == 4
 
 
-def test_odd_events_cost_their_numbers_and_not_the_answer(run: RunPaths) -> None:
-    path = run.memory_events("04_fold_training", 0)
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        '{"kind": "out_of_memory", "timestamp": 1, "elapsed_seconds": 1, "details": "text"}\n'
-        '{"kind": "near_limit", "timestamp": 2, "elapsed_seconds": 2, "details": {"used_mb": "much"}}\n'
-        '{"message": "no kind"}\n\x00\x00\x00\n{"kind": "torn'
-    )
-    answer = queries.memory_events([run])
-    assert answer.frame.select("kind", "used_mb").rows() == [("out_of_memory", None), ("near_limit", None)]
-    (note,) = answer.notes
-    assert note.startswith("3 lines of run_x/04_fold_training_fold_0.jsonl")
-
-
 def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:
     """The real writer, opened twice as after a kill, with an accelerator that is watched."""
     stage = "04_fold_training"

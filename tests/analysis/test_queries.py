@@ -97,18 +97,6 @@ def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., Run
     )
 
 
-def test_free_sql_sees_every_table(run: RunPaths) -> None:
-    query = "SELECT count(*) FROM predictions p JOIN videos v USING (run_id, video_id) WHERE p.score > $s"
-    counted = queries.ask_sql([run], query, {"s": 0.5}).frame.item()
-    predictions = queries.predictions([run]).frame
-    assert counted == (predictions["score"] > 0.5).sum()
-    union = " UNION ALL ".join(f"SELECT '{name}' AS name, count(*) AS n FROM {name}" for name in queries.SQL_TABLES)
-    counts = dict(queries.ask_sql([run], union).frame.rows())
-    assert counts == {name: read([run]).frame.height for name, read in queries.SQL_TABLES.items()}
-    named_by_value = queries.ask_sql([run], "SELECT count(*) FROM query_table('met' || 'rics')").frame.item()
-    assert named_by_value == counts["metrics"] == 700
-
-
 HOSTILE = (
     "run_20250304_101500_[x]'*",
     "run_1'; DROP TABLE metrics; --",
@@ -200,17 +188,3 @@ def test_the_writers_values_come_back_exactly(tmp_path: Path) -> None:
         ("stage", 3, 5, "loss", 0.1 + 0.2, None, 2),
         ("stage", 3, 5, "worse", None, "-inf", 2),
     ]
-
-
-NASTY = ("a[1]*?.jsonl", 'it\'s "q".jsonl', "'); DROP TABLE lines; --.jsonl", "<script>.jsonl", "n\nl.jsonl")
-
-
-@pytest.mark.parametrize("name", [*NASTY, "\U0001f3ac.jsonl", os.fsdecode(b"bytes\xff\xfe.jsonl")])
-def test_any_file_name_is_just_a_name(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "e" / "run_x" / "metrics" / name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(metric_line(1) + b"\n{torn")
-    answer = queries.learning_curves([RunPaths(path.parents[1])])
-    assert answer.frame.select("run_id", "step").rows() == [("run_x", 1)]
-    (note,) = answer.notes
-    note.encode()

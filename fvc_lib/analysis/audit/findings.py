@@ -128,21 +128,18 @@ def _worst_slice(audit: Audit, first: str) -> list[str]:
 
 
 def _threshold(audit: Audit, first: str) -> list[str]:
-    own = audit.thresholds.filter(pl.col("is_resolved"), detector=first).drop_nulls("fpr")
-    how, lines = audit.settings, []
+    how = audit.settings
     asked = f"{GIVEN}{how.threshold:g}" if how.threshold is not None else str(how.point)
     wanted = _SHOWN_POINT if asked == str(BEST) else asked
-    chosen = own.filter(point=wanted)
-    if wanted != _SHOWN_POINT and chosen.is_empty():
-        lines = [f"What {wanted} comes to cannot be told: half of the groups has too few reals for it."]
-    rows = chosen if chosen.height else own.filter(pl.col("point").str.starts_with("fpr"))
-    for row in rows.head(1).iter_rows(named=True):
-        text = f"The threshold given, {how.threshold or 0:g}, calls"
-        if not row["point"].startswith(GIVEN):
-            chosen_for = operating_point(row["point"]).says
-            text = f"A threshold for {chosen_for}, chosen on one half of the groups, calls on the other"
-        lines.append(f"{text} {row['fpr']:.1%} of the reals fake and finds {row['tpr']:.0%} of the fakes.")
-    return lines
+    rows = audit.thresholds.filter(pl.col("is_resolved"), detector=first, point=wanted).drop_nulls("fpr").to_dicts()
+    if not rows:
+        why = "half of the groups has too few reals for it"
+        return [] if wanted == _SHOWN_POINT else [f"What {wanted} comes to cannot be told: {why}."]
+    text = f"The threshold given, {how.threshold or 0:g}, calls"
+    if how.threshold is None:
+        chosen_for = operating_point(wanted).says
+        text = f"A threshold for {chosen_for}, chosen on one half of the groups, calls on the other"
+    return [f"{text} {rows[0]['fpr']:.1%} of the reals fake and finds {rows[0]['tpr']:.0%} of the fakes."]
 
 
 def cautions(audit: Audit, *, has_groups: bool, found: pl.DataFrame, notes: Sequence[str] = ()) -> list[str]:

@@ -1,5 +1,6 @@
 """The headline of a run: its number, its controls, and whether it is above them."""
 
+import os
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,14 +33,14 @@ from fvc_lib.analysis.read.naming import (
     run_task,
 )
 from fvc_lib.analysis.read.queries import memory_peaks, results
-from fvc_lib.analysis.read.records import Answer, earlier_attempt, failure, read_tables, run_status, shown_state
+from fvc_lib.analysis.read.records import Answer, earlier_attempt, failure, read_tables, run_status
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text, source_name, subject_name
 from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import as_text, path_to_text
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.records.ensembles import is_ensemble
-from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
 from fvc_lib.services.tables import TASK_RESULTS
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, LENGTH_MATCHED, METADATA_MATCHED, TASKS
 
@@ -419,6 +420,7 @@ def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
 
 # --- Many runs
 
+NOT_ENDED = "not ended when this page was made"
 _RUNS_SCHEMA = {
     "run_id": pl.String, "experiment": pl.String, "state": pl.String, "started_utc": pl.String, "model": pl.String,
     "corpus": pl.String, "differs": pl.String, "standing": pl.String, "verdict": pl.String, "measure": pl.String,
@@ -433,10 +435,12 @@ def runs_table(runs_dir: Path) -> Answer:
     runs = list_runs(runs_dir)[::-1]
     headlines = [run_headline(run) for run in runs]
     rows = []
+    # In a runner's kernel the page is read later, when the run has ended.
+    states = {"running": NOT_ENDED} if os.environ.get(ATTEMPT_VARIABLE) else {}
     for headline, (_, _, differs) in zip(headlines, run_marks(runs), strict=True):
         score, best = headline.model_score or Score("", None), headline.verdict.best_control or Score("", None)
         row = {
-            **vars(headline), "state": shown_state(headline.state), "differs": differs,
+            **vars(headline), "state": states.get(headline.state or "", headline.state), "differs": differs,
             "standing": headline.verdict.standing, "verdict": headline.verdict.sentence,
             "measure": headline.measure.name, "score": score.value, "score_low": score.low, "score_high": score.high,
             "best_control": best.source or None, "best_control_score": best.value,

@@ -1,7 +1,6 @@
 """Read a run's folder: its tables, records and state, with foreign, torn and missing files."""
 
 import datetime
-import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, is_held
+from fvc_lib.services.run_paths import RunPaths, is_held
 from fvc_lib.services.tables import column_types, read_table
 from fvc_lib.services.tasks import STAGES
 
@@ -54,7 +53,6 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, w
 # --- The state of a run and its tasks, also after their process has died
 
 GONE = "stopped without a word"
-NOT_ENDED = "not ended when this page was made"
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
@@ -74,11 +72,6 @@ def run_status(run: RunPaths) -> dict[str, Any]:
         if status.get("state") == "running" and not whole and not working:
             status["state"] = GONE
     return status
-
-
-def shown_state(state: object) -> object:
-    """Return ``state`` for a page. In a runner's kernel ``running`` becomes ``NOT_ENDED``: the page is read later."""
-    return NOT_ENDED if state == "running" and os.environ.get(ATTEMPT_VARIABLE) else state
 
 
 def earlier_attempt(run: RunPaths, table: Path) -> str:
