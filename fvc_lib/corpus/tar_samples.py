@@ -39,8 +39,8 @@ class TarSample:
 def tars_in(corpus: Path) -> list[str]:
     """Return the names of the tars of ``corpus``, which is one, a pattern or a folder, sorted.
 
-    They are relative to the folder of ``tar_files``. Hidden files are left out; compressed tars, which cannot be read,
-    are among them.
+    They are relative to the folder of ``tar_files``. Hidden files are left out. Compressed tars, which cannot be read,
+    are included.
 
     Raises:
         UsageError: as ``tar_patterns.tars_of``, for a pattern.
@@ -54,7 +54,7 @@ def tars_in(corpus: Path) -> list[str]:
 
 
 def tar_folder(corpus: Path) -> Path:
-    """Return the folder that tars lie in: the corpus, that of one tar, or the fixed beginning of a pattern."""
+    """Return the folder of the tars: the corpus, that of one tar, or the fixed beginning of a pattern."""
     return fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
 
 

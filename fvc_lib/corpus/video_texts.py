@@ -1,7 +1,7 @@
-"""Pairs of videos and texts: which are usable, what must stay together, and one split into train, validation and test.
+"""Index pairs of videos and texts: usable pairs, their groups, and one split into train, validation and test.
 
-Groups join what shows the same footage: one stated group, one file, one content, or perceptual near-duplicates. Equal
-texts join nothing, since a text may belong to many videos: a note counts the test texts that training has too.
+A group has pairs of one stated group, file or content, and perceptual near-duplicates. Equal texts join nothing, since
+a text may belong to many videos: a note counts the test texts that training has too.
 """
 
 import unicodedata
@@ -57,16 +57,15 @@ class PairRow:
 
 @dataclass(frozen=True)
 class PairListing:
-    """A manifest as listed."""
+    """The listing of a manifest or of tars."""
 
     root: Path  # absolute folder that every path is relative to
     rows: tuple[PairRow, ...]  # usable rows in the manifest's order
     rejections: Rejections  # the other rows, with reasons
-    # Distinct (path, stated group) of all rows whose path can be meant, also of files that are missing: they too
-    # prove that groups belong together.
+    # Distinct (path, stated group) of all rows with a valid path. Missing files also prove that groups belong together.
     memberships: tuple[tuple[str, str], ...]
     num_rows: int  # data rows of the manifest, or samples of tars
-    notes: tuple[str, ...] = ()  # sentences on what could not be read as a whole
+    notes: tuple[str, ...] = ()  # sentences on damaged tars
 
 
 def normalised_text(text: str) -> str:
@@ -78,7 +77,7 @@ def normalised_text(text: str) -> str:
 
 
 def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool = False) -> PairListing:
-    """Read ``path`` (or ``video_path``), ``text`` (or ``caption``) and, where there are, ``split`` and ``group``.
+    """Read ``path`` (or ``video_path``), ``text`` (or ``caption``) and, if present, ``split`` and ``group``.
 
     Args:
         manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
@@ -219,15 +218,15 @@ def index_video_texts(
 ) -> VideoTextIndex:
     """Read the manifest of ``config.corpus`` (without one, of the generated corpus), probe its videos, and split it.
 
-    The result depends on the files, the manifest's rows and the seed: not on the rows' order, the worker count or
-    where the corpus lies. Probes are stored under ``config.cache_dir`` as they come; a later call continues from them.
+    The result depends on the files, the manifest's rows and the seed, not on the rows' order, the worker count or the
+    place of the corpus. Probes are stored under ``config.cache_dir``; a later call continues from them.
 
     Args:
         config: ``corpus``, ``manifest_separator``, ``near_duplicate_bits``, ``max_rejected_share``
             and ``seed`` decide the result.
-        rejected_path: where the REJECTED table goes when the corpus is refused, for the error to name it.
-        progress: called with (done, total) of the clips generated, then of the files probed.
-        stop: asked after each of them.
+        rejected_path: write the REJECTED table here if the corpus is refused.
+        progress: called with (done, total), first for generated clips, then for probed files.
+        stop: asked after each file; a later call continues.
 
     Raises:
         UsageError: the corpus is no such manifest, or as ``tar_patterns.tars_of``.

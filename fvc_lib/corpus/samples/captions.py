@@ -17,8 +17,8 @@ from fvc_lib.corpus.samples.files import Encoding, csv_text, encode_frames, gene
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
 from fvc_lib.services.atomic_files import AnyPath
 
-# One drawn thing that moves over a ground. Colours differ in chroma by more than encoding takes away, grounds carry
-# light and shade of their own, and arithmetic is element-wise only: equal drawings give equal bytes on every machine.
+# One drawn thing moves over a ground. Colours differ in chroma by more than encoding removes. Grounds have light and
+# shade. Arithmetic is element-wise only: equal drawings give equal bytes on every machine.
 
 Distances = npt.NDArray[np.floating]
 SIDE_PIXELS = 64
@@ -55,7 +55,7 @@ _ENCODINGS = (("libx264", "mp4"), ("mpeg4", "avi"), ("libx264", "mkv"), ("mpeg4"
 
 @dataclass(frozen=True)
 class Drawing:
-    """One clip; equal values give equal bytes, and ``name`` alone decides what the caption does not say."""
+    """One clip; equal values give equal bytes. ``name`` decides everything that is not in the caption."""
 
     name: str
     colour: str
@@ -110,7 +110,7 @@ def draw(drawing: Drawing) -> Planes:
 def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -> npt.NDArray[np.float64]:
     """Return (T, 2) centres in pixels (row, column): straight, at constant speed, inside the picture.
 
-    Where along its way it starts is drawn, so that a single frame does not tell where it goes.
+    Its start along the way is drawn, so that a single frame does not tell the direction.
     """
     low, high = radius + 1, SIDE_PIXELS - radius - 1
     length = rng.uniform(0.6, 0.85) * (high - low)

@@ -1,8 +1,8 @@
 """Camera-like synthetic footage: textured places, moving things, hand shake, exposure drift, sensor noise.
 
-Frames are planar yuv420p, uint8 (T, 3*H/2, W): what encoders take and decoders give, so no colour conversion stands
-between a rendered frame and its file. Only element-wise arithmetic is used (no reductions, no BLAS): the bytes depend
-neither on thread counts nor on the width of a CPU's vector units.
+Frames are planar yuv420p, uint8 (T, 3*H/2, W), as encoders and decoders use: no colour conversion is needed. Only
+element-wise arithmetic is used (no reductions, no BLAS): the bytes depend neither on thread counts nor on the width
+of a CPU's vector units.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import numpy.typing as npt
 Planes = npt.NDArray[np.uint8]  # (T, 3*H/2, W): luma rows, then both chroma planes as PyAV packs them
 Plane = npt.NDArray[np.float32]  # (H, W)
 
-MARGIN_PIXELS = 28  # how far shake and pan may carry the camera from the centre of its canvas
+MARGIN_PIXELS = 28  # largest distance of the camera from the centre of its canvas
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A small corpus of synthetic real and fake clips, generated on the spot.
 
-Nothing in it was filmed: it lets the whole pipeline run, and shows that leakage, controls and intervals are reported
-honestly, on any machine and without a download. It says nothing about detecting forgeries in the wild.
+Nothing in it was filmed. The whole pipeline runs on it, on any machine and without a download. It shows that leakage,
+controls and intervals are reported honestly. It tells nothing about forgeries in the wild.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
-# The plan of the corpus. What a file's metadata shows is drawn without regard to the label, and not dealt in equal
-# shares: a cross-validated classifier of perfectly balanced metadata scores far below chance (AUC 0.2 to 0.3).
+# The plan of the corpus. Metadata of files is drawn independently of the label, and not dealt in equal shares: a
+# cross-validated classifier of perfectly balanced metadata scores far below chance (AUC 0.2 to 0.3).
 
 # Any change that alters a byte of a clip needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "2"
@@ -50,7 +50,7 @@ class ClipPlan:
 
 @dataclass(frozen=True)
 class EventPlan:
-    """One scene, filmed once; its clips are the footage (or its forgery) and near-duplicates of it."""
+    """One scene; its clips are the footage (or its forgery) and near-duplicates."""
 
     name: str  # the group
     label: str
@@ -133,13 +133,13 @@ def make_event(event: EventPlan) -> tuple[bytes, ...]:
         footage = forge(event.manipulation, footage, donor, scenes.generator_for("forger", event.name))
     original, *copies = event.clips
     published = files.encode_to_size(footage, original.encoding)
-    footage = decode_frames(published)  # copies are made from what was published
+    footage = decode_frames(published)  # copies are made from the published file
     copied = (files.encode_to_size(_vary(footage, copy.variant, copy.path), copy.encoding) for copy in copies)
     return (published, *copied)
 
 
 def film(event: EventPlan, role: str, camera: Camera) -> Planes:
-    """Render a shot and pass it through a device's own encoder, as all footage was before anyone can change it."""
+    """Render a shot and pass it through the encoder of a device, as all real footage is."""
     shot = Shot(f"{event.name} {role}", event.width, event.height, event.num_frames, camera)
     bits_per_pixel = scenes.generator_for("device", shot.name).uniform(0.7, 1.1)
     device = Encoding("mpeg4", "avi", event.clips[0].encoding.frames_per_second, bits_per_pixel)
@@ -181,16 +181,16 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
 def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
     """Return top, left, height and width in pixels."""
     rng = scenes.generator_for("variant", seed)
-    kept = rng.uniform(0.86, 0.94)
-    h, w = 4 * round(height * kept / 4), 4 * round(width * kept / 4)
+    share = rng.uniform(0.86, 0.94)
+    h, w = 4 * round(height * share / 4), 4 * round(width * share / 4)
     top, left = (2 * int(rng.integers(0, (side - part) // 2 + 1)) for side, part in ((height, h), (width, w)))
     return top, left, h, w
 
 
 def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None, generate: bool = True) -> Path:
-    """Return the user's corpus, or the sample corpus in ``data_dir``, completed if ``generate`` is set.
+    """Return the user's corpus, or the sample corpus in ``data_dir``; with ``generate`` write its missing files.
 
-    ``progress`` is called with (clips done, clips in all) meanwhile.
+    ``progress`` is called with (clips done, clips in all).
     """
     if config.corpus:
         return Path(config.corpus)
@@ -221,6 +221,6 @@ def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:
 def corpus_root(config: RunConfig, *, generate: bool = True) -> Path:
     """Return the folder that the paths in the run's index are relative to; of several corpora, a folder of links.
 
-    Without ``generate`` a sample corpus that is not there is an error, as any other is.
+    Without ``generate`` a missing sample corpus is an error.
     """
     return run_listing(config, generate=generate).root

@@ -1,4 +1,4 @@
-"""Tar files of whole videos, as WebDataset lays them out, as label source; videos are read where they lie."""
+"""Tar files of whole videos in WebDataset's layout as label source; videos are read without unpacking."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,11 @@ _FLAG_MEANS = {"true": "fake", "1": "fake", "false": "real", "0": "real"}
 
 
 def read_tar_shards(corpus: Path) -> Listing:
-    """List every video in a tar, in the tars of a folder, or in those that a pattern names.
+    """List every video in a tar, in the tars of a folder, or in the tars of a pattern.
 
-    The label is the content of ``KEY.cls``, or ``label``, ``cls``, ``fake`` or ``is_fake`` in ``KEY.json``; several
-    have to agree. The pictures of a folder, ``KEY/000.png``, are one video, labelled next to it or to each picture.
-    Further fields of ``KEY.json`` are called as the columns of a manifest. A folder with a manifest is read by that.
+    The label is the content of ``KEY.cls``, or ``label``, ``cls``, ``fake`` or ``is_fake`` in ``KEY.json``; all given
+    ones must agree. The pictures of a folder, ``KEY/000.png``, are one video, labelled next to it or to each picture.
+    Further fields of ``KEY.json`` have the names of a manifest's columns. A manifest in the folder takes precedence.
 
     Raises:
         UsageError: as ``tar_patterns.tars_of``, or as ``read_manifest``.
