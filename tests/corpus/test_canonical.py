@@ -1,7 +1,7 @@
 """A planted trace of the container is gone after the canonical re-encode, and nothing else is."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -34,36 +34,24 @@ def write_video(path: Path, number: int, *, is_fake: bool) -> None:
         output.mux(stream.encode(None))
 
 
-@dataclass(frozen=True)
-class Indexed:
-    corpus: Path
-    cache: Path
-    plain: pl.DataFrame
-    canonical: pl.DataFrame
-    trial: pl.DataFrame
-    rejected: pl.DataFrame
-
-
 @pytest.fixture(scope="module")
-def indexed(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pl.DataFrame]:
     folder = tmp_path_factory.mktemp("canonical")
     for number in range(24):
         label = "fake" if number % 2 else "real"
         write_video(folder / "corpus" / label / f"{number}.mp4", number, is_fake=bool(number % 2))
-    tables = {}
-    wanted = {
+    indexes: dict[str, dict[str, Any]] = {
         "plain": {},
         "canonical": {"recipe": CANONICAL, "recipe_cache": folder / "cache"},
         "trial": {"dev_groups": 5, "seed": 3},
     }
-    for name, asked in wanted.items():
+    for name, options in indexes.items():
         build_index(
-            folder / "corpus", index_path=folder / f"{name}.parquet", rejected_path=folder / f"{name}_rejected.parquet",
-            work_dir=folder / "work", near_duplicate_bits=0, max_rejected_share=0, workers=2, **asked,
+            folder / "corpus", index_path=folder / f"{name}.parquet", rejected_path=folder / "rejected.parquet",
+            work_dir=folder / "work", near_duplicate_bits=0, max_rejected_share=0, workers=2, **options,
         )  # fmt: skip
-        tables[name] = read_table(folder / f"{name}.parquet", INDEX)
-    rejected = read_table(folder / "trial_rejected.parquet", REJECTED)
-    return Indexed(folder / "corpus", folder / "cache", **tables, rejected=rejected)
+    found = {name: read_table(folder / f"{name}.parquet", INDEX) for name in indexes}
+    return found | {"rejected": read_table(folder / "rejected.parquet", REJECTED)}
 
 
 def auc(index: pl.DataFrame, names: tuple[str, ...]) -> float:
@@ -73,8 +61,8 @@ def auc(index: pl.DataFrame, names: tuple[str, ...]) -> float:
     return float(within_folds(roc_auc, scored["fold"].to_numpy())(controls.fake_labels(scored), scored["score"]))
 
 
-def test_the_planted_trace_is_gone_and_labels_frames_times_and_ids_stay(indexed: Indexed) -> None:
-    plain, canonical = indexed.plain, indexed.canonical
+def test_the_planted_trace_is_gone_and_labels_frames_times_and_ids_stay(tables: dict[str, pl.DataFrame]) -> None:
+    plain, canonical = tables["plain"], tables["canonical"]
     planted = ("key_distance_mean", "key_distance_max", "packet_bytes_mean", "bits_per_second", "size_bytes")
     every = (*controls.CATEGORIES, *controls.NUMBERS)
     assert auc(plain, every) == auc(plain, planted) == 1.0
@@ -86,10 +74,10 @@ def test_the_planted_trace_is_gone_and_labels_frames_times_and_ids_stay(indexed:
     np.testing.assert_allclose(canonical["duration_seconds"], plain["duration_seconds"], rtol=1e-6)
 
 
-def test_a_trial_has_so_many_whole_groups_of_both_labels_and_loses_nothing(indexed: Indexed) -> None:
-    assert indexed.trial["group_id"].n_unique() == 5
-    assert set(indexed.trial["label"]) == {"real", "fake"}
-    assert indexed.rejected["reason"].to_list() == ["not_in_trial"] * 19
+def test_a_trial_has_so_many_whole_groups_of_both_labels_and_loses_nothing(tables: dict[str, pl.DataFrame]) -> None:
+    assert tables["trial"]["group_id"].n_unique() == 5
+    assert set(tables["trial"]["label"]) == {"real", "fake"}
+    assert tables["rejected"]["reason"].to_list() == ["not_in_trial"] * 19
     labels = {f"g{n}": ["real", "fake"] if n == 7 else ["fake" if n < 4 else "real"] for n in range(30)}
     chosen = [trial_groups(labels, number, seed=1) for number in (4, 9, 99)]
     assert chosen[0] < chosen[1] < chosen[2] == set(labels)

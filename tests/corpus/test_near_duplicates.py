@@ -165,15 +165,10 @@ def connected(count, pairs):
 
 
 def shrunk(frames):
-    grid = np.linspace(0, 1, 70), np.linspace(0, 1, 110)
     rows, columns = (
-        np.rint(share * (side - 1)).astype(int) for share, side in zip(grid, frames.shape[2:], strict=True)
+        np.linspace(0, side - 1, count).astype(int) for side, count in zip(frames.shape[2:], (70, 110), strict=True)
     )
     return frames[:, :, rows][:, :, :, columns]
-
-
-def letterboxed(frames):
-    return np.pad(frames, ((0, 0), (0, 0), (30, 30), (0, 0)))
 
 
 COPIES = {
@@ -183,7 +178,7 @@ COPIES = {
     "cropped in a corner": lambda frames: frames[:, :, 12:, 16:],
     "cropped all round": lambda frames: frames[:, :, 5:-5, 7:-7],
     "brighter": lambda frames: (frames * 0.8 + 40).astype(np.uint8),
-    "letterboxed": letterboxed,
+    "letterboxed": lambda frames: np.pad(frames, ((0, 0), (0, 0), (30, 30), (0, 0))),
     "mirrored and cropped": lambda frames: frames[:, :, :-12, :-16][..., ::-1],
     "one frame replaced": lambda frames: np.concatenate([footage(77)[:1], frames[1:]]),
 }
@@ -213,12 +208,10 @@ def test_plain_pictures_join_nothing():
     assert not parse_hashes(hashes)[0].any()
 
 
-def test_half_of_the_frames_is_not_enough():
-    shared, one, other = footage(1), footage(2), footage(3)
-    hashes = [perceptual_hash(np.concatenate([shared[:3], rest[3:]])) for rest in (one, other)]
-    assert near_duplicate_pairs(hashes, 10) == []
-    hashes = [perceptual_hash(np.concatenate([shared[:4], rest[4:]])) for rest in (one, other)]
-    assert near_duplicate_pairs(hashes, 10) == [(0, 1)]
+@pytest.mark.parametrize(("num_shared", "pairs"), [(3, []), (4, [(0, 1)])])
+def test_half_of_the_frames_is_not_enough(num_shared, pairs):
+    videos = [np.concatenate([footage(1)[:num_shared], footage(seed)[num_shared:]]) for seed in (2, 3)]
+    assert near_duplicate_pairs([perceptual_hash(frames) for frames in videos], 10) == pairs
 
 
 @pytest.mark.parametrize("text", ["", "A" * 320 + "-", "A" * 324, "é" * 320])
