@@ -346,9 +346,10 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
     if verdict.best_control and verdict.standing == "not above control":
-        if verdict.best_control.source == METADATA_ONLY:  # the columns behind it
+        advice = what_to_do(verdict.best_control, asked)
+        if verdict.best_control.source == METADATA_ONLY and advice.startswith("To do"):  # the columns behind it
             cautions += audit.frame.filter(check="metadata_carriers")["finding"].to_list()
-        cautions.append(what_to_do(verdict.best_control, asked))
+        cautions.append(advice)
     cautions += audit.frame.filter(check="size_and_rate")["finding"].to_list()
     cautions += floor_margin(measured.scores, measured.margin)
     cautions += [trial_caution(asked), *parameter_cautions(asked), fake_voices(run)]
