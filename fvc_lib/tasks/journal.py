@@ -1,5 +1,7 @@
-"""What was found of files, a line each as soon as it is known: whoever is killed goes on with the same folder, and
-nothing is found twice. Shards of the files write a journal each, and the folder's takes them in (``take_in``).
+"""A journal of findings on files, a line each as soon as it is known.
+
+A killed call goes on with the same folder and looks at no file twice. Shards of the files write a journal each, which
+``take_in`` appends to the folder's.
 """
 
 import errno
@@ -20,11 +22,11 @@ from fvc_lib.video.decode.source import VideoError
 
 JOURNAL = "findings.jsonl"
 _OF_SHARD = "findings.{}.jsonl"
-BLOCK_FILES = 1000  # looked at together: so much is in memory of 100,000
+BLOCK_FILES = 1000  # looked at together, so memory does not grow with the number of files
 
 
 class Remembered(Protocol):
-    """What was found of one file: a dataclass of JSON values and tuples of such."""
+    """The finding on one file: a dataclass of JSON values and tuples of such."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -35,7 +37,7 @@ class Remembered(Protocol):
 
     @property
     def lasts(self) -> bool:
-        """Whether the same file would be found the same again."""
+        """Whether another look at the same file would find the same."""
         ...
 
 
@@ -43,21 +45,21 @@ Found = TypeVar("Found", bound=Remembered)
 
 
 class Journal(Generic[Found]):
-    """What one model found of files; one writer.
+    """The findings of one model on files; one process writes.
 
-    What is taken from it is of files that have kept size and time of change, or, where these are others, their content.
-    Of what an earlier call left, only the places of the lines are in memory.
+    A stored finding is used where the file has kept its size and time of change, or else its content. Of earlier calls'
+    lines only the places are in memory.
 
     Args:
-        folder: of the journal, which is made where it is not there.
-        identity: of all that decides what is found; lines of another are passed over.
-        kind: the class of what is found, whose ``sha256`` is the file's content.
-        shard: such as ``3_of_16``: what is found goes into a journal of its own, and the folder's is only read.
+        folder: of the journal; made where it is missing.
+        identity: of everything that decides a finding; lines of another identity are skipped.
+        kind: the class of a finding, whose ``sha256`` is the file's content.
+        shard: such as ``3_of_16``: findings go into a journal of its own, and the folder's is only read.
     """
 
     def __init__(self, folder: Path, identity: str, kind: Callable[..., Found], *, shard: str = "") -> None:
         self._identity, self._kind = identity, kind
-        self._states: dict[str, dict[str, int] | None] = {}  # of the block, before anybody looked at its files
+        self._states: dict[str, dict[str, int] | None] = {}  # of the block, before its files are opened
         own = folder / (_OF_SHARD.format(shard) if shard else JOURNAL)
         self._lines = JsonLines(own)
         self._earlier: list[tuple[BinaryIO, dict[str, int]]] = []  # each with the places of its lines, the own first
@@ -71,7 +73,7 @@ class Journal(Generic[Found]):
                     place += len(line)
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
-        """Of this model; torn, damaged and foreign lines are passed over: the file is judged again."""
+        """Return a line of this model; None for a torn, damaged or foreign line: the file is judged again."""
         try:
             row = checked_row(line)
             return row if row["by"] == self._identity and isinstance(row["path"], str) else None
@@ -79,7 +81,7 @@ class Journal(Generic[Found]):
             return None
 
     def known(self, block: Sequence[Path]) -> dict[str, Found]:
-        """Return what is known of the files of ``block`` as they are now, by table text."""
+        """Return the stored findings on the files of ``block`` as they are now, by table text."""
         self._states = {path_to_text(path): file_state(path) for path in block}
         found = {}
         for path, (text, state) in zip(block, self._states.items(), strict=True):
@@ -91,17 +93,19 @@ class Journal(Generic[Found]):
                 try:
                     finding = row["finding"]
                     if row["state"] == state or sha256_of_video(path) == finding["sha256"]:
-                        said: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
-                        found[text] = self._kind(path=text, **said)
+                        values: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
+                        found[text] = self._kind(path=text, **values)
                 except (OSError, VideoError, KeyError, TypeError):
                     continue
         return found
 
     def append(self, found: Found) -> None:
-        """Remember what would be found again."""
+        """Store a finding that another look would repeat."""
         if found.lasts and (state := self._states[found.path]) is not None:
-            said = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
-            self._lines.append({"by": self._identity, "path": found.path, "state": state, "finding": said}, digest=True)
+            values = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
+            self._lines.append(
+                {"by": self._identity, "path": found.path, "state": state, "finding": values}, digest=True
+            )
 
     def close(self) -> None:
         """Flush to the disk."""
@@ -111,10 +115,10 @@ class Journal(Generic[Found]):
 
 
 def take_in(folder: Path, stage: str) -> None:
-    """Make ``folder`` ready for a call on all files, after those that were killed and the shards of ``stage``.
+    """Prepare ``folder`` for a call on all files, after killed calls and the shards of ``stage``.
 
-    What shards found is appended to the journal there, and theirs are deleted; nobody may be writing to any. A call
-    that is killed before they are deleted appends the same again, which does no harm. Files that they gave up are
+    Append the shards' findings to the folder's journal and delete theirs; no process may be writing to any. A call that
+    is killed before they are deleted appends the same again, which does no harm. Files that the shards gave up are
     given up (``SUSPECTS``).
 
     Raises:
@@ -145,9 +149,9 @@ def found_in_blocks(
     """Yield the findings of ``files`` in their order, a block at a time, and how many of a block were known.
 
     Args:
-        journal: has what earlier calls found, and is told what is found now, at once.
+        journal: has earlier calls' findings, and stores new ones at once.
         files: absolute, each once.
-        find: says of files what it finds, in any order.
+        find: yields the findings on files, in any order.
         progress: called with (done, total) after each file.
     """
     done = 0
@@ -171,7 +175,7 @@ def find_out(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Have ``journal`` know what is found of ``files``, and close it; arguments as of ``found_in_blocks``."""
+    """Store the findings on ``files`` in ``journal`` and close it; arguments as of ``found_in_blocks``."""
     with closing(journal):
         for _ in found_in_blocks(journal, files, find, progress):
             pass

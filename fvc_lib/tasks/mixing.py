@@ -1,8 +1,8 @@
-"""Mixup and cutmix: two training samples as one, pictures or clips, and all that is known of them mixed alike.
+"""Mixup and cutmix: combine two training samples, pictures or clips, and their labels.
 
-A class that only one of the two has counts with that one's share, and the rest of the example teaches no class. Whether
-a sample is mixed, with which other one and how is drawn by its own generator, from its name and the epoch: no
-micro-batch, rank or loader process changes it.
+A class that only one of the two has counts with that sample's share; the rest of the example teaches no class. A
+sample's own generator, made from its name and the epoch, draws whether it is mixed, its partner and the kind. No
+micro-batch, rank or loader process changes that.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,14 @@ MIX_SHARE = 0.3  # of the training samples, where mixing is on
 
 @dataclass(frozen=True)
 class MixSettings:
-    """The share of the training samples that is mixed, and the Beta distributions that the first sample's share of
-    the mixture (mixup) or of its area (cutmix) is drawn from; 0: none of these. With both, half of the mixtures each.
-    ``balanced``: the other sample's class is drawn evenly, as those of the batches are.
+    """How many training samples are mixed, and how.
+
+    Attributes:
+        share: of the training samples.
+        mixup_alpha: of the Beta distribution of the first sample's share of the mixture; 0: no mixup.
+        cutmix_alpha: of the Beta distribution of the first sample's share of the area; 0: no cutmix. With both kinds,
+            half of the mixtures are of each.
+        balanced: the partner's class is drawn evenly, as those of the batches are.
     """
 
     share: float = 0.0
@@ -35,8 +40,12 @@ class MixSettings:
 
 @dataclass(frozen=True)
 class Mix:
-    """One drawn mixture: the other sample's number, and the first one's share; where there is a half-open ``box``
-    ``(top, bottom, left, right)``, that shows the partner (cutmix), else both shine through.
+    """One drawn mixture.
+
+    Attributes:
+        partner: the other sample's number.
+        box: half-open ``(top, bottom, left, right)`` that shows the partner (cutmix); None: both are blended (mixup).
+        share: of the first sample.
     """
 
     partner: int
@@ -85,9 +94,9 @@ def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[
 
 
 def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Both as one, all uint8 (..., S, S); a box is the same in all frames of a clip.
+    """Return the mixture of two samples, all uint8 (..., S, S); a box is the same in all frames of a clip.
 
-    After Zhang et al., "mixup" (ICLR 2018), where there is no box.
+    Without a box after Zhang et al., "mixup" (ICLR 2018).
     """
     if mix.box is None:
         blend = torch.lerp(partner.float(), pixels.float(), mix.share)
@@ -99,5 +108,5 @@ def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Soft targets, of any shape: each sample's own, times its share; all zero where a sample has no class."""
+    """Return soft targets of any shape: each sample's own, times its share; all zero where a sample has no class."""
     return mix.share * target + (1 - mix.share) * partner

@@ -1,4 +1,4 @@
-"""The functions of a network's classes, so that a change since its training can be named.
+"""Digests of the functions of a network's classes, to name a change since its training.
 
 Docstrings and comments do not count, nor do installed packages.
 """

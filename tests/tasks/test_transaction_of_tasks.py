@@ -92,16 +92,6 @@ def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whol
     assert result.micro_batch == micro_batch
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3])
-def test_pictures_in_double_precision_give_the_same_gradients_to_twelve_digits(tasks, micro_batch, monkeypatch):
-    task = tight(type(tasks)("image", tasks.folder)())
-    build = task.build_model
-    monkeypatch.setattr(task, "build_model", lambda: build().double(), raising=False)
-    wanted, _, _ = oracle(task)
-    found, _, _ = gradients(task, micro_batch)
-    assert_same_gradients(found, wanted, bound=1e-12)
-
-
 class InDouble:
     """Two linear maps in float64 whose outputs are compared; what is compared and what is summed share a layer."""
 
@@ -236,18 +226,6 @@ def test_a_joint_loss_that_never_fits_is_tried_once_more_and_says_what_would_hel
         gradients(tight(task, never), micro_batch, report=reported.append)
     assert [(event.micro_batch, event.micro_batch_next) for event in reported] == tried
     assert {event.where for event in reported} == {"joint_loss"}
-
-
-def test_a_joint_loss_that_is_only_looked_at_and_never_fits_is_tried_once_more(tasks):
-    class NeverFits:
-        def joint_loss(self, model, outputs, tensors, rows):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
-
-    task, reported = type(tasks)("video_text", tasks.folder)(), []
-    model, batch = model_of(task).eval(), batch_of(task)
-    with pytest.raises(MemoryExhaustedError, match="smaller effective_batch_size"):
-        evaluate_batch(changed(task, NeverFits), model, batch, Precision(CPU), CPU.device, 4, reported.append)
-    assert [event.micro_batch_next for event in reported] == [4, None]
 
 
 @pytest.mark.parametrize("pairs", [1, 14, 1000])

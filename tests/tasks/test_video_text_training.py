@@ -13,7 +13,6 @@ from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory import policy as memory_policy
@@ -173,14 +172,6 @@ def test_without_a_captioning_loss_nothing_is_written(run):
     train_video_text(paths, config, metric_log=Log())
     assert read_table(paths.captions, CAPTIONS).height == 0
     assert set(video_text_results(paths, config)["subject"]) == {"video_to_text", "text_to_video"}
-
-
-def test_a_checkpoint_of_other_parameters_is_refused(run):
-    paths, config, _ = run
-    config = config.model_copy(update={"epochs": 1})
-    train_video_text(paths, config, metric_log=Log())
-    with pytest.raises(CheckpointMismatchError):
-        train_video_text(paths, config.model_copy(update={"contrastive_loss": "sigmoid"}), metric_log=Log())
 
 
 def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run, tmp_path):
