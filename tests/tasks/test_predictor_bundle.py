@@ -142,20 +142,12 @@ def test_the_card_begins_with_the_standing_and_has_numbers_beside_controls(home)
     assert {score["source"] for score in standing["scores"]} > {"model"}
 
 
-def test_what_is_for_verdicts_alone_refuses_such_a_bundle(home, tmp_path):
+def test_verdicts_and_training_refuse_such_a_bundle(home):
     task = task_of_bundle(home / "bundle")
     with pytest.raises(UsageError, match=f"is of task {task}, which gives no verdicts"):
         verdict_detector(home / "bundle")
-    for command in (["verdict-page", str(home / "bundle")], ["predict", str(home / "bundle"), ".", "--fpr", "0.1"]):
-        done = CliRunner().invoke(main, command)
-        assert done.exit_code == 2
-        assert "verdicts" in done.output
     with pytest.raises(UsageError, match="may have seen the videos"):
         weights_path(str(home / "bundle"))
-    moved = home / "away" / ("images" if task == "image" else "captions") / "run_0"
-    done = CliRunner().invoke(main, ["export", str(moved), "--to", str(tmp_path / "b"), "--final"])
-    assert done.exit_code == 2, done.output
-    assert not (tmp_path / "b").exists()
 
 
 def test_labels_that_no_export_writes_are_refused(picture_home, tmp_path):
@@ -196,38 +188,6 @@ def test_texts_and_embeddings_that_no_export_writes_are_refused(caption_home, tm
     (copy / "tokenizer.json").write_text("{}")
     with pytest.raises(FvcError, match="no tokenizer"):
         load_detector(sealed(copy))
-
-
-def test_an_own_encoder_is_copied_and_its_code_runs_only_where_allowed(tmp_path, monkeypatch):
-    code = """
-import torch
-
-class MyEncoder(torch.nn.Module):
-    num_features, num_frames, side, licence = 3, 2, 16, "CC0"
-
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(3))
-
-    def forward(self, frames):
-        return self.scale * frames.float().mean((3, 4)) / 255
-"""
-    (tmp_path / "my_net.py").write_text(code)
-    run, corpus = caption_run(tmp_path, model=f"{tmp_path}/my_net.py:MyEncoder", caption_weight=0.0, masked_weight=0.0)
-    to = tmp_path / "bundle"
-    assert CliRunner().invoke(main, ["export", str(run.root), "--to", str(to)]).exit_code == 0
-    video = next(corpus.rglob("*.mp4"))
-    said = load_detector(run.root).predict(video, workers=1)
-    (tmp_path / "my_net.py").unlink()
-    for name in [name for name in sys.modules if name.startswith("fvc_user_my_net_")]:
-        monkeypatch.delitem(sys.modules, name)  # as in a new process
-    with pytest.raises(UsageError, match=r"its model is code, network/my_net.py.*allow_code=True"):
-        load_detector(to)
-    assert load_detector(to, allow_code=True).predict(video, workers=1) == said
-    done = CliRunner().invoke(main, ["predict", str(to), str(video), "--out", str(tmp_path / "out")])
-    assert done.exit_code == 2
-    assert not (tmp_path / "out").exists()
-    assert "licence" not in (to / "README.md").read_text() or "CC0" in (to / "README.md").read_text()
 
 
 def test_a_text_encoder_goes_along_without_pickles(tmp_path):
