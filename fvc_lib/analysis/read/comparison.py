@@ -115,10 +115,7 @@ class Refusal:
 
 
 def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[list[JudgedRun], list[Refusal]]:
-    """Read different runs for a comparison; a run given twice counts once.
-
-    With ``finished`` a run must have ended, with results that follow from its predictions.
-    """
+    """Read different runs; with ``finished`` they must have ended, with results that follow from their predictions."""
     different = list({run.root.resolve(): run for run in runs}.values())
     judged, refusals = [], []
     for run, given in zip(different, naming.run_names(different), strict=True):
