@@ -32,7 +32,7 @@ from fvc_lib.detectors.network import Detector, build_detector
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import MetricSink
 from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.services.checkpoint_files import BEST, weights_digest, write_weights_with_digest
+from fvc_lib.services.checkpoint_files import BEST, DamagedCheckpointError, weights_digest, write_weights_with_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.registry import DETECTORS
@@ -283,9 +283,16 @@ def description(config: RunConfig, settings: Mapping[str, float], names: Sequenc
 
 
 def described_in(path: Path) -> dict[str, Any]:
-    """Return the ``description`` in the file ``path``."""
-    with safetensors.safe_open(path, "numpy") as opened:
-        return dict(json.loads((opened.metadata() or {}).get("fvc", "{}")))
+    """Return the ``description`` in the file ``path``.
+
+    Raises:
+        DamagedCheckpointError: its header cannot be read.
+    """
+    try:
+        with safetensors.safe_open(path, "numpy") as opened:
+            return dict(json.loads((opened.metadata() or {}).get("fvc", "{}")))
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise DamagedCheckpointError(f"{path}: damaged: {error}. Put a copy back, or train again.") from error
 
 
 @dataclass(frozen=True)
