@@ -1,4 +1,8 @@
-"""The index: every usable video of a corpus with its label, its leakage group and its probe."""
+"""Build the index: a table of every usable video of a corpus with its label, leakage group and probe.
+
+A leakage group holds the videos that show the same footage or come from the same source; a split never divides it. A
+probe is what decoding a file shows: its size, length, frame rate and codec.
+"""
 
 import ast
 import hashlib
@@ -43,9 +47,10 @@ from fvc_lib.video.decode.probe import VideoProbe
 
 
 def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ...]]:
-    """Return the group of each source id of a label source, by stated groups alone, and what joined groups.
+    """Return a mapping from source id to group, and the links that joined stated groups.
 
-    A source without a stated group is a group of its own, called ``source <source id>``.
+    Only the groups that the label source states count; no video is compared. A source without a stated group forms a
+    group called ``source <source id>``.
     """
     sources = listing.annotations["source_id"].unique().sort().to_list()
     grouping = join_groups([GroupMember(source, source, None) for source in sources], (), listing.memberships)
@@ -53,11 +58,12 @@ def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ..
 
 
 def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
-    """Return ``video_id group_id label`` of each source whose rows agree on real or fake.
+    """Return a table ``video_id group_id label`` of the sources whose rows all say real, or all say fake.
+
+    ``video_id`` is the source id, because there may be no video. Rows with an empty label are ignored.
 
     Args:
-        annotations: ANNOTATIONS rows; ``video_id`` is the source id, for there may be no video. An empty label
-            disputes nothing.
+        annotations: ANNOTATIONS rows.
     """
     sources = (
         annotations.drop_nulls("label")
@@ -69,7 +75,7 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
 
 
 def num_stated_groups(listing: Listing) -> int:
-    """Count the stated groups of the listed videos, before any is opened; 0 if none is stated."""
+    """Count the groups of the listed videos without opening a video; 0 if the label source states no group."""
     if not listing.memberships:
         return 0
     group_of, _ = group_annotations(listing)
@@ -78,9 +84,10 @@ def num_stated_groups(listing: Listing) -> int:
 
 
 def listed_videos(listing: Listing) -> pl.DataFrame:
-    """Return ``video_id group_id label official_split`` of each listed video: the most that an index can hold.
+    """Return a table ``video_id group_id label official_split`` with one row per listed video.
 
-    No file is opened, so the id of a video is its path and groups are those that the corpus states.
+    No file is opened. So ``video_id`` is the path, groups are those that the corpus states, and an index of this
+    corpus has at most these rows.
     """
     group_of, _ = group_annotations(listing)
     rows = [(entry.path, group_of[entry.source_id], entry.label, entry.official_split) for entry in listing.entries]
@@ -92,9 +99,9 @@ def listed_videos(listing: Listing) -> pl.DataFrame:
 
 
 def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
-    """Return the rejected rows by which a labelled video is lost.
+    """Return the rejected rows that count as the loss of a labelled video.
 
-    A missing video of FVC-2018 is none: that corpus is annotations, and most videos are gone from the platforms.
+    Missing videos of FVC-2018 do not count: the corpus consists of annotations, and most of its videos were deleted.
     """
     losses = rejected.filter(~pl.col("reason").is_in(sorted(NOT_A_LOSS)))
     for name, part in (listing.parts or {"": listing}).items():
@@ -107,10 +114,17 @@ def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
 def refuse_unusable(
     listing: Listing, videos: pl.DataFrame, rejected: pl.DataFrame, max_rejected_share: float, hint: str = ""
 ) -> None:
-    """Raise ``DataError`` if nothing honest can be made of ``videos`` of a corpus.
+    """Raise ``DataError`` if ``videos`` cannot be used to train and test a detector.
+
+    Args:
+        listing: the corpus that the videos come from.
+        videos: usable videos, with the column ``label``.
+        rejected: REJECTED table.
+        max_rejected_share: largest share of labelled videos that may be lost.
+        hint: text to append to the message.
 
     Raises:
-        DataError: no usable video, only one label, or too many lost.
+        DataError: no usable video, videos of one label only, or too many labelled videos lost.
     """
     losses = _losses(listing, rejected) if videos.height else rejected
     try:
@@ -204,10 +218,11 @@ def build_index(
         allow_outside: take listed files outside the corpus folder, and follow links.
         label_map: labels of its table, in lower case, that mean real or fake.
         unused_labels: ``label_map`` may name labels without a row.
-        dev_groups: take this many whole groups, drawn by ``seed`` (``trial_groups``); 0: all.
-        seed: of that draw.
-        recipe: probe videos as re-encoded by this (``RunConfig.recipe``); empty: as they are.
-        recipe_cache: keeps those files.
+        dev_groups: use only this many groups, drawn by ``seed`` (``trial_groups``); 0: all.
+        seed: decides which groups ``dev_groups`` draws.
+        recipe: settings by which videos are re-encoded before their probes are taken (``RunConfig.recipe``); empty: no
+            re-encoding.
+        recipe_cache: folder that keeps the re-encoded files.
         originals_path: receives the INDEX table of the files before re-encoding, if given.
         workers: probing processes; 0: one per available core.
         progress: called with (done, total) as files are probed, then as they are re-encoded.
@@ -309,10 +324,10 @@ def probe_listing(
     chosen: Callable[[str], bool] = lambda _: True,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """Probe each file; return the results by path in ``listing``, and the number of results known before.
+    """Probe the files of a listing; return the results by path, and how many were stored by an earlier call.
 
-    Results of a corpus are found again when it is one of several. ``chosen`` tells whether a path is probed. For the
-    other arguments see ``probe_files``.
+    Stored results of a corpus are reused when it is later indexed together with others. Only paths for which
+    ``chosen`` returns true are probed. For the other arguments see ``probe_files``.
     """
     results: dict[str, ProbeResult] = {}
     num_known = 0
@@ -375,7 +390,10 @@ def _table(entries: Sequence[Entry], results: dict[str, ProbeResult], group_ids:
 
 
 def _settle_contents(videos: pl.DataFrame, reject: Callable[[Iterable[str], str, str], None]) -> pl.DataFrame:
-    """Return the first row of each content per corpus, if its files agree on the label; reject the others."""
+    """Return one row for each file content in each corpus: the first. Reject the others.
+
+    All files of a content are rejected if they have different labels.
+    """
     is_disputed = pl.col("label").n_unique().over("content_sha256") > 1
     for rows in videos.filter(is_disputed).partition_by("content_sha256", maintain_order=True):
         paths = disputed(rows.select("path", "label").rows())
@@ -394,14 +412,15 @@ def used_for(rejected: pl.DataFrame) -> dict[str, str]:
 
 
 def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:
-    """Choose ``number`` groups: in turns one with a real and one with a fake video, in an order drawn by seed.
+    """Choose ``number`` groups: alternately a group with a real video and a group with a fake video.
 
-    The choice depends on the groups' names and ``seed`` alone. A smaller number chooses among a larger one's groups.
+    The choice depends only on the groups' names and ``seed``. With the same seed, a smaller ``number`` chooses a subset
+    of the groups that a larger one chooses.
 
     Args:
         labels_of_group: the labels of each group's videos.
-        number: how many to take.
-        seed: of the order.
+        number: how many groups to choose; fewer are returned if there are not enough.
+        seed: decides the order in which groups are taken.
     """
     order = sorted(labels_of_group, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
     chosen: set[str] = set()
@@ -414,7 +433,10 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
 
 
 def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
-    """Map each content hash to an id: its first ``length`` hex digits, or more of all if two share these."""
+    """Map each content hash to an id: its first ``length`` hex digits.
+
+    If two hashes begin with the same digits, all ids are longer: as long as is needed to tell them apart.
+    """
     distinct = set(contents)
     while len({content[:length] for content in distinct}) < len(distinct):
         length += 1
@@ -422,7 +444,10 @@ def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
 
 
 def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
-    """Return the INDEX table of ``videos``. A content that several corpora have gets their names into its ids."""
+    """Return the INDEX table of ``videos``, sorted by id.
+
+    If several corpora hold the same content, each video's id ends with the name of its corpus.
+    """
     ends = {}
     for name in videos["corpus"].unique():
         plain = re.sub("[^0-9A-Za-z_-]+", "-", name)[:40].strip("-")  # ids name files

@@ -45,7 +45,10 @@ class LabelTable:
     separator: str = ""  # between columns; empty: a Parquet table
 
     def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (1-based row number, cells of the existing ``wanted`` columns); reject malformed rows."""
+        """Yield (1-based row number, cells by column) of the well-formed rows; reject the others.
+
+        Of the ``wanted`` columns, those that are None or that the table lacks are left out.
+        """
         places = [(name, self.columns.index(name)) for name in wanted if name is not None and name in self.columns]
         for number, row in enumerate(self.rows, start=1):
             if row is not None:
@@ -82,9 +85,9 @@ class LabelTable:
         return present[0] if present else None
 
     def refuse_misspelt(self, known: Iterable[str]) -> None:
-        """Raise ``UsageError`` if an unread column is named nearly like a ``known`` one.
+        """Raise ``UsageError`` if the name of a column looks like a misspelt ``known`` name.
 
-        A known name with a suffix, such as ``label_basis``, is another column.
+        A known name with a suffix, such as ``label_basis``, is not taken for a misspelling.
         """
         known = tuple(known)
         starts = tuple(f"{name}_" for name in known)
@@ -108,7 +111,10 @@ class FileRow:
     name: str  # of the row, for messages
 
     def why_not(self, *others: Refusal | None) -> Refusal | None:
-        """Return the row's own refusal or the first of ``others``, with the row in its detail."""
+        """Return why the row is not used: ``refusal``, else the first of ``others`` that is not None, else None.
+
+        The detail of the result begins with the row's name.
+        """
         refusal = next(filter(None, (self.refusal, *others)), None)
         return refusal and Refusal(refusal.reason, f"{self.name}: {refusal.detail}")
 
@@ -125,11 +131,12 @@ def file_rows(
 
     Args:
         table: the manifest.
-        files: of the corpus.
+        files: access to the files of the corpus.
         rejections: receives malformed rows.
-        path_column: has paths relative to the folder ``below``. Space around a path counts only if the file has it.
-        others: further columns of ``cells``, if they exist.
-        below: the manifest's folder below the root.
+        path_column: column of paths relative to the folder ``below``. Space around a path is dropped unless a file has
+            such a name.
+        others: further columns to return in ``cells``; missing ones are left out.
+        below: path of the manifest's folder below the root of the corpus.
     """
     for number, cells in table.records([path_column, *others], rejections):
         raw = cells[path_column]
@@ -154,20 +161,20 @@ def join_frames(
     words: Iterable[str],
     rejections: Rejections,
 ) -> tuple[list[Entry], list[str | Refusal], tuple[str, ...]]:
-    """Make one row, a video, of the rows whose pictures share a folder.
+    """Replace the rows that name pictures in one folder by a single row for the video of these frames.
 
-    Pictures that are not the frames of one video stay videos of one frame if their rows state a group, else they are
-    refused.
+    Pictures in a folder may not be frames of one video, such as pictures with two labels. Then a row that states a
+    group is kept as a video of one frame, and a row without a group is refused.
 
     Args:
-        files: of the corpus.
-        rows: of the label source.
+        files: access to the files of the corpus.
+        rows: rows of the label source.
         places: the path of each row's file as table text, or a refusal.
-        words: labels as the label source writes them: folders of that name hold many videos.
+        words: labels as the label source writes them. A folder named like a label holds many videos, not one.
         rejections: receives refused pictures, and missing pictures of a video.
 
     Returns:
-        The remaining rows, their places, and notes with counts.
+        The remaining rows, the path or refusal of each remaining row, and notes with counts.
     """
     left, found, counts = dict(enumerate(rows)), list(places), Counter[bool]()
     for folder, numbers, problem in picture_folders(
@@ -199,13 +206,16 @@ def join_frames(
 
 
 def cell_text(cells: Mapping[str, str], *columns: str | None) -> str | None:
-    """Return the first cell of ``columns`` with a value, stripped, as table text; None if there is none."""
+    """Return the text of the first of ``columns`` that has a value, stripped, as table text; None if none has."""
     values = (cells.get(column, "").strip() for column in columns if column is not None)
     return next((escape_text(value) for value in values if value.lower() not in MISSING), None)
 
 
 def stated_part(cells: Mapping[str, str], *columns: str | None) -> tuple[str | None, Refusal | None]:
-    """Return the part of the split that a cell states, if any, and a refusal of other text."""
+    """Return (part, refusal): the part of the split that the first filled cell of ``columns`` states.
+
+    The part is train, validation, test, or None for empty cells. The refusal is None unless the cell has other text.
+    """
     text = cell_text(cells, *columns)
     if text is None or text.lower() in PART_NAMES:
         return text and PART_NAMES[text.lower()], None
@@ -215,7 +225,15 @@ def stated_part(cells: Mapping[str, str], *columns: str | None) -> tuple[str | N
 def entry_of(
     cells: Mapping[str, str], path: str, label: str | None, row: int, origin: str
 ) -> tuple[Entry, Refusal | None]:
-    """Return the entry that ``cells`` describe in the columns of a manifest, and a refusal of an unknown part."""
+    """Return (entry, refusal): the entry that a manifest's ``cells`` describe, and why its part is unknown, if so.
+
+    Args:
+        cells: text by column; only known columns are read.
+        path: table text; also the source id of the entry.
+        label: label of the entry.
+        row: 1-based number of the data row.
+        origin: file name of the table.
+    """
     part, no_part = stated_part(cells, *SPLIT_COLUMNS)
     generator = cell_text(cells, "generator")
     entry = Entry(
@@ -235,14 +253,19 @@ def entry_of(
 
 
 def tables_in(folder: AnyPath) -> list[str]:
-    """Return the names of the tables in ``folder``; only those called manifest if there are any."""
+    """Return the sorted names of the tables in ``folder``.
+
+    If there is a ``manifest.csv`` or ``manifest.parquet``, only these are returned.
+    """
     names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
     preferred = [name for name in names if name in PREFERRED_NAMES]
     return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
 
 
 def find_table(corpus: AnyPath, accepted: str) -> Path:
-    """Return the manifest that ``corpus`` is or, as a folder, holds; ``accepted`` describes one.
+    """Return the path of the manifest: ``corpus`` itself if it is a file, else the only table in that folder.
+
+    ``accepted`` describes a manifest, for messages.
 
     Raises:
         UsageError: there is none, or the folder holds several.
@@ -268,8 +291,8 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     letter, each line is a row, and space around a cell is dropped.
 
     Args:
-        path: of the table.
-        separator: between columns. The default is whichever of comma, semicolon and tab the header has most of;
+        path: path of the table.
+        separator: text between columns. The default ``,`` means whichever of comma, semicolon and tab the header has most of;
             ``\t`` is a tab.
 
     Raises:
@@ -305,7 +328,7 @@ _Lines = list[list[str]]
 
 
 def _text_lines(path: Path, separator: str) -> tuple[_Lines, str]:
-    """Return the cells of each line and their separator."""
+    """Return the cells of each line, (lines, cells), and the separator that was used."""
     content = path.read_bytes()
     try:
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))

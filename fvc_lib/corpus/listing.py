@@ -1,10 +1,11 @@
-"""Corpora of labelled videos as their label sources describe them, and the layouts that a corpus may have.
+"""List corpora of labelled videos by their label sources, and recognise the layout of a corpus.
 
-Each module of ``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
+A label source is what says which videos are real and fake: a table, lists, or names of folders. Each module of
+``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
 
-Several corpora become one listing. Paths begin with the name of their corpus, below one folder of links, so that a
-video is still found by a folder and a path. A corpus's stated groups are its own, whatever another corpus calls its
-groups. Groups of published corpora mean the same everywhere (the YouTube video behind a sequence), so they join.
+Several corpora are joined to one listing. Its root is a folder with a link to each corpus, and its paths begin with the
+name of the corpus. Equal names of groups in two corpora mean two groups. Published corpora are the exception: their
+groups mean the same everywhere (such as the YouTube video behind a sequence), so equal names mean one group.
 """
 
 import json
@@ -62,14 +63,20 @@ class Listing:
 
     @cached_property
     def memberships(self) -> tuple[tuple[str, str], ...]:
-        """The distinct (source id, stated group, link or common whole) pairs, sorted."""
+        """The distinct pairs (source id, group), sorted.
+
+        A group is stated by the label source, linked by an entry, or read from names (``parts_by_name``).
+        """
         stated = self.annotations.filter(pl.col("stated_group").is_not_null()).select("source_id", "stated_group")
         linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
         return tuple(sorted(linked.union(self.parts_by_name.items(), stated.iter_rows())))
 
     @cached_property
     def parts_by_name(self) -> Mapping[str, str]:
-        """The group of each source without a stated one whose name, like others, names a part of one video."""
+        """Map source ids to a group for sources whose names say that they are parts of one video.
+
+        For example, ``talk_seg1.mp4`` and ``talk_seg2.mp4`` share a group. Sources with a stated group are left out.
+        """
         alone = self.annotations.group_by("source_id").agg(pl.col("stated_group").count()).filter(stated_group=0)
         sources = alone["source_id"].sort().to_list()
         families = part_families(sources, [None] * len(sources))
@@ -77,14 +84,22 @@ class Listing:
 
 
 def attributes_text(values: Mapping[str, str]) -> str | None:
-    """Return the column ``attributes``: a JSON object with sorted keys, or None if empty."""
+    """Return ``values`` as the JSON text of the column ``attributes``, with sorted keys; None if empty."""
     return json.dumps(dict(values), sort_keys=True, ensure_ascii=False) if values else None
 
 
 def listing_of_files(
     files: CorpusFiles, kind: str, entries: Iterable[Entry], rejections: Rejections, notes: Iterable[str] = ()
 ) -> Listing:
-    """Return the listing of labelled files that no table lists."""
+    """Return the listing of a corpus without a table, whose labels come from the files' places.
+
+    Args:
+        files: access to the files of the corpus.
+        kind: name of the loader.
+        entries: the usable labelled files.
+        rejections: the files that are not used.
+        notes: sentences for the user.
+    """
     ordered = tuple(sorted(entries, key=lambda entry: entry.path))
     rows = [replace(entry, row=number, origin=kind) for number, entry in enumerate(ordered, start=1)]
     annotations = _annotations(rows, [row.path for row in rows])
@@ -99,13 +114,13 @@ def listing_of_rows(
     rejections: Rejections,
     notes: Iterable[str] = (),
 ) -> Listing:
-    """Return the listing of label rows: one entry per source with one undisputed usable label and a file.
+    """Return the listing of a table of labels: one entry per source that has a file and one label, real or fake.
 
     A source with two different labels is unusable, even if only one of them is real or fake: a clip listed as ``fake``
-    and ``debunked`` is not known to be either. An empty label disputes nothing.
+    and ``debunked`` may be neither. Rows with an empty label do not count as different.
 
     Args:
-        files: of the corpus.
+        files: access to the files of the corpus.
         kind: name of the loader.
         rows: all rows of the label source.
         places: the path of each row's file as table text, or a refusal.
@@ -153,22 +168,23 @@ class CorpusLoader:
     """One layout of a corpus.
 
     Attributes:
-        name: of the layout.
-        accepted: its description in the message that lists all layouts.
+        name: name of the layout.
+        accepted: description of the layout in the message that lists all layouts.
         recognises: returns whether a folder or file has the layout, without opening a video.
         read: lists the corpus. A loader of videos takes the path and returns a ``Listing``; one of images takes the
             ``CorpusFiles`` and a path below their root and returns an ``ImageListing``.
-        lacks: for a path without any layout: a sentence on what it lacks of this one, if it is near it.
+        lacks: called for a path that has no known layout. Returns a sentence on what is missing for this layout, or
+            the empty text if the path does not resemble it.
         rank: layouts are tried in this order; 0 for an unmistakable one.
         title: name of a published corpus. Its groups are called by names that mean the same in every folder and in
             other published corpora.
         corpus: name of the corpus in tables; empty: the name of its folder or manifest.
-        expected: the places of a published corpus's reals and fakes, by label. Without one of these labels it is
-            refused as unpacked halfway.
-        paper: reference.
+        expected: where a published corpus has its videos, by label. A corpus without videos of one of these labels is
+            refused as incompletely unpacked.
+        paper: reference to the publication.
         licence: terms of use.
-        fetch: source.
-        bibtex: entry of the paper.
+        fetch: where to get the corpus.
+        bibtex: BibTeX entry of the paper.
     """
 
     name: str
@@ -221,7 +237,10 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
 
 
 def _layouts_below(corpus: Path, loaders: Sequence[CorpusLoader]) -> list[Path]:
-    """Return folders in ``corpus`` that have a layout, among its first 20; of a single outer folder, those within."""
+    """Return the folders in ``corpus`` that have a layout; only the first 20 by name are tried.
+
+    If ``corpus`` holds a single folder, the search goes on inside it, up to four levels deep.
+    """
     with suppress(OSError):  # a folder that cannot be read has none
         for _ in range(4):
             names = sorted(os.listdir(corpus)) if corpus.is_dir() else []  # noqa: PTH208 - names, not paths
@@ -248,7 +267,7 @@ def read_corpus(
         allow_outside: take listed files outside the corpus folder, and follow links.
         label_map: labels of a table, in lower case, that mean real or fake.
         unused_labels: ``label_map`` may name labels without a row.
-        most_files: look at this many files at most; None: at all.
+        most_files: largest number of files to look at; None: no limit.
 
     Raises:
         UsageError: it does not exist, cannot be read or has no known layout.
@@ -283,7 +302,10 @@ def read_corpus(
 
 
 def _name_of(corpus: Path) -> str:
-    """Name a corpus after its folder, or its manifest after itself unless that is called manifest."""
+    """Return the name of a corpus: the name of its folder, or of its manifest file without the extension.
+
+    A file called ``manifest`` is named after its folder, and so is a pattern of tars.
+    """
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
     path = fixed_folder(path) if is_pattern(path) else path
     own = path.name if path.is_dir() else path.stem
@@ -291,7 +313,7 @@ def _name_of(corpus: Path) -> str:
 
 
 def stated_label(cell: str) -> str | None:
-    """Return the label in a cell, as table text in lower case and mapped by ``label_map``; None if empty."""
+    """Return the label that a cell states: in lower case, then translated by ``label_map``; None if it is empty."""
     text = escape_text(cell.strip().lower())
     return READING.get().label_map.get(text, text) or None
 
@@ -301,7 +323,7 @@ _TRUTHS = (("1", "0"), ("1.0", "0.0"), ("true", "false"), ("yes", "no"), ("t", "
 
 
 def label_map_hint(labels: Iterable[str], option: str = "-p label_map") -> str:
-    """Return advice on ``label_map`` for these ``labels``."""
+    """Return a sentence that tells the user how to set ``label_map`` for these ``labels``."""
     got = set(labels)
     fake, real = next((pair for pair in _TRUTHS if got & set(pair)), ("...", "..."))
     return f"Say what labels mean, if it is this: {option} {fake}=fake,{real}=real."
@@ -332,18 +354,21 @@ def read_corpora(
     unused_labels: bool = False,
     most_files: int | None = None,
 ) -> Listing:
-    """List the corpora without opening a video. Their order does not matter; one alone is unchanged.
+    """Join several corpora to one listing, without opening a video.
+
+    The order of the corpora does not matter. A single corpus is listed as by ``read_corpus``.
 
     Args:
         corpora: folders, manifests, tars and patterns of tars.
-        links: folder in which several corpora are linked. None: nothing is written, and paths lead nowhere.
-        allow_outside: see ``read_corpus``, as for the following.
-        label_map: likewise.
-        unused_labels: likewise.
-        most_files: likewise, of each corpus.
+        links: folder that receives the links to several corpora. None: no link is made, and the paths of the listing
+            cannot be opened.
+        allow_outside: see ``read_corpus``.
+        label_map: see ``read_corpus``.
+        unused_labels: see ``read_corpus``.
+        most_files: see ``read_corpus``; the limit holds for each corpus separately.
 
     Raises:
-        UsageError: one cannot be read, is given twice or lies within another one.
+        UsageError: a corpus cannot be read, is given twice or lies within another one.
         DataError: see ``read_corpus``.
         LongCorpusError: see ``read_corpus``.
     """
@@ -381,14 +406,18 @@ def read_corpora(
 
 
 def place(name: str, path: str) -> str:
-    """Return the path, as table text, of ``path`` in corpus ``name`` among several; unchanged without a name."""
+    """Return the path, in a joined listing, of the file ``path`` of corpus ``name``; unchanged for an empty name.
+
+    Both paths are table text.
+    """
     return f"{name}{_OUTSIDE}{path}" if name and path.startswith("/") else joined(name, path)
 
 
 def _named(paths: Sequence[Path], listings: Sequence[Listing]) -> list[Listing]:
-    """Give each corpus a name of its own: shared names get the distinguishing end of the path.
+    """Return the listings with distinct names of corpora.
 
-    That end is the same in whatever order the corpora are given.
+    A name that several corpora have gets the end of their paths appended, as much of it as tells them apart. The
+    order of the corpora does not matter.
     """
     ends = [Path(os.path.realpath(path)).parts for path in paths]
     own = [{listing.name, *(entry.corpus for entry in listing.entries)} for listing in listings]
@@ -409,7 +438,10 @@ def _named(paths: Sequence[Path], listings: Sequence[Listing]) -> list[Listing]:
 
 
 def _placed(part: Listing) -> Listing:
-    """Put the name of its corpus before the paths and sources of ``part``, and before its own groups."""
+    """Return ``part`` with the name of its corpus before its paths, source ids and stated groups.
+
+    Groups of published corpora are left as they are, because they mean the same in every corpus.
+    """
     own = "" if dict(CORPORA.items())[part.kind].title else f"{part.name}: "  # groups of published corpora join
     entries = tuple(
         replace(
@@ -431,7 +463,13 @@ def _placed(part: Listing) -> Listing:
 
 
 def _linked(places: Mapping[str, str], links: Path) -> Path:
-    """Return a folder below ``links`` with a link for each of ``places``, targets by name (table text)."""
+    """Make a folder below ``links`` with one symbolic link per corpus, and return its absolute path.
+
+    ``places`` maps the name of a link to its target, both as table text.
+
+    Raises:
+        UsageError: the file system refuses a link.
+    """
     folder = links / f"corpora_{sha256_of_json(places)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in places.items():

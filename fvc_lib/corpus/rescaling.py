@@ -14,11 +14,11 @@ _SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
 
 
 def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
-    """Return notes on enlarged videos and repeated frames, with values that avoid them.
+    """Return notes that count enlarged videos and videos with repeated frames, and say how to avoid them.
 
     Args:
         originals: INDEX of the files before re-encoding.
-        recipe: of the re-encoding (``RunConfig.recipe``).
+        recipe: settings of the re-encoding (``RunConfig.recipe``). The notes are empty if it sets no height.
     """
     made = recipe_named(recipe)
     if not made.height or originals.is_empty():
@@ -43,7 +43,10 @@ def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
 
 
 def disk_sentence(recipe: str, cache_dir: AnyPath) -> str:
-    """Return a sentence on the disk that rescaled videos of 16:9 take, and on the free space in ``cache_dir``."""
+    """Return a sentence on the disk space that rescaled videos need per minute, and on the free space.
+
+    The need is estimated for pictures of 16:9. The free space is that of the disk with ``cache_dir``.
+    """
     made, folder = recipe_named(recipe), Path(cache_dir).absolute()
     a_minute = 60 * made.rate * made.height**2 * 16 / 9 * _BYTES_PER_PIXEL[made.is_lossless]
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
