@@ -1,10 +1,11 @@
-"""Outer folds, the inner validation split, and one split of a corpus: grouped, stratified.
+"""Divide a corpus into outer folds, into training and validation, or once into train, validation and test.
 
-Nothing here depends on the order of the rows. A group is never divided.
+No split depends on the order of the rows. A leakage group (videos of one footage or source) is never divided, and each
+part gets its share of every label.
 
-Balance of folds: where each group holds one label, the number of videos of a label differs between two folds by at
-most the largest group of that label. Where groups hold both labels, no move or swap of groups lowers the squared
-deviation. ``balance_table`` shows the result.
+Balance of folds: if every group has videos of one label only, the numbers of videos of a label in two folds differ by
+at most the size of that label's largest group. If groups hold both labels, no move or swap of groups brings the folds
+nearer to equal shares (in squared deviation). ``balance_table`` shows the result.
 """
 
 import hashlib
@@ -45,7 +46,7 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
     Args:
         counts: class counts of each group, (G, C). Each class occurs in at least as many groups as there are parts.
         shares: share of every class wanted in each part, (P,), positive, summing to 1.
-        generator: decides between groups with equal counts and between equal parts, nothing else.
+        generator: decides only between groups with equal counts and between equally good parts.
 
     Returns:
         Part of each group, (G,). Every part holds every class.
@@ -101,7 +102,10 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
 
 
 def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
-    """Return ``count`` of ``size`` places by systematic sampling (W. G. Cochran, "Sampling Techniques", 1977)."""
+    """Return ``count`` evenly spaced indices below ``size``, (count,), from a random start.
+
+    This is systematic sampling (W. G. Cochran, "Sampling Techniques", 1977).
+    """
     return np.floor((np.arange(count) + generator.random()) * size / max(count, 1)).astype(np.int64)
 
 
@@ -110,9 +114,10 @@ def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
 
 @dataclass(frozen=True)
 class FoldSplit:
-    """FOLDS rows of one outer fold: train and validation from the other folds, test from this one.
+    """The FOLDS rows that train, validate and test one model.
 
-    ``leaking`` are the groups that the corpus's own split has in several parts.
+    One outer fold is the test part; training and validation rows are from the other folds. ``leaking`` names groups
+    that the corpus's own split divides; these may be in several parts.
 
     Raises:
         LeakageError: two parts share a video, or a group that is not ``leaking``.
@@ -155,7 +160,7 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
 
 
 def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
-    """Return ``group_id real fake``, the number of videos of each label, sorted by ``group_id``."""
+    """Return a table ``group_id real fake``, sorted by group; the last two are numbers of videos."""
     return videos.group_by("group_id").agg(*_label_counts()).sort("group_id")
 
 
@@ -164,7 +169,10 @@ def _label_counts() -> Iterable[pl.Expr]:
 
 
 def most_folds(index: pl.DataFrame) -> int:
-    """Return the largest number of folds that ``make_folds`` can make of these rows; below 2 it can make none."""
+    """Return the largest number of folds with both labels: the number of groups of the rarer label.
+
+    Below 2, ``make_folds`` cannot make any folds of this index.
+    """
     return min(index.filter(pl.col("label") == label)["group_id"].n_unique() for label in LABELS)
 
 
@@ -189,15 +197,17 @@ def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
 
 
 def groups_text(count: int) -> str:
-    """Return ``1 group``, ``2 groups``."""
+    """Return the number of groups as text, such as ``1 group`` or ``2 groups``."""
     return f"{count:,} group{'s' * (count != 1)}"
 
 
 def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
-    """Check that no video is listed twice and no group is in several folds, except ``leaking`` groups: the leak gate.
+    """Check that no group is in several folds, no video is listed twice and every video has a group.
+
+    Groups in ``leaking`` may be in several folds.
 
     Raises:
-        LeakageError: a group in more than one fold, a video listed twice or without a group; the ids are listed.
+        LeakageError: a check fails; the message lists the ids.
     """
     lonely = folds.filter(pl.col("group_id").is_null() | (pl.col("group_id") == ""))["video_id"]
     if len(lonely):
@@ -220,7 +230,10 @@ def _refuse_leaks(rows: pl.DataFrame, column: str, leaking: Collection[str]) -> 
 
 
 def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
-    """Return ``fold videos groups real fake fake_share``, sorted by fold."""
+    """Return the counts of each fold: a table ``fold videos groups real fake fake_share``, sorted by fold.
+
+    ``real`` and ``fake`` are numbers of videos; ``fake_share`` is the share of fakes, 0 to 1.
+    """
     counts = folds.group_by("fold").agg(
         pl.len().cast(pl.Int64).alias("videos"),
         pl.col("group_id").n_unique().cast(pl.Int64).alias("groups"),
@@ -238,14 +251,16 @@ def split_for_fold(
     validation: Collection[str] = (),
     leaking: Collection[str] = (),
 ) -> FoldSplit:
-    """Split one outer fold's other groups into training and inner validation, grouped and stratified.
+    """Use one outer fold as the test part, and split the other folds into training and inner validation.
+
+    No group is divided between training and validation, and both get their share of each label.
 
     Args:
         folds: FOLDS table.
-        fold: the outer fold, which becomes the test part; None: nothing is tested.
+        fold: the outer fold that becomes the test part; None: the test part is empty.
         inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
-        seed: with ``fold`` chooses between equally good splits.
-        validation: ids of the corpus's own validation part, which is kept; none: one is made.
+        seed: together with ``fold`` chooses between equally good splits.
+        validation: ids of the videos in the corpus's own validation part; empty: a validation part is made.
         leaking: groups that the corpus's own split has in several parts.
 
     Raises:
@@ -287,7 +302,7 @@ def split_for_fold(
 
 @dataclass(frozen=True)
 class PartSplit:
-    """The part of each row."""
+    """The part of a split, train, validation or test, that each row belongs to."""
 
     parts: tuple[str, ...]  # ``train``, ``validation`` or ``test`` of each row, in the order of the rows
     sources: tuple[str, ...]  # ``official`` where the corpus states this part of the row, else ``made``
@@ -295,25 +310,29 @@ class PartSplit:
 
     @property
     def empty_parts(self) -> tuple[str, ...]:
-        """Parts without a row: there were too few groups, or the official split leaves them empty."""
+        """The names of parts without a row: there were too few groups, or the official split leaves them empty."""
         return tuple(part for part in PARTS if part not in self.parts)
 
 
 def split_parts(
     groups: Sequence[str], strata: Sequence[str | None], official: Sequence[str | None], *, seed: int
 ) -> PartSplit:
-    """Put N rows into parts so that no group is in two and every stratum is in all of them.
+    """Divide N rows into train, validation and test, so that no group is divided and every part has every stratum.
 
-    The corpus's own parts stay. A missing test or validation part is cut from groups that are stated as training or
-    have no part. Of each stratum it gets a fixed share of the groups, rounded, and at least one, spread evenly over
-    the groups' sizes. Groups larger than the part's share of the rows stay in train. A stratum with too few groups
-    stays in train, unless a part would be empty. Draws depend on the groups' names and ``seed`` alone.
+    A stratum is what is to be spread evenly over the parts, such as a class.
+
+    Parts that the corpus states are kept. If the corpus states no test or no validation part, that part is made of
+    groups that are stated as training or have no part. It gets a fixed share of the groups of each stratum (rounded, at
+    least one group), of small and large groups alike. A group with more rows than the part's share stays in train. A
+    stratum with too few groups stays in train, unless a part would be empty. The result depends only on the rows, the
+    groups' names and ``seed``.
 
     Args:
-        groups: (N,), names of what must stay together.
-        strata: (N,), the class or whatever else is to be spread evenly; None is a stratum like others. A group counts
-            as its most frequent stratum.
-        official: (N,), the part that the corpus states, or None. A group with one stated part has it for all rows.
+        groups: (N,), the group of each row.
+        strata: (N,), the stratum of each row; None counts as a stratum. A group belongs to the stratum that most of its
+            rows have.
+        official: (N,), the part that the corpus states for each row, or None. A part that is stated for any row of a
+            group holds for the whole group.
         seed: chooses between equally good splits.
 
     Raises:
@@ -388,14 +407,15 @@ def _hash(seed: int, *parts: str) -> int:
 def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
     """Permute labels among the groups of each fold, so that an honest pipeline scores at chance.
 
-    All videos of a group get one label. A fold keeps its number of fake groups; a group with both labels counts as its
-    share of fakes, and the sum is rounded. Permuting within folds keeps both labels in every fold of at least two
-    groups. It also keeps a fold's test labels from being the complement of its training labels, which would push pooled
-    scores below chance.
+    All videos of a group get the same label. The number of fake groups in a fold stays the same. A group with both
+    labels adds its share of fakes to this number, which is rounded up or down at random.
 
-    In every fold the new labels are spread evenly over the old ones (a balanced permutation, Southworth, Kim and Owen
-    2009). A plain permutation agrees with the true labels by chance in some folds, and a network that can tell the true
-    labels then scores away from chance without any leak.
+    Labels are permuted within folds for two reasons. Every fold of at least two groups keeps both labels. And a fold
+    with many fakes in the test part does not leave few for training, which would push pooled scores below chance.
+
+    Of the old reals and the old fakes in a fold, about the same share becomes fake (a balanced permutation, Southworth,
+    Kim and Owen 2009). A plain permutation agrees with the true labels by chance in some folds. A network that can
+    tell the true labels would then score away from chance without any leak.
 
     Returns:
         FOLDS table sorted by ``video_id`` with the same groups and folds.

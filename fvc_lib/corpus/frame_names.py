@@ -1,4 +1,4 @@
-"""Find pictures that are the frames of one video, and videos that are parts of one, by their names."""
+"""Find pictures that are frames of one video, and files that are parts of one longer video, by their names."""
 
 import re
 from collections import defaultdict
@@ -26,7 +26,7 @@ _PARTS = re.compile(
 
 
 def is_picture(name: str) -> bool:
-    """Return whether the extension is a still picture's; a GIF is a video."""
+    """Return whether the extension of ``name`` is that of a still picture; a GIF counts as a video."""
     return splitext(name)[1].lower() in ENDINGS["image"] - ENDINGS["video"]
 
 
@@ -36,14 +36,17 @@ def picture_folders(
     words: Iterable[str] = (),
     names_in: Callable[[str], Iterable[str]] = lambda folder: (),
 ) -> Iterator[tuple[str, list[int], str]]:
-    """Yield each folder of pictures, their places, and why they are not the frames of one video; empty: they are.
+    """Yield (folder, positions, problem) for each folder that holds pictures.
+
+    ``positions`` are the indices of its pictures in ``paths``. ``problem`` says why they are not the frames of one
+    video; it is the empty text if they are.
 
     Args:
-        paths: of pictures and other files; the others are skipped.
-        facts: of each path, such as its label; the frames of one video have equal facts.
-        words: labels as the label source writes them. If all folders have such names, each holds many videos, as
-            folders called real and fake do.
-        names_in: returns further names in a folder.
+        paths: paths of pictures and other files; the others are skipped.
+        facts: the known facts of each path, such as its label; frames of one video must have equal facts.
+        words: labels as the label source writes them. If the folders are named by these words, they are folders of a
+            label and hold many videos, as folders called real and fake do.
+        names_in: called with a folder; returns the names of further files in it.
     """
     folders = defaultdict[str, list[int]](list)
     for place, path in enumerate(paths):
@@ -63,9 +66,10 @@ def picture_folders(
 
 
 def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield each video that several paths name parts of, their places, and why they are not one; empty: they are.
+    """Yield (video, positions, problem) for each video of which several paths name parts.
 
-    The names of parts differ in a suffix such as ``_seg3``. A bare number names no part.
+    The names of parts differ in a suffix such as ``_seg3``; a number alone is no such suffix. ``positions`` are the
+    indices of the parts in ``paths``. ``problem`` says why they cannot be parts of one video; it is empty if they can.
     """
     families = defaultdict[str, list[int]](list)
     names = list(map(_bare_and_whole, paths))
@@ -79,9 +83,11 @@ def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[t
 
 
 def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the video of each path, and why frames or parts are not of one video.
+    """Return (videos, problems), one of each per path.
 
-    A path that is no frame or part is its own video. For the arguments see ``picture_folders``.
+    The video of a frame is its folder, that of a part is the common name, and that of any other file is its own path.
+    A problem says why frames or parts could not be joined; it is empty if there is none. For the arguments see
+    ``picture_folders``.
     """
     videos, problems = list(paths), [""] * len(paths)
     for find in (partial(picture_folders, words=words), part_families):
@@ -92,7 +98,10 @@ def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[s
 
 
 def _bare_and_whole(path: str) -> tuple[str, str]:
-    """Return the path without its ending, and the video that it is a part of: ``a/talk`` of ``a/talk_seg3.mp4``."""
+    """Return the path without its extension, and without the suffix of a part.
+
+    ``a/talk_seg3.mp4`` gives ``("a/talk_seg3", "a/talk")``.
+    """
     stem, ending = splitext(path)
     bare = stem if ending.lower() in ENDINGS["image"] | ENDINGS["video"] else path
     whole = _PARTS.sub("", bare)
@@ -104,7 +113,10 @@ def _several(facts: Sequence[Hashable], places: Sequence[int]) -> str:
 
 
 def _why_no_sequence(names: Collection[str]) -> str:
-    """Return why names are no sequence; empty: they differ in numbers alone, and one of these counts them."""
+    """Return why ``names`` are not the names of a video's frames; empty if they are.
+
+    Names of frames differ only in numbers, and one of these numbers is different in every name.
+    """
     if other := next((name for name in sorted(names) if not name.lower().endswith(PICTURES)), ""):
         return f"are not all PNG or JPEG, such as {other!r}"
     stems = [splitext(name)[0] for name in names]

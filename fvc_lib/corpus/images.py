@@ -1,4 +1,8 @@
-"""The index of task image: each usable image with its class, numbers, group and part, and what is left out."""
+"""Build the index of task image: each usable image with its class, numbers, leakage group and part of the split.
+
+Task image learns classes and numbers (such as calories) of single pictures. A leakage group holds copies of one
+picture and pictures of one subject; the split never divides it.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,7 +83,7 @@ def index_images(
         config: the run's configuration.
         rejected_path: write the REJECTED table here if the corpus is refused.
         progress: called with (done, total), first for the sample's dishes, then for decoded images.
-        stop: asked after each image; a later call continues decoding.
+        stop: called after each image; true stops, and a later call continues decoding.
 
     Raises:
         UsageError: the corpus has no known layout or lacks a requested target.
@@ -141,7 +145,10 @@ def _classes_of(images: pl.DataFrame) -> tuple[str, ...]:
 
 
 def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejections: Rejections) -> list[ListedImage]:
-    """Return images with a class or a requested number, sorted; drop other numbers."""
+    """Return the images that have a class or a number in ``units``, sorted by path; reject the others.
+
+    Numbers that are not in ``units`` are dropped from the images.
+    """
     learnable = []
     for image in (image for each in listings for image in each.images):
         targets = tuple((name, value) for name, value in image.targets if name in units)
@@ -160,9 +167,9 @@ def _parts_of(
     group_of: Mapping[str, str],
     seed: int,
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return part and split source by path, and notes.
+    """Return (parts, notes); ``parts`` maps a path to its part and to ``official`` or ``made``.
 
-    Each corpus of a combined one is split by itself, because only some have an official split.
+    A combined corpus (a folder of several corpora) is split corpus by corpus, because only some have an official split.
     """
     strata, parts, notes = (
         dict(zip(images, strata_of(images, targets), strict=True)),
@@ -206,8 +213,9 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     """Return the targets to predict with their units, in the requested order.
 
     Args:
-        wanted: names, with or without their unit (``calories`` or ``calories_kcal``); empty: all; ``none`` alone: none.
-        units: of the corpus's targets.
+        wanted: names, with or without unit (``calories`` or ``calories_kcal``). Empty means all targets; the single
+            name ``none`` means no target.
+        units: unit of each target of the corpus.
 
     Raises:
         UsageError: the corpus lacks a name, or ``none`` is not alone.
@@ -225,7 +233,7 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
 
 
 def joined_units(listings: Iterable[ImageListing]) -> dict[str, str]:
-    """Return the units of all targets.
+    """Return the unit of each target that any of the listings has.
 
     Raises:
         UsageError: a target has two units.
@@ -241,9 +249,10 @@ def joined_units(listings: Iterable[ImageListing]) -> dict[str, str]:
 
 
 def strata_of(images: Sequence[ListedImage], targets: Sequence[str]) -> list[str | None]:
-    """Return the stratum of each image: its class, else the quarter of its first known number, else None.
+    """Return the stratum of each image, (N,): what a split spreads evenly over its parts.
 
-    Images without a class are not divided when they have few groups.
+    It is the image's class. Without a class, it is the quartile of the first of ``targets`` that is known, else None.
+    If the images without a class are in fewer than 12 groups, they all get None.
     """
     without_class = [image for image in images if image.class_label is None]
     if len({image.stated_group or image.path for image in without_class}) < _LEAST_GROUPS:
@@ -267,9 +276,10 @@ def strata_of(images: Sequence[ListedImage], targets: Sequence[str]) -> list[str
 
 
 def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> dict[str, str]:
-    """Map each path to the smallest content hash among its copies.
+    """Map each path to a name that is the same for all copies: the smallest of their content hashes.
 
-    Copies are equal files and, unless ``near_duplicate_bits`` is 0, pictures with near hashes and like thumbnails.
+    Copies are equal files. Unless ``near_duplicate_bits`` is 0, pictures with near perceptual hashes and similar
+    thumbnails are copies, too.
     """
     content = {image.path: image.facts.content_sha256 for image in probed if image.facts is not None}
     one_each = list({content[image.path]: image for image in probed}.values())
@@ -289,11 +299,16 @@ def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> dic
 def groups_of_images(
     images: Sequence[ListedImage], copies: Mapping[str, str], *, looked_for: bool = True
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the group of each path, and notes.
+    """Return (groups, notes); ``groups`` maps each path to its group.
 
-    Stated groups that share a copy are joined. An image without a stated group is grouped with its copies. Two cases
-    stay apart: groups on two sides of the official split, whose training copy is left out, and groups of different
-    corpora of a combined one, each of which is split by itself.
+    Stated groups that share a copy are joined. An image without a stated group is grouped with its copies. Copies do
+    not join groups in two cases: if they are in different parts of the official split (the training copy is then left
+    out), and if they are in different corpora of a combined corpus (each corpus is split separately).
+
+    Args:
+        images: the usable images.
+        copies: result of ``copies_among``.
+        looked_for: whether near-copies were searched; only affects the notes.
     """
     keys = {
         image.path: f"{copies[image.path]} {part if part in _HELD_OUT else 'train'} {image.corpus}"
@@ -321,15 +336,16 @@ def groups_of_images(
 def without_copies_across(
     images: Sequence[ListedImage], parts: Sequence[str], copies: Mapping[str, str], rejections: Rejections
 ) -> list[int]:
-    """Return the positions of images that have no copy in a part held out from theirs; reject the others.
+    """Return the positions of the images to keep, so that no two parts hold copies of one picture; reject the others.
 
-    The test part stays as it is, so results remain comparable on an official split.
+    Of copies in several parts, the test part keeps its picture before validation, and validation before train. So the
+    test part is never reduced, and results on an official split remain comparable.
 
     Args:
         images: (N,).
-        parts: (N,); undecided ones count as training.
-        copies: of ``copies_among``.
-        rejections: receives the others.
+        parts: (N,), train, validation or test; images whose part is not decided yet have train.
+        copies: result of ``copies_among``.
+        rejections: receives the rejected images.
     """
     holders: dict[str, tuple[int, str, str]] = {}
     for image, part in zip(images, parts, strict=True):
@@ -351,7 +367,7 @@ def without_copies_across(
 
 
 def known_parts(images: Sequence[ListedImage]) -> list[str]:
-    """Return the official part of each image or of its stated group, else ``train``."""
+    """Return a part for each image, (N,): its official part, else that of its stated group, else ``train``."""
     stated: defaultdict[str | None, set[str]] = defaultdict(set)
     for image in images:
         if image.part is not None:
@@ -365,10 +381,10 @@ def known_parts(images: Sequence[ListedImage]) -> list[str]:
 def settle_contents(
     images: Sequence[ListedImage], contents: Mapping[str, str], rejections: Rejections
 ) -> list[ListedImage]:
-    """Return one image of each content, sorted by path; reject the others.
+    """Return one image for each file content, sorted by path; reject the others.
 
-    Of copies on both sides of an official split the one outside the training part stays, else the first by path.
-    Copies with two classes, or with two numbers for one target, are all rejected.
+    The image to keep is chosen in this order: in the test part, in validation, with a class, with most numbers, first
+    by path. If files of equal content have two classes, or two numbers for one target, all are rejected.
     """
     sharing: defaultdict[str, list[ListedImage]] = defaultdict(list)
     for image in images:

@@ -292,8 +292,8 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
 
     Args:
         path: path of the table.
-        separator: text between columns. The default ``,`` means whichever of comma, semicolon and tab the header has most of;
-            ``\t`` is a tab.
+        separator: text between columns. The default ``,`` means comma, semicolon or tab, whichever is most frequent in
+            the header; ``\t`` is a tab.
 
     Raises:
         UsageError: unreadable, of another format, without header, with a column named twice, or an unusable separator.
@@ -328,7 +328,7 @@ _Lines = list[list[str]]
 
 
 def _text_lines(path: Path, separator: str) -> tuple[_Lines, str]:
-    """Return the cells of each line, (lines, cells), and the separator that was used."""
+    """Return (lines, separator): the cells of each line, and the separator that was used."""
     content = path.read_bytes()
     try:
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))

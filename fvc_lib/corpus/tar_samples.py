@@ -1,8 +1,9 @@
 """Samples in tar files in WebDataset's layout: ``KEY.mp4`` with ``KEY.json``, ``KEY.cls`` or ``KEY.txt``.
 
-A key ends at the first dot of the member's last name. Videos are read by their offset. Of other members only short
-UTF-8 texts and JSON are read; others are refused by name, unread: nothing is ever unpickled. A tar that is cut gives
-the samples before the cut.
+A sample is all members (files in the tar) with the same key. The key is the member's path up to the first dot of the
+file name. Videos are read in place, by their offset in the tar. Of other members only short UTF-8 texts and JSON are
+read. All others are refused by their name, without being read, so nothing is ever unpickled. A truncated tar gives the
+samples before the cut.
 """
 
 import json
@@ -37,13 +38,13 @@ class TarSample:
 
 
 def tars_in(corpus: Path) -> list[str]:
-    """Return the names of the tars of ``corpus``, which is one, a pattern or a folder, sorted.
+    """Return the sorted names of the tars of ``corpus``: a tar, a folder of tars, or a pattern.
 
-    They are relative to the folder of ``tar_files``. Hidden files are left out. Compressed tars, which cannot be read,
-    are included.
+    Names are relative to ``tar_folder``. Hidden files are left out. Compressed tars are included, although they cannot
+    be read.
 
     Raises:
-        UsageError: as ``tar_patterns.tars_of``, for a pattern.
+        UsageError: the pattern is unusable (see ``tar_patterns.tars_of``).
     """
     folder = tar_folder(corpus)
     if is_pattern(corpus):
@@ -54,25 +55,25 @@ def tars_in(corpus: Path) -> list[str]:
 
 
 def tar_folder(corpus: Path) -> Path:
-    """Return the folder of the tars: the corpus, that of one tar, or the fixed beginning of a pattern."""
+    """Return the folder of the tars: ``corpus`` itself, the folder of a single tar, or the fixed start of a pattern."""
     return fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
 
 
 def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
-    """Return the files of ``tar_folder``."""
+    """Return the access to the files in ``tar_folder(corpus)``."""
     return CorpusFiles(tar_folder(corpus), "video", allow_outside)
 
 
 def tar_samples(
     corpus: Path, files: CorpusFiles, rejections: Rejections, *, pictures: bool = False
 ) -> tuple[list[TarSample], tuple[str, ...]]:
-    """Return every sample in the tars of ``corpus``, and a note on damaged tars.
+    """Return (samples, notes): every sample in the tars of ``corpus``, and at most one note, on damaged tars.
 
-    With ``pictures`` each still picture without a video of its key is a sample as well. It takes the texts of its
-    folder, as ``KEY.cls`` of ``KEY/000.png``, if it has none of its own.
+    With ``pictures``, a still picture whose key has no video is a sample, too. If its key has no texts, it gets those
+    of its folder: ``KEY.cls`` is the text of ``KEY/000.png``.
 
     Raises:
-        UsageError: as ``tars_in``.
+        UsageError: the pattern is unusable (see ``tar_patterns.tars_of``).
     """
     samples, names, damaged = list[TarSample](), tars_in(corpus), list[str]()
     for name in names:
@@ -144,10 +145,13 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
 
 
 def _read_texts(contents: Contents, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts by kind, and the scalars of the ``json`` by name in lower case.
+    """Return (texts, cells) of a sample's members ``names``.
+
+    ``texts`` maps json, txt and cls to their content. ``cells`` maps the fields of the JSON object, in lower case, to
+    their values as text; lists and objects are left out.
 
     Raises:
-        ValueError: a text is too long, is no UTF-8 or JSON, or is given twice.
+        ValueError: a text is too long, is no UTF-8 or JSON, or is there twice.
     """
     content = dict[str, str]()
     for name in names:

@@ -1,7 +1,8 @@
-"""Index pairs of videos and texts: usable pairs, their groups, and one split into train, validation and test.
+"""Index pairs of videos and texts: usable pairs, their leakage groups, and one split into train, validation and test.
 
-A group has pairs of one stated group, file or content, and perceptual near-duplicates. Equal texts join nothing, since
-a text may belong to many videos: a note counts the test texts that training has too.
+A leakage group, which the split never divides, joins pairs of one stated group, one file, equal content or near
+perceptual hashes. Equal texts do not join groups, because many videos may have the same text. A note counts the test
+texts that also belong to training videos.
 """
 
 import unicodedata
@@ -69,15 +70,17 @@ class PairListing:
 
 
 def normalised_text(text: str) -> str:
-    """Return ``text`` in Unicode form NFC with single spaces inside and none around; case is unchanged.
+    """Return ``text`` in Unicode form NFC with single spaces between words and none around; case is unchanged.
 
-    Texts that are equal after this are one text.
+    Two texts count as the same if this function returns the same for both.
     """
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool = False) -> PairListing:
-    """Read ``path`` (or ``video_path``), ``text`` (or ``caption``) and, if present, ``split`` and ``group``.
+    """List the pairs of a manifest.
+
+    Columns are ``path`` (or ``video_path``), ``text`` (or ``caption``) and, if present, ``split`` and ``group``.
 
     Args:
         manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
@@ -109,13 +112,13 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
-    """List every video in a tar, in the tars of a folder, or in those that a pattern names, with its text.
+    """List the pairs in a tar, in the tars of a folder, or in the tars that a pattern names.
 
-    The text is that of ``KEY.txt``, else ``text`` or ``caption`` of ``KEY.json``, where ``split`` and ``group`` are
-    read too.
+    The text of a video ``KEY.mp4`` is the content of ``KEY.txt``, else ``text`` or ``caption`` in ``KEY.json``.
+    ``split`` and ``group`` are read from ``KEY.json``, too.
 
     Raises:
-        UsageError: as ``tar_patterns.tars_of``.
+        UsageError: a pattern is unusable (see ``tar_patterns.tars_of``).
     """
     corpus = Path(corpus)
     files, rejections = tar_files(corpus, allow_outside), Rejections()
@@ -152,7 +155,7 @@ _ROWS = {
 
 
 def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge]) -> Iterator[str]:
-    """Yield notes with counts on a VIDEO_TEXTS table."""
+    """Yield sentences for the user that count the pairs, groups, parts and rejected rows of an index."""
     texts, videos = pairs["text_id"].n_unique(), pairs["video_id"].n_unique()
     yield f"{listing.num_rows:,} rows give {pairs.height:,} pairs of {videos:,} videos and {texts:,} different texts."
     yield from listing.notes
@@ -200,9 +203,10 @@ def video_text_root(config: RunConfig) -> Path:
 
 
 def _is_of_tars(corpus: Path) -> bool:
-    """Return whether tars are to be read. A folder with a manifest is read by that.
+    """Return whether the corpus is read from tars instead of a manifest.
 
-    Tables named after a tar next to them are notes of video2dataset, not manifests.
+    A folder with tars and a manifest is read by its manifest. A table with the name of a tar next to it does not count
+    as a manifest, because video2dataset writes such tables.
     """
     tars = {name.split(".")[0] for name in tars_in(corpus)}
     tables = label_table.tables_in(corpus) if corpus.is_dir() else []
@@ -226,10 +230,10 @@ def index_video_texts(
             and ``seed`` decide the result.
         rejected_path: write the REJECTED table here if the corpus is refused.
         progress: called with (done, total), first for generated clips, then for probed files.
-        stop: asked after each file; a later call continues.
+        stop: called after each file; true stops, and a later call continues.
 
     Raises:
-        UsageError: the corpus is no such manifest, or as ``tar_patterns.tars_of``.
+        UsageError: the corpus has no such manifest, or a pattern of tars is unusable (``tar_patterns.tars_of``).
         DataError: no usable pair, too many lost, or too few groups for three parts.
         LeakageError: the manifest's own split has a group or a video on two sides.
         StoppedError: ``stop`` returned true.
@@ -301,9 +305,10 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
 
 
 def _without_copies_across(rows: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
-    """Leave out training rows whose footage is in the stated test or validation part as another file.
+    """Return the rows without those whose footage is also in a later part of the stated split; reject these.
 
-    A split that divides a stated group or one file contradicts its own manifest: those stay, for the split to refuse.
+    The order of the parts is train, validation, test. Rows stay where the manifest contradicts itself, because its
+    split divides a stated group or one file: ``split_parts`` raises an error for them.
     """
     several, rank = pl.col("part").drop_nulls().n_unique(), {part: place for place, part in enumerate(PARTS)}
     rows = rows.with_columns(
