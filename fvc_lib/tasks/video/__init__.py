@@ -1,1 +1,1 @@
-"""Task video: real or fake, on outer folds."""
+"""Task ``video``: train a detector of fake videos, and test it on outer folds."""

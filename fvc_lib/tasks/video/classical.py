@@ -1,9 +1,10 @@
-"""Models on features: where the features of a fold come from, one training, and new files judged by it.
+"""Models on features: read a fold's features, fit a model to them, and judge new files with it.
 
-Parts, seal, controls, calibration and tables are those of a network (``tasks/video/training.py``). Candidate settings
-take the place of epochs. Each candidate is fitted to inner folds of the training part, with groups kept together. The
-one with the lowest loss is fitted to the whole training part. The inner validation part then chooses temperature and
-threshold. A training takes seconds, so a stopped one starts over.
+Parts, sealed test part, controls, calibration and tables are as for a network (``tasks/video/training.py``). Where a
+network chooses among epochs, these models choose among candidate settings. Each candidate is fitted and tested on inner
+folds of the training part, which keep groups together. The candidate with the lowest loss is then fitted to the whole
+training part. The inner validation part chooses temperature and threshold. A training takes seconds, so a stopped one
+starts over.
 """
 
 import hashlib
@@ -74,7 +75,7 @@ class FeatureTable:
 
     @cached_property
     def settings_hash(self) -> str:
-        """Hash of the columns and values: other features are other data."""
+        """Hex SHA-256 of the column names, video ids and values."""
         digest = hashlib.sha256("\n".join([*self.names, "", *self._values]).encode("utf-8", "surrogateescape"))
         digest.update(np.ascontiguousarray(np.stack(list(self._values.values()))).data)
         return digest.hexdigest()
@@ -97,12 +98,12 @@ class EmbeddedClips:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """(F,) the trunk, as the family of each feature."""
+        """The trunk's name, repeated for each of the F features."""
         return (DETECTORS.get(self.config.model).trunk,) * self.features.feature_shape[1]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """(F,) numbered names."""
+        """Names of the F features: the trunk's name and a number."""
         return tuple(f"{trunk}_{number}" for number, trunk in enumerate(self.families))
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
@@ -117,7 +118,11 @@ Source = FeatureTable | EmbeddedClips
 
 
 def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tuple[str, list[pl.DataFrame]]:
-    """Describe a training before anything is fitted: a line, and tables of families and of candidate settings."""
+    """Describe a training before anything is fitted.
+
+    Returns:
+        A sentence, and two tables: the families of features, and the candidate settings.
+    """
     missing = np.isnan(source.of(clips.train)).mean(0)
     columns = pl.DataFrame({"family": source.families, "missing": missing})
     families = columns.group_by("family", maintain_order=True).agg(features=pl.len(), missing_share=pl.mean("missing"))
@@ -133,9 +138,10 @@ def model_of(config: RunConfig) -> ClassicalModel:
 
 
 def trained_class(config: RunConfig, source: Source, arrays: Arrays | None = None) -> TrainedClass:
-    """Return the estimator, its features and the package that fits it, as an outcome records a network.
+    """Return the description of the estimator, its features and its package that an outcome records.
 
-    The number of parameters includes the numbers that fill in and scale features.
+    The number of parameters counts all float values in ``arrays``, also those that fill in and scale features; without
+    ``arrays`` it is 0.
     """
     packages = (DETECTORS.get(config.model).packages if config.of_features == "forensic" else ()) or ("scikit-learn",)
     fitter = ", ".join(f"{name} {version(name)}" for name in packages)
@@ -162,7 +168,9 @@ class Fitted:
 def fit(
     config: RunConfig, source: Source, clips: FoldClips, folder: Path, log: MetricSink, stop: Callable[[], bool]
 ) -> Fitted:
-    """Choose settings, fit the training part, calibrate on the inner validation part; write model and record.
+    """Choose settings, fit the training part, and calibrate on the inner validation part.
+
+    Writes the fitted model and the record of the choices to ``folder``.
 
     Raises:
         StoppedError: ``stop`` returned True between two candidates.
@@ -234,7 +242,7 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
 
 
 def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray | None:
-    """Return the inner fold (N,) of each training row; None if a class has fewer than two groups."""
+    """Return the inner fold of each of the N training rows, int64 (N,); None if a class has fewer than two groups."""
     videos = {row.video_id: LABELS[row.label] for row in clips.train}
     groups = [clips.groups[video_id] for video_id in videos]
     frame = pl.DataFrame({"video_id": list(videos), "group_id": groups, "label": list(videos.values())})
@@ -254,7 +262,10 @@ def _inner_loss(
     weights: FloatArray,
     folds: IntArray | None,
 ) -> float:
-    """Return the loss of ``settings`` on inner folds that the model was not fitted to; NaN without inner folds."""
+    """Return the loss of ``settings`` over inner folds, each scored by a model that was fitted to the others.
+
+    NaN if ``folds`` is None.
+    """
     if folds is None:
         return math.nan
     logits = np.empty(len(labels))
@@ -274,7 +285,10 @@ def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
 
 
 def description(config: RunConfig, settings: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
-    """Return what is stored with a fitted model: settings, its features' names, and their families' code."""
+    """Return the metadata stored with a fitted model: its settings.
+
+    On forensic features also their names, and by family a digest of the code that measures it.
+    """
     stored: dict[str, Any] = {"settings": dict(settings)}
     if config.of_features == "forensic":
         families = families_named(config.feature_families)
@@ -304,7 +318,7 @@ class FittedModel:
     names: tuple[str, ...]
 
     def logits(self, measured: Sequence[Mapping[str, float]]) -> FloatArray:
-        """Return float64 (N,) of the features of N videos by name; absent ones are missing."""
+        """Return logits float64 (N,) of N videos, from their features by name; absent features count as missing."""
         rows = [[features.get(name, np.nan) for name in self.names] for features in measured]
         return self.model.logits(self.arrays, np.array(rows, np.float32).astype(np.float64))
 
@@ -335,15 +349,15 @@ def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> 
 def measured_features(
     config: RunConfig, recipe: str, files: Sequence[tuple[Path, str]]
 ) -> Iterator[tuple[int, dict[str, float], str]]:
-    """Measure the forensic features of ``files`` as the run's were, each file in a worker process.
+    """Measure the forensic features of ``files`` in worker processes, as those of the run's videos were measured.
 
     Args:
-        config: the run's.
-        recipe: by which each file is re-encoded first; empty: none.
+        config: the run's parameters.
+        recipe: name of the re-encoding that is applied to each file first; empty: none.
         files: paths with content hashes; an empty hash is not compared.
 
     Yields:
-        Position, features by column, and the reason why there are none (else empty).
+        Index of the file, its features by column, and the reason if it could not be measured (else empty).
     """
     columns = {family.name: family.columns() for family in families_named(config.feature_families)}
     wanted = [(path, content, list(columns)) for path, content in files]
@@ -360,7 +374,7 @@ def measured_features(
 
 
 class _Line(nn.Module):
-    """A fitted logistic regression as the head of a trunk."""
+    """A fitted logistic regression, as the head of a frozen trunk (the pretrained network below the head)."""
 
     weight: Tensor
     offset: Tensor
@@ -378,5 +392,5 @@ class _Line(nn.Module):
 
 
 def probe(config: RunConfig, arrays: Arrays) -> nn.Module:
-    """Return the frozen trunk of ``config`` with the fitted line as its head: a network on clips like others."""
+    """Return a network on clips: the frozen trunk of ``config`` with the fitted logistic regression as its head."""
     return Detector(build_detector(trunk_config(config)).trunk, _Line(arrays))

@@ -1,4 +1,4 @@
-"""Stored clips as samples of an outer fold; only training uses augmented copies."""
+"""Samples of an outer fold, from stored clips. Only the training part uses augmented copies."""
 
 import hashlib
 import logging
@@ -50,9 +50,12 @@ ClipSource = ClipStore | ClipShards | FeatureSource
 
 
 def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_each: int = 1) -> Stream | None:
-    """Return the places in the shards of ``clips`` (video id and copy), each ``samples_of_each`` times.
+    """Return the shard and the position in it of every sample of ``clips``; None if the source allows random access.
 
-    None if the source allows random access.
+    Args:
+        source: the clips.
+        clips: video id and augmentation index of each entry.
+        samples_of_each: the number of consecutive samples that one entry of ``clips`` gives.
     """
     if not isinstance(source, ClipShards) or not source.buffer:
         return None
@@ -64,15 +67,15 @@ class ClipDataset:
     """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips.
 
     With a ``FeatureSource``, ``features`` float32 (T', F) replace the frames. With ``mixing``, samples also have
-    ``target`` float32 (), the share of fake in the mixture; ``label`` stays the clip's own. All random choices depend
-    on seed, row and epoch alone.
+    ``target`` float32 (), the share of fake in the mixture, while ``label`` is that of the unmixed clip. All random
+    choices depend on seed, row and epoch alone.
 
     Args:
         source: the clips.
-        rows: one per copy of a video.
+        rows: one entry per original video or augmented copy.
         clips: N, the number of clips per row.
-        draws: True: a row is one sample, a random clip in each epoch; False: all its clips are samples.
-        mixing: mixup and cutmix for training; None: clips as they are.
+        draws: True: a row gives one sample, a random clip of the row in each epoch; False: N samples, all its clips.
+        mixing: mixup and cutmix for training; None: no mixing.
         seed: seed of all random choices.
         epoch: the epoch of the samples (0-based).
     """
@@ -104,7 +107,7 @@ class ClipDataset:
 
     @property
     def stream(self) -> Stream | None:
-        """Places of the samples in streamed shards; None for random access."""
+        """Shard and position in it of every sample; None if the source allows random access."""
         return stream_of(self._source, [(row.video_id, row.augmentation_index) for row in self.rows], self._per_row)
 
     def __len__(self) -> int:
@@ -133,7 +136,7 @@ class ClipDataset:
         return Batch(ids, tensors)
 
     def at_epoch(self, epoch: int) -> "ClipDataset":
-        """Return the samples of ``epoch`` (0-based)."""
+        """Return the data set for ``epoch`` (0-based); the same object if nothing is drawn at random."""
         draws = self._per_row < self._clips
         if self._mixing is None and not draws:
             return self
@@ -142,7 +145,7 @@ class ClipDataset:
         )
 
     def _chosen(self, index: int) -> tuple[ClipRow, int]:
-        """Return a sample's row and the number of its clip."""
+        """Return the row of sample ``index``, and the number of its clip within the row."""
         if self._per_row == self._clips:
             return self.rows[index // self._clips], index % self._clips
         row = self.rows[index]
@@ -165,7 +168,10 @@ class ClipDataset:
 
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
-    """Return rows for ``videos`` (``video_id label``): the originals and their augmented copies."""
+    """Return the rows of ``videos`` (columns ``video_id label``), sorted by video id.
+
+    Each video gives its original, then ``augmentations_per_video`` copies.
+    """
     return tuple(
         ClipRow(video_id, index, LABELS.index(label))
         for video_id, label in videos.sort("video_id").select("video_id", "label").iter_rows()
@@ -174,10 +180,10 @@ def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[C
 
 
 def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
-    """Return loss weights (real, fake) that give both classes equal influence, with mean 1 over ``rows``.
+    """Return loss weights (real, fake) that give both classes equal influence; their mean over ``rows`` is 1.
 
     Raises:
-        DataError: ``rows`` have one class only.
+        DataError: ``rows`` lack a class.
     """
     counts = np.bincount([row.label for row in rows], minlength=2)
     if not counts.all():
@@ -190,11 +196,11 @@ def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
 
 
 def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
-    """Return log(fakes / reals) of ``rows``, to be added to logits of a network trained with balanced classes.
+    """Return log(fakes / reals) of ``rows``, which is added to logits of a network trained with balanced classes.
 
-    Balanced training teaches the odds of equal classes; with four fakes per real, even a perfect network would have an
-    expected calibration error of 0.18, which no temperature corrects (C. Elkan, "The foundations of cost-sensitive
-    learning", IJCAI 2001, theorem 2). 0 if ``class_balance`` is ``none``.
+    A network that was trained with balanced classes assumes as many fakes as reals. With four fakes per real, even a
+    perfect network would have an expected calibration error of 0.18. No temperature corrects that (C. Elkan, "The
+    foundations of cost-sensitive learning", IJCAI 2001, theorem 2). Returns 0 if ``class_balance`` is ``none``.
     """
     if class_balance == "none":
         return 0.0
@@ -204,16 +210,17 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
 
 @dataclass(frozen=True)
 class OuterFold:
-    """The test clips with their labels, sorted by video id, and the group of each video."""
+    """The opened test part of a fold: its rows, sorted by video id, and the group id of each video id."""
 
     rows: tuple[ClipRow, ...]
     group_of: Mapping[str, str]
 
 
 class SealedFold:
-    """The test videos of a fold, readable once, after the selection was recorded; until then only their number.
+    """The test videos of a fold, sealed until the choices of its training are recorded; then readable once.
 
-    Every other access raises ``LeakageError``, so that neither labels nor ids of the fold can influence a choice.
+    Before that only ``len`` works. Any other access raises ``LeakageError``, so that neither labels nor ids of the test
+    videos can influence the choice of epoch, temperature or threshold.
     """
 
     __slots__ = ("_clips", "_contents", "_is_open", "_name")
@@ -225,7 +232,11 @@ class SealedFold:
         self._is_open = False
 
     def open(self, selection: RecordedSelection) -> OuterFold:
-        """Return the contents; raise ``LeakageError`` without this fold's recorded selection, or a second time."""
+        """Return the test videos.
+
+        Raises:
+            LeakageError: ``selection`` is not the record of this fold, or the fold was opened before.
+        """
         if self._is_open or not isinstance(selection, RecordedSelection) or selection.clips != self._clips:
             self._refuse()
         self._is_open = True
@@ -254,7 +265,7 @@ class SealedFold:
 
 @dataclass(frozen=True)
 class FoldClips:
-    """One outer fold as clips, each part sorted by video id.
+    """The clips of one outer fold; each part is sorted by video id.
 
     Attributes:
         fold: the fold's number; None for the network of all groups, whose test part is empty.
@@ -262,7 +273,7 @@ class FoldClips:
         validation: originals of the inner validation part, which chooses epoch, temperature and threshold.
         validation_groups: the group of each validation video.
         test: the sealed test part, originals only.
-        missing: ids of videos of any part without a clip.
+        missing: ids of videos that have no clip and are in no part.
         fingerprint: hash of the parts, labels and clip settings.
         groups: the group of each training video.
     """
@@ -283,9 +294,9 @@ class FoldClips:
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
-    """Return the shared clip store, or the shards of the clips that ``made`` (AUGMENTED) lists.
+    """Return the source of the run's clips that ``config.clip_source`` names: the shared store, or shards.
 
-    Shards are checked completely first.
+    Shards hold the clips that ``made`` (AUGMENTED) lists. All of them are checked before this returns.
 
     Raises:
         DataError: the shards are missing or damaged.
@@ -313,7 +324,7 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
     Args:
         table: FOLDS for protocol ``kfold``, else PROTOCOL.
         config: protocol, seed, and whether labels are shuffled.
-        fold: None: the network of all groups.
+        fold: number of the outer fold; None: the network of all groups.
     """
     if config.protocol == KFOLD:
         rows = TrainingRows(table)
@@ -326,16 +337,17 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
 def control_clips(
     rows: TrainingRows, index: Callable[[], pl.DataFrame], source: ClipSource, config: RunConfig, clips: FoldClips
 ) -> dict[str, FoldClips]:
-    """Return the parts of each control of a fold by name (``tasks.CONTROL_TRAININGS``).
+    """Return the clips of each control of a fold, by the control's name (``tasks.CONTROL_TRAININGS``).
 
-    A control is absent if it is turned off or not possible with these groups. The network of all groups has none.
+    A control is the same training on other labels: shuffled labels, or the source of a real video instead of its class.
+    A control is absent if it is turned off, or if the groups are too few for it. The network of all groups has none.
 
     Args:
-        rows: of the model's own training.
-        index: returns INDEX; called for the control on sources of reals.
+        rows: the rows that the model is trained on.
+        index: returns INDEX; called for the control on sources of reals alone.
         source: the clips.
         config: which controls are wanted.
-        clips: the model's parts.
+        clips: the parts that the model is trained, validated and tested on.
     """
     if (fold := clips.fold) is None:
         return {}
@@ -354,9 +366,9 @@ def control_clips(
 
 
 def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | None) -> FoldClips:
-    """Split ``rows`` for ``fold`` and look up the clips in ``source``.
+    """Split ``rows`` into the parts of ``fold``, and check that ``source`` has their clips.
 
-    Videos without an original clip are left out and named.
+    Videos without an original clip are left out and listed in ``missing``.
 
     Raises:
         DataError: too many videos have no clip, an augmented copy is missing, the fold does not exist, or a part has

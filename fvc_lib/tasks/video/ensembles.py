@@ -1,15 +1,15 @@
-"""Several finished runs as one detector: their rules, their predictions together, and the ensemble's folder.
+"""Combine several finished runs into one detector, an ensemble, and write its folder.
 
-First the runs that differ in their seed alone are averaged, then these detectors: the plain mean of their calibrated
-scores, or a weighted sum of their log odds. For outer fold k every run gives the answer of its network of fold k, which
-has seen no video of that fold's groups; neither have the weights of fold k.
+Runs that differ in their seed alone form one detector, the mean of their calibrated scores. The detectors are then
+combined by the mean of their calibrated scores, or by a weighted sum of their log odds (stacking). For outer fold k every run answers with its network of fold
+k, which has seen no video of that fold's groups. The weights of fold k were not fitted on these groups either.
 
 Plain stacking fits the weights for fold k on the out-of-fold predictions of the other folds. That leaks: the networks
 that made those had been trained on fold k's videos. Here the weights for fold k are fitted on the answers of the
-networks *of* fold k to their own inner validation videos. No network of fold k was trained on one of these, and fold k
-tests none of their groups. But those videos chose epoch, temperature and threshold of the same networks, so they
-flatter each of them a little, most the one that had the most to choose from; and they are few. Both cost the ensemble
-some of its number, and can add nothing to it.
+networks *of* fold k to their inner validation videos. These videos trained no network of fold k, and fold k tests none
+of their groups. But the videos are few, and they chose epoch, temperature and threshold of the same networks. So a
+network looks a little better on them than it is, most so the network with the most epochs or settings to choose from.
+Both effects can make the weights worse, and so lower the ensemble's measured result. They cannot raise it.
 """
 
 import math
@@ -57,7 +57,7 @@ from fvc_lib.tasks.video.results import check_predictions, kfold_results, made_s
 from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.summary import TrainingSummary
 
-_OF_DATA = ("metadata_carriers", "official_split_leaks")  # checks of the members' audits that are of their common data
+_OF_DATA = ("metadata_carriers", "official_split_leaks")  # audit checks on the data, which is the same for all members
 _KEY = ["video_id", "group_id", "label"]
 
 
@@ -66,10 +66,10 @@ class Member:
     """A finished run in an ensemble.
 
     Attributes:
-        run: where it lies.
-        config: its parameters.
-        predictions: PREDICTIONS of all folds by ``video_id``, the same videos for all members.
-        detector: number of its detector; runs that differ in their seed alone share one.
+        run: the paths of the run.
+        config: the run's parameters.
+        predictions: PREDICTIONS of all folds, sorted by ``video_id``; all members have the same videos.
+        detector: 0-based number of the detector that the run belongs to; runs that differ in their seed alone share it.
     """
 
     run: RunPaths
@@ -79,7 +79,7 @@ class Member:
 
 
 def checked_member(run: RunPaths, predictions: pl.DataFrame, detector: int) -> Member:
-    """Return a member after checking that it has one prediction for each video of its folds.
+    """Return ``run`` as a member, after checking that each video of its folds has exactly one prediction.
 
     Raises:
         LeakageError, DataError: as ``results.check_predictions``.
@@ -98,13 +98,21 @@ def _left_out(run: RunPaths, config: RunConfig) -> list[str]:
 
 
 def of_detectors(log_odds: FloatArray, detectors: Sequence[int]) -> FloatArray:
-    """Return (N, C) log odds of each detector's mean over its runs, from those of the runs (N, R); NaN is missing."""
+    """Average the probabilities of fake over the runs of each detector, and return them as log odds.
+
+    Args:
+        log_odds: float64 (N, R), of N videos by R runs; NaN is missing.
+        detectors: R numbers from 0 to C - 1, the detector of each run.
+
+    Returns:
+        float64 (N, C), by detector.
+    """
     places = np.asarray(detectors)
     return np.stack([mean_log_odds(log_odds[:, places == place]) for place in range(places.max() + 1)], axis=1)
 
 
 def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, method: Method) -> FloatArray:
-    """Return (N,) log odds of the ensemble from those of its runs (N, R), all by the networks of one fold."""
+    """Return the ensemble's log odds (N,) from those of N videos by R runs' networks of one fold, (N, R)."""
     each = of_detectors(log_odds, detectors)
     if method == "mean":
         return mean_log_odds(each)
@@ -115,10 +123,10 @@ def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, 
 
 
 def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
-    """Return how the detectors count in each fold.
+    """Return the weights of the detectors and the threshold in each fold, in the order of folds.
 
-    ``mean``: equal weights, and the mean of the thresholds that the runs chose on inner validation. ``stacking``:
-    weights fitted on inner validation videos alone.
+    ``mean`` gives equal weights, and the mean of the thresholds that the runs chose on inner validation. ``stacking``
+    fits weights on inner validation videos alone.
 
     Raises:
         UsageError: another method.
@@ -146,7 +154,7 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
 
 
 def _base_rate(members: Sequence[Member], fold: int) -> float | None:
-    """Return the share of fakes at which the scores of ``fold`` are calibrated; None where members differ."""
+    """Return the share of fakes at which the scores of ``fold`` are calibrated; None if members differ or lack it."""
     rates = set[float | None]()
     for recorded in (read_selection(member.run.fold_checkpoints(fold)) for member in members):
         chosen = recorded.selection if recorded else None
@@ -156,10 +164,10 @@ def _base_rate(members: Sequence[Member], fold: int) -> float | None:
 
 
 def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
-    """Return ``rule`` with weights fitted on inner validation videos of ``fold``, each group with one vote.
+    """Return ``rule`` with weights fitted on the inner validation videos of ``fold``; every group has one vote.
 
-    A detector of several runs answers for a video by those of its runs that were not trained on it. Videos count that
-    every detector answers for.
+    Runs may have different inner validation videos. A detector's score of a video is the mean over those of its runs
+    that have the video. Only videos with a score of every detector are used.
     """
     tables = [
         inner_predictions(member, fold).select(*_KEY, (pl.col("logit") / pl.col("temperature")).alias(str(number)))
@@ -179,13 +187,13 @@ def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
 
 
 def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
-    """Return VALIDATION_PREDICTIONS of one fold's training.
+    """Return the predictions (VALIDATION_PREDICTIONS) of a member's fold network for its inner validation videos.
 
     Groups that an official split has in several parts are left out.
 
     Raises:
-        LeakageError: they are of groups that the fold was trained on or tests.
-        DataError: there are none.
+        LeakageError: a video's group is in the training or test part of the fold.
+        DataError: the table is missing or damaged.
     """
     from fvc_lib.tasks.video.data import rows_to_train_on  # brings torch
 
@@ -213,11 +221,12 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
 
 
 def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Method) -> pl.DataFrame:
-    """Return PREDICTIONS of the ensemble, by ``video_id``; its log odds are its logits, at a temperature of 1.
+    """Return PREDICTIONS of the ensemble, sorted by ``video_id``; the logits are its log odds, at a temperature of 1.
 
-    The shuffled-label control is the mean over members that were judged by the same shuffle; with several shuffles, the
-    one that scores highest. A control is missing for a video where one member has none. So is the control on two
-    sources of reals where members have other sources.
+    The table also has the scores of two controls, which are averaged over members. For the shuffled-label control
+    (trained on shuffled labels), members with the same shuffled labels are averaged; of several shuffles the one with
+    the highest AUC is taken. A control's score is null where a member has none. The score of the real-source control
+    (trained to name the source of a real video) is also null where members were trained on different sources.
     """
     first, detectors = members[0].predictions, [member.detector for member in members]
     log_odds = np.stack(
@@ -256,7 +265,7 @@ def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Metho
 
 
 def _mean(members: Sequence[Member], column: str) -> pl.Series:
-    """Return the mean over detectors of the mean over runs; null where one of them has none."""
+    """Return the mean of ``column`` over each detector's runs, then over detectors; null where a member has no value."""
     values = np.stack([m.predictions[column].cast(pl.Float64).fill_null(np.nan).to_numpy() for m in members])
     places = np.array([member.detector for member in members])
     means = np.stack([values[places == place].mean(0) for place in np.unique(places)]).mean(0)
@@ -275,18 +284,18 @@ def write_ensemble(
     predictions: pl.DataFrame,
     config: RunConfig,
 ) -> tuple[pl.DataFrame, pl.DataFrame, EnsembleRecord]:
-    """Write tables as a run has them, an audit of the members, and last the record.
+    """Write the ensemble's folder: the tables that a run has, an audit of the members, and at last the record.
 
-    A record that is there goes first: the folder is not whole until the record is written.
+    An earlier record is deleted first, so a folder with a record is complete.
 
     Args:
-        folder: of the ensemble.
+        folder: the paths of the ensemble.
         members: the runs.
-        names: of the detectors.
-        rules: how they count (``rules_of``).
-        method: how they are combined.
-        predictions: of the ensemble (``combined``).
-        config: of the first member, with the ensemble's settings of intervals.
+        names: the names of the detectors.
+        rules: the weights and threshold of each fold (``rules_of``).
+        method: how the detectors are combined.
+        predictions: PREDICTIONS of the ensemble (``combined``).
+        config: the parameters of the first member, with the ensemble's settings of intervals.
 
     Returns:
         RESULTS, LEAKAGE_AUDIT and the record.
@@ -341,7 +350,10 @@ def _member_record(member: Member, folder: RunPaths, folds: Sequence[int]) -> Me
 
 
 def _audit(members: Sequence[Member], rules: Sequence[FoldRule], method: Method) -> pl.DataFrame:
-    """Return the leakage audit of the ensemble: of its members' audits, and of what its weights were fitted on."""
+    """Return the leakage audit of the ensemble (LEAKAGE_AUDIT).
+
+    It states how many checks of each member's audit passed, and on which videos the weights were fitted.
+    """
     shared, videos = members[0].predictions, sum(rule.num_videos for rule in rules)
     alike = (
         f"All {len(members)} runs predicted the same {shared.height:,} videos of {shared['group_id'].n_unique():,} "

@@ -1,8 +1,8 @@
-"""Results of a model on features beyond those of a network: its gain over metadata, and what it relies on.
+"""Additional results of a model on features: its gain over metadata, and the importance of feature families.
 
-The importance of a family of features is the fall of the AUC when its values are permuted among the test videos of a
-fold (L. Breiman, "Random forests", 2001). Families with the same information stand in for each other, so each of them
-looks unimportant. Nothing is chosen by it.
+The importance of a family is the fall of the AUC when its values are permuted among the test videos of a fold
+(L. Breiman, "Random forests", 2001). Families with the same information can replace each other, so they all look
+unimportant. Importance is reported only; no choice depends on it.
 """
 
 from collections.abc import Collection
@@ -41,8 +41,10 @@ class FeatureResults:
     """Results that only a model on features has.
 
     Attributes:
-        beyond: the model, and metadata with features, each compared with metadata alone on the same videos.
-        families: ``family features auc_lost low high``, the most important first; empty for a trunk's features.
+        beyond: one row for the model and, for forensic features, one for a model of metadata and features. A row
+            compares its AUC with that of metadata alone, on the same videos.
+        families: ``family features auc_lost low high``, sorted by ``auc_lost`` with the largest first; empty for a
+            trunk's features.
     """
 
     beyond: pl.DataFrame
@@ -76,8 +78,8 @@ def feature_results(
         config: its parameters.
         index: INDEX schema.
         predictions: PREDICTIONS of all folds.
-        protocol: PROTOCOL schema; None: that of ``kfold``.
-        left_out: videos that took no part.
+        protocol: PROTOCOL schema; None: protocol ``kfold``.
+        left_out: ids of videos that were in no part.
 
     Raises:
         DataError: the stored models do not give the stored predictions.

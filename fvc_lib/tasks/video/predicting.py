@@ -1,9 +1,9 @@
-"""The detector of a run, an ensemble or a bundle of task video, and its findings on files.
+"""Judge files with a run, an ensemble or an exported bundle of task video.
 
-A file that the run has, to the byte, gets the stored score of the one network that had not seen it. A near-duplicate of
-a video of the run gets no score, because some networks may have been trained on its footage. Every other file is judged
-by all folds' networks, decoded as the run decoded its videos (``verdicts/scoring.py``). In an ensemble every member
-decodes and judges for itself, and their log odds are combined by fold.
+A byte-identical copy of a video of the run gets its stored score, by the one network that had not seen it. A
+near-duplicate of a video of the run gets no score, because some networks may have been trained on its footage. Every
+other file is judged by the networks of all folds. It is decoded as the run decoded its videos (``verdicts/scoring.py``).
+In an ensemble every member decodes and judges the file separately, and their log odds are combined by fold.
 """
 
 import logging
@@ -55,25 +55,26 @@ from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 5  # changes with the content of findings: a journal's of another version are not reused
+_VERSION = 5  # raised when findings change: stored findings of another version are not reused
 _KNOWN, _FEATURES = "known_videos.parquet", "features.safetensors"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The findings on one file.
+    """The result of judging one file.
 
     Attributes:
-        path: table text, absolute.
-        sha256: of its content; empty where it could not be read.
-        is_known: whether the run has this very file.
+        path: absolute path, as text for tables (``path_from_text``).
+        sha256: hex digest of the file's content; empty if the file could not be read.
+        is_known: whether the run has a video with the same content.
         no_prediction: sentences on why a readable file has no score.
-        logits: calibrated log odds of fake by the network of each fold, or by the one that had not seen it.
-        unfamiliar: sentences on why no answer is given whatever the score: how it is unlike the run's videos, or that
-            there is nothing to judge.
-        failure: why it could not be read.
-        lasts: whether another attempt would find the same; False after a crash or a timeout.
+        logits: calibrated log odds of fake, one by the network of each fold. A video of the run has only one, by the
+            network that had not seen it.
+        unfamiliar: sentences that make the verdict undecided whatever the score: the file is unlike the run's videos,
+            or shows nothing to judge.
+        failure: why the file could not be read; empty if it could.
+        lasts: whether another attempt would give the same result; False after a crash or a timeout.
     """
 
     path: str
@@ -96,26 +97,29 @@ class FoldRecord(Strict):
 
 
 class Section(Strict):
-    """A video detector's section of ``bundle.json``; of an ensemble ``ensemble`` alone, of a run the rest."""
+    """The section of ``bundle.json`` for a video detector.
+
+    An ensemble fills ``ensemble`` alone, a run the other fields.
+    """
 
     folds: list[FoldRecord] = Field(default_factory=list)
-    final: FoldRecord | None = None  # the network of all groups: then it judges alone, and no fold's is in the bundle
+    final: FoldRecord | None = None  # the network of all groups; if present, it judges alone and the bundle has no fold networks
     ranges: TrainingRanges | None = None
     ensemble: EnsembleRecord | None = None
 
 
 class VideoDetector(Predictor):
-    """The detector of a run, an ensemble or a bundle.
+    """The video detector of a run, an ensemble or a bundle.
 
     Args:
-        networks: of the folds; of an ensemble those of the member with the largest weight.
+        networks: the networks that judge; for an ensemble those of the member with the largest weight.
         known: the run's videos, with their out-of-fold scores.
-        ranges: what they are like.
-        standing: how the model compares with its controls.
-        cautions: sentences on decoding that is not known to be the run's.
-        distance: returns the features of the run's videos; None: not known.
-        ensemble: how the members are combined.
-        members: their detectors, in that record's order.
+        ranges: codecs, and ranges of size, length and rate, of the run's videos.
+        standing: how the model compares with its controls (predictors that see no pixel, or learn other labels).
+        cautions: sentences on decoding that may differ from the run's.
+        distance: returns the features of the run's videos, to compare new files with; None if they are not available.
+        ensemble: the record of how members are combined; None for a single run.
+        members: the detectors of the ensemble's members, in the order of its record.
     """
 
     columns = dict.fromkeys(("score", "low", "high"), pl.Float64())
@@ -143,7 +147,12 @@ class VideoDetector(Predictor):
     def of_run(
         cls, paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
     ) -> Self:
-        """See ``Predictor``; ``DataError`` where a member of an ensemble is missing or was trained again."""
+        """See ``Predictor``.
+
+        Raises:
+            DataError: a member of an ensemble is missing or was trained again.
+            UsageError: ``final`` with an ensemble, which has no network of all groups.
+        """
         if not is_ensemble(paths.root):
             networks = networks_of_run(paths, held=held, final=final)
             folds = [fold for fold in sorted(networks.folds) if fold != FINAL]
@@ -191,7 +200,11 @@ class VideoDetector(Predictor):
     def _of_members(
         cls, record: EnsembleRecord, members: Sequence["VideoDetector"], known: KnownVideos, standing: Standing
     ) -> Self:
-        """Return the detector of an ensemble; ``DataError`` where a member has other weights than the record says."""
+        """Return the detector of an ensemble.
+
+        Raises:
+            DataError: a member has other weights than the ensemble's record states.
+        """
         for member, stated in zip(members, record.members, strict=True):
             folds = member.networks.folds
             if [folds[fold].weights for fold in sorted(folds)] != stated.weights:
@@ -244,7 +257,7 @@ class VideoDetector(Predictor):
 
     @cached_property
     def model_id(self) -> str:
-        """The run or ensemble, and a digest of its weights and of how members are combined."""
+        """Text ``name@digest``; the digest covers the weights, and for an ensemble how members are combined."""
         record, folds = self.ensemble, self.networks.folds
         decides: Any = {str(fold): folds[fold].weights for fold in self.networks.judges}
         if record is not None:
@@ -276,11 +289,11 @@ class VideoDetector(Predictor):
 
     @cached_property
     def distance(self) -> FeatureDistance | None:
-        """The features of the run's videos; of a run they are computed when they are first needed."""
+        """The features of the run's videos; None if not available. For a run they are computed at the first access."""
         return self._distance(silent)
 
     def distance_now(self, tell: Tell) -> FeatureDistance | None:
-        """Return ``distance``, computed with progress to ``tell``."""
+        """Return ``distance``; report the progress to ``tell`` if it is computed now."""
         if "distance" not in self.__dict__:
             self.distance = self._distance(tell)
         return self.distance
@@ -289,7 +302,7 @@ class VideoDetector(Predictor):
 
     @cached_property
     def place_of(self) -> dict[str, int]:
-        """The row of ``known`` of each content; of one that several corpora have, the row with the score."""
+        """Row number in ``known.rows`` by SHA-256 of the content; of rows with the same content, one with a score."""
         rows = self.known.rows.with_row_index("place").sort(pl.col("score").is_not_null(), maintain_order=True)
         return dict(rows.select("content_sha256", "place").iter_rows())
 
@@ -300,10 +313,13 @@ class VideoDetector(Predictor):
     def findings(
         self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture, file_seconds: float = 0.0
     ) -> Generator[Finding]:
-        """See ``Predictor``; where one member of an ensemble cannot judge a file, the file has no answer.
+        """See ``Predictor``. If one member of an ensemble cannot judge a file, its finding is a failure.
 
-        ``picture`` gets the clips of a scored file, uint8 (N, T, 3, S, S). ``file_seconds`` limits the time of a file;
-        0: a minute, and a second for each megabyte.
+        Args:
+            files: paths.
+            workers: processes that decode; 0: one per core.
+            picture: called with the path and clips, uint8 (N, T, 3, S, S), of each scored file.
+            file_seconds: time limit for a file; 0: one minute plus one second per megabyte.
         """
         new, networks, waiting = list[Finding](), self.networks, dict[int, ProbeResult]()
         with scratch_folder(networks.config) as folder:
@@ -326,7 +342,10 @@ class VideoDetector(Predictor):
         yield from self._by_members(self.ensemble, new, workers) if self.ensemble and new else new
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
-        """Return the finding of a file that no network judges, else None; ``failure``: why it has no clip."""
+        """Return the finding on a file that needs no network, else None.
+
+        ``failure`` says why the file has no clip; empty if it has.
+        """
         path, content = probed.path, probed.content_sha256
         if probed.probe is None:
             return Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
@@ -348,7 +367,7 @@ class VideoDetector(Predictor):
     def _scored(
         self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], picture: Picture
     ) -> Iterator[Finding]:
-        """Yield the findings of the ``waiting`` files, by their places."""
+        """Yield the findings on the ``waiting`` files; its keys are indices into ``files`` and ``clips``."""
         folds, reasons, distance = self.networks.judges, dict[int, tuple[str, ...]](), self.distance
 
         def look(place: int, frames: Pixels) -> None:
@@ -369,7 +388,10 @@ class VideoDetector(Predictor):
             yield Finding(path, content, logits=logits, unfamiliar=unfamiliar)
 
     def _reasons(self, probed: ProbeResult, clips: Pixels) -> Iterator[str]:
-        """Yield why clips uint8 (N, T, 3, S, S) show nothing to judge, and how the file is unlike the run's."""
+        """Yield sentences on a file that shows nothing to judge or is unlike the run's videos.
+
+        ``clips`` are its frames, uint8 (N, T, 3, S, S).
+        """
         assert probed.probe is not None
         num_frames, num_seen = probed.probe.num_frames, clips.shape[1]
         if recipe := self.networks.store.recipe:
@@ -386,7 +408,10 @@ class VideoDetector(Predictor):
         yield from self.ranges.reasons(asdict(probed.probe))
 
     def _by_members(self, record: EnsembleRecord, new: list[Finding], workers: int) -> Iterator[Finding]:
-        """Yield the findings ``new`` of the leading member with the log odds of all members combined by fold."""
+        """Yield ``new``, the findings of the leading member, with their log odds replaced by the ensemble's, by fold.
+
+        A file that one member cannot judge becomes a failure.
+        """
         from fvc_lib.tasks.video.ensembles import of_ensemble  # loads scikit-learn
 
         folds = tuple(range(len(record.folds)))
@@ -410,9 +435,9 @@ class VideoDetector(Predictor):
             yield replace(finding, **(failed if finding.failure else {"logits": tuple(logits)}))
 
     def row(self, path: Path, found: Finding) -> Prediction:
-        """See ``Predictor``: ``score``, and ``low`` and ``high``, the lowest and highest network's.
+        """See ``Predictor``. ``score`` is the mean over networks, ``low`` and ``high`` the lowest and highest score.
 
-        A file of the run has the part ``test``: its score is by the network that had not seen it.
+        A video of the run has the part ``test``: its score is by the network that had not seen it.
         """
         if not found.logits:
             return Prediction(path, failure=found.failure or " ".join(found.no_prediction))
@@ -428,17 +453,17 @@ def _stem(fold: int) -> str:
 
 
 def index_of_files(run: RunPaths) -> pl.DataFrame:
-    """Return INDEX of a run's videos before any re-encoding, with which a new file is compared."""
+    """Return INDEX of the run's original videos, before any re-encoding. New files are compared with these."""
     return read_table(run.original_index if run.original_index.is_file() else run.index, INDEX)
 
 
 def known_sentence(video: Mapping[str, Any]) -> str:
-    """Return the beginning of a sentence on a row of ``KnownVideos.rows``."""
+    """Return the beginning of a sentence that names the video of the run and its label."""
     return f"This is a video of the run, {video['video_id']}, labelled {video['label']}"
 
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
-    """Return a caution unless files are decoded by the code and library that decoded the run's videos."""
+    """Return a caution if the decoding code or library may differ from that of the run's videos; else nothing."""
     if not networks.sees_frames:  # no clips; each fitted model names the code that measured
         return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()

@@ -1,4 +1,4 @@
-"""Task video: tell real from fake clips."""
+"""The training task ``video``: the network, its loss and its scores for real and fake clips."""
 
 import math
 
@@ -22,13 +22,13 @@ from fvc_lib.tasks.video.data import ClipDataset
 
 
 class VideoTask:
-    """Binary cross-entropy on clips, weighted by class, with label smoothing if the configuration asks for it.
+    """Train a network on real and fake clips with a class-weighted binary cross-entropy.
 
     Args:
-        training: the clips that train.
-        validation: the clips that choose the epoch.
-        config: the network, and how its stages are trained.
-        weights: of (real, fake) in the loss; (1, 1) weighs all clips alike.
+        training: the clips that the network is trained on.
+        validation: the clips whose loss chooses the epoch.
+        config: names the network, the stages (blocks of layers) to train, and the label smoothing.
+        weights: loss weights of (real, fake); (1, 1) weighs all clips alike.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class VideoTask:
         self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` trains
 
     def build_model(self) -> nn.Module:
-        """Return the network, initialised from torch's current random state or with its weights."""
+        """Return a new network, with its pretrained weights if it has any, else from torch's current random state."""
         model = build_detector(self._config)
         self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         return model
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Freeze or unfreeze the stages below the head, among the parameters that ``tune`` trains."""
+        """Freeze or unfreeze the stages below the head for ``epoch``; parameters that ``tune`` excludes stay frozen."""
         freeze_epochs, stage_epochs = self._config.freeze_backbone_epochs, self._config.unfreeze_stage_epochs
         if not (freeze_epochs or stage_epochs):
             return
@@ -57,7 +57,10 @@ class VideoTask:
                 parameter.requires_grad_(place >= len(stages) - number)
 
     def rate_shares(self, model: nn.Module) -> dict[nn.Parameter, float]:
-        """Return each parameter's share of the learning rate: ``layer_decay`` ** its distance from the head."""
+        """Return the factor of the learning rate for each parameter below the head.
+
+        The factor is ``layer_decay ** d`` at ``d`` stages below the head. Empty if ``layer_decay`` is 1.
+        """
         decay = self._config.layer_decay
         if decay == 1:
             return {}
@@ -65,7 +68,11 @@ class VideoTask:
         return {parameter: decay**number for number, stage in from_above for parameter in stage}
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Return ``logits`` (B,), positive for fake, and with ``tune effort`` in training also ``penalty`` (B,)."""
+        """Return ``logits`` (B,), positive for fake; in training with ``tune effort`` also ``penalty`` (B,).
+
+        Raises:
+            UsageError: the network does not return one logit per clip.
+        """
         if "features" in batch.tensors:
             logits = model.logits_of(batch.tensors["features"])  # type: ignore[operator]
         else:
@@ -80,7 +87,7 @@ class VideoTask:
         return {"logits": logits} if penalty is None else {"logits": logits, "penalty": penalty.expand(len(batch))}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the class-weighted binary cross-entropy, with label smoothing if set."""
+        """Return the sum of the class-weighted cross-entropy and penalty over the batch, and the sum of the weights."""
         mixed, logits, smoothing = batch.tensors.get("target"), outputs["logits"].float(), self._config.label_smoothing
         labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
@@ -102,7 +109,7 @@ class VideoTask:
 
 
 class BinaryScores(SampleColumns):
-    """Collect logits and labels; a video's logit is the mean over its ``clips`` consecutive samples.
+    """Collect logits and labels of N videos; a video's logit is the mean over its ``clips`` consecutive samples.
 
     Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
     """
@@ -113,7 +120,11 @@ class BinaryScores(SampleColumns):
         self.add([], {"logits": torch.zeros(0, dtype=torch.float64), "labels": torch.zeros(0, dtype=torch.int64)})
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch; ``ValueError`` where the outputs still require grad."""
+        """Add one batch of outputs and labels.
+
+        Raises:
+            ValueError: the outputs still require grad.
+        """
         labels = batch.tensors["label"].to(torch.int64)
         self.add(batch.sample_ids, {"logits": outputs["logits"].double(), "labels": labels})
 
@@ -136,7 +147,10 @@ class BinaryScores(SampleColumns):
         return self.column("logits").reshape(-1, self._clips).mean(1)
 
     def compute(self) -> dict[str, float]:
-        """Return ROC AUC and balanced accuracy at 0.5; NaN with one class or a score that is not finite."""
+        """Return the ROC AUC and the balanced accuracy at a score of 0.5.
+
+        Both are NaN if only one class is present or a score is not finite.
+        """
         scores = self.scores
         if not np.isfinite(scores).all():
             return {"roc_auc": math.nan, "balanced_accuracy": math.nan}
@@ -145,7 +159,7 @@ class BinaryScores(SampleColumns):
 
 
 def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
-    """Return the engine's settings for a fold; None: for the network of all groups."""
+    """Return the engine's settings for training ``fold``; for the network of all groups if ``fold`` is None."""
     seed = stable_seed("fold", config.seed, "final" if fold is None else fold)
     balance = config.class_balance == "sampler"
     micro_batch, halves = DETECTORS.get(config.model).micro_batch, config.class_balance == "batch"

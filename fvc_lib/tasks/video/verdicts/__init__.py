@@ -1,1 +1,1 @@
-"""Is this video fake? A finished run, or what was exported of one, asked of new files."""
+"""Judge new files as real, fake or undecided, with a finished run, an ensemble or an exported bundle."""
