@@ -1,8 +1,9 @@
 """Combine several finished runs into one detector, an ensemble, and write its folder.
 
 Runs that differ in their seed alone form one detector, the mean of their calibrated scores. The detectors are then
-combined by the mean of their calibrated scores, or by a weighted sum of their log odds (stacking). For outer fold k every run answers with its network of fold
-k, which has seen no video of that fold's groups. The weights of fold k were not fitted on these groups either.
+combined by the mean of their calibrated scores, or by a weighted sum of their log odds (stacking). For outer fold k
+every run answers with its network of fold k, which has seen no video of that fold's groups. The weights of fold k were
+not fitted on these groups either.
 
 Plain stacking fits the weights for fold k on the out-of-fold predictions of the other folds. That leaks: the networks
 that made those had been trained on fold k's videos. Here the weights for fold k are fitted on the answers of the
@@ -265,7 +266,7 @@ def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Metho
 
 
 def _mean(members: Sequence[Member], column: str) -> pl.Series:
-    """Return the mean of ``column`` over each detector's runs, then over detectors; null where a member has no value."""
+    """Return the mean of ``column`` over each detector's runs, then over detectors; null if a member has no value."""
     values = np.stack([m.predictions[column].cast(pl.Float64).fill_null(np.nan).to_numpy() for m in members])
     places = np.array([member.detector for member in members])
     means = np.stack([values[places == place].mean(0) for place in np.unique(places)]).mean(0)

@@ -2,8 +2,9 @@
 
 A byte-identical copy of a video of the run gets its stored score, by the one network that had not seen it. A
 near-duplicate of a video of the run gets no score, because some networks may have been trained on its footage. Every
-other file is judged by the networks of all folds. It is decoded as the run decoded its videos (``verdicts/scoring.py``).
-In an ensemble every member decodes and judges the file separately, and their log odds are combined by fold.
+other file is judged by the networks of all folds. It is decoded as the run decoded its videos
+(``verdicts/scoring.py``). In an ensemble every member decodes and judges the file separately, and their log odds are
+combined by fold.
 """
 
 import logging
@@ -103,7 +104,7 @@ class Section(Strict):
     """
 
     folds: list[FoldRecord] = Field(default_factory=list)
-    final: FoldRecord | None = None  # the network of all groups; if present, it judges alone and the bundle has no fold networks
+    final: FoldRecord | None = None  # the network of all groups; it then judges alone, without fold networks
     ranges: TrainingRanges | None = None
     ensemble: EnsembleRecord | None = None
 
