@@ -1,9 +1,11 @@
 """A bundle: one folder with a trained model of any task, or an ensemble, that needs neither its runs nor their corpus.
 
-Every bundle has ``bundle.json``, a model card, the SHA-256 of every other file in ``digests.json``, and weights as
-safetensors in ``model/``. A task adds its section of ``bundle.json`` and its own files. An ensemble has a bundle of
-each member in ``members/``. A bundle is read as if a stranger had made it: every file needs its digest, no name leads
-out of the folder, nothing is unpickled, and code of its own runs only where the caller allows it (``docs/bundle.md``).
+Every bundle has ``bundle.json``, a model card, and weights as safetensors in ``model/``. ``digests.json`` holds the
+SHA-256 of every other file. A task, such as ``video`` or ``image``, adds a section to ``bundle.json`` and further
+files. An ensemble has a bundle of each member in ``members/``.
+
+A bundle is read as if a stranger had made it: every file must match its digest, no file name leads out of the folder,
+and nothing is unpickled. Code in the bundle runs only where the caller allows it (``docs/bundle.md``).
 """
 
 import re
@@ -49,7 +51,7 @@ _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {
 }  # fmt: skip
 _FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
 _WEIGHT_FIELDS = ("model_weights", "backbone_weights")
-# Of this machine, or of the corpus that the run was made with.
+# Parameters that describe this machine or the run's corpus, so a bundle does not record them.
 _LEFT_OUT = frozenset({"corpus", "more_corpora", "target_corpora", "label_map", *_WEIGHT_FIELDS})
 _FILES = re.compile(
     rf"({MEMBERS}/\d+/)?({RECORD}|{DIGESTS}|{CARD}|[a-z_]+\.(json|parquet|safetensors)"
@@ -57,7 +59,7 @@ _FILES = re.compile(
     rf"|({BEGUN_WITH}|{_TEXT_ENCODER})/[\w-][\w.-]*\.(json|txt|safetensors)|(network|crop)/(\w+/)*\w+\.py)",
     re.ASCII,
 )
-_DESCRIBED = ("settings", "features", "families")  # of a fitted model's file; other entries name places
+_DESCRIBED = ("settings", "features", "families")  # entries that a bundle keeps; others name paths
 _Part = TypeVar("_Part")
 _Model = TypeVar("_Model", bound=Strict)
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -65,7 +67,7 @@ Name = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]  # becomes
 
 
 class NetworkRecord(Strict):
-    """The class that was trained, the digests of its functions, and licences as far as they are known."""
+    """The class of the trained network, the digests of its functions, and the licences that are known."""
 
     name: str
     code: str
@@ -75,7 +77,10 @@ class NetworkRecord(Strict):
 
 
 class BundleRecord(Strict):
-    """``bundle.json``; ``section`` is the task's own, ``weights`` and ``network`` are empty of an ensemble."""
+    """The content of ``bundle.json``.
+
+    ``section`` is written by the task. For an ensemble ``weights`` is empty and ``network`` is None.
+    """
 
     format: int
     made_with: dict[str, str]
@@ -89,13 +94,13 @@ class BundleRecord(Strict):
 
 
 def is_bundle(path: str | Path) -> bool:
-    """Return whether a folder is an exported bundle, or was one."""
+    """Return whether a folder is an exported bundle, even one that has lost ``bundle.json`` or ``digests.json``."""
     folder = Path(path).expanduser()
     return (folder / RECORD).is_file() or (folder / DIGESTS).is_file()
 
 
 def refused(folder: Path, why: str) -> UsageError:
-    """Return the error for a bundle that is not loaded."""
+    """Return the error that refuses the bundle ``folder`` because of ``why``, with the remedy."""
     return UsageError(f"bundle {str(folder)!r}: {why}. {REMEDY}")
 
 
@@ -103,15 +108,15 @@ def refused(folder: Path, why: str) -> UsageError:
 
 
 def write_bundle(predictor: Predictor, folder: Path, card: str) -> None:
-    """Write ``predictor`` to ``folder``, whole or not at all, and load it from there.
+    """Write ``predictor`` to ``folder`` and load it once as a check; after an error nothing is left there.
 
     Args:
-        predictor: of a run or ensemble.
+        predictor: made from a run or an ensemble.
         folder: must not exist.
-        card: the model card.
+        card: text of the model card.
 
     Raises:
-        UsageError: ``folder`` exists or is inside of a run, or its answers are not the run's.
+        UsageError: ``folder`` exists or is inside of a run, or the bundle's identity is not the run's.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: a file cannot be written.
     """
@@ -190,14 +195,19 @@ def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _recorded(task: str) -> frozenset[str]:
-    """Return the fields of decoding, sampling, network and training; none names a place on a machine."""
+    """Return the names of the parameters that a bundle of ``task`` records; none of them holds a path."""
     own = {name for name, declared in DECLARED.items() if task in declared.tasks and declared.hashed}
     places = {name for name, declared in DECLARED.items() if declared.changes == "folder" or name.endswith("_dir")}
     return frozenset(own | {"amp", "batch_size", "device"}) - _LEFT_OUT - places
 
 
 def _copy_weights(source: Path, target: Path) -> None:
-    """Copy a file or folder of weights to the folder ``target`` as safetensors; raise ``UsageError``, ``OSError``."""
+    """Copy a file or folder of weights to the new folder ``target`` as safetensors.
+
+    Raises:
+        UsageError: the weights cannot be read.
+        OSError: a file cannot be written.
+    """
     target.mkdir()
     files = [file for end in ("safetensors", "json", "txt") for file in source.glob(f"*.{end}")]
     for file in files:
@@ -215,10 +225,10 @@ class Bundle:
     """A bundle whose files have been checked.
 
     Attributes:
-        folder: absolute.
-        record: its ``bundle.json``.
-        config: the run's, as far as it is recorded; its places are of this machine.
-        allow_code: whether code of its own may run.
+        folder: the absolute path of the bundle.
+        record: the content of ``bundle.json``.
+        config: the recorded parameters of the run, with paths of this machine.
+        allow_code: whether code in the bundle may run.
     """
 
     folder: Path
@@ -228,7 +238,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path, *, allow_code: bool = False) -> "Bundle":
-        """Check and read a bundle; raise ``UsageError`` as ``open_bundle``."""
+        """Check the files of a bundle and read its record; errors are those of ``open_bundle``."""
         folder = folder.expanduser().absolute()
         _check_files(folder)
         document = read_json_object(folder / RECORD)
@@ -241,7 +251,16 @@ class Bundle:
         return cls(folder, record, _config_of(folder, record.params, allow_code=allow_code), allow_code)
 
     def trained(self, stem: str, *, fold: str = "", **more: Any) -> Trained:
-        """Return the network in ``model/STEM.safetensors``, with ``more`` fields of ``Trained``."""
+        """Return the trained network of ``model/STEM.safetensors``.
+
+        Args:
+            stem: name of the file without its ending.
+            fold: text about the fold, for messages; may be empty.
+            more: further fields of ``Trained``.
+
+        Raises:
+            UsageError: the bundle has no such weights.
+        """
         network, name = self.record.network, self.record.name
         if network is None or stem not in self.record.weights:
             raise refused(self.folder, f"{WEIGHTS}/{stem}.safetensors is missing")
@@ -256,18 +275,18 @@ class Bundle:
         )
 
     def section(self, model: type[_Model]) -> _Model:
-        """Return the task's section of the record; raise ``UsageError`` where no export writes it."""
+        """Return the task's section of ``bundle.json`` as a ``model``; raise ``UsageError`` for invalid content."""
         return _parsed(model, self.folder, self.record.section, "section")
 
     def table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
-        """Return the table ``name``; raise ``FvcError`` where no export writes it."""
+        """Return the table in the file ``name``; raise ``FvcError`` where it does not fit ``schema``."""
         return read_table(self.folder / name, schema)
 
     def arrays(self, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
-        """Return ``read`` of the arrays in the file ``name``; None where there is no such file.
+        """Return the result of ``read`` on the arrays in the file ``name``; None where the file is missing.
 
         Raises:
-            UsageError: a file that no export writes; ``read`` raises ``ValueError`` or ``KeyError`` of one.
+            UsageError: the file cannot be loaded, or ``read`` raised ``ValueError`` or ``KeyError``.
         """
         try:
             return read(safetensors.numpy.load_file(self.folder / name)) if (self.folder / name).is_file() else None
@@ -279,13 +298,13 @@ def open_bundle(folder: Path, *, allow_code: bool = False, held: int | None = 1)
     """Return the predictor of a bundle.
 
     Args:
-        folder: of the bundle.
-        allow_code: whether its own network or crop may run: code that the author of the bundle wrote.
-        held: the most networks in memory at once; None: all.
+        folder: the folder of the bundle.
+        allow_code: whether a network or crop function in the bundle may run; the bundle's author wrote that code.
+        held: largest number of networks in memory at once; None: all.
 
     Raises:
-        UsageError: it is damaged, hostile, of another format, or needs code that is not allowed.
-        FvcError: a table or file of weights that no export writes.
+        UsageError: the bundle is damaged, hostile, of another format, or needs code that is not allowed.
+        FvcError: a table or a file of weights has content that no export writes.
     """
     bundle = Bundle.open(folder, allow_code=allow_code)
     predictor = predictor_class(bundle.config.task).of_bundle(bundle, held=held)
@@ -300,7 +319,7 @@ def open_bundle(folder: Path, *, allow_code: bool = False, held: int | None = 1)
 
 
 def task_of_bundle(folder: Path) -> str:
-    """Return the task that a bundle states, unchecked; raise ``UsageError`` where it states none."""
+    """Return the task named in ``bundle.json``, without checking the bundle; raise ``UsageError`` without one."""
     params = read_json_object(folder / RECORD).get("params")
     task = params.get("task") if isinstance(params, dict) else None
     if not isinstance(task, str) or task not in TASKS:
@@ -309,7 +328,13 @@ def task_of_bundle(folder: Path) -> str:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Return the relative names of the files, sorted; top-level names with a dot belong to a version system."""
+    """Return the relative names of the bundle's files, sorted, without ``digests.json``.
+
+    Names that begin with a dot at the top level are skipped, since a version system writes them.
+
+    Raises:
+        UsageError: an entry is a link, or neither file nor folder.
+    """
     names = list[str]()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -321,7 +346,7 @@ def _files_in(folder: Path) -> list[str]:
 
 
 def _check_files(folder: Path) -> None:
-    """Check that the files are those of ``digests.json``; raise ``UsageError``."""
+    """Raise ``UsageError`` unless the files in ``folder`` are exactly those of ``digests.json``, with its digests."""
     there = _files_in(folder)
     files = read_document(folder / DIGESTS).get("files")
     if not files or not isinstance(files, dict):
@@ -336,7 +361,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any], part: str = "") -> _Model:
-    """Return a part of ``bundle.json``, validated; raise ``UsageError`` where no export writes it."""
+    """Return ``document`` as a ``model``; raise ``UsageError`` for invalid content. ``part`` is named in the error."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -346,10 +371,10 @@ def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any], part
 
 
 def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> RunConfig:
-    """Return the recorded configuration, with this machine's cache folder and the bundle's own files.
+    """Return the recorded configuration, with paths to this machine's cache folder and to files in the bundle.
 
     Raises:
-        UsageError: a parameter that no bundle of the task has, or code that is not allowed.
+        UsageError: the record has an unexpected parameter, names a missing file, or needs code that is not allowed.
     """
     params, places = dict(params), dict[str, str]()
     if foreign := sorted(set(params) - _recorded(task_of_bundle(folder)) - {"task"}):

@@ -12,13 +12,15 @@ def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.
 
         (1 - s) * -log p_t + s * mean over k of -log p_k
 
-    A mixed sample has the sum over its classes, weighed by its target. A sample weighs the sum of its target: a sample
-    of no known class has a loss and a gradient of exactly 0. Smoothing: C. Szegedy et al., "Rethinking the Inception
-    architecture" (CVPR 2016); mixup: H. Zhang et al. (ICLR 2018).
+    A mixed sample (mixup or cutmix) has the sum of these losses over its classes, each times its entry of ``targets``.
+    A sample without a known class has a row of zeros, and so a loss and a gradient of exactly 0.
+
+    Smoothing: C. Szegedy et al., "Rethinking the Inception architecture" (CVPR 2016). Mixup: H. Zhang et al. (ICLR
+    2018).
 
     Args:
         logits: float (B, C); C may be 0.
-        targets: float (B, C), not negative.
+        targets: float (B, C), the weight of each class in the sample, at least 0.
         label_smoothing: in [0, 1).
     """
     if not logits.shape[1]:

@@ -1,4 +1,4 @@
-"""Decode untrusted files as a run decodes its own: in worker processes, into temporary files in the cache."""
+"""Decode untrusted files with a run's settings: in worker processes, into temporary files in the cache."""
 
 import os
 import shutil
@@ -27,10 +27,10 @@ class FileToScore:
     """A video file to decode and judge.
 
     Attributes:
-        path: of the video.
-        folds: whose networks judge it.
-        recipe: of ``video.reencode.RECIPES``, by which it is re-encoded first; empty: none.
-        content_sha256: another content is refused; empty: any is taken.
+        path: path of the video.
+        folds: numbers of the folds whose networks judge the file.
+        recipe: name in ``video.reencode.RECIPES`` by which the file is re-encoded first; empty: not re-encoded.
+        content_sha256: SHA-256 that the content must have; empty: any content.
     """
 
     path: Path
@@ -44,9 +44,9 @@ class DecodedFile:
     """A file that was decoded, or the ``failure`` that prevented it.
 
     Attributes:
-        position: of the file in the list.
-        failure: empty where it was decoded.
-        lasts: whether decoding would fail again; not so where its worker died or ran out of time.
+        position: index of the file in the list.
+        failure: the reason why there is no clip; empty after success.
+        lasts: whether decoding again would give the same; False where the worker died or ran out of time.
     """
 
     position: int
@@ -57,9 +57,10 @@ class DecodedFile:
 def decoded_files(
     store: ClipStore, files: Sequence[FileToScore], clips: Sequence[Path], *, workers: int = 0
 ) -> Generator[DecodedFile]:
-    """Decode ``files`` into the files ``clips`` with the settings of ``store``; yield each as soon as it is done.
+    """Decode each of ``files`` into the file of the same position in ``clips``, with the settings of ``store``.
 
-    ``workers`` is the number of processes; 0: one per core.
+    Yields one result per file as soon as it is known, in any order. ``workers`` is the number of processes; 0: one per
+    core.
 
     Raises:
         OSError: a clip cannot be written.
@@ -78,11 +79,21 @@ def decoded_files(
 def looked_at(
     store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0, file_seconds: float = 0.0
 ) -> Generator[tuple[int, ProbeResult, str]]:
-    """Probe ``files`` and decode them into ``clips`` from one pass each (``looking.look``).
+    """Probe ``files`` and decode them into ``clips``; every file is read once for both (``looking.look``).
 
-    Yields the position of each file, its probe, and the reason if it has no clip, as soon as they are known. The time
-    limit of a file is ``file_seconds``; 0: ``FILE_SECONDS``, and a second more for each megabyte. Raises as
-    ``decoded_files``.
+    Args:
+        store: its settings decide the clips.
+        files: N video files.
+        clips: N files to write.
+        workers: number of processes; 0: one per core.
+        file_seconds: time limit per file; 0: at least ``FILE_SECONDS``, and a second more for each megabyte.
+
+    Yields:
+        ``(position, probe, failure)`` for every file as soon as it is known: its index in ``files``, what probing
+        found, and why there is no clip (empty after success).
+
+    Raises:
+        OSError, DataError, FvcError: as ``decoded_files``.
     """
     items = [item_to_decode(store, FileToScore(path, ()), clip) for path, clip in zip(files, clips, strict=True)]
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
@@ -107,9 +118,10 @@ def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str,
 
 @contextmanager
 def scratch_folder(config: RunConfig) -> Iterator[Path]:
-    """Yield a temporary folder of this process in the cache; those of killed processes are deleted.
+    """Yield a temporary folder in the run's cache folder; delete it at the end.
 
-    The folder lies in this machine's own cache where the run's cache folder cannot be made here.
+    Folders that killed processes left there are deleted too. Where the run's cache folder cannot be made on this
+    machine, this machine's default cache folder is used.
     """
     above = Path(config.cache_dir) / _SCRATCH
     try:
@@ -129,6 +141,9 @@ def scratch_folder(config: RunConfig) -> Iterator[Path]:
 
 
 def _time_limit(path: Path, least_seconds: float) -> float:
-    """Return the limit for a file by its size: its length is known from the file alone, and a hostile one may lie."""
+    """Return ``least_seconds`` plus one second per megabyte.
+
+    The size decides, since the duration is stated by the file itself, and a hostile file may lie.
+    """
     state = file_state(path)
     return least_seconds + round(state["size_bytes"] / 1e6 if state else 0)

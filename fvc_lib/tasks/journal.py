@@ -1,7 +1,7 @@
-"""A journal of findings on files, a line each as soon as it is known.
+"""A journal: a file with one line per finding (the answer for one file), written as soon as it is known.
 
-A killed call goes on with the same folder and looks at no file twice. Shards of the files write a journal each, which
-``take_in`` appends to the folder's.
+After a kill the same call with the same folder goes on and judges no file twice. Where the files are split into shards,
+every shard writes a journal of its own, and ``take_in`` appends these to the folder's journal.
 """
 
 import errno
@@ -22,22 +22,22 @@ from fvc_lib.video.decode.source import VideoError
 
 JOURNAL = "findings.jsonl"
 _OF_SHARD = "findings.{}.jsonl"
-BLOCK_FILES = 1000  # looked at together, so memory does not grow with the number of files
+BLOCK_FILES = 1000  # judged together, so memory does not grow with the number of files
 
 
 class Remembered(Protocol):
-    """The finding on one file: a dataclass of JSON values and tuples of such."""
+    """The finding on one file: a dataclass whose fields are JSON values, or tuples of JSON values."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def path(self) -> str:
-        """Table text, absolute."""
+        """Return the absolute path of the file, as text for the tables."""
         ...
 
     @property
     def lasts(self) -> bool:
-        """Whether another look at the same file would find the same."""
+        """Return whether judging the same file again would give the same finding."""
         ...
 
 
@@ -45,24 +45,25 @@ Found = TypeVar("Found", bound=Remembered)
 
 
 class Journal(Generic[Found]):
-    """The findings of one model on files; one process writes.
+    """The stored findings of one model on files; only one process may write.
 
-    A stored finding is used where the file has kept its size and time of change, or else its content. Of earlier calls'
-    lines only the places are in memory.
+    A stored finding is used again where the file still has the same size and modification time, or the same content.
+    Memory holds the byte offsets of earlier lines, not the lines.
 
     Args:
-        folder: of the journal; made where it is missing.
-        identity: of everything that decides a finding; lines of another identity are skipped.
-        kind: the class of a finding, whose ``sha256`` is the file's content.
-        shard: such as ``3_of_16``: findings go into a journal of its own, and the folder's is only read.
+        folder: folder of the journal; made where it is missing.
+        identity: text that changes with anything that decides a finding; lines of another identity are skipped.
+        kind: class of a finding; its ``sha256`` is the digest of the file's content.
+        shard: name of a shard, such as ``3_of_16``. Findings then go into the shard's journal, and the folder's journal
+            is only read. Empty: no shard.
     """
 
     def __init__(self, folder: Path, identity: str, kind: Callable[..., Found], *, shard: str = "") -> None:
         self._identity, self._kind = identity, kind
-        self._states: dict[str, dict[str, int] | None] = {}  # of the block, before its files are opened
+        self._states: dict[str, dict[str, int] | None] = {}  # states of the block's files, taken before they are opened
         own = folder / (_OF_SHARD.format(shard) if shard else JOURNAL)
         self._lines = JsonLines(own)
-        self._earlier: list[tuple[BinaryIO, dict[str, int]]] = []  # each with the places of its lines, the own first
+        self._earlier: list[tuple[BinaryIO, dict[str, int]]] = []  # streams with the byte offset of each path's line
         for path in dict.fromkeys((own, folder / JOURNAL)):
             if path.is_file():
                 stream, places, place = path.open("rb"), dict[str, int](), 0
@@ -73,7 +74,7 @@ class Journal(Generic[Found]):
                     place += len(line)
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
-        """Return a line of this model; None for a torn, damaged or foreign line: the file is judged again."""
+        """Return the row in ``line``; None for a torn or damaged line, or one of another model."""
         try:
             row = checked_row(line)
             return row if row["by"] == self._identity and isinstance(row["path"], str) else None
@@ -81,7 +82,7 @@ class Journal(Generic[Found]):
             return None
 
     def known(self, block: Sequence[Path]) -> dict[str, Found]:
-        """Return the stored findings on the files of ``block`` as they are now, by table text."""
+        """Return the stored findings that still hold for the files of ``block``, by the path as table text."""
         self._states = {path_to_text(path): file_state(path) for path in block}
         found = {}
         for path, (text, state) in zip(block, self._states.items(), strict=True):
@@ -100,7 +101,7 @@ class Journal(Generic[Found]):
         return found
 
     def append(self, found: Found) -> None:
-        """Store a finding that another look would repeat."""
+        """Store a finding on a file of the block; one that may change (``lasts`` is False) is not stored."""
         if found.lasts and (state := self._states[found.path]) is not None:
             values = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
             self._lines.append(
@@ -108,7 +109,7 @@ class Journal(Generic[Found]):
             )
 
     def close(self) -> None:
-        """Flush to the disk."""
+        """Flush the findings to the disk and close the files."""
         for stream, _ in self._earlier:
             stream.close()
         self._lines.close()
@@ -117,9 +118,9 @@ class Journal(Generic[Found]):
 def take_in(folder: Path, stage: str) -> None:
     """Prepare ``folder`` for a call on all files, after killed calls and the shards of ``stage``.
 
-    Append the shards' findings to the folder's journal and delete theirs; no process may be writing to any. A call that
-    is killed before they are deleted appends the same again, which does no harm. Files that the shards gave up are
-    given up (``SUSPECTS``).
+    Appends the shards' journals to the folder's journal and deletes them; no process may be writing to any of them.
+    After a kill in between, the next call appends the same lines again, which does no harm. Files that killed a shard's
+    workers are read into ``SUSPECTS``, so that they are not tried again.
 
     Raises:
         OSError: the disk takes no more.
@@ -146,12 +147,14 @@ def found_in_blocks(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[tuple[list[Found], int]]:
-    """Yield the findings of ``files`` in their order, a block at a time, and how many of a block were known.
+    """Yield ``(findings, num_known)`` for each block of up to ``BLOCK_FILES`` files.
+
+    ``findings`` are in the order of ``files``; ``num_known`` of them were stored by earlier calls.
 
     Args:
-        journal: has earlier calls' findings, and stores new ones at once.
-        files: absolute, each once.
-        find: yields the findings on files, in any order.
+        journal: holds the findings of earlier calls, and stores new ones at once.
+        files: absolute paths without repeats.
+        find: function that yields the findings on a list of files, in any order.
         progress: called with (done, total) after each file.
     """
     done = 0
@@ -175,7 +178,7 @@ def find_out(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Store the findings on ``files`` in ``journal`` and close it; arguments as of ``found_in_blocks``."""
+    """Store the findings on ``files`` in ``journal`` and close it; arguments are those of ``found_in_blocks``."""
     with closing(journal):
         for _ in found_in_blocks(journal, files, find, progress):
             pass

@@ -1,11 +1,12 @@
 """Count what could leak between training and test, and compute what a split by row would have claimed.
 
-Overlaps are counted again from the facts of each file: content, source, stated group and perceptual hash. ``group_id``
-alone would not show a fault in the grouping itself.
+A group holds videos that belong together, such as copies; a clean split keeps groups whole. Overlaps are counted from
+the facts of each file: content, source, stated group and perceptual hash. ``group_id`` alone would not show a fault in
+the grouping itself.
 
 A split by row (videos dealt to folds without regard to their groups) trains on copies of its test videos. Its claim is
-computed from the predictions; no network is trained. Where the split has shown a group before, a video's score is the
-share of fakes among the group's training videos; elsewhere it is the model's own.
+computed from the predictions; no network is trained. Where a video's group is also in the training part, its score is
+the share of fakes among the group's training videos. Otherwise it is the model's score.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,7 +37,7 @@ _LINK_REASONS = {
     "same_content": "their files have the same content",
     "near_duplicate": "their pictures are near-duplicates",
 }
-_CARRIES_AUC = 0.6  # name metadata that reaches this AUC
+_CARRIES_AUC = 0.6  # metadata columns are named from this AUC on
 _MOST_CARRIERS = 3
 _ROUNDS_OF_ONE_COLUMN = 25  # boosting rounds; one column needs fewer
 
@@ -54,22 +55,23 @@ def leakage_audit(
     protocol: pl.DataFrame | None = None,
     left_out: Collection[str] = (),
 ) -> pl.DataFrame:
-    """Return one row per check: its count or number, a sentence, and whether it passed (LEAKAGE_AUDIT).
+    """Return one row per check (LEAKAGE_AUDIT): its count or number, a sentence, and whether it passed.
 
-    The order of the tables' rows does not matter.
+    The order of the rows in the tables does not matter.
 
     Args:
         index: INDEX schema.
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together.
         links: GROUP_LINKS schema.
-        config: ``near_duplicate_bits``, replicates, confidence and seed.
+        config: gives ``near_duplicate_bits``, replicates, confidence and seed.
         augmented: AUGMENTED schema; None: do not check augmented copies.
-        selections: the record of each fold's training (``selection.read_selection``); None: do not check when the
-            outer folds were opened.
-        before: openings before these records (``results.earlier_openings``).
-        protocol: PROTOCOL schema; None: ``kfold``. Other protocols are counted per training; what the corpus's own
-            split has in several parts is reported and not judged.
+        selections: what each fold's training chose, and when (``selection.read_selection``); None: do not check
+            whether choices were recorded before the outer test labels were opened.
+        before: earlier times that outer labels were opened (``results.earlier_openings``); None: do not report them.
+        protocol: PROTOCOL schema, the rule that splits the corpus into parts; None: ``kfold``. Under other protocols
+            overlaps are counted in every training. Groups in several parts of the corpus's official split are
+            reported, not judged.
         left_out: ids of videos without a clip (``results.undecoded``).
     """
     trainings = None if protocol is None else controls.trainings_of(protocol, config)
@@ -107,14 +109,14 @@ def _groups(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:
 
 
 def _leaking_groups(protocol: pl.DataFrame | None) -> frozenset[str]:
-    """Return the groups that the corpus's own split has in several parts (protocol ``official``)."""
+    """Return the ids of groups that are in several parts of the corpus's official split; empty for other protocols."""
     if protocol is None:
         return frozenset()
     return frozenset().union(*(training_rows(protocol, fold).leaking for fold in protocol["fold"].unique()))
 
 
 def _official_leaks(protocol: pl.DataFrame | None, leaking: frozenset[str]) -> Iterator[Row]:
-    """Report leaks of a published split without judging them: its numbers are compared with other papers'."""
+    """Yield a row about the leaks of a published split; no verdict, since papers must be compared on the same split."""
     if protocol is None or protocol["protocol"][0] != OFFICIAL:
         return
     rows = protocol.filter(pl.col("group_id").is_in(sorted(leaking)), pl.col("part") != LEFT_OUT)
@@ -127,7 +129,10 @@ def _official_leaks(protocol: pl.DataFrame | None, leaking: frozenset[str]) -> I
 def _overlaps(
     index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_duplicate_bits: int, leaking: frozenset[str]
 ) -> Iterator[Row]:
-    """Yield one row per kind of overlap; with several trainings, counts are sums and the worst one is described."""
+    """Yield one row per kind of overlap.
+
+    With several trainings the count is the sum over them, and the sentence describes the training with most overlaps.
+    """
     of_trainings = [list(_overlaps_of(index, folds, near_duplicate_bits, leaking)) for folds in trainings]
     for rows in zip(*of_trainings, strict=True):
         check, count, number, found, passed = max(rows, key=lambda row: row[1] or 0)
@@ -163,7 +168,7 @@ def _overlaps_of(
 
 
 def _in_two(rows: pl.DataFrame, part: str, column: str, check: str, thing: str) -> Row:
-    """Count the values of ``column`` that are in more than one value of ``part``."""
+    """Return the check that counts values of ``column`` which occur with more than one value of ``part``."""
     parts = rows.drop_nulls(column).group_by(column).agg(pl.col(part).n_unique())
     count = int((parts[part] > 1).sum())
     return check, count, None, f"{count:,} of {_count(parts.height, thing)} in more than one {part}.", count == 0
@@ -178,7 +183,7 @@ def _near_copies(
     links: Sequence[tuple[int, int]] | None,
     num_without_hash: int,
 ) -> Row:
-    """Count the near-duplicate ``links`` (pairs of row numbers) whose ends differ in ``part``.
+    """Return the check that counts near-duplicate ``links`` (pairs of row numbers) whose two rows differ in ``part``.
 
     The links are a spanning forest, so no link across parts means no pair across parts.
     """
@@ -211,7 +216,10 @@ def _strayed_copies(folds: pl.DataFrame, augmented: pl.DataFrame) -> Row:
 
 
 def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
-    """Check that each fold's epoch, threshold and temperature were recorded before its outer labels were opened."""
+    """Return the check that each fold's choices were recorded before its outer test labels were opened.
+
+    The choices are the epoch, the threshold and the temperature.
+    """
     records = [record for record in selections if record is not None]
     complete = [record for record in records if record.is_complete]
     unknown, missing = len(records) - len(complete), len(selections) - len(records)
@@ -236,7 +244,10 @@ def _other_choices(predictions: pl.DataFrame, selections: Sequence[RecordedSelec
 
 
 def _opened_before(before: EarlierOpenings) -> Row:
-    """Report earlier openings without judging them: only the author knows why a training was repeated."""
+    """Return a row about earlier openings of test labels, without a verdict.
+
+    Only the author knows why a training was repeated.
+    """
     parts = [f"{_count(before.replaced, 'training')} of this run opened an outer fold and was then replaced"]
     if before.forked_from:
         parts.append(f"the run was forked from {before.forked_from!r}, whose results may have been seen")
@@ -274,7 +285,10 @@ def _metadata_carriers(
     protocol: pl.DataFrame | None,
     left_out: Collection[str],
 ) -> Iterator[Row]:
-    """Yield the metadata columns that predict the labels best, each judged alone and out of fold."""
+    """Yield rows on metadata columns that predict the labels with an AUC of at least ``_CARRIES_AUC``.
+
+    Every column is judged alone, on videos that its model was not trained on.
+    """
     folds = predictions.select("video_id", "group_id", "label", "fold")
     trainings = None if protocol is None else controls.trainings_of(protocol, config, left_out)
     if trainings is None and folds["fold"].n_unique() < 2:
@@ -336,9 +350,9 @@ def image_split_audit(
     """Return one row per check of a split of pictures (LEAKAGE_AUDIT).
 
     Args:
-        images: IMAGES schema, as trained on.
+        images: IMAGES schema, the pictures of the training.
         root: folder that ``path`` is relative to. Files that changed since they were indexed are read again.
-        config: ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
+        config: gives ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
         progress: called with (files read, files).
         stop: called after each file; may raise ``StoppedError``.
     """
@@ -362,7 +376,10 @@ def video_text_split_audit(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
-    """Return the same for VIDEO_TEXTS; a video counts once for all its texts."""
+    """Return one row per check of a split of VIDEO_TEXTS (LEAKAGE_AUDIT); a video with several texts counts once.
+
+    Arguments are those of ``image_split_audit``.
+    """
     files, found = _read_again(VIDEO_FILES, pairs, root, config, progress, stop)
     contents = [video.content_sha256 if video.probe is not None else None for video in found]
     hashes = [video.perceptual_hash for video in found]
@@ -374,7 +391,7 @@ def _read_again(
     kind: FileKind[T], rows: pl.DataFrame, root: Path, config: RunConfig,
     progress: Callable[[int, int], None] | None, stop: Callable[[], bool] | None,
 ) -> tuple[pl.DataFrame, list[T]]:  # fmt: skip
-    """Return ``path part group_id content_sha256`` of each file of ``rows``, and the facts of the files as they are."""
+    """Return a table ``path part group_id content_sha256`` of the files, and the facts of each file as it is now."""
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
     probed, _ = probe_files(
         kind, root, files["path"].to_list(), Path(config.cache_dir) / "index",
@@ -390,7 +407,15 @@ def _split_audit(
     links: Sequence[tuple[int, int]] | None,
     num_without_hash: int,
 ) -> pl.DataFrame:
-    """Return the checks; ``contents`` are the files' SHA-256 now, None for those that cannot be read."""
+    """Return the checks as LEAKAGE_AUDIT.
+
+    Args:
+        files: table of ``_read_again`` with F rows.
+        contents: F, the SHA-256 of each file now; None where it cannot be read.
+        thing: word for one file.
+        links: pairs of row numbers of near-duplicates; None: they were not searched for.
+        num_without_hash: files that could not be compared.
+    """
     files = files.with_columns(now=pl.Series(contents, dtype=pl.String))
     changed = files.filter(pl.col("now").ne_missing(pl.col("content_sha256")))["path"].to_list()
     example = f", e.g. {changed[0]!r}" if changed else ""

@@ -1,8 +1,8 @@
 """Mixup and cutmix: combine two training samples, pictures or clips, and their labels.
 
-A class that only one of the two has counts with that sample's share; the rest of the example teaches no class. A
-sample's own generator, made from its name and the epoch, draws whether it is mixed, its partner and the kind. No
-micro-batch, rank or loader process changes that.
+Each of the two labels counts with the share of its sample; a sample without a class adds no class. Whether a sample is
+mixed, with which partner and how, is drawn by a generator made from its id and the epoch. So the result does not depend
+on the micro-batch, the rank or the loader process.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MIX_SHARE = 0.3  # of the training samples, where mixing is on
+MIX_SHARE = 0.3  # share of the training samples that are mixed, where mixing is on
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class MixSettings:
     """How many training samples are mixed, and how.
 
     Attributes:
-        share: of the training samples.
-        mixup_alpha: of the Beta distribution of the first sample's share of the mixture; 0: no mixup.
-        cutmix_alpha: of the Beta distribution of the first sample's share of the area; 0: no cutmix. With both kinds,
-            half of the mixtures are of each.
-        balanced: the partner's class is drawn evenly, as those of the batches are.
+        share: share of the training samples that are mixed, in [0, 1].
+        mixup_alpha: the first sample's share of the mixture is drawn from Beta(alpha, alpha); 0: no mixup.
+        cutmix_alpha: the first sample's share of the area is drawn from Beta(alpha, alpha); 0: no cutmix. If both are
+            above 0, each kind makes half of the mixtures.
+        balanced: whether the partner's class is drawn first, all classes equally often.
     """
 
     share: float = 0.0
@@ -43,9 +43,10 @@ class Mix:
     """One drawn mixture.
 
     Attributes:
-        partner: the other sample's number.
-        box: half-open ``(top, bottom, left, right)`` that shows the partner (cutmix); None: both are blended (mixup).
-        share: of the first sample.
+        partner: index of the other sample.
+        box: pixels ``(top, bottom, left, right)``, half-open, that show the partner (cutmix); None: both samples are
+            blended (mixup).
+        share: share of the first sample, in [0, 1].
     """
 
     partner: int
@@ -60,9 +61,15 @@ def draw_mix(
     generator: np.random.Generator,
     rows_of_class: Sequence[np.ndarray] | None = None,
 ) -> Mix | None:
-    """Draw the mixture of one of ``num_samples`` samples of ``size`` pixels a side; None: do not mix it.
+    """Draw how one sample is mixed; return None where it is not mixed.
 
-    With ``rows_of_class`` (the rows of each class), draw the partner's class first, all classes equally often.
+    Args:
+        settings: how many samples are mixed, and how.
+        num_samples: number of samples that the partner is drawn from.
+        size: side of the square frames, in pixels.
+        generator: source of all draws.
+        rows_of_class: int64 row numbers of each class. The partner's class is then drawn first, all classes equally
+            often. None: all samples equally often.
     """
     kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
     if not kinds or num_samples < 2 or generator.uniform() >= settings.share:
@@ -80,12 +87,15 @@ def draw_mix(
 
 
 def rows_of_classes(labels: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each class, int64, sorted by class; ``labels`` is (N,)."""
+    """Return the row numbers of each class of ``labels`` (N,): one int64 array per class, sorted by class."""
     return [np.flatnonzero(labels == each) for each in np.unique(labels)]
 
 
 def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """Draw a square of area 1 - ``share`` around a random point, cut at the edges (Yun et al., CutMix, ICCV 2019)."""
+    """Return a random square ``(top, bottom, left, right)`` with 1 - ``share`` of the picture's area.
+
+    The square lies around a random point and is cut at the edges, so it may be smaller (Yun et al., CutMix, ICCV 2019).
+    """
     half = size * np.sqrt(1 - share) / 2
     down, across = generator.uniform(0, size, size=2)
     edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)
@@ -94,9 +104,9 @@ def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[
 
 
 def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Return the mixture of two samples, all uint8 (..., S, S); a box is the same in all frames of a clip.
+    """Return the mixture of ``pixels`` and ``partner``, all uint8 (..., S, S).
 
-    Without a box after Zhang et al., "mixup" (ICLR 2018).
+    A box is the same in all frames of a clip. Without a box the two are blended: Zhang et al., "mixup" (ICLR 2018).
     """
     if mix.box is None:
         blend = torch.lerp(partner.float(), pixels.float(), mix.share)
@@ -108,5 +118,5 @@ def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Return soft targets of any shape: each sample's own, times its share; all zero where a sample has no class."""
+    """Return ``share * target + (1 - share) * partner``, of any shape; a target without a class is all zeros."""
     return mix.share * target + (1 - mix.share) * partner

@@ -1,6 +1,6 @@
-"""Digests of the functions of a network's classes, to name a change since its training.
+"""Digests of the functions of a network's classes; they show which code has changed since its training.
 
-Docstrings and comments do not count, nor do installed packages.
+Docstrings, comments and installed packages do not count.
 """
 
 import ast
@@ -15,11 +15,11 @@ from torch import nn
 from fvc_lib.services.atomic_files import sha256_of_json
 
 _MOST_NAMED = 5
-_USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # where it lies does not count
+_USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # the folder of the file does not count
 
 
 def functions_of(network: nn.Module) -> dict[str, str]:
-    """Return a digest of each function of the network's classes and their base classes, by dotted name."""
+    """Return the digests of all functions of the network's classes and base classes, by their dotted names."""
     found = {}
     for kind in {base for part in network.modules() for base in type(part).__mro__}:
         module = _USER_FILE.sub(r"\1", kind.__module__)
@@ -30,16 +30,19 @@ def functions_of(network: nn.Module) -> dict[str, str]:
 
 
 def own_code(functions: Mapping[str, str]) -> str:
-    """Return a digest of the functions outside of the library (a user's file, a notebook's cell); empty without any.
+    """Return one digest of all functions outside of FVC and torch, such as those of a user's file or notebook cell.
 
-    Such code is an input of a training: changing it trains again.
+    Empty where there are none. Such code is an input of a training: a change of it leads to a new training.
     """
     own = {name: digest for name, digest in functions.items() if not name.startswith(("fvc_lib.", "torch."))}
     return sha256_of_json(own) if own else ""
 
 
 def changed_functions(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return the names of the functions that differ, in words; empty where none does or none were recorded."""
+    """Return a text that lists the functions which differ between ``then`` and ``now``, at most five by name.
+
+    Empty where none differs, or ``then`` is empty.
+    """
     names = sorted(name for name in {*then, *now} if then.get(name) != now.get(name)) if then else []
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(name.removeprefix("fvc_lib.") for name in names[:_MOST_NAMED]) + more

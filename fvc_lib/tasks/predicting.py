@@ -1,6 +1,7 @@
 """Predictors: trained models of any task, from a finished run, an ensemble or a bundle, that answer for new files.
 
-A task names its class in ``TaskSpec.predictor``. ``Predictor.of_run`` reads a run, ``tasks/bundle.py`` a bundle.
+A task, such as ``video`` or ``image``, names its predictor class in ``TaskSpec.predictor``. ``Predictor.of_run`` reads
+a run, and ``tasks/bundle.py`` reads a bundle (an exported folder that needs no run).
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -43,13 +44,13 @@ PART_SENTENCES = {
 
 
 class Strict(BaseModel):
-    """A part of a record: every field of its type, and no other field."""
+    """Base class of records that refuse further fields and values of another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ScoreRecord(Strict):
-    """One number of the model or of a control, over all folds or the test part."""
+    """One metric of the model or of a control (what a score reaches without real knowledge), on the test videos."""
 
     source: str
     metric: str
@@ -59,7 +60,7 @@ class ScoreRecord(Strict):
 
 
 class Standing(Strict):
-    """How the model compares with its controls: a word, sentences and numbers."""
+    """How the model compares with its controls: a word (``standing``), sentences and metrics."""
 
     standing: str
     sentences: list[str]
@@ -74,13 +75,14 @@ class Finding:
     """The answer for one file, or the ``failure`` that prevented it.
 
     Attributes:
-        path: table text, absolute.
-        sha256: of the content; empty where it was not read.
-        values: by column; all of ``Predictor.columns`` without a failure.
-        title, lines: the answer as text, the most important part first.
-        picture: what the caller's ``Picture`` returned.
-        failure: the reason without an answer.
-        lasts: whether another attempt would find the same; False after a crash or a timeout.
+        path: absolute path, as text for the tables.
+        sha256: hex SHA-256 of the content; empty where it was not read.
+        values: the answer by column name: all of ``Predictor.columns``; empty after a failure.
+        title: the most important part of the answer, as text.
+        lines: the rest of the answer as lines of text.
+        picture: text that the caller's ``Picture`` returned.
+        failure: the reason why there is no answer; empty after success.
+        lasts: whether another attempt would give the same; False after a crash or a timeout.
     """
 
     path: str
@@ -95,13 +97,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row of ``Predictor.predict``.
+    """The answer of ``Predictor.predict`` for one file.
 
     Attributes:
-        path: as given.
-        values: the answer by column; empty where there is a failure.
-        part: ``train``, ``validation`` or ``test`` where the run has this very file; else empty.
-        failure: the reason without an answer.
+        path: path as the caller gave it.
+        values: the answer by column name; empty after a failure.
+        part: ``train``, ``validation`` or ``test`` where the run used a file of the same content; else empty.
+        failure: the reason why there is no answer; empty after success.
     """
 
     path: Path
@@ -111,7 +113,7 @@ class Prediction:
 
     @property
     def score(self) -> float | None:
-        """Of a video the calibrated probability of fake; None without one."""
+        """Return the calibrated probability that a video is fake; None for other tasks or after a failure."""
         return self.values.get("score")
 
 
@@ -120,7 +122,7 @@ Picture = Callable[[str, Pixels], str]
 
 
 def no_picture(_path: str, _seen: Pixels) -> str:
-    """Keep no picture."""
+    """Return an empty text: no picture is kept."""
     return ""
 
 
@@ -129,13 +131,13 @@ class Trained:
     """One trained network on the disk.
 
     Attributes:
-        name: of the run, and of the fold if any, for messages.
-        config: the run's, with weights to build from that lie on this machine.
-        weights: the file of its best weights, with their digest in a file of its own.
-        digest: of these weights (``weights_digest``), as the training noted it.
+        name: name of the run, and of the fold if there is one, for messages.
+        config: the run's configuration; its paths to initial weights are valid on this machine.
+        weights: file of the best epoch's weights; a file next to it holds its digest.
+        digest: ``weights_digest`` of these weights, as the training recorded it.
         network: the class that was trained.
-        remedy: a sentence on what to do about damage.
-        known: the part of each file of the run, by the SHA-256 of its content.
+        remedy: a sentence on what to do about a damaged file.
+        known: ``train``, ``validation`` or ``test`` for each file of the run, by the SHA-256 of its content.
         standing: how the model compares with its controls.
     """
 
@@ -149,20 +151,22 @@ class Trained:
     standing: Standing = NOT_STATED
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Read the weights; raise ``FvcError`` where they are damaged or another training's."""
+        """Read and return the weights; raise ``FvcError`` where they are damaged or come from another training."""
         state = load_weights(self.weights)
         if weights_digest(state) != self.digest:
             raise FvcError(f"{str(self.weights)!r}: is not what {self.name} was judged by. {self.remedy}")
         return state
 
     def built(self, build: Callable[[], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
-        """Return the network of ``build`` with these weights, on the CPU in evaluation mode, and cautions.
+        """Build the network and load these weights.
 
-        A caution names the functions of the library that have changed since the training.
+        Returns:
+            The network, on the CPU in evaluation mode, and a tuple of cautions. A caution names the functions of the
+            library that have changed since the training; the tuple is empty where none has.
 
         Raises:
-            UsageError: the user's own code has changed since the training, or the weights are another network's.
-            FvcError: the weights are damaged or another training's.
+            UsageError: the user's code has changed since the training, or the weights do not fit the network.
+            FvcError: the weights are damaged or come from another training.
         """
         state, trained = self.state(), self.network
         with forked_random_state(0, torch.device("cpu")):
@@ -192,12 +196,12 @@ class Predictor:
     Each file goes through the network alone: its answer does not depend on the other files.
 
     Attributes:
-        kind: of the files.
-        file_word: the word for one of them.
-        trained: its networks, by the stem of their file in a bundle.
-        columns: of the answer.
-        notes: limits of the answers.
-        cautions: sentences on code or decoding that is not the run's.
+        kind: kind of the files, such as ``video``.
+        file_word: the word for one file, for messages.
+        trained: the networks, by the stem of their weights file in a bundle.
+        columns: names and types of the answer's columns.
+        notes: sentences on the limits of the answers.
+        cautions: sentences on code or decoding that differs from the run's.
     """
 
     kind: ClassVar[Kind] = "video"
@@ -219,13 +223,13 @@ class Predictor:
         """Return the predictor of a finished run.
 
         Args:
-            paths: the run.
-            standing: how it compares with its controls.
-            held: the most networks in memory at once; None: all.
-            final: whether the network of all groups judges.
+            paths: paths of the run.
+            standing: how the model compares with its controls.
+            held: largest number of networks in memory at once; None: all.
+            final: whether to use the network that was trained on all groups, instead of the networks of the folds.
 
         Raises:
-            UsageError: the run is not finished, or has no network of all groups.
+            UsageError: the run is not finished, or has no network trained on all groups.
             FvcError: a file of the run is damaged.
         """
         raise NotImplementedError
@@ -236,29 +240,33 @@ class Predictor:
         raise NotImplementedError
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the files that ``of_bundle`` reads; return the task's section of ``bundle.json``; raise ``OSError``."""
+        """Write the files that ``of_bundle`` reads, and return the task's section of ``bundle.json``.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
         raise NotImplementedError
 
     def check(self) -> None:
-        """Load every network once; raise as ``Trained.built``."""
+        """Load every network once; errors are those of ``Trained.built``."""
 
     @property
     def decode_hash(self) -> str:
-        """Hex SHA-256 of the code and library that decode."""
+        """Return a hex SHA-256 of the code and the library that decode files."""
         raise NotImplementedError
 
     @property
     def identity(self) -> str:
-        """A text that changes with anything that decides an answer."""
+        """Return a text that changes with anything that decides an answer."""
         raise NotImplementedError
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Any]:
-        """Yield the finding of each of ``files``, in any order; a bad file fails alone.
+        """Yield one finding per file, in any order; a bad file gives a failure and does not stop the others.
 
         Args:
-            files: absolute, each once.
-            workers: processes that decode; 0: one per core.
-            picture: called with the path and the pixels of each file that is judged.
+            files: absolute paths without repeats.
+            workers: number of processes that decode; 0: one per core.
+            picture: called with the path and the pixels of each judged file; its text goes into the finding.
 
         Raises:
             FvcError: the code that decodes was changed, or a network returns values that are not finite.
@@ -267,7 +275,15 @@ class Predictor:
         raise NotImplementedError
 
     def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
-        """Return one row per file, in their order; a bad file fails alone. Arguments and errors as ``findings``."""
+        """Return one prediction per file, in the order of ``files``; a bad file gives a failure.
+
+        Args:
+            files: one path or several; repeats are allowed.
+            workers: number of processes that decode; 0: one per core.
+
+        Raises:
+            FvcError, OSError: as ``findings``.
+        """
         given = [Path(each) for each in ([files] if isinstance(files, str | Path) else files)]
         absolute = [each.absolute() for each in given]
         todo, found = list(dict.fromkeys(absolute)), dict[str, Any]()
@@ -277,15 +293,15 @@ class Predictor:
         return [self.row(path, found[path_to_text(whole)]) for path, whole in zip(given, absolute, strict=True)]
 
     def row(self, path: Path, found: Any) -> Prediction:
-        """Return the row of a finding."""
+        """Return the prediction for ``path`` that the finding ``found`` gives."""
         raise NotImplementedError
 
 
 class OneNetwork(Predictor):
-    """The predictor of a training without folds: one network, and parts by content.
+    """The predictor of a training without folds: one network, and one part (train, validation or test) per file.
 
     Args:
-        trained: the network.
+        trained: the trained network.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -322,16 +338,20 @@ class OneNetwork(Predictor):
 
     @classmethod
     def read(cls, trained: Trained, source: Any) -> Self:
-        """Return the predictor of ``trained`` with the files of ``source``, a ``RunPaths`` or a ``Bundle``.
+        """Return the predictor of ``trained``.
+
+        Args:
+            trained: the trained network.
+            source: a ``RunPaths`` or ``Bundle``, whose further files, such as labels or a tokenizer, are read.
 
         Raises:
-            FvcError: a file of a bundle has content that no export writes.
+            FvcError: a file has content that no training or export writes.
         """
         raise NotImplementedError
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """Return the run's files as a table with columns ``content_sha256 part``; a file may have several rows."""
+        """Return a table with at least the columns ``content_sha256 part``; a file of the run may have several rows."""
         raise NotImplementedError
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -348,7 +368,7 @@ class OneNetwork(Predictor):
         return f"{self.name}@{digest[:12]}:{sha256_of_json(more)[:16]}"
 
     def identity_of_parts(self) -> Any:
-        """Return the contents of its own files as a JSON value."""
+        """Return the content of the further files that decide an answer, as a JSON value."""
         raise NotImplementedError
 
     def row(self, path: Path, found: Finding) -> Prediction:
@@ -356,7 +376,7 @@ class OneNetwork(Predictor):
         return Prediction(path, found.values, self.known.get(found.sha256, ""), found.failure)
 
     def _build(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """Return the network in evaluation mode on its device; raise as ``Trained.built``."""
+        """Return the network in evaluation mode on its device; errors are those of ``Trained.built``."""
         network, cautions = self.trained["network"].built(build)
         self.cautions += cautions
         return network.to(self.compute.device)
@@ -371,5 +391,5 @@ def predictor_class(task: str) -> type[Predictor]:
 def predictor_of(
     paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
 ) -> Predictor:
-    """Return the predictor of a run or ensemble; arguments and errors as ``Predictor.of_run``."""
+    """Return the predictor of a run or ensemble; arguments and errors are those of ``Predictor.of_run``."""
     return predictor_class(run_config(paths).task).of_run(paths, standing, held=held, final=final)

@@ -1,4 +1,7 @@
-"""One rank of one training: ``python -m fvc_lib.tasks.rank RUN_DIR --fold K`` or ``--stage NAME``."""
+"""Run one rank (one of several processes that share a training).
+
+The command is ``python -m fvc_lib.tasks.rank RUN_DIR --fold K`` or ``--stage NAME``.
+"""
 
 import logging
 import os
@@ -30,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 def training_of(stage: str) -> Callable[..., Any]:
-    """Return the function that trains ``stage``, with the options of ``TrainingOptions``."""
+    """Return the function that trains ``stage``; it takes the options of ``TrainingOptions``."""
     task = next(task for task in TASKS.values() if stage in {each.name for each in task.stages if each.trains})
     train: Callable[..., Any] = getattr(import_module(task.training_stage.training_module), task.trainer)
     return train
@@ -128,11 +131,11 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
 
 @contextmanager
 def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Iterator[Ranks]:
-    """Join the ranks; each takes a GPU of its own where there are any.
+    """Join the other ranks and yield the group; on CUDA every rank uses a different GPU.
 
     Raises:
         UsageError: two ranks would share a GPU, or the device cannot exchange gradients.
-        RankLostError: the others did not come.
+        RankLostError: the other ranks did not join in time.
     """
     on_cuda = config.device in ("auto", "cuda") and torch.cuda.is_available()
     if on_cuda:
@@ -156,7 +159,7 @@ def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Itera
 
 
 def _refuse_shared_gpu(ranks: Ranks) -> None:
-    """Refuse two ranks on one GPU: nccl would only say that something is invalid."""
+    """Raise ``UsageError`` where two ranks use one GPU; nccl's error would not name the cause."""
     gpus = ranks.everyone("gpus", str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
     if len(set(gpus)) < len(gpus):
         raise UsageError(
@@ -169,7 +172,11 @@ def _refuse_shared_gpu(ranks: Ranks) -> None:
 def _logs(
     rank: int, paths: RunPaths, trained: tuple[str, int | None], config: RunConfig, attempt: int, file: RankFile | None
 ) -> Iterator[tuple[MetricSink, MemoryObserver]]:
-    """Open the metric log, and the memory log unless the starting process, which sees all ranks, writes it."""
+    """Yield the metric log and the memory log.
+
+    Only rank 0 writes metrics. The memory log is not opened where a process started the ranks: that process watches
+    all of them and writes it.
+    """
     if rank:
         yield NoMetrics(), file or NoObserver()
         return
