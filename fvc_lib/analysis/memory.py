@@ -1,11 +1,12 @@
-"""The memory of a run: its peak, growth from epoch to epoch, every out-of-memory, and how good the prediction was.
+"""The memory of a run: its peak, its growth over epochs, every out-of-memory, and the error of the prediction.
 
-Megabytes are 1e6 bytes. Each figure has one definition:
+Megabytes are 1e6 bytes. A place is the process or an accelerator such as ``cuda:0``. Terms:
 
 - Memory in use is the resident memory of a stage's process with its children, or what tensors hold on an accelerator.
-- The peak is the highest memory in use over all phases, between two samples as well.
+- The peak is the highest memory in use over all phases, including high-water marks between two samples.
 - The budget is the smallest of ``mem_gb``, the job's limit and the machine's memory.
-- The predicted peak is the preflight's, for training and validation; it is compared with the peak of these phases.
+- The predicted peak comes from the preflight, a check before training. It is compared with the peak of the phases
+  training and validation.
 """
 
 from collections.abc import Collection, Mapping
@@ -38,15 +39,15 @@ LEAK_RULE = (
 
 @dataclass(frozen=True)
 class MemoryFindings:
-    """The memory of a run's stages; frames may be empty, also while the run goes on.
+    """The memory of a run's stages; any frame may be empty.
 
     Attributes:
         usage: one row per sample and place, as ``memory_usage`` returns it.
-        events: ``queries.memory_events``.
+        events: memory events, as ``queries.memory_events`` returns them.
         peaks: the highest memory of each stage, phase and place.
         growth: the growth over the epochs of each training, judged by ``LEAK_RULE``.
         predictions: predicted and measured peak of each training.
-        notes: lines that could not be read.
+        notes: sentences on lines that could not be read.
     """
 
     usage: pl.DataFrame
@@ -58,7 +59,7 @@ class MemoryFindings:
 
     @property
     def peak(self) -> dict[str, Any] | None:
-        """The highest row of ``peaks`` in the place that came nearest to its budget."""
+        """The row of ``peaks`` with the highest memory in the place that came nearest to its budget; None if empty."""
         by_usage = pl.col("usage_percent").fill_null(-1)
         rows = self.peaks.sort(by_usage, "used_mb", descending=True, maintain_order=True)
         own = rows.filter(pl.col("place") == pl.col("place").first()).sort("used_mb", descending=True)
@@ -66,14 +67,20 @@ class MemoryFindings:
 
     @property
     def out_of_memory(self) -> pl.DataFrame:
-        """Every out-of-memory, with the micro-batch after it and the file in ``memory/oom/`` that describes it."""
+        """One row per out-of-memory.
+
+        ``micro_batch_next`` is the micro-batch after it. ``context_file`` is the file in ``memory/oom/`` about it.
+        """
         columns = ("stage", "fold", "phase", "epoch", "global_step", "happened_in", "asked_mb", "micro_batch")
         rows = self.events.filter(pl.col("kind") == "out_of_memory")
         return rows.select(*columns, "micro_batch_next", "context_file")
 
 
 def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:
-    """Return the findings of a run, without the stages ``leave_out``, of ``folds`` alone if given."""
+    """Return the memory findings of a run, without the stages in ``leave_out``.
+
+    If ``folds`` are given, only they are included.
+    """
     samples, events = memory_samples([run]), memory_events([run])
     chosen = ~pl.col("stage").is_in(list(leave_out))
     chosen = chosen & pl.col("fold").is_in(list(folds)) if folds else chosen
@@ -86,8 +93,8 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
     """Return one row per sample and place: ``run_id stage fold attempt line seconds phase epoch batch_idx global_step
     place used_mb budget_mb usage_percent between``.
 
-    Where the high-water mark rose above the samples, a row with ``between`` true has it, in the phase that lasted until
-    then.
+    If the high-water mark rose above the samples, an additional row with ``between`` true holds it. Its phase is that
+    of the sample before.
     """
     query = """
         WITH known AS (
@@ -121,8 +128,10 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
-    """Return the highest memory of each phase: ``run_id stage fold phase place num_samples used_mb budget_mb
-    usage_percent seconds epoch``, phases in the order they came.
+    """Return the highest memory of each phase, in the order of the phases: ``run_id stage fold phase place num_samples
+    used_mb budget_mb usage_percent seconds epoch``.
+
+    ``num_samples`` counts the samples of the phase. The last four columns are taken where the memory is highest.
     """
     at_peak = ("budget_mb", "usage_percent", "seconds", "epoch")
     query = f"""
@@ -143,8 +152,11 @@ def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
 
 
 def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
-    """Return the growth of each training: ``run_id stage fold attempt place phase num_epochs slope_mb level_mb
-    verdict``; ``slope_mb`` is per epoch, ``level_mb`` the fitted line at epoch 0.
+    """Return the growth of memory in each training: ``run_id stage fold attempt place phase num_epochs slope_mb
+    level_mb verdict``.
+
+    ``slope_mb`` is in MB per epoch. ``level_mb`` is the fitted line at epoch 0. ``verdict`` is that of
+    ``judged_growth``.
     """
     keys = [*_STAGE, "attempt", "place", "phase"]
     schema = {name: usage.schema[name] for name in keys} | {
@@ -161,10 +173,11 @@ Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None, float | None, str]:
-    """Judge memory (n,) over ascending ``epochs`` (n,) by ``LEAK_RULE``.
+    """Fit a line to ``used_mb`` (n,) over ascending ``epochs`` (n,), and judge its slope by ``LEAK_RULE``.
 
     Returns:
-        Number of epochs, slope in MB per epoch, fitted level at epoch 0, and "leak", "no leak" or "too few epochs".
+        Number of epochs, slope in MB per epoch, fitted MB at epoch 0, and "leak", "no leak" or "too few epochs". With
+        too few epochs, slope and level are None.
     """
     if epochs.size < MIN_EPOCHS:
         return epochs.size, None, None, "too few epochs"
@@ -183,7 +196,8 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Return predicted and measured peak of each training: ``run_id stage fold attempt place predicted_mb measured_mb
     error_percent``.
 
-    A training on an accelerator is compared with the accelerator's memory. Measured is null before training begins.
+    On an accelerator, the memory of the accelerator is compared. ``measured_mb`` is null until training begins.
+    ``error_percent`` is positive if the prediction was too high.
     """
     keys = [*_STAGE, "attempt"]
     predicted = events.filter(pl.col("kind") == "preflight").drop_nulls("predicted_peak_mb")
@@ -206,13 +220,13 @@ def where_text(row: Mapping[str, Any]) -> str:
 
 
 def phase_text(phase: str | None) -> str:
-    """Return ``control_train`` as ``train (shuffled labels)``, other phases with spaces."""
+    """Return the readable name of a phase: ``control_train`` becomes ``train (shuffled labels)``, ``_`` a space."""
     name, _, part = (phase or "not recorded").rpartition("_")
     return f"{part} ({CONTROL_TRAININGS[name]})" if name in CONTROL_TRAININGS else f"{name} {part}".strip()
 
 
 def peak_sentence(found: MemoryFindings) -> str:
-    """Return the peak, its share of the budget, and where it was."""
+    """Return a sentence on the peak, its share of the budget, and its stage and phase."""
     peak = found.peak
     if peak is None:
         return "No memory samples are recorded"
@@ -225,7 +239,7 @@ def peak_sentence(found: MemoryFindings) -> str:
 
 
 def growth_sentence(found: MemoryFindings) -> str:
-    """Return whether memory grows from epoch to epoch."""
+    """Return a sentence on whether memory grows over the epochs, with the steepest training."""
     judged = found.growth.drop_nulls("slope_mb").sort(pl.col("verdict") == "leak", "slope_mb", descending=True)
     if judged.is_empty():
         return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs"
@@ -237,7 +251,7 @@ def growth_sentence(found: MemoryFindings) -> str:
 
 
 def out_of_memory_sentence(found: MemoryFindings) -> str:
-    """Return how often memory ran out, and the micro-batch after it."""
+    """Return a sentence on how often memory ran out, and how far the micro-batch was reduced."""
     rows = found.out_of_memory
     if rows.is_empty():
         return "Memory never ran out"
@@ -249,7 +263,7 @@ def out_of_memory_sentence(found: MemoryFindings) -> str:
 
 
 def prediction_sentence(found: MemoryFindings) -> str:
-    """Return how far the preflight's prediction is from the measured peak."""
+    """Return a sentence on the largest error of a predicted peak, in percent of the measured peak."""
     rows = found.predictions.drop_nulls("error_percent").sort(pl.col("error_percent").abs(), descending=True)
     if rows.is_empty():
         return "Prediction and measurement cannot be compared: no training was predicted and sampled"
@@ -261,7 +275,7 @@ def prediction_sentence(found: MemoryFindings) -> str:
 
 
 def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
-    """Return name and text of the facts about memory at the head of a report; empty where nothing is recorded."""
+    """Return facts about memory for the head of a report, as pairs of name and text; empty if nothing is recorded."""
     peak, facts = found.peak, []
     if peak is not None and peak["usage_percent"] is not None:
         used = f"{peak['usage_percent']:.1f}% used at most on {peak['place']}"

@@ -27,12 +27,18 @@ SOURCE_NAMES = {
 
 
 def source_name(source: str) -> str:
-    """Return ``Metadata only`` for ``metadata_only``; an unknown source with spaces."""
+    """Return the readable name of a control or the model, such as ``Metadata only`` for ``metadata_only``.
+
+    An unknown name is returned with spaces in place of ``_``.
+    """
     return SOURCE_NAMES.get(source, source.replace("_", " "))
 
 
 def metric_name(metric: str) -> str:
-    """Return ``ROC AUC`` for ``roc_auc``, and ``MRR, video to text`` for ``video_to_text/mrr``."""
+    """Return the readable name of a metric.
+
+    Examples: ``ROC AUC`` for ``roc_auc``, and ``MRR, video to text`` for ``video_to_text/mrr``.
+    """
     subject, slash, name = metric.rpartition("/")
     declared = declaration(name)
     title = declared.title if declared else name.replace("_", " ")
@@ -41,13 +47,16 @@ def metric_name(metric: str) -> str:
 
 
 def better_direction(metric: str) -> str:
-    """Return ``lower`` or ``higher``; ``higher`` for an unknown metric."""
+    """Return which values of a metric are better, ``lower`` or ``higher``; ``higher`` for an unknown metric."""
     declared = declaration(metric)
     return (declared and declared.better) or "higher"
 
 
 def subject_name(subject: str) -> str:
-    """Return ``text to video`` for ``text_to_video`` and ``calories`` for ``target:calories``."""
+    """Return the readable name of the thing that a metric is about.
+
+    Examples: ``text to video`` for ``text_to_video``, and ``calories`` for ``target:calories``.
+    """
     kind, colon, name = subject.partition(":")
     if subject == "all":
         return "all classes"
@@ -62,7 +71,7 @@ def number_text(value: float | None, digits: int = 3) -> str:
 
 
 def interval_text(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
-    """Return ``0.812 [0.741, 0.880]``; without an interval the value alone."""
+    """Return a value with its interval, such as ``0.812 [0.741, 0.880]``; without an interval the value alone."""
     text = number_text(value, digits)
     if value is None or low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         return text
@@ -70,7 +79,7 @@ def interval_text(value: float | None, low: float | None, high: float | None, di
 
 
 def bytes_text(size_bytes: float | None) -> str:
-    """Return bytes as kB, MB or GB (powers of ten, as disks and job limits are sold)."""
+    """Return a number of bytes as text in kB, MB or GB (powers of ten); "not recorded" for None and NaN."""
     if size_bytes is None or not math.isfinite(size_bytes):
         return NOT_RECORDED
     if size_bytes >= 1e9:
@@ -81,7 +90,7 @@ def bytes_text(size_bytes: float | None) -> str:
 
 
 def megabytes_text(megabytes: float | None) -> str:
-    """Return ``629 MB``; the logs' megabytes are 1e6 bytes."""
+    """Return text such as ``629 MB`` for a number of megabytes (1e6 bytes); from 1000 MB on, in GB."""
     return bytes_text(None if megabytes is None else megabytes * 1e6)
 
 
@@ -96,7 +105,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def time_text(utc: str | None) -> str:
-    """Return ``2025-03-04 10:15 UTC`` for ``2025-03-04T10:15:00Z``; any other text as it is."""
+    """Return ``2025-03-04 10:15 UTC`` for ``2025-03-04T10:15:00Z``; any other text unchanged."""
     try:
         moment = datetime.datetime.fromisoformat(utc or "")
     except ValueError:
@@ -117,7 +126,7 @@ def clean_text(text: object) -> str:
 
 
 def figure_text(text: object) -> str:
-    """Return ``text`` for titles, names and ticks of a plotly figure, which reads tags and entities there."""
+    """Return ``text`` escaped for titles, names and ticks of plotly figures, which interpret HTML tags and entities."""
     return escape(clean_text(text), quote=False)
 
 
@@ -126,12 +135,12 @@ _LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in 
 
 
 def latex_text(text: object) -> str:
-    """Return ``text`` for LaTeX, where ``&`` and the like are commands, and so is ``[`` at the beginning of a row."""
+    """Return ``text`` with the special characters of LaTeX escaped, and ``[``, which is special where a row begins."""
     return clean_text(text).translate(_LATEX)
 
 
 def latex_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a LaTeX table for a paper that uses booktabs. All texts are LaTeX."""
+    """Return a LaTeX table, which needs the package booktabs. All arguments are LaTeX, so texts must be escaped."""
     lines = [
         r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}",
         rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule",

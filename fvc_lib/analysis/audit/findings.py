@@ -38,7 +38,11 @@ _SHOWN_POINT = "fpr=0.01"
 
 
 def answer(audit: Audit) -> list[str]:
-    """Return the audit in some sentences, the most important first."""
+    """Return sentences on the first detector: its ROC AUC, rivals, controls, floor, worst slice and threshold.
+
+    A control is a simple predictor, such as one that sees metadata alone. The floor is how well the detector tells two
+    sources of real videos apart.
+    """
     first, others = audit.detectors[0], len(audit.detectors) - 1
     value, low, high = audit.compared(first)
     if value is None:
@@ -51,7 +55,7 @@ def answer(audit: Audit) -> list[str]:
 
 
 def _videos_of(audit: Audit, detector: str) -> str:
-    """Return the videos and groups that ``Audit.compared`` measures."""
+    """Return text that counts the videos and groups on which ``Audit.compared`` measures ``detector``."""
     number, groups, who = audit.num_common, audit.num_common_groups, "all"
     if audit.common.is_empty():
         own = audit.numbers.filter(detector=detector, metric=MAIN_METRIC)
@@ -143,7 +147,14 @@ def _threshold(audit: Audit, first: str) -> list[str]:
 
 
 def cautions(audit: Audit, *, has_groups: bool, found: pl.DataFrame, notes: Sequence[str] = ()) -> list[str]:
-    """Return the limits of these numbers, one sentence each; ``found`` are ``numbers.similar_ids``."""
+    """Return the limits of the audit's numbers, one sentence for each limit.
+
+    Args:
+        audit: the numbers.
+        has_groups: whether the table of videos states groups.
+        found: families of videos with similar ids, from ``numbers.similar_ids``.
+        notes: sentences that come first.
+    """
     lines, first = list(notes), audit.detectors[0]
     if not has_groups:
         lines.append(
@@ -189,7 +200,7 @@ def cautions(audit: Audit, *, has_groups: bool, found: pl.DataFrame, notes: Sequ
 
 
 def ensemble_sentence(audit: Audit) -> str:
-    """Return a sentence on the average of all detectors."""
+    """Return a sentence that compares the average of all detectors with the best single detector."""
     ends = ends_of(audit.common.filter(detector=AVERAGE))
     if ends is None:
         return "No ensemble: fewer than two detectors, or no common videos of both labels."
@@ -210,7 +221,10 @@ _STANDINGS = {True: "yes", False: "no", None: "not shown"}
 
 
 def main_table(audit: Audit) -> pl.DataFrame:
-    """Return one row per detector: its number, its floor, and whether it is above its controls."""
+    """Return one row per detector: its ROC AUC, its floor, and whether it is above its controls.
+
+    Numbers are text with intervals. Columns without a value are left out.
+    """
     rows: list[dict[str, object]] = []
     for name in audit.detectors:
         row: dict[str, object] = {"detector": name, "auc": interval_text(*audit.interval(name))}
@@ -226,12 +240,12 @@ def main_table(audit: Audit) -> pl.DataFrame:
 
 
 def ranking_table(audit: Audit) -> pl.DataFrame:
-    """Return every detector's ranking metrics, on the videos it answered."""
+    """Return the ranking metrics of every detector on the videos that it answered, as text with intervals."""
     return _metric_table(audit, tuple(RANKING_METRICS))
 
 
 def decision_table(audit: Audit) -> pl.DataFrame:
-    """Return every detector's metrics of decisions and of probabilities."""
+    """Return the metrics of every detector that need a threshold or a probability, as text with intervals."""
     return _metric_table(audit, (*DECISION_METRICS, *PROBABILITY_METRICS))
 
 
@@ -245,7 +259,11 @@ def _metric_table(audit: Audit, metrics: Sequence[str]) -> pl.DataFrame:
 
 
 def threshold_table(audit: Audit, detectors: Sequence[str]) -> pl.DataFrame:
-    """Return the rates of each threshold on the half that did not choose it, as far as the reals resolve them."""
+    """Return one row per detector and operating point: ``detector point fpr tpr thresholds``, all text.
+
+    Each half of the groups chooses a threshold, and the rates are measured on the other half. Points that need more
+    reals than a half has are left out.
+    """
     rows = [
         (
             name, row["point"], interval_text(row["fpr"], row["fpr_low"], row["fpr_high"]),
@@ -259,7 +277,10 @@ def threshold_table(audit: Audit, detectors: Sequence[str]) -> pl.DataFrame:
 
 
 def difference_table(audit: Audit) -> pl.DataFrame:
-    """Return pairs of detectors, the surest difference first."""
+    """Return one row per pair of detectors, all text: ``higher lower difference holm_p difference_is``.
+
+    The smallest Holm p comes first. The difference is ``higher`` minus ``lower``.
+    """
     rows = []
     for row in audit.differences.drop_nulls("difference").sort("holm_p", nulls_last=True).iter_rows(named=True):
         ends, pair = (row["difference"], row["low"], row["high"]), (row["second"], row["first"])
@@ -273,7 +294,10 @@ def difference_table(audit: Audit) -> pl.DataFrame:
 
 
 def slice_table(audit: Audit, detector: str) -> pl.DataFrame:
-    """Return one detector's slices, worst first."""
+    """Return the slices of one detector, the lowest ROC AUC first.
+
+    A slice holds the videos of one generator, one source of reals or one corpus.
+    """
     own = audit.slices.filter(detector=detector)
     texts = [interval_text(*ends) for ends in own.select("auc", "low", "high").iter_rows()]
     by = pl.col("slice_by").str.replace_all("_", " ")
@@ -285,9 +309,9 @@ def slice_table(audit: Audit, detector: str) -> pl.DataFrame:
 
 
 def write_tables(audit: Audit, found: pl.DataFrame, folder: Path, limits: Sequence[str] = ()) -> list[Path]:
-    """Write every table as CSV, and the main one as LaTeX, into ``folder``; return the files.
+    """Write the answer, a LaTeX table and every table with rows as CSV into ``folder``; return the files.
 
-    ``limits`` are the ``cautions``, which stand below the answer in the file that a terminal shows.
+    ``limits`` are the sentences of ``cautions``. They stand below the answer in ``answer.txt``.
 
     Raises:
         OSError: the folder cannot be written.
@@ -306,7 +330,7 @@ def write_tables(audit: Audit, found: pl.DataFrame, folder: Path, limits: Sequen
 
 
 def _agreement(audit: Audit) -> pl.DataFrame:
-    """Return ``first second rank_correlation`` of every pair."""
+    """Return one row per pair of detectors: ``first second rank_correlation``."""
     matrix = [] if audit.correlations is None else audit.correlations.tolist()
     rows = [
         (audit.detectors[one], audit.detectors[other], value)
@@ -319,7 +343,7 @@ def _agreement(audit: Audit) -> pl.DataFrame:
 
 
 def latex_table(audit: Audit) -> str:
-    """Return the main table for a paper that uses booktabs."""
+    """Return five metrics of every detector as a LaTeX table, which needs the package booktabs."""
     heads = {
         MAIN_METRIC: "AUC", "partial_auc_to_10_percent": r"pAUC$_{0.1}$", "average_precision": "AP",
         "equal_error_rate": "EER", "true_positive_rate_at_1_percent": r"TPR@1\%",

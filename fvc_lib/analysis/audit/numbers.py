@@ -1,7 +1,7 @@
 """The numbers of an audit of anyone's scores, with intervals over groups.
 
-A detector is judged on the videos it answered. Detectors are compared, and averaged, on those that all answered, with
-the same draws.
+A detector is judged on the videos that it answered. Detectors are compared and averaged on the videos that all of them
+answered, with the same random draws of groups.
 """
 
 import re
@@ -65,11 +65,11 @@ class Settings:
     """How an audit computes.
 
     Attributes:
-        point: of decisions, chosen on one half of the groups for the other.
-        threshold: one that comes with the scores, used in place of ``point``; None if there is none.
-        replicates: half-samples of the groups.
-        seed: of every draw.
-        confidence: of every interval.
+        point: the rule that chooses a threshold. Each half of the groups chooses the threshold of the other half.
+        threshold: a threshold that comes with the scores and replaces ``point``; None if there is none.
+        replicates: number of half-samples (random halves of the groups) behind each interval.
+        seed: seed of every random draw.
+        confidence: coverage of every interval, such as 0.95.
     """
 
     point: OperatingPoint = BEST
@@ -80,10 +80,13 @@ class Settings:
 
 
 def settings(decide_at: str, **others: Any) -> Settings:
-    """Return settings that decide at ``best``, ``fpr=0.01``, ``cost=5:1`` or ``threshold=0.5``.
+    """Return settings whose rule of decision is the text ``decide_at``.
+
+    Examples are ``best``, ``fpr=0.01``, ``cost=5:1`` and ``threshold=0.5``. ``others`` are further fields of
+    ``Settings``.
 
     Raises:
-        UsageError: ``decide_at`` is none of these.
+        UsageError: ``decide_at`` has another form.
     """
     try:
         if decide_at.startswith(GIVEN):
@@ -95,30 +98,40 @@ def settings(decide_at: str, **others: Any) -> Settings:
 
 @dataclass(frozen=True)
 class Audit:
-    """The outcome of ``audit_scores``; frames have a row for each detector and thing, undefined numbers are null.
+    """The outcome of ``audit_scores``.
+
+    Undefined numbers are null. ``low`` and ``high`` are the ends of an interval. The main metric is the ROC AUC. The
+    common videos are those that all detectors answered.
 
     Attributes:
-        detectors: the highest main metric first, on the videos that all answered.
-        numbers: ``detector metric value low high num_videos num_groups``, on the videos that each answered.
-        common: the main metric on the videos that all answered, also of the average: ``detector value low high``.
-        by_group: likewise with one vote per group, on the videos that each answered; empty if groups are single videos.
-        controls: each control next to each detector on the same videos: ``detector source value low high num_videos
-            detector_value detector_low detector_high``.
-        shuffled: mean and range over deals of the labels to other groups: ``detector value low high``.
-        differences: of all pairs: ``first second difference low high p holm_p is_shown``.
-        slices: ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
-        floors: reals of two sources told apart: ``detector higher lower value low high num_higher num_lower``.
-        thresholds: ``detector point fpr fpr_low fpr_high tpr tpr_low tpr_high first_threshold second_threshold
-            is_resolved``.
-        coverage: ``detector num_videos answered_share num_real num_fake auc_if_wrong``; the last counts every video
-            without an answer against the detector.
-        regrouped: the main metric with suspected groups: ``detector value low high``; empty without any.
-        correlations: (D, D), Spearman's, on the common videos; None without common videos.
-        num_common: videos that all answered.
-        num_common_groups: their groups.
-        num_videos: of the table.
-        num_groups: of the table.
-        settings: of the computation.
+        detectors: names, the highest main metric on the common videos first.
+        numbers: all metrics of each detector on the videos that it answered: ``detector metric value low high
+            num_videos num_groups``.
+        common: the main metric on the common videos, also for the average of all scores: ``detector value low high``.
+        by_group: the main metric if every group has the same weight: ``detector value low high``. Computed on the
+            videos that the detector answered; empty if every group is a single video.
+        controls: each control (a simple predictor) next to each detector on the same videos: ``detector source value
+            low high num_videos detector_value detector_low detector_high``.
+        shuffled: ROC AUC after labels were dealt to other groups, mean and range over the deals: ``detector value low
+            high``.
+        differences: the main metric of ``second`` minus that of ``first``, for all pairs: ``first second difference
+            low high p holm_p is_shown``.
+        slices: the main metric on parts of the videos, worst first: ``detector slice_by value auc low high called_share
+            num_videos num_groups is_small``.
+        floors: how well scores tell the reals of two sources apart: ``detector higher lower value low high num_higher
+            num_lower``.
+        thresholds: shares called fake, among reals (``fpr``) and fakes (``tpr``): ``detector point fpr fpr_low fpr_high
+            tpr tpr_low tpr_high first_threshold second_threshold is_resolved``.
+        coverage: ``detector num_videos answered_share num_real num_fake auc_if_wrong``. ``auc_if_wrong`` counts every
+            video without an answer as a mistake.
+        regrouped: the main metric with suspected groups: ``detector value low high``; empty if none are suspected.
+        correlations: float64 (D, D), Spearman's correlation of the scores on the common videos. None if the detectors
+            could not be compared.
+        num_common: number of common videos.
+        num_common_groups: number of groups of the common videos.
+        num_videos: number of videos in the table.
+        num_groups: number of groups in the table.
+        settings: how the numbers were computed.
     """
 
     detectors: tuple[str, ...]
@@ -141,7 +154,7 @@ class Audit:
     settings: Settings
 
     def interval(self, detector: str, metric: str = MAIN_METRIC) -> Ends:
-        """Return ``value low high`` of one detector's metric on its own videos; None where undefined."""
+        """Return ``(value, low, high)`` of ``metric`` on the videos that ``detector`` answered; None if undefined."""
         return ends_of(self.numbers.filter(detector=detector, metric=metric)) or (None, None, None)
 
     @property
@@ -150,25 +163,32 @@ class Audit:
         return self.num_common == self.num_videos
 
     def compared(self, detector: str) -> Ends:
-        """Return ``value low high`` on the videos that all answered, if there are such; else on the detector's own.
+        """Return ``(value, low, high)`` of the main metric, on the common videos if detectors were compared there.
 
-        On its own videos a detector that leaves out the hard ones would look better than the others.
+        Otherwise the videos are those that ``detector`` answered. There, a detector that skips hard videos would look
+        better than the others.
         """
         return ends_of(self.common.filter(detector=detector)) or self.interval(detector)
 
     def of_coverage(self, detector: str, column: str) -> Any:
-        """Return one cell of ``coverage``."""
+        """Return the value of ``column`` in the row of ``detector`` in ``coverage``."""
         return self.coverage.filter(detector=detector)[column].item()
 
     def above_controls(self, detector: str) -> bool | None:
-        """Return whether a detector is above every honest control; None if some controls are missing."""
+        """Return whether a detector is above every honest control.
+
+        None if it is above all that were computed, but ``NEED_VIDEOS`` (controls that need the videos) are missing.
+        """
         own = self.honest_controls(detector)
         if not own["is_above"].all():
             return False
         return True if set(NEED_VIDEOS) <= set(own["source"]) else None
 
     def honest_controls(self, detector: str) -> pl.DataFrame:
-        """Return a detector's honest ``controls`` with a value, and whether it ``is_above`` each."""
+        """Return the rows of ``controls`` of a detector, with a bool column ``is_above``: it beats the control.
+
+        Controls without a value and those on a split that leaks (``DISHONEST_CONTROLS``) are left out.
+        """
         own = self.controls.filter(~pl.col("source").is_in(list(DISHONEST_CONTROLS)), detector=detector)
         own = own.drop_nulls("value")
         ends = own.select("detector_value", "detector_low", "value", "high").iter_rows()
@@ -176,20 +196,21 @@ class Audit:
 
 
 def ends_of(rows: pl.DataFrame) -> Ends | None:
-    """Return ``value low high`` of the first row; None without rows."""
+    """Return ``(value, low, high)`` of the first row; None without rows."""
     return rows.select("value", "low", "high").row(0) if rows.height else None
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some of the table's videos.
+    """A selection of n videos of the table.
 
     Attributes:
-        places: int64 (n,), their rows in the table.
-        labels: int64 (n,) of 0 (real) and 1 (fake).
-        groups: (n,) group ids.
-        half: int64 (n,) of 0 and 1, for thresholds; None where a half would lack a class.
-        how: the settings.
+        places: int64 (n,), row numbers in the table.
+        labels: int64 (n,), 0 is real and 1 is fake.
+        groups: object (n,), group ids.
+        half: int64 (n,) of 0 and 1: the half of the groups that a video is in, for choosing thresholds. None if a half
+            would lack a class.
+        how: the settings of the audit.
     """
 
     places: IntArray
@@ -206,13 +227,16 @@ class _Rows:
     def drawn(
         self, measures: Sequence[tuple[Metric, npt.ArrayLike]], votes: FloatArray | None = None
     ) -> ReplicateValues:
-        """Return the values of ``measures`` and their replicates, on the same draws for all measures of these rows."""
+        """Return the values of ``measures`` on these rows and in each half-sample; all measures share the draws.
+
+        ``votes`` (n,) are weights of the rows; None: all equal.
+        """
         return replicate_values(
             self.labels, measures, self.groups, row_weights=votes, replicates=self.how.replicates, seed=self.how.seed
         )
 
     def ends(self, measures: Sequence[tuple[Metric, npt.ArrayLike]], votes: FloatArray | None = None) -> list[Ends]:
-        """Return ``value low high`` of each measure."""
+        """Return ``(value, low, high)`` of each measure; arguments as in ``drawn``."""
         found = intervals_of(self.drawn(measures, votes), self.how.confidence)
         return [interval.row()[:3] for interval in found]
 
@@ -228,14 +252,16 @@ def audit_scores(
     """Compute all numbers of an audit.
 
     Args:
-        videos: ``video_id label group_id generator real_source corpus``; a video without a group is its own.
-        scores: a Float64 column per detector, null where it did not answer; rows as in ``videos``.
-        how: the settings.
-        controls: by name ``fold`` and ``score``, null where it has none, rows as in ``videos``.
-        suspected: group ids (N,) if videos with similar ids belonged together; None: nothing is suspected.
+        videos: ``video_id label group_id generator real_source corpus``. A video with a null group is a group of its
+            own.
+        scores: one Float64 column per detector, null where it did not answer; rows as in ``videos``.
+        how: the settings; None: the defaults.
+        controls: by name of the control, a frame with ``fold`` and ``score``; rows as in ``videos``, null where the
+            control has no score.
+        suspected: group ids (N,) from ``suspected_groups``; None: nothing is suspected.
 
     Raises:
-        ValueError: lengths that differ, or only one label.
+        ValueError: lengths differ, or there is only one label.
     """
     how, groups = how or Settings(), group_ids(videos)
     labels = (videos["label"] == "fake").cast(pl.Int64).to_numpy()
@@ -308,7 +334,7 @@ def audit_scores(
 
 
 def group_ids(videos: pl.DataFrame) -> Groups:
-    """Return the group of each row (N,); a video without one is its own."""
+    """Return the group id of each row, object (N,); a video without a group gets an id of its own."""
     # Whatever a group is called, it is none of the videos that stand alone.
     alone, named = pl.format("alone {}", "video_id"), pl.format("group {}", "group_id")
     return videos.select(pl.coalesce(named, alone)).to_series().to_numpy().astype(object)
@@ -360,7 +386,7 @@ def _numbers(scores: FloatArray, decided: IntArray | None, rows: _Rows) -> Itera
 
 
 def _decided(scores: FloatArray, rows: _Rows) -> IntArray | None:
-    """Return the decisions (n,) of 0 and 1; None where no threshold can be chosen."""
+    """Return the decisions, int64 (n,), 1 is fake; None where no threshold can be chosen."""
     if rows.how.threshold is not None:
         return decide(scores, rows.how.threshold)
     if rows.half is None:
@@ -369,7 +395,10 @@ def _decided(scores: FloatArray, rows: _Rows) -> IntArray | None:
 
 
 def _thresholds(scores: FloatArray, rows: _Rows) -> Iterator[tuple[object, ...]]:
-    """Yield the shares that each threshold calls on the half that did not choose it."""
+    """Yield rows of ``Audit.thresholds``, without ``detector``.
+
+    The rates of a threshold are measured on the half of the groups that did not choose it.
+    """
     chosen: dict[str, tuple[FloatArray, bool]] = {}
     if rows.half is not None:
         reals = min(int(((rows.half == each) & (rows.labels == 0)).sum()) for each in (0, 1))
@@ -391,7 +420,11 @@ def _thresholds(scores: FloatArray, rows: _Rows) -> Iterator[tuple[object, ...]]
 def _slices(
     videos: pl.DataFrame, columns: Mapping[str, FloatArray], decided: Mapping[str, IntArray | None], rows: _Rows
 ) -> Iterator[tuple[object, ...]]:
-    """Set each generator against all reals, each source of reals against all fakes, and cut both by corpus."""
+    """Yield rows of ``Audit.slices`` for every detector in ``columns``.
+
+    The fakes of a generator are measured against all reals, and the reals of a source against all fakes. A corpus is
+    measured with its own reals and fakes.
+    """
     every = np.ones(rows.labels.size, dtype=bool)
     for by, sliced in (("generator", rows.labels == 1), ("real_source", rows.labels == 0), ("corpus", every)):
         values = slice_names(videos[by].filter(pl.Series(sliced)))
@@ -415,7 +448,10 @@ def _slices(
 
 
 def slice_names(column: pl.Series) -> list[str]:
-    """Return the most frequent values, then ALL_OTHERS for the rest and NOT_KNOWN for nulls; empty without a value."""
+    """Return the names of slices: the most frequent values, ALL_OTHERS for the rest, and NOT_KNOWN for nulls.
+
+    NOT_KNOWN aside, there are at most 12 names. The list is empty if every value is null.
+    """
     counts = column.drop_nulls().value_counts(sort=True).sort("count", column.name, descending=[True, False])
     values: list[str] = counts[column.name].to_list()
     names = values if len(values) <= _MOST_SLICES else [*values[: _MOST_SLICES - 1], ALL_OTHERS]
@@ -451,7 +487,7 @@ def _shuffled(rows: _Rows, scores: FloatArray) -> tuple[object, ...]:
 
 
 def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) -> Iterator[tuple[object, ...]]:
-    """Yield the difference of every pair of detectors; p-values are corrected for all pairs."""
+    """Yield rows of ``Audit.differences``, one for each pair of detectors; Holm's p is corrected for all pairs."""
     pairs = list(combinations(range(len(names)), 2))
     found = [paired_difference(drawn, one, other, confidence=how.confidence) for one, other in pairs]
     adjusted = holm([pair.p_value for pair in found]).tolist()
@@ -463,7 +499,17 @@ def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) ->
 def _controls(
     controls: Mapping[str, pl.DataFrame], table: FloatArray, names: Sequence[str], rows: _Rows, rows_of: Any
 ) -> Iterator[tuple[object, ...]]:
-    """Yield every detector next to every control, on those of ``rows`` for which the control has a score."""
+    """Yield rows of ``Audit.controls``, one for each detector and control.
+
+    Both are measured on the videos of ``rows`` for which the control has a score.
+
+    Args:
+        controls: as in ``audit_scores``.
+        table: scores (N, D) of the detectors, NaN where there is none.
+        names: D names of the detectors.
+        rows: the videos on which detectors are compared.
+        rows_of: returns the ``_Rows`` of a bool mask (N,).
+    """
     for source, control in controls.items():
         known = np.zeros(control.height, dtype=bool)
         known[rows.places] = control["score"].is_not_null().to_numpy()[rows.places]
@@ -497,12 +543,18 @@ KINDS_OF_LIKENESS = {
 
 
 def similar_ids(ids: Sequence[str], labels: Sequence[str], groups: Sequence[str | None]) -> pl.DataFrame:
-    """Return families of ``ids`` (N,) that look related and that ``groups`` (N,) do not explain.
+    """Return families: sets of videos with similar ids that belong to two or more groups.
 
-    This is a suspicion: ids may be alike for no reason, as counters are, and copies may have ids that differ.
+    A family is only a suspicion. Counters look alike for no reason, and copies may have different ids.
+
+    Args:
+        ids: N video ids.
+        labels: N labels.
+        groups: N group ids; None: the video has none.
 
     Returns:
-        Columns ``kind`` (of ``KINDS_OF_LIKENESS``), ``videos``, and ``has_both_labels``.
+        One row per family: ``kind`` (a key of ``KINDS_OF_LIKENESS``), ``videos`` (a list of ids) and
+        ``has_both_labels``.
     """
     rows = [
         (kind, key, video, label, group or f"alone {video}")
@@ -534,7 +586,7 @@ def _keys_of(video: str) -> list[tuple[str, str]]:
 
 
 def suspected_groups(ids: Sequence[str], groups: Sequence[str | None], families: pl.DataFrame) -> list[str]:
-    """Return group ids (N,) that join the ``families`` of ``similar_ids`` to the stated ``groups``."""
+    """Return N group ids: videos that share a stated group or a family of ``similar_ids`` get the same id."""
     places, nodes = {video: place for place, video in enumerate(ids)}, dict[object, int]()
     edges = [(place, f"group {group}") for place, group in enumerate(groups) if group is not None]
     edges += [(places[video], f"family {n}") for n, family in enumerate(families["videos"]) for video in family]

@@ -1,4 +1,4 @@
-"""Cautions: sentences that a reader needs next to a run's number, on its data, its intervals and its leaks."""
+"""Cautions: sentences that limit what a run's score shows, because of its data, its intervals or its leaks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,8 +29,9 @@ _OFFICIAL_LEAKS = "official_split_leaks"  # of tables.LEAKAGE_AUDIT
 def run_cautions(run: RunPaths) -> tuple[str, ...]:
     """Return the cautions that belong on every page, table and terminal output of ``run``, worst first.
 
-    They name a trial, damage, failed leakage checks, leaks of the official split, mixed code and parameters.
-    ``run_headline`` adds the verdict against the controls.
+    They are about: a trial (a run on part of its corpus), damaged files, failed leakage checks, leaks of the official
+    split, folds trained by different code, parameters, and fake voices. The verdict against the controls is not among
+    them; see ``headline.run_headline``.
     """
     asked = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(finding)}" for finding in audit_failures(run)]
@@ -66,7 +67,7 @@ def trial_caution(parameters: Mapping[str, object]) -> str:
 
 
 def interval_cautions(value: float | None, low: float | None, high: float | None) -> tuple[str, ...]:
-    """Return the caution of an interval without width or of a one-sided bound; nothing for other intervals."""
+    """Return a caution if the interval has no width, or if one end equals ``value``; else an empty tuple."""
     if low is not None and low == high:
         return ("An interval without width is no certainty: no draw of these groups changes the number, others may.",)
     if value is not None and value in (low, high):
@@ -75,7 +76,10 @@ def interval_cautions(value: float | None, low: float | None, high: float | None
 
 
 def weaker_than_one_answer(results: pl.DataFrame, operating_point: str) -> list[str]:
-    """Return cautions if the model's decisions (RESULTS) are worse than one answer to every video."""
+    """Return cautions if F1 or accuracy of the model is below that of giving every video the same label.
+
+    ``results`` are rows of RESULTS. ``operating_point`` names the rule that chose the thresholds.
+    """
     at = "" if operating_point == "best" else f" at the operating point {clean_text(operating_point)}"
     rows = results.filter(scope="all").drop_nulls("value").select("source", "metric", "value").rows()
     known = {(source, metric): value for source, metric, value in rows}
@@ -92,7 +96,7 @@ def weaker_than_one_answer(results: pl.DataFrame, operating_point: str) -> list[
 
 
 def fake_voices(run: RunPaths) -> str:
-    """Return the caution that audio is not judged, if the corpus marks some of it as fake; else empty."""
+    """Return the caution that audio is not judged if the index marks the voice of a video as fake; else empty."""
     index = read_tables([(path_to_text(run.run_id), run.index)], INDEX, without=["perceptual_hash"]).frame
     marked = index.filter(pl.col("attributes").str.json_path_match("$.audio").str.to_lowercase() == "fake")
     real = marked.filter(label="real").height
@@ -101,7 +105,7 @@ def fake_voices(run: RunPaths) -> str:
 
 
 def untested_classes(run: RunPaths) -> list[str]:
-    """Return the caution that names classes without a tested image; nothing if every class has one."""
+    """Return a caution that names the classes without a test image; an empty list if every class has one."""
     images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
     classes = set(images["class_label"])
     untested = sorted(classes - set(images.filter(part="test")["class_label"]))
@@ -124,7 +128,14 @@ def _some_of(names: Sequence[str]) -> str:
 def protocol_cautions(
     parameters: Mapping[str, object], results: pl.DataFrame, metric: str, corpora: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the caution that explains the protocol and gives each target's number; nothing for ``kfold``."""
+    """Return the caution that explains the protocol and gives the score at each target; empty for ``kfold``.
+
+    Args:
+        parameters: parameters of the run.
+        results: rows of RESULTS.
+        metric: name of the score.
+        corpora: all corpora of the run.
+    """
     name = protocol_name(parameters)
     if name == KFOLD:
         return ()
@@ -156,13 +167,13 @@ def leakage_audit_of(run: RunPaths) -> Answer:
 
 
 def audit_failures(run: RunPaths) -> list[str]:
-    """Return the failed findings of the run's leakage audit, and the reason if it cannot be read."""
+    """Return the findings of failed leakage checks; if the audit cannot be read, the reason comes first."""
     audit = leakage_audit_of(run)
     return [*audit.notes, *audit.frame.filter(~pl.col("passed").fill_null(value=True))["finding"]]
 
 
 def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
-    """Return the number of passed leakage checks as a report's fact; nothing if none is recorded."""
+    """Return one fact for a report, (name, text), with the number of passed leakage checks; empty without checks."""
     passed = leakage_audit_of(run).frame["passed"].drop_nulls()
     if passed.is_empty():
         return ()

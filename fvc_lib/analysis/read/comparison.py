@@ -1,7 +1,8 @@
 """Compare runs, detectors, ensembles and seeds on the same videos.
 
-Runs are compared only if they predicted the same videos with the same labels, groups and folds. All are judged on the
-same half-samples of the groups. A run that cannot be compared is refused with a reason.
+Runs are compared only if they predicted the same videos with the same labels, groups and folds. Intervals and p-values
+come from half-samples (random halves of the groups), which all compared runs share. A run that cannot be compared is
+refused with a reason. A detector here means the runs that differ in their seeds alone.
 """
 
 import itertools
@@ -69,7 +70,10 @@ _DATA = ("video_id", "group_id", "label", "fold")  # runs must share these colum
 
 @dataclass(frozen=True, eq=False)
 class JudgedRun:
-    """A run or an ensemble with its predictions of all folds (``tables.PREDICTIONS``), ordered by ``video_id``."""
+    """A run or an ensemble that can be compared.
+
+    ``predictions`` (``tables.PREDICTIONS``) hold all folds, ordered by ``video_id``.
+    """
 
     name: str
     run: RunPaths
@@ -82,21 +86,21 @@ class JudgedRun:
 
     @cached_property
     def headline(self) -> ReportHeadline:
-        """The run's number and its verdict against the controls."""
+        """The run's ROC AUC and its verdict against the controls (simple predictors that a detector must beat)."""
         return run_headline(self.run)
 
     @cached_property
     def parts(self) -> tuple[RunConfig, ...]:
-        """The configurations of all networks that judge a video: one, or those of an ensemble's members."""
+        """The configuration of a run, or the configurations of all members of an ensemble."""
         if not is_ensemble(self.run.root):
             return (self.config,)
         return tuple(run_config(member) for member in members_of(self.run.root, read_ensemble(self.run.root)))
 
     @cached_property
     def detector(self) -> str:
-        """A digest that is equal for runs that differ in their seeds alone.
+        """A SHA-256 digest that is equal for runs that differ in their seeds alone.
 
-        A user's file counts with the content that the training recorded.
+        A file that the user supplied (model, weights, crop) enters with the digest that the training recorded.
         """
         if is_ensemble(self.run.root):
             return sha256_of_json({**read_json_object(self.run.root / ENSEMBLE_RECORD), "name": ""})
@@ -115,7 +119,11 @@ class Refusal:
 
 
 def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[list[JudgedRun], list[Refusal]]:
-    """Read different runs; with ``finished`` they must have ended, with results that follow from their predictions."""
+    """Read ``runs``, and return those that can be compared and a refusal for each other run.
+
+    A run that is given twice is read once. With ``finished`` a run must also have ended, and its results must follow
+    from its predictions.
+    """
     different = list({run.root.resolve(): run for run in runs}.values())
     judged, refusals = [], []
     for run, given in zip(different, naming.run_names(different), strict=True):
@@ -193,7 +201,7 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
 
 
 def _difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
-    """Return counts and examples of how the data of two runs differ; empty if they do not."""
+    """Return text that counts the videos in which the data of two runs differ, with examples; empty if none differ."""
     data = [run.predictions.select(_DATA) for run in (first, second)]
     both = data[0].join(data[1], on="video_id", how="full", suffix="_other", coalesce=True)
     cases = {
@@ -215,7 +223,16 @@ def _difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
 
 
 def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, seed: int) -> ReplicateValues:
-    """Return the metric of each of ``runs``, which share their data, on the same draws."""
+    """Return ``metric`` of each run on all videos and in each half-sample of the groups.
+
+    All runs must have the same videos, labels, groups and folds (``with_data_of_first``). They share the half-samples.
+
+    Args:
+        runs: at least one.
+        metric: a key of ``METRICS``.
+        replicates: number of half-samples.
+        seed: seed of the half-samples.
+    """
     shared = runs[0].predictions
     folds = shared["fold"].to_numpy()
     several = "target" in shared.columns and shared["target"].n_unique() > 1  # then the number is the mean over them
@@ -228,15 +245,15 @@ def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, se
 
 @dataclass(frozen=True)
 class PairComparison:
-    """The second model's metric minus the first's.
+    """The metric of a second model minus that of a first.
 
     Attributes:
-        first: name of the first.
-        second: name of the second.
-        difference: with its interval over groups.
-        holm_p_value: adjusted for all pairs of the comparison.
-        is_shown: whether that is small enough for the confidence.
-        finding: one sentence.
+        first: name of the first model.
+        second: name of the second model.
+        difference: the difference with its interval over groups.
+        holm_p_value: p-value, adjusted for all pairs of the comparison by Holm's method.
+        is_shown: whether ``holm_p_value`` is at most 1 - confidence, and nothing else forbids the claim.
+        finding: the result as a sentence.
     """
 
     first: str
@@ -263,7 +280,7 @@ def _finding(pair: PairComparison, metric: str) -> str:
 
 
 def difference_text(pair: PairComparison) -> str:
-    """Return ``+0.031 [+0.004, +0.058]``: the second minus the first."""
+    """Return the metric of the second model minus that of the first as text, such as ``+0.031 [+0.004, +0.058]``."""
     ends = pair.difference.value, pair.difference.low, pair.difference.high
     value, low, high = (f"{end:+.3f}" if math.isfinite(end) else "undefined" for end in ends)
     return f"{value} [{low}, {high}]" if math.isfinite(ends[1]) and math.isfinite(ends[2]) else value
@@ -276,15 +293,15 @@ def p_text(p_value: float) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences in one metric.
+    """Differences in one metric between runs or detectors.
 
     Attributes:
-        metric: that was compared.
-        confidence: of the intervals; a difference is shown if its Holm p is at most 1 - confidence.
-        values: the metric by name of a run or detector.
-        pairs: of these names.
-        spread: by name the smallest and the largest value of a single run.
-        refusals: runs that are not compared.
+        metric: name of the metric that was compared.
+        confidence: coverage of the intervals. A difference is shown if its Holm p is at most 1 - confidence.
+        values: by name of a run or detector, the metric with its interval.
+        pairs: the differences between two names.
+        spread: by name, the smallest and the largest value of a single run.
+        refusals: runs that are not compared, with reasons.
     """
 
     metric: str
@@ -304,9 +321,17 @@ def _compare(
     seed: int,
     confidence: float,
 ) -> Comparison:
-    """Compare ``pairs`` (places in ``named``) by the mean over a name's runs, with Holm's adjustment.
+    """Compare pairs of names by the mean of the metric over the runs of a name, with Holm's adjustment.
 
-    No difference is claimed for a trial.
+    A pair with a trial (a run on part of its corpus) never counts as shown.
+
+    Args:
+        named: the runs of each name.
+        pairs: two positions in ``named`` for each pair, the first model first.
+        metric: a key of ``METRICS``.
+        replicates: number of half-samples of the groups.
+        seed: seed of the half-samples.
+        confidence: coverage of the intervals.
     """
     runs = [run for several in named.values() for run in several]
     drawn = replicates_of(runs, metric, replicates=replicates, seed=seed)
@@ -339,7 +364,10 @@ def _compare(
 
 
 def _limited(pairs: Sequence[PairComparison], limits: Mapping[str, str]) -> tuple[PairComparison, ...]:
-    """Take back a shown difference in favour of a name in ``limits``, with the sentence there."""
+    """Return ``pairs``, where a difference in favour of a name in ``limits`` no longer counts as shown.
+
+    The sentence in ``limits`` is added to its finding.
+    """
     limited = []
     for pair in pairs:
         limit = limits.get(pair.second if pair.difference.value > 0 else pair.first)
@@ -360,12 +388,20 @@ def compare(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds as the first.
+    """Compare every pair of ``runs``.
 
-    Intervals and p-values speak of other videos, not of other trainings: each run was trained once.
+    Runs with other videos, labels, groups or folds than the first run are refused. Intervals and p-values tell how the
+    result may change with other videos. They do not cover another training, because each run was trained once.
+
+    Args:
+        runs: two or more.
+        metric: a key of ``METRICS``.
+        replicates: number of half-samples of the groups.
+        seed: seed of the half-samples.
+        confidence: coverage of the intervals.
 
     Raises:
-        UsageError: an unknown metric.
+        UsageError: the metric is unknown.
     """
     if metric not in METRICS:
         raise UsageError(f"metric: got {metric!r}.{did_you_mean(metric, METRICS)} Known: {', '.join(METRICS)}.")
@@ -380,7 +416,7 @@ def compare(
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
-    """Return ``comparison`` as plain text: each run's number, findings on the pairs, and refusals."""
+    """Return ``comparison`` as lines of plain text: the value of each run, the finding of each pair, and refusals."""
     shown, width = [], max(map(len, comparison.values), default=0)
     for name, value in comparison.values.items():
         counted = f"{count_text(value.num_rows, 'video')} in {count_text(value.num_groups, 'group')}"
@@ -415,16 +451,16 @@ MeasureCosts = Callable[[Sequence[RunConfig]], Sequence[Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Detector:
-    """Runs that differ in their seeds alone, with their mean.
+    """Runs that differ in their seeds alone, or an ensemble.
 
     Attributes:
-        name: unique within the comparison.
-        runs: ordered by seed.
-        num_above_controls: the number of runs that are above every control.
-        intervals: by metric the mean over its runs, with an interval over groups.
-        spread: by metric the smallest and the largest value of a run.
-        cost: known ones of ``COSTS``.
-        marks: by metric ``BEST`` or ``HIGHEST``, where its value is the best.
+        name: name, unique within the comparison.
+        runs: the runs, ordered by seed.
+        num_above_controls: number of runs that are above every control.
+        intervals: by metric, the mean over the runs, with an interval over groups.
+        spread: by metric, the smallest and the largest value of a run.
+        cost: the entries of ``COSTS`` that are known.
+        marks: by metric, ``BEST`` or ``HIGHEST`` if the detector has the best value, else an empty text.
     """
 
     name: str
@@ -437,16 +473,19 @@ class Detector:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names of its networks, each once."""
+        """The names of the networks, without repetition."""
         return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
 
     @property
     def is_above_controls(self) -> bool:
-        """Whether every one of its runs is above every control."""
+        """Whether all runs are above every control."""
         return self.num_above_controls == len(self.runs)
 
     def spread_text(self) -> str:
-        """Return ``0.81 to 0.86 over 3 seeds``, ``one seed`` or ``an ensemble``."""
+        """Return the range of the ROC AUC over seeds, such as ``0.81 to 0.86 over 3 seeds``.
+
+        A single run gives ``one seed``, an ensemble ``an ensemble``.
+        """
         low, high = self.spread[MAIN_METRIC]
         if len(self.runs) > 1:
             return f"{number_text(low)} to {number_text(high)} over {len(self.runs)} seeds"
@@ -458,11 +497,11 @@ class DetectorComparison:
     """The outcome of ``compare_detectors``.
 
     Attributes:
-        detectors: the reference first.
-        differences: of every other detector from the reference, by ``MAIN_METRIC``.
-        left_out: runs that are not compared.
-        cautions: sentences on the whole and on single runs.
-        confidence: of the intervals.
+        detectors: all detectors, the reference first.
+        differences: ``MAIN_METRIC`` of every other detector minus that of the reference.
+        left_out: runs that are not compared, with reasons.
+        cautions: sentences on the headlines of the runs.
+        confidence: coverage of the intervals.
         of_runs: sentences that belong next to any table of these runs (``cautions.run_cautions``).
     """
 
@@ -475,9 +514,12 @@ class DetectorComparison:
 
 
 def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
-    """Return the runs and ensembles called ``names``; without names all video runs of the newest run's experiment.
+    """Return the runs and ensembles called ``names``.
 
-    These come oldest first, followed by the experiment's ensembles. A name that fits no run raises ``UsageError``.
+    Without names, return all video runs of the newest run's experiment, oldest first, and then its ensembles.
+
+    Raises:
+        UsageError: a name fits no run.
     """
     if names:
         return [find_run_or_ensemble(runs_dir, name) for name in names]
@@ -495,17 +537,19 @@ def compare_detectors(
     without_run: Sequence[tuple[str, str]] = (),
     measure_costs: MeasureCosts | None = None,
 ) -> DetectorComparison:
-    """Compare the detectors of ``runs`` with that of ``reference``, by default the first that can be compared.
+    """Compare the detectors of ``runs`` with a reference detector.
 
-    Intervals and p-values speak of other videos; the spread over runs speaks of other trainings.
+    Intervals and p-values tell how results may change with other videos. The spread over runs tells how they may change
+    with another training.
 
     Args:
         runs: finished runs and ensembles.
-        reference: a run of the detector that the others are compared with.
-        replicates: half-samples of the groups.
-        confidence: of every interval.
-        without_run: names of combinations that have no run, each with the reason; they are listed as left out.
-        measure_costs: returns known ones of ``COSTS`` for each network; a detector's are summed over its networks.
+        reference: a run of the reference detector; None: the first run that can be compared.
+        replicates: number of half-samples of the groups.
+        confidence: coverage of every interval.
+        without_run: pairs of a name and a reason, for combinations that have no run; they are listed as left out.
+        measure_costs: returns for each network the entries of ``COSTS`` that it knows. The costs of a detector are the
+            sums over its networks.
 
     Raises:
         DataError: ``reference`` cannot be compared, or nothing is left to compare.
@@ -568,7 +612,10 @@ def compare_detectors(
 
 
 def names_of(runs: Sequence[JudgedRun]) -> list[str]:
-    """Return a name for each run's detector: its model and the parameters that differ among them, or the ensemble's."""
+    """Return a name for the detector of each run: its model and the parameters in which the runs differ.
+
+    An ensemble is named after its members.
+    """
     singles = {run.name: run.config for run in runs if not ensemble_text(run.run)}
     values = {name: config.values_of(lambda declared: declared.hashed) for name, config in singles.items()}
     fields = [name for name in DECLARED if name not in {"seed", "folds_seed", "model"}]
@@ -591,16 +638,17 @@ def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[st
 
 
 def _cautions(runs: Sequence[JudgedRun]) -> Iterator[str]:
-    """Yield each caution once, with the names of its runs unless all have it."""
+    """Yield the cautions of all headlines without repetition; a caution of some runs begins with their names."""
     for caution in dict.fromkeys(caution for run in runs for caution in run.headline.cautions):
         having = [run.name for run in runs if caution in run.headline.cautions]
         yield caution if len(having) == len(runs) else f"{', '.join(having)}: {caution}"
 
 
 def _mark(compared: Comparison, name: str, limits: Mapping[str, str]) -> str:
-    """Return ``BEST`` or ``HIGHEST`` if ``name`` has the best value of several, else nothing.
+    """Return ``BEST`` or ``HIGHEST`` if ``name`` has the best value of two or more, else an empty text.
 
-    It was chosen for its value, so the p-values are corrected for all pairs. A name with a limit is no ``BEST``.
+    ``BEST`` needs a shown difference from every other name, and no entry in ``limits``. The p-values are corrected for
+    all pairs, because the name was chosen for its value.
     """
     sign = 1 if direction(compared.metric) == "higher" else -1
     values = [sign * interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
@@ -618,9 +666,10 @@ class Members:
     """Runs that make one ensemble.
 
     Attributes:
-        runs: in the order given.
-        detectors: for each run the number of its detector; runs that differ in their seed alone share one.
-        names: of the detectors.
+        runs: the runs in the order given.
+        detectors: for each run the position of its detector in ``names``. Runs that differ in their seed alone have the
+            same detector.
+        names: names of the detectors.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -628,7 +677,7 @@ class Members:
     names: tuple[str, ...]
 
     def __iter__(self) -> Iterator[tuple[JudgedRun, int]]:
-        """Yield each run with the number of its detector."""
+        """Yield pairs of a run and the position of its detector in ``names``."""
         return zip(self.runs, self.detectors, strict=True)
 
 
@@ -636,8 +685,9 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
     """Read ``runs`` and check that they can be one ensemble.
 
     Raises:
-        UsageError: fewer than two different runs, an ensemble among them, or the same training twice.
-        DataError: a run that is not finished or damaged, or runs on other videos, labels, groups, folds or protocols.
+        UsageError: there are fewer than two different runs, one of them is an ensemble, or a training comes twice.
+        DataError: a run is damaged or not finished, or runs differ in videos, labels, groups, folds, protocols or
+            operating points.
     """
     if inner := next((run for run in runs if is_ensemble(run.root)), None):
         raise UsageError(f"{inner.run_id} is an ensemble itself. Name its runs.")
@@ -673,9 +723,18 @@ def against_members(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare the ensemble in ``folder`` with each member, the best first, on the same draws.
+    """Compare the ensemble in ``folder`` with each member, the member with the highest ROC AUC first.
 
-    Choosing the best member on these videos favours it. An ensemble that is not above its controls claims nothing.
+    The best member is chosen on the same videos, which favours it. If the ensemble is not above its controls, no
+    difference counts as shown in its favour.
+
+    Args:
+        folder: folder of the ensemble.
+        members: its runs.
+        headline: its headline, for the verdict.
+        replicates: number of half-samples of the groups, which all runs share.
+        seed: seed of the half-samples.
+        confidence: coverage of the intervals.
 
     Raises:
         DataError: the folder's tables are missing or damaged.
@@ -691,7 +750,7 @@ def against_members(
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
-    """Return sentences: the ensemble's number, whether it beats its best member, and its verdict."""
+    """Return sentences: the ROC AUC of the ensemble, whether it beats its best member, and its verdict."""
     best = comparison.pairs[0]
     values = (comparison.values[name] for name in (ENSEMBLE, best.first))
     number, own = (interval_text(interval.value, interval.low, interval.high) for interval in values)

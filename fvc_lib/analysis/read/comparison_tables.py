@@ -1,4 +1,7 @@
-"""Comparisons as tables, LaTeX and files: numbers with marks, runs that are left out, and publications to cite."""
+"""Comparisons of detectors as tables, LaTeX and files.
+
+The mark behind a number says whether it is the best (``comparison.MARKS``).
+"""
 
 import re
 from collections.abc import Sequence
@@ -48,7 +51,7 @@ HEADINGS = {
 
 
 def detector_table(found: DetectorComparison) -> pl.DataFrame:
-    """Return one row per detector, as texts with units and the mark behind the main number."""
+    """Return one row per detector for readers: texts with units, and the mark behind the ROC AUC."""
     by_name = {pair.second: pair for pair in found.differences}
     rows = []
     for detector in found.detectors:
@@ -78,7 +81,7 @@ def _marked(detector: Detector, metric: str) -> str:
 
 
 def metric_table(found: DetectorComparison) -> pl.DataFrame:
-    """Return every metric of every detector with its interval over groups and the mark."""
+    """Return one row per detector and one column per metric: text with the interval over groups and the mark."""
     return pl.DataFrame(
         {"detector": detector.name, **{metric: _marked(detector, metric) for metric in detector.intervals}}
         for detector in found.detectors
@@ -86,13 +89,13 @@ def metric_table(found: DetectorComparison) -> pl.DataFrame:
 
 
 def run_table(found: DetectorComparison) -> pl.DataFrame:
-    """Return every run that was compared, with its best control and its verdict."""
+    """Return one row per compared run: its detector, ROC AUC, best control and verdict."""
     rows = [_run_row(run, detector.name) for detector in found.detectors for run in detector.runs]
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def member_table(members: Members) -> pl.DataFrame:
-    """Return one row per run of an ensemble: its detector, its number and its best control."""
+    """Return one row per run of an ensemble: its detector, ROC AUC, best control and verdict."""
     return pl.DataFrame([_run_row(run, members.names[number]) for run, number in members], infer_schema_length=None)
 
 
@@ -112,13 +115,17 @@ def _run_row(run: JudgedRun, detector: str) -> dict[str, Any]:
 
 
 def left_out_table(found: DetectorComparison) -> pl.DataFrame:
-    """Return the runs that are not compared, with the reasons."""
+    """Return ``run_id why`` for the runs that are not compared."""
     rows = [(", ".join(refusal.runs), refusal.reason) for refusal in found.left_out]
     return pl.DataFrame(rows, schema=dict.fromkeys(("run_id", "why"), pl.String), orient="row")
 
 
 def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
-    """Return one row per fold: the size of the fit, the detectors' weights, intercept and threshold."""
+    """Return one row per fold of an ensemble: the rule that combines the detectors' scores.
+
+    Columns are ``fold``, the number of videos and groups that the rule was fitted on, the weight of each detector, and
+    ``intercept threshold``.
+    """
     return pl.DataFrame(
         {
             "fold": fold,
@@ -136,7 +143,7 @@ def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFram
 
 
 def number_table(found: DetectorComparison) -> pl.DataFrame:
-    """Return one row per detector with plain numbers, not rounded."""
+    """Return one row per detector for programs: all metrics and costs as numbers that are not rounded."""
     by_name = {pair.second: pair for pair in found.differences}
     rows = []
     for detector in found.detectors:
@@ -184,7 +191,10 @@ def paper_table(found: DetectorComparison) -> str:
 
 
 def bibliography(found: DetectorComparison) -> str:
-    """Return the BibTeX of the detectors and corpora compared, each once; a comment for those that declare none."""
+    """Return the BibTeX entries of the compared detectors and corpora, without repetition.
+
+    A detector or corpus that declares no publication gets a comment.
+    """
     models = dict.fromkeys(model for detector in found.detectors for model in detector.models)
     texts = [_bibtex_of(model) or f"% {clean_text(model)}: declares no publication" for model in models]
     run, loaders = found.detectors[0].runs[0], dict(CORPORA.items())
@@ -203,7 +213,7 @@ def _bibtex_of(model: str) -> str:
 
 
 def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
-    """Write the comparison for papers and programs into ``folder``, and return the files.
+    """Write ``TABLE_FILES`` (CSV, LaTeX and BibTeX) into ``folder``, and return their paths.
 
     Raises:
         OSError: the folder cannot be written.

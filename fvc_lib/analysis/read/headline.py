@@ -1,4 +1,8 @@
-"""The headline of a run: its number, its controls, and whether it is above them."""
+"""The headline of a run: its main score, its controls, and whether the score is above them.
+
+A control is a simple predictor that a detector must beat, such as metadata alone. A floor is a control that tells two
+sources of real videos apart: it shows how far a score may come from recognising sources.
+"""
 
 import os
 import shlex
@@ -78,7 +82,10 @@ Standing = Literal["above control", "not above control", "not shown", "no result
 
 @dataclass(frozen=True)
 class Score:
-    """One source's value of the measure, with its interval where one was computed."""
+    """The score of the model or of a control, with the ends of its interval if they were computed.
+
+    ``source`` is ``model`` or the name of a control.
+    """
 
     source: str
     value: float | None
@@ -87,23 +94,24 @@ class Score:
 
     @property
     def text(self) -> str:
-        """Return the source with its value and interval."""
+        """The source with its value and interval, as text."""
         return f"{source_name(self.source).lower()}, {interval_text(self.value, self.low, self.high)}"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The measure of a headline's scores.
+    """The metric of a headline, and what was judged by it.
 
     Attributes:
-        name: of the measure.
-        one: the judged thing in the singular, such as ``video``.
-        chance: the score of guessing, if every corpus has the same.
-        remark: a sentence on the limits of the number.
+        name: name of the metric.
+        one: name of a sample in the singular, such as ``video``.
+        chance: the score of guessing; None if it depends on the corpus.
+        remark: a sentence on the limits of the score.
         is_split_in_folds: whether folds cover all samples; else only a test part was judged.
-        strict_controls: controls that a claim needs, each with the command that adds it (``TaskSpec.strict_controls``).
+        strict_controls: by name, the controls that must have a value before the model can be above its controls. The
+            text is the command that computes the control.
         is_of_classes: whether the score covers all classes together.
-        leaks: a sentence on the leaks of the official split that the run used; else empty.
+        leaks: a sentence on the leaks of the official split that the run used; empty if there are none.
     """
 
     name: str
@@ -116,7 +124,7 @@ class Measure:
     leaks: str = ""
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
-        """Return sentences on the number of samples and groups, and on what the model had seen."""
+        """Return sentences on the number of samples and groups, and on whether test groups were used in training."""
         if num_samples is None or num_groups is None:
             return f"How many {self.one}s were judged is not recorded."
         where = "" if self.is_split_in_folds else " of the test part"
@@ -137,17 +145,17 @@ FORGERIES = Measure(
 
 @dataclass(frozen=True)
 class MeasuredScores:
-    """The scores of one measure, the model's first.
+    """The scores of the model and its controls by one measure.
 
     Attributes:
-        measure: that the scores are of.
-        scores: of the model and its controls.
-        num_samples: that were judged.
-        num_groups: of the samples.
-        notes: on files that cannot be read.
-        cautions: on the scores.
-        earlier: the earlier attempt that made the scores; empty if the last one did.
-        margin: of the model over the trained floor.
+        measure: the measure of the scores.
+        scores: the scores, that of the model first.
+        num_samples: number of samples that were judged; None if it is not recorded.
+        num_groups: number of groups of the samples; None if it is not recorded.
+        notes: sentences on files that cannot be read.
+        cautions: sentences on the limits of the scores.
+        earlier: the earlier attempt that made the scores; empty if the last attempt made them.
+        margin: score of the model minus that of the detector trained to tell sources of reals apart.
     """
 
     measure: Measure
@@ -161,13 +169,13 @@ class MeasuredScores:
 
     @property
     def model_score(self) -> Score | None:
-        """Return the model's own score; None if there is none."""
+        """The score of the model; None if there is none."""
         return next((score for score in self.scores if score.source == "model" and score.value is not None), None)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The model's standing against its best honest control, with a sentence."""
+    """Whether the model is above its controls, with a sentence that says why and the control that decided."""
 
     standing: Standing
     sentence: str
@@ -176,9 +184,9 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportHeadline(MeasuredScores):
-    """The head of a report; pages show ``None`` as "not recorded".
+    """The head of a report: the scores, the verdict and facts about the run. None means "not recorded".
 
-    ``more_facts`` are further facts as pairs of name and text.
+    ``more_facts`` are further facts, as pairs of name and text.
     """
 
     run_id: str
@@ -196,7 +204,7 @@ class ReportHeadline(MeasuredScores):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return the verdict and the cautions."""
+        """The sentence of the verdict, then the cautions."""
         return (self.verdict.sentence, *self.cautions)
 
 
@@ -204,7 +212,10 @@ class ReportHeadline(MeasuredScores):
 
 
 def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
-    """Return the scores over all folds: the model, its controls from best to worst, then the dishonest ones."""
+    """Return the scores over all folds: the model, then its controls from the highest to the lowest.
+
+    Controls on a split that leaks (``DISHONEST_CONTROLS``) come last.
+    """
     rows = results_frame.filter((pl.col("scope") == "all") & (pl.col("metric") == metric))
     aside = pl.col("source").is_in(sorted(DISHONEST_CONTROLS))
     rows = rows.sort(pl.col("source") != "model", aside, -pl.col("value"), "source", nulls_last=True)
@@ -212,7 +223,10 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
-    """Return the main score of a run without folds (TASK_RESULTS), and its controls from best to worst."""
+    """Return the main score of a run without folds, and those of its controls from the highest to the lowest.
+
+    ``results`` are rows of TASK_RESULTS. Without a score of the model, no scores are returned.
+    """
     for begins, metric_begins, one in TASKS[task].headline:
         fitting = pl.col("subject").str.starts_with(begins) & pl.col("metric").str.starts_with(metric_begins)
         models = results.filter(fitting, source="model").to_dicts()
@@ -232,7 +246,7 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
 
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
-    """Return the main score of a run and its controls; no scores while there are none."""
+    """Return the main score of a run and those of its controls; ``scores`` is empty while none are recorded."""
     asked = run_parameters(run)
     task = run_task(asked)
     if TASKS[task].headline:
@@ -261,10 +275,16 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
 
 
 def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure = FORGERIES) -> Verdict:
-    """Compare the model with every honest control by ``metrics.paired_difference.is_above_control``.
+    """Return the verdict: whether the model is above every honest control.
 
-    A model is above its controls only if each strict control of ``measure`` has a value. A network above chance on
-    shuffled labels has probably seen its test data. With a failed leakage check (``leaks``) no number counts.
+    ``metrics.paired_difference.is_above_control`` compares the model with each control. The standing "above control"
+    also needs a value for each strict control of ``measure``. A network that is above chance on shuffled labels has
+    probably seen its test data, so the model is not above its controls.
+
+    Args:
+        scores: the scores of the model and its controls.
+        leaks: findings of failed leakage checks; with any of them no score counts.
+        measure: the measure of the scores.
     """
     known = {score.source: score for score in scores if score.value is not None}
     model = known.pop("model", None)
@@ -317,7 +337,10 @@ def _missing(known: Mapping[str, Score], measure: Measure) -> str:
 
 
 def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
-    """Return the verdict on a run's scores; scores of an earlier attempt are no result."""
+    """Return the verdict on a run's scores.
+
+    Scores of an earlier attempt count as "no result". A trial, or a leaking official split, is at most "not shown".
+    """
     if measured.notes:
         return Verdict("no result", "The results cannot be read.")
     verdict = judge(measured.scores, audit_failures(run), measured.measure)
@@ -340,7 +363,7 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
 
 
 def run_headline(run: RunPaths) -> ReportHeadline:
-    """Return the headline of a run from what it has recorded so far."""
+    """Return the headline of a run, from the files that it has written so far."""
     asked, status, measured = run_parameters(run), run_status(run), measured_scores(run)
     verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
     peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
@@ -381,9 +404,10 @@ def run_headline(run: RunPaths) -> ReportHeadline:
 
 
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[str]:
-    """Return sentences on how well two sources of reals are distinguished, and on the model's margin over that.
+    """Return sentences on how well two sources of reals are told apart, and by how much the model's score exceeds that.
 
-    ``margin`` is the model's over the floor of the detector trained on the sources, from the same drawn groups.
+    ``margin`` is the score of the model minus that of the detector trained on the sources, with an interval from the
+    same half-samples of groups. None: not recorded.
     """
     known = {score.source: score for score in scores if score.value is not None}
     model, sentences = known.get("model"), []
@@ -399,10 +423,10 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
 
 
 def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
-    """Return advice against a control that the model is not above; empty if there is none.
+    """Return advice for a model that is not above ``control``; empty if there is none.
 
-    The advice leaves out what the run's ``parameters`` do already. Against a control that is not shown above chance,
-    other videos would not help.
+    Remedies that the run's ``parameters`` already apply are left out. If the control itself is not shown to be above
+    chance, the advice says that other videos would not help.
     """
     if control.source not in _MORE_REALS:
         return ""
@@ -432,7 +456,7 @@ _RUNS_SCHEMA = {
 
 
 def runs_table(runs_dir: Path) -> Answer:
-    """Return one row (``_RUNS_SCHEMA``) for each run under ``runs_dir``, newest first; null is not recorded."""
+    """Return one row (``_RUNS_SCHEMA``) for each run under ``runs_dir``, newest first; null means not recorded."""
     runs = list_runs(runs_dir)[::-1]
     headlines = [run_headline(run) for run in runs]
     rows = []

@@ -1,4 +1,7 @@
-"""Names of runs: parameters, corpus, detector, protocol and the differences from other runs."""
+"""Names of runs for readers: parameters, corpus, detector, protocol and the differences from other runs.
+
+A protocol is the rule that splits videos into training and test, such as ``kfold`` or ``cross_corpus``.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,7 @@ _NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment"
 
 
 def run_parameters(run: RunPaths) -> dict[str, object]:
-    """Return the values of the run's ``params.yaml``; nothing if it is missing or unreadable."""
+    """Return the values of the run's ``params.yaml`` by name; empty if it is missing or unreadable."""
     try:
         return read_params_file(run.params_yaml) if run.params_yaml.is_file() else {}
     except (FvcError, OSError):
@@ -29,7 +32,7 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 
 
 def run_task(parameters: Mapping[str, object]) -> str:
-    """Return the task that a run's parameters name; video if they name none."""
+    """Return the task that the parameters name (``video``, ``image`` or ``video_text``); by default ``video``."""
     task = parameters.get("task")
     return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
 
@@ -43,7 +46,8 @@ def protocol_name(parameters: Mapping[str, object]) -> str:
 def protocol_text(parameters: Mapping[str, object], corpora: Sequence[str] = ()) -> str:
     """Return the protocol of a run as text; empty for ``kfold``.
 
-    ``cross_corpus`` is followed by its targets and, if ``corpora`` are given, the corpora of the training.
+    If the protocol has targets (corpora that are only tested on), they follow. ``corpora`` are all corpora of the run;
+    those that are no target follow as "trained on".
     """
     name, targets = protocol_name(parameters), parameters.get("target_corpora")
     if name == KFOLD:
@@ -56,21 +60,22 @@ def protocol_text(parameters: Mapping[str, object], corpora: Sequence[str] = ())
 
 
 def _letters_of(name: str) -> str:
-    """Return the letters and digits of a corpus's name in lower case, by which ``cross_corpus`` compares names."""
+    """Return a corpus's name in lower case without punctuation; ``cross_corpus`` compares names in this form."""
     return "".join(filter(str.isalnum, name.lower())) or name
 
 
 def run_names(runs: Sequence[RunPaths]) -> list[str]:
-    """Return a distinct name for each of ``runs``: its id, or the whole path if another run has that id."""
+    """Return a name for each run: its id, or its path if another run has the same id."""
     ids = Counter(root.name for root in {run.root for run in runs})
     return [run.root.name if ids[run.root.name] == 1 else str(run.root) for run in runs]
 
 
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
-    """Return corpus, detector and differing parameters of each of ``runs``, for a list of them.
+    """Return for each run three texts: its corpus, its detector, and the parameters in which it differs.
 
-    A parameter that can change a number is named if its value is not that of most runs of the task, up to
-    ``_MOST_MARKS`` of them. Different corpora of one name carry the beginning of their fingerprints.
+    The third text names at most ``_MOST_MARKS`` parameters that can change a number. A parameter is named if its value
+    is not the most frequent one among the runs of the same task. If two corpora share a name, the beginning of the
+    fingerprint is added.
     """
     asked = [run_parameters(run) for run in runs]
     values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -99,7 +104,10 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
 
 
 def run_labels(runs: Sequence[RunPaths]) -> list[str]:
-    """Return one line for each run: ``corpus · detector · what differs · experiment / run_id``, and damage."""
+    """Return one line for each run: ``corpus · detector · differences · experiment / run_id``.
+
+    A damaged ``run.json`` is mentioned at the end.
+    """
     labels = []
     for run, mark in zip(runs, run_marks(runs), strict=True):
         damaged = "run.json is damaged" if document_damage(run.run_json, read_json_object(run.run_json)) else ""
@@ -119,7 +127,10 @@ def corpus_text(run: RunPaths) -> str | None:
 
 
 def model_name(parameters: Mapping[str, object]) -> str | None:
-    """Return the network of the run's task, and whether its text encoder is from outside."""
+    """Return the name of the run's network; a text encoder that is not the project's own is mentioned.
+
+    None if the parameters name no network.
+    """
     task = run_task(parameters)
     model = as_text(parameters.get(TASKS[task].network))
     foreign = task == "video_text" and parameters.get("text_encoder") not in (None, "own")
@@ -140,7 +151,7 @@ def trial_text(parameters: Mapping[str, object]) -> str:
 
 
 def recorded_corpora(run: RunPaths) -> list[str]:
-    """Return the names of the corpora in the run's index; nothing before there is an index."""
+    """Return the names of the corpora in the run's index; empty while there is no index."""
     corpora = _recorded_corpus(run).get("corpora")
     return list(map(str, corpora)) if isinstance(corpora, list) else []
 
@@ -151,7 +162,10 @@ def _recorded_corpus(run: RunPaths) -> Mapping[str, object]:
 
 
 def _corpus_name(recorded: Mapping[str, object]) -> str | None:
-    """Return the names of the corpora in the index; before there is one, the name recorded at the start."""
+    """Return the names of the corpora in the index, joined by " + ".
+
+    While there is no index, return the name that was recorded when the run began; None if there is none.
+    """
     corpora = recorded.get("corpora")
     if not isinstance(corpora, list) or not corpora or recorded.get("listing_sha256") == "":
         return as_text(recorded.get("name"))

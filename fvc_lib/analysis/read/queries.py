@@ -1,8 +1,8 @@
-"""Questions to any number of runs, answered as polars frames.
+"""Queries over any number of runs, answered as polars frames.
 
-Each query reads what the runs have recorded, also while they run and after a crash. Its notes name what could not be
-read. ``run_id`` is the name from ``naming.run_names``. DuckDB sees the frames that it is given, and no file, network or
-extension.
+A query reads what the runs have recorded so far, also while they run and after a crash. The notes of its answer name
+files and lines that could not be read. ``run_id`` is the name from ``naming.run_names``. SQL runs in DuckDB, which can
+use the given frames, but no file, network or extension.
 """
 
 import json
@@ -49,9 +49,13 @@ def ask(
     *,
     limits: Mapping[str, str | bool | int | float | list[str]] | None = None,
 ) -> pl.DataFrame:
-    """Return the first ``MAX_ROWS`` + 1 rows of a query over ``frames``; all of them without ``limits``.
+    """Return the rows of an SQL query over ``frames``; it can read and write nothing else.
 
-    The query can read or write nothing else.
+    Args:
+        query: a SELECT.
+        frames: by table name.
+        parameters: values of the query's parameters, by name.
+        limits: DuckDB settings such as the memory limit. If given, at most ``MAX_ROWS`` + 1 rows are returned.
 
     Raises:
         ValueError: the query returns no rows, or a column has a type that polars lacks.
@@ -98,7 +102,7 @@ SQL_EXAMPLES = tuple(
 
 @dataclass(frozen=True)
 class LineFormat:
-    """The columns of a log with their DuckDB types, and the SQL condition of a good line."""
+    """The format of a log's lines: columns with their DuckDB types, and the SQL condition that a good line meets."""
 
     columns: Mapping[str, str]
     good: str
@@ -145,9 +149,9 @@ _EVENT_DETAILS = {
 def _read_log_lines(runs: Sequence[RunPaths], folder: str, line_format: LineFormat) -> Answer:
     """Return the good lines of the JSONL files in ``folder`` of ``runs``, in file and line order.
 
-    A good line is one JSON object that satisfies ``line_format``. Torn, NUL-filled and glued lines are left out and
-    counted in the notes. Columns: ``file_number name run_id stage file_fold line`` and those of the format; ``line``
-    counts from 1. Stage and fold come from file names, since folders get copied.
+    A good line is one JSON object that satisfies ``line_format``. Other lines are left out, and the notes count them.
+    Columns: ``file_number name run_id stage file_fold line`` and those of the format; ``line`` counts from 1. Stage
+    and fold come from the names of the files.
     """
     rows: list[tuple[int, str, str, list[str]]] = []
     notes = []
@@ -189,11 +193,11 @@ def _read_log_lines(runs: Sequence[RunPaths], folder: str, line_format: LineForm
 def learning_curves(
     runs: Sequence[RunPaths], *, metrics: Sequence[str] = (), phases: Sequence[str] = (), folds: Sequence[int] = ()
 ) -> Answer:
-    """Return the metric logs of ``runs``, narrowed to ``metrics``, ``phases`` and ``folds`` where these are given.
+    """Return the logged metrics of ``runs``. Empty ``metrics``, ``phases`` or ``folds`` mean all of them.
 
     Columns: ``run_id stage fold phase metric step epoch value flag attempt ts``, in step order within each curve.
-    ``value`` is null where ``flag`` is nan, inf or -inf. A step that was logged again after a resume appears once, with
-    the last attempt's last line.
+    ``value`` is null where ``flag`` is nan, inf or -inf. If a step was logged again after a resume, only the last line
+    of the last attempt is returned.
     """
     lines = _read_log_lines(runs, "metrics", _METRIC_LINES)
     curve = ["run_id", "stage", "fold", "phase", "metric", "step", "file_number"]
@@ -238,10 +242,10 @@ def memory_samples(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_events(runs: Sequence[RunPaths]) -> Answer:
-    """Return the memory events of ``runs`` on the clock of ``memory_samples``.
+    """Return the memory events of ``runs``, such as an out-of-memory, with ``seconds`` as in ``memory_samples``.
 
-    An event belongs to the attempt whose clock started at the same time. Columns: ``run_id stage fold attempt seconds
-    line phase epoch batch_idx global_step kind message details`` and those of ``_EVENT_DETAILS``; ``details`` is JSON
+    An event belongs to the attempt whose clock started nearest in time. Columns: ``run_id stage fold attempt seconds
+    line phase epoch batch_idx global_step kind message details`` and those of ``_EVENT_DETAILS``. ``details`` is JSON
     text.
     """
     lines = _read_log_lines(runs, "memory/events", _EVENT_LINES)
@@ -270,10 +274,10 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
-    """Return the highest memory of each stage: ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``.
+    """Return the highest memory of each stage and fold, over all phases, in bytes.
 
-    All phases count. On a CPU the process is counted with its children, as a job's limit does; ``peak_device_bytes`` is
-    null without an accelerator.
+    Columns: ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``. On a CPU ``peak_rss_bytes`` includes
+    child processes. ``peak_device_bytes`` is null without an accelerator.
     """
     samples = memory_samples(runs)
     on_cpu = pl.col("device").fill_null("cpu").str.starts_with("cpu")
@@ -299,9 +303,10 @@ _TRAININGS = {
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """Return one row per finished training, the controls' trainings included: the columns of ``_TRAININGS``.
+    """Return one row per finished training, with the columns of ``_TRAININGS``.
 
-    ``trained`` is ``model`` or the name of a control. Samples are videos, images, or pairs of a video and a text.
+    Trainings of controls (such as the model on shuffled labels) are included. ``trained`` is ``model`` or the name of
+    a control. Samples are videos, images, or pairs of a video and a text.
     Values that are missing or of another type are null.
     """
     rows, notes = [], []
@@ -356,7 +361,7 @@ def read_parameters(runs: Sequence[RunPaths]) -> Answer:
 
 
 def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
-    """Return the rows of ``read_parameters`` whose values are not the same in all ``runs``."""
+    """Return the rows of ``read_parameters`` for the parameters that do not have the same value in all ``runs``."""
     parameters = read_parameters(runs)
     differing = pl.col("value").n_unique().over("parameter") > 1
     return Answer(parameters.frame.filter(differing), parameters.notes)
@@ -366,7 +371,10 @@ def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
 
 
 def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:
-    """Return a reader of the table ``RunPaths.<name>``, whose schema is ``tables.<SCHEMA>``."""
+    """Return a function that reads the table ``RunPaths.<name>`` of runs.
+
+    Its schema is ``tables.<SCHEMA>``; without ``schema``, ``tables.<NAME>``.
+    """
     wanted: pa.DataFrameSchema = getattr(tables, (schema or name).upper())
     return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
 
@@ -423,9 +431,9 @@ def fold_balance(run: RunPaths) -> Answer:
 
 
 def augmentation_counts(run: RunPaths) -> Answer:
-    """Count the clips that each operation was drawn for: ``operation num_clips num_augmented share``.
+    """Count the augmented clips that each operation was applied to: ``operation num_clips num_augmented share``.
 
-    ``num_augmented`` is the number of augmented clips; ``share`` is the ratio of the two.
+    ``num_augmented`` is the number of all augmented clips; ``share`` is ``num_clips / num_augmented``.
     """
     clips = SQL_TABLES["clips"]([run])
     query = """

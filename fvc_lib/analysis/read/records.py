@@ -1,4 +1,4 @@
-"""Read a run's folder: its tables, records and state, with foreign, torn and missing files."""
+"""Read a run's folder: its tables, records and state, even if files are damaged, missing or not from this project."""
 
 import datetime
 from collections.abc import Collection, Iterable
@@ -18,7 +18,7 @@ from fvc_lib.services.tasks import STAGES
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's rows, and notes on what could not be read."""
+    """The rows of a query, and notes on files and lines that could not be read."""
 
     frame: pl.DataFrame
     notes: tuple[str, ...] = ()
@@ -35,9 +35,13 @@ def as_number(value: object) -> float | None:
 
 
 def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, without: Collection[str] = ()) -> Answer:
-    """Stack the tables that exist among ``paths`` (run id, file), with ``run_id`` in front.
+    """Return the rows of all tables in ``paths``, with the additional first column ``run_id``.
 
-    A table that cannot be read or does not fit ``schema`` is left out, with a note. Columns ``without`` are left out.
+    Args:
+        paths: pairs of a run id and a file. A missing file is skipped. A file that cannot be read or does not fit
+            ``schema`` is skipped with a note.
+        schema: schema of the tables.
+        without: columns to leave out.
     """
     empty = pl.DataFrame(schema=column_types(schema)).drop(without, strict=False)
     frames, notes = [empty.select(pl.lit("").alias("run_id"), pl.all()).clear()], []
@@ -56,9 +60,9 @@ GONE = "stopped without a word"
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
-    """Return ``status.json``.
+    """Return the content of ``status.json``; its ``stages`` is always a dict, by key of the stage.
 
-    A run or task in state ``running`` whose lock nobody holds gets the state ``GONE``.
+    A run or stage in state ``running`` whose lock no process holds gets the state ``GONE``.
     """
     status = read_json_object(run.status_json)
     stages = {key: stage for key, stage in as_mapping(status.get("stages")).items() if isinstance(stage, dict)}
@@ -75,10 +79,11 @@ def run_status(run: RunPaths) -> dict[str, Any]:
 
 
 def earlier_attempt(run: RunPaths, table: Path) -> str:
-    """Return the attempt that wrote ``table`` if its stage, or the run after it, has not ended well since; else empty.
+    """Return text on the attempt that wrote ``table`` if the table may be outdated; empty if it is up to date.
 
-    A stage that ended well wrote its table. For others the file must be newer than the stage's last start. In a copied
-    folder it may not be; the table then counts as an earlier attempt's.
+    The table of a stage that is done is outdated if the run has failed since. The table of any other stage is outdated
+    if it is older than the stage's last start. In a copied folder file times may be wrong, and the table may count as
+    outdated.
     """
     status = run_status(run)
     key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")

@@ -1,4 +1,7 @@
-"""Robustness: compare each level of disturbance with the same videos undisturbed, on the same drawn groups."""
+"""Robustness: compare scores of disturbed videos with those of the same videos undisturbed.
+
+A level is one kind of disturbance at one strength.
+"""
 
 from collections.abc import Mapping
 
@@ -31,18 +34,18 @@ def robustness_results(
     confidence: float = 0.95,
     run: RunPaths | None = None,
 ) -> pl.DataFrame:
-    """Return each level's metrics and their loss against the same videos undisturbed (ROBUSTNESS_RESULTS).
+    """Return ROBUSTNESS_RESULTS: metrics at each level, and their difference from the same videos undisturbed.
 
-    A video that cannot be written or read at a level is left out of both sides and counted. Undisturbed comes first,
-    then the levels by ascending ROC AUC; levels without one come last.
+    A video without a score at a level is left out on both sides and counted in ``num_failed``. Undisturbed videos come
+    first, then the levels by ascending ROC AUC; levels without a ROC AUC come last.
 
     Args:
-        scored: ROBUSTNESS; over several values of ``target``, numbers are their plain mean.
-        strengths: in words, by level.
-        replicates: number of half-samples of the groups.
-        seed: of the draws.
-        confidence: of every interval.
-        run: of the scores, for the column ``trial``.
+        scored: rows of ROBUSTNESS. If ``target`` has several values, metrics are the plain mean over them.
+        strengths: by level, its strength in words.
+        replicates: number of half-samples (random halves of the groups) behind each interval.
+        seed: seed of the half-samples.
+        confidence: coverage of every interval.
+        run: the run of the scores, for the column ``trial``; None: no trial.
     """
     trial = (run and trial_text(run_parameters(run))) or None
     before = scored.filter(level=UNDISTURBED)
@@ -76,7 +79,10 @@ def robustness_results(
 
 
 def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float | None]]:
-    """Return value, interval and paired difference of ``disturbed`` against ``score``, by metric."""
+    """Return by metric the value and interval of ``disturbed``, and its difference from ``score``.
+
+    Keys are ``value low high difference difference_low difference_high p_value undisturbed``.
+    """
     thresholds, folds = both["threshold"].to_numpy(), both["fold"].to_numpy()
     several = "target" in both.columns and both["target"].n_unique() > 1  # then results are the mean over them
     targets = both["target"].to_numpy() if several else None
@@ -102,7 +108,7 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
 
 
 def level_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per level, worst first, with intervals as text."""
+    """Return one row per level for readers, the lowest ROC AUC first, with intervals as text."""
     decided = {row["level"]: row for row in results.filter(metric="balanced_accuracy").iter_rows(named=True)}
     rows = [
         {
@@ -126,7 +132,7 @@ def _difference(row: Mapping[str, object]) -> str | None:
 
 
 def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | None = None) -> list[str]:
-    """Return sentences on the worst level, the losses that are shown, and their limits.
+    """Return sentences: the undisturbed score, the worst level, how many losses are shown, and videos without a score.
 
     If ``run`` is given, its cautions come first.
     """

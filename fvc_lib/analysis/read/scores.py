@@ -18,7 +18,9 @@ from fvc_lib.services.tables import SCORES, check_table, csv_for_people
 def score_table(
     index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = (), run: RunPaths | None = None
 ) -> pl.DataFrame:
-    """Return every video of ``predictions`` (SCORES): mistakes first, and the most certain first among these.
+    """Return the SCORES table: one row for each video of ``predictions``.
+
+    Wrong decisions come first. Within wrong and right ones, scores far from the threshold come first.
 
     Args:
         index: INDEX schema, or its columns ``video_id path``.
@@ -47,9 +49,10 @@ def _trial_column(run: RunPaths | None) -> pl.Expr:
 
 
 def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
-    """Return the predictions of the finished runs of this experiment that differ from ``run`` in the seed alone.
+    """Return the predictions of the other runs of this experiment that have results and differ in the seed alone.
 
-    Their folds may differ: no network has seen the group that it scored. Of several runs of a seed the latest counts.
+    There is one frame per seed; of several runs with the same seed the latest counts. The folds of the runs may
+    differ, because no network scores a group that it was trained on.
     """
     found = {}
     own = {**NEUTRAL, **run_parameters(run)}
@@ -64,7 +67,7 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
 
 
 def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> None:
-    """Write the results (RESULTS) as CSV and, in short, as LaTeX, with the run's cautions.
+    """Write all results (RESULTS) as CSV, and the main metrics as LaTeX with the run's cautions in the caption.
 
     Raises:
         OSError: a file cannot be written.
@@ -80,9 +83,15 @@ _FOR_A_PAPER = {
 
 
 def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[str] = ()) -> str:
-    """Return the network and its controls over all folds (RESULTS) as a LaTeX table for a paper.
+    """Return a LaTeX table of the network and its controls over all folds.
 
-    The targets of a protocol follow, for the network alone. The caption ends with the ``cautions``.
+    If the protocol has targets (corpora or generators that are only tested on), a row of the network follows for each
+    target.
+
+    Args:
+        results: rows of RESULTS.
+        confidence: coverage of the intervals, for the caption.
+        cautions: sentences at the end of the caption.
     """
     text = pl.when(pl.col("value").is_null()).then(pl.lit("--")).otherwise(
         pl.struct("value", "low", "high").map_elements(lambda row: interval_text(*row.values()), pl.String)
