@@ -1,7 +1,8 @@
-"""The one recipe of a training, of an outer fold or of a stage without folds, on one process or on several ranks.
+"""The recipe (the fixed order of steps) of every training: of one outer fold, or of a stage without folds.
 
-Read the data, plan memory, train the network and its controls, score the test part once, write the results. A task
-describes its part of this with a ``Training``.
+The steps: read the data, plan memory, train the network and its controls, score the test part once, write the results.
+A control is a training without real knowledge, such as one on shuffled labels. A stage is one notebook of a run. A
+task, such as ``video`` or ``image``, describes its part with a ``Training``. One process trains, or several ranks do.
 """
 
 import copy
@@ -53,18 +54,19 @@ MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
 
 @dataclass(frozen=True)
 class TrainedClass:
-    """The network that is trained, whatever name it was asked for by.
+    """Describe the network that is trained by its class, code and initial weights.
 
     Attributes:
-        name: of its class, with the module.
-        file: with the class; empty where that is not known.
-        code: hex SHA-256 of its functions outside of the library (``own_code``); empty without any.
-        num_parameters: trained at any time.
-        num_frozen: parameters that are not.
-        weights, weights_sha256, weights_licence: of the publisher's file or folder that it began with; empty: none.
-        left_out: names in that file which the network does not have: its publisher's class layer.
-        notes: differences from the network that its publisher describes; of a user's file its class and place.
-        functions: digests by name (``functions_of``), by which changed code is named.
+        name: module and name of the class.
+        file: source file of the class; empty where it is not known.
+        code: hex SHA-256 of its functions outside of the library (``own_code``); empty without such functions.
+        num_parameters: number of parameters that are trained at any time.
+        num_frozen: number of parameters that are never trained.
+        weights, weights_sha256, weights_licence: path, digest and licence of the published weights that the network
+            began with; empty: random weights.
+        left_out: names in the weights file that the network does not have, such as the publisher's class layer.
+        notes: differences from the published network; for a class in a user's file, the class and the file.
+        functions: digests of the functions by name (``functions_of``), which show what code has changed.
     """
 
     name: str
@@ -81,12 +83,12 @@ class TrainedClass:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The part that checkpoints hold and ranks compare."""
+        """Return ``name``, ``file`` and ``code``, which checkpoints hold and ranks compare."""
         return {"name": self.name, "file": self.file, "code": self.code}
 
     @classmethod
     def of(cls, task: Task, model_name: str = "") -> Self:
-        """Describe the network that ``task`` builds; ``model_name`` is that of the configuration."""
+        """Build the network of ``task`` and describe it; ``model_name`` is the model's name in the configuration."""
         with forked_random_state(0, torch.device("cpu")):
             model = task.build_model()
         kind, functions, loaded = type(model), functions_of(model), loaded_weights_of(model)
@@ -113,7 +115,7 @@ class TrainedClass:
         )
 
     def sentences(self) -> str:
-        """Return the origin of its weights, and its differences from the published network; may be empty."""
+        """Return sentences on the initial weights, frozen parameters and ``notes``; may be empty."""
         texts = []
         if self.weights:
             left_out = f"; left out: {', '.join(self.left_out)}" if self.left_out else ""
@@ -127,7 +129,7 @@ class TrainedClass:
 
 
 def note_of_own_file(name: str) -> tuple[str, ...]:
-    """Return the class, user's file, digest and licence of the model ``name``; nothing for any other model."""
+    """Return one sentence on class, file, digest and licence of a model in a user's file; else an empty tuple."""
     file = DETECTORS.file_of(name)
     if file is None:
         return ()
@@ -138,25 +140,31 @@ def note_of_own_file(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome(Generic[R]):
-    """One finished training; its file is written last. Nothing in it was chosen on the test part.
+    """The record of one finished training; ``outcome.json``, its file, is written last.
+
+    Nothing in it was chosen on the test part.
 
     Attributes:
-        stage: the notebook's name.
-        fold: the outer fold; None where the stage has none.
-        num_parameters: trained at any time.
-        num_train, num_validation, num_test: videos, pictures or pairs of each part.
-        num_train_samples: the training part with its augmented copies.
-        missing: ids that are left out, because they have no clip.
-        control: the same recipe on shuffled labels; None where it was turned off.
-        sources: the same recipe on which of two sources a real comes from; None where off or not possible.
-        predicted_peak_bytes: of the training, before it; None without a preflight.
-        peak_rss_bytes: of this process; of several ranks, the largest one's.
-        peak_device_bytes: of an accelerator; None on the CPU.
-        fingerprint: of its parameters and data.
-        num_ranks: processes that shared the training, of the attempt that finished it.
-        finished_utc: ISO 8601.
+        stage: name of the notebook.
+        fold: number of the outer fold; None where the stage has no folds.
+        model: name of the model in the configuration.
+        num_parameters: number of parameters that are trained at any time.
+        device: description of the device.
+        num_train, num_validation, num_test: number of videos, pictures or pairs in each part.
+        num_train_samples: number of training samples, augmented copies included.
+        missing: ids of videos that were left out because they have no clip.
+        training: the record of the model's training.
+        control: the record of the shuffled-label control (the same training on shuffled labels); None: turned off.
+        sources: the record of the real-source control (a model that learns which of two sources a real video comes
+            from, instead of labels); None: turned off or not possible.
+        predicted_peak_bytes: memory peak predicted before the training; None: no prediction was made.
+        peak_rss_bytes: largest resident memory of the process; the maximum over several ranks.
+        peak_device_bytes: largest memory on the accelerator; None on the CPU.
+        fingerprint: digest of parameters and data.
+        num_ranks: number of ranks in the attempt that finished the training.
+        finished_utc: end of the training, ISO 8601.
         network: the class that was trained.
-        train_anew: the command for it, where this is an earlier training's outcome; empty in the file.
+        train_anew: command that repeats the training, where this outcome is of an earlier call; empty in the file.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -184,7 +192,7 @@ class TrainingOutcome(Generic[R]):
     train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
-        """Return a sentence on the network and its training, now or earlier."""
+        """Return a text about the network and whether it was trained now or earlier."""
         kind = self.network.name.rpartition(".")[2]
         network = (
             f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
@@ -199,7 +207,7 @@ class TrainingOutcome(Generic[R]):
 
 
 def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
-    """Return the content of its file."""
+    """Return ``outcome`` as JSON text, the content of ``outcome.json``."""
     adapter = TypeAdapter(cast(Any, TrainingOutcome)[type(outcome.training)])
     return adapter.dump_json(outcome, indent=2, ensure_ascii=True).decode() + "\n"
 
@@ -211,10 +219,10 @@ def outcome_from_json(text: str | bytes, record: type[R]) -> TrainingOutcome[R]:
 
 
 def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
-    """Return the outcome in ``path``; None without one that this version understands.
+    """Return the outcome in ``path``; None where the file is missing or of a format that this version does not read.
 
     Raises:
-        DataError: the record of its stage has another digest of it.
+        DataError: the digest of the file differs from the one recorded for its stage.
     """
     try:
         return outcome_from_json(undamaged_content(path), record)
@@ -224,9 +232,12 @@ def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
 
 @dataclass(frozen=True)
 class Network:
-    """One network to train: the task, and a fingerprint over the samples of each part and their targets.
+    """One network to train.
 
-    ``name`` is that of a control (``tasks.CONTROL_TRAININGS``), empty for the model.
+    Attributes:
+        task: data, network and loss.
+        data_fingerprint: digest of the samples of each part and of their targets.
+        name: name of a control (``tasks.CONTROL_TRAININGS``); empty for the model.
     """
 
     task: Task
@@ -236,7 +247,7 @@ class Network:
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained network before its test part is scored; its memory is still watched."""
+    """A trained network whose test part is not scored yet."""
 
     network: Network
     engine: Engine
@@ -247,17 +258,20 @@ class TrainedNetwork:
     seconds: float
 
     def predict(self, data: SampleSet, accumulator: Accumulator) -> None:
-        """Run ``data`` once, in order, through the best epoch's model; ``accumulator`` has all of it on every rank."""
-        gathered = copy.deepcopy(accumulator)  # the engine's is whole on rank 0 alone
+        """Run ``data`` once, in order, through the best epoch's model, and add all outputs to ``accumulator``.
+
+        Afterwards every rank has the outputs of all samples.
+        """
+        gathered = copy.deepcopy(accumulator)  # only rank 0 gets the outputs of all samples here
         self.engine.predict(data, self.state.best_model, gathered)
         accumulator.add_document(self.ranks.from_leader("predicted", gathered.to_document))
 
     def log(self, phase: str, metrics: Mapping[str, float]) -> None:
-        """Log metrics of the best epoch's model."""
+        """Log ``metrics`` of the best epoch's model under ``phase``."""
         self.metrics.log(step=self.state.step, epoch=self.state.best_epoch, phase=phase, metrics=metrics)
 
     def record(self) -> dict[str, Any]:
-        """Return the fields of its ``TrainingRecord``."""
+        """Return the fields of the network's ``TrainingRecord``."""
         state = self.state
         return {
             "history": tuple(state.history),
@@ -275,14 +289,14 @@ class TrainedNetwork:
 
 @dataclass(frozen=True)
 class Finished(Generic[R]):
-    """The records of a task's trained networks, the model first; ``write`` writes its tables."""
+    """The records of a task's trained networks, the model first, and ``write``, which writes the result tables."""
 
     records: Sequence[R]
     write: Callable[[], None] = lambda: None
 
 
 def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[Any]:
-    """Score nothing and write nothing."""
+    """Return the records of the trained networks, without scoring a test part or writing tables."""
     return Finished([TrainingRecord(**each.record()) for each in trained])
 
 
@@ -291,15 +305,16 @@ class Training(Generic[R]):
     """A task's part of a training.
 
     Attributes:
-        stage: the notebook's name; names the artifacts.
-        fold: the outer fold; None where the stage has none.
-        model_name: for the record.
-        settings: the engine's.
-        parameters: JSON values that the weights depend on; a checkpoint made with others is refused.
-        networks: the model, and its controls where there are any.
-        sizes: ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
-        finish: makes choices, scores the test part once, and returns the records and tables; on every rank.
-        outputs: files that ``finish`` writes; a training is finished when its outcome and these exist.
+        stage: name of the notebook, which is part of file names.
+        fold: number of the outer fold; None where the stage has no folds.
+        model_name: name of the model in the configuration, for the record.
+        settings: settings of the engine.
+        parameters: JSON values that the weights depend on; a checkpoint with other values is refused.
+        networks: the model first, then its controls.
+        sizes: fields of the outcome: ``num_train num_validation num_test``, perhaps ``num_train_samples missing``.
+        finish: called on every rank after the training; makes choices, scores the test part once, and returns the
+            records and a function that writes the tables.
+        outputs: files that ``finish`` writes; a training is finished when its outcome and these files exist.
     """
 
     stage: str
@@ -314,17 +329,17 @@ class Training(Generic[R]):
 
     @property
     def task(self) -> Task:
-        """The model's."""
+        """Return the task of the model (the first network)."""
         return self.networks[0].task
 
     @property
     def fingerprint(self) -> str:
-        """A digest of parameters and data."""
+        """Return a digest of the parameters and the model's data."""
         return sha256_of_json([dict(self.parameters), self.networks[0].data_fingerprint])
 
 
 class TrainingOptions(TypedDict, total=False):
-    """The options of every task's training, which ``train`` explains."""
+    """Options that every task's training takes; ``train`` explains them."""
 
     metric_log: MetricSink
     attempt: int
@@ -351,30 +366,30 @@ def train(
     ranks: Ranks | None = None,
     begun_with: Mapping[str, str] | None = None,
 ) -> TrainingOutcome[R]:
-    """Train ``stage`` to its end, going on from an earlier attempt's checkpoint.
+    """Train ``stage`` to its end and return its outcome; an earlier attempt is continued from its checkpoint.
 
-    A finished training returns its outcome. With ``config.num_ranks`` above 1 other processes do it together and this
-    one waits for them, unless it is one of them.
+    A training that is finished already is not repeated: its stored outcome is returned. With ``config.num_ranks`` above
+    1 this process starts that many ranks and waits for them, unless ``ranks`` says that it is a rank.
 
     Args:
-        stage: the notebook's name.
-        fold: the outer fold; None where the stage has none.
-        paths: the run.
-        config: its resolved parameters.
-        read: reads the data and returns the task's part.
+        stage: name of the notebook.
+        fold: number of the outer fold; None where the stage has no folds.
+        paths: paths of the run.
+        config: resolved parameters of the run.
+        read: function that reads the data and returns the task's part.
         record: class of each network's record.
-        metric_log: gets the phases train, validation and test, and for a control its name; with several ranks rank 0
-            writes the run's own metric log instead.
-        attempt: number of this try, for logs.
-        memory: notified at every step of the training's position.
-        stop: called at every step boundary.
-        progress: called with (steps done, steps planned) over all networks together.
-        ranks: of which this process is one; None: it is no rank, and starts several where ``num_ranks`` is above 1.
-        begun_with: the network of the process that started the ranks (``TrainedClass.identity``); None: not known.
+        metric_log: gets the phases train, validation and test; a control is logged under its name. With several ranks
+            rank 0 writes the run's metric log instead.
+        attempt: number of this attempt, for logs.
+        memory: notified of the training's position at every step.
+        stop: called at every step boundary; returns True to stop.
+        progress: called with (steps done, steps planned), summed over all networks.
+        ranks: the ranks that this process belongs to; None: it is no rank.
+        begun_with: ``TrainedClass.identity`` in the process that started the ranks; None: not known.
 
     Raises:
         StoppedError: ``stop`` returned True; everything is saved (exit code 75).
-        DataError: data are missing or cannot give an honest result.
+        DataError: data are missing, or too few for the training or its evaluation.
         CheckpointMismatchError: a checkpoint belongs to other parameters, data, or another network.
         UsageError: the requested device does not exist, or ranks would train another network than their starter.
         MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
@@ -481,10 +496,10 @@ def train(
 
 
 def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, record: type[R], anew: str) -> str:
-    """Return an earlier attempt's outcome for the same parameters and data as JSON, or an empty text.
+    """Return the stored outcome for the same parameters and data as JSON; an empty text where there is none.
 
     Raises:
-        CheckpointMismatchError: it is of another network.
+        CheckpointMismatchError: the stored outcome is of another network.
     """
     outcome = read_outcome(outcome_file, record)
     if outcome is None or outcome.fingerprint != training.fingerprint:
@@ -497,19 +512,19 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
 
 @dataclass(frozen=True)
 class ControlLog:
-    """Log metrics under the phase ``name`` of a control, as ``<phase>_<metric>``."""
+    """A metric log for a control: the phase is the control's ``name``, and metrics are named ``<phase>_<metric>``."""
 
     metrics: MetricSink
     name: str
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
-        """Rename and pass on."""
+        """Log the renamed ``metrics`` under the control's phase."""
         renamed = {f"{phase}_{name}": value for name, value in metrics.items()}
         self.metrics.log(step=step, epoch=epoch, phase=self.name, metrics=renamed)
 
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress | None:
-    """Return the progress of network ``number`` of ``count`` as its part of the whole."""
+    """Return a progress callback for network ``number`` (from 0) that reports progress over all ``count`` networks."""
     if progress is None:
         return None
     return lambda done, planned: progress(number * planned + done, count * planned)
@@ -525,8 +540,12 @@ def settings_of(
 ) -> EngineSettings:
     """Return the engine's settings for one training.
 
-    ``default_micro_batch`` applies if ``batch_size`` is 0; ``balance_classes`` draws classes evenly,
-    ``balance_batches`` does so in every effective batch.
+    Args:
+        config: resolved parameters.
+        seed: seed of the training.
+        default_micro_batch: size of a micro-batch where ``batch_size`` is 0.
+        balance_classes: whether all classes are drawn equally often over an epoch.
+        balance_batches: whether all classes are drawn equally often in every effective batch.
     """
     return EngineSettings(
         epochs=config.epochs,

@@ -1,4 +1,7 @@
-"""Name classes and numbers of any pictures, decoded, cut and scored as the test part of a finished training was."""
+"""Predict classes and numbers for new pictures with a trained network.
+
+Pictures are decoded, cropped and scored like those of the training's test part.
+"""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -38,7 +41,13 @@ _CLASS = {
 
 
 class ImagePredictor(OneNetwork):
-    """See ``Predictor``; ``labels`` name the network's outputs, ``calibration`` has the temperature of its classes."""
+    """Predictor of task image; see ``Predictor``.
+
+    Args:
+        trained: the trained network.
+        labels: names of the network's outputs.
+        calibration: the temperature of the class logits; None: probabilities are not calibrated.
+    """
 
     kind = "image"
     file_word = "picture"
@@ -80,7 +89,7 @@ class ImagePredictor(OneNetwork):
 
     @property
     def decode_hash(self) -> str:
-        """A digest of Pillow's version and the code that calls it."""
+        """Return a digest of Pillow's version and of the code that decodes with it."""
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
     def identity_of_parts(self) -> Any:
@@ -112,7 +121,17 @@ class ImagePredictor(OneNetwork):
                         yield self._judged(path, value["content_sha256"], middle_view(pixels, size), picture)
 
     def _judged(self, path: str, content: str, view: torch.Tensor, picture: Picture) -> Finding:
-        """Return the finding on a picture whose view is uint8 (3, S, S)."""
+        """Return the finding on one picture.
+
+        Args:
+            path: absolute path, as text for the tables.
+            content: SHA-256 of the file.
+            view: uint8 (3, S, S), the crop that the network sees.
+            picture: called with ``path`` and ``view``.
+
+        Raises:
+            DataError: an output of the network is not finite.
+        """
         batch = Batch((content,), {"image": view[None].to(self.compute.device)})
         with torch.inference_mode(), deterministic_algorithms(self.compute.device):
             with Precision(self.compute).autocast():
@@ -132,9 +151,9 @@ class ImagePredictor(OneNetwork):
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, view.numpy()))
 
     def _of_classes(self, logits: FloatArray) -> dict[str, str | float | None]:
-        """Return the columns of the class; calibrated ones are empty where the run has no temperature."""
+        """Return the class columns for ``logits`` (C,); calibrated probabilities are None without a temperature."""
         classes, plain = self.labels.classes, class_probabilities(logits[None], 1.0)[0]
-        first, *others = np.argsort(-logits, kind="stable").tolist()  # of equal ones the first, as in the test part
+        first, *others = np.argsort(-logits, kind="stable").tolist()  # the first of equal logits, as in the test part
         values = dict.fromkeys(_CLASS) | {"class": classes[first], "probability_uncalibrated": float(plain[first])}
         values["runner_up"] = classes[others[0]] if others else None
         if self.calibration is not None:
@@ -145,7 +164,7 @@ class ImagePredictor(OneNetwork):
 
 
 def _class_lines(values: Mapping[str, Any]) -> list[str]:
-    """Return the class, its probability, and the runner-up as lines of text."""
+    """Return lines of text: the class, its probability, and the second most likely class if there is one."""
     sure, second = values["probability"], values["runner_up_probability"]
     lines = [values["class"], "probability not calibrated" if sure is None else f"probability {sure:.2f}"]
     if values["runner_up"] is not None:
@@ -160,7 +179,7 @@ def _is_sound(labels: ImageLabels) -> bool:
 
 
 def _stored(path: Path, kind: type[_T], is_sound: Callable[[_T], bool], remedy: str) -> _T:
-    """Return the ``kind`` in a JSON file; raise ``DataError`` where no training writes it."""
+    """Return the content of a JSON file as a ``kind``; raise ``DataError`` where it is invalid or not sound."""
     try:
         found = TypeAdapter(kind).validate_python(read_json_object(path))
         if is_sound(found):

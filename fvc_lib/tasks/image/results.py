@@ -1,8 +1,8 @@
-"""Results of task image: each metric of the test part with an interval over groups, next to a control's.
+"""Results of task image: metrics of the test part with intervals over groups, for the model and for controls.
 
-Controls know the training part alone. ``majority_class`` predicts the most frequent class and ranks classes by
-frequency; ``mean_predictor`` predicts each target's mean. Intervals cover the choice of test groups, not of training
-runs.
+A control predicts without looking at the picture, from the training part's labels. ``majority_class`` predicts the most
+frequent class and ranks classes by frequency; ``mean_predictor`` predicts each target's mean. An interval shows how a
+metric varies with the test groups that were drawn. It does not show how it varies between training runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,21 +63,30 @@ def _require(what: str, due: pl.DataFrame, made: pl.DataFrame, columns: list[str
 
 
 def confusion(paths: RunPaths) -> pl.DataFrame:
-    """Return the confusion matrix of the test part as ``class_label predicted_label count``, without zeros."""
+    """Return the confusion matrix of the test part as a table ``class_label predicted_label count``.
+
+    Pairs of classes that never occur are left out.
+    """
     predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
     count = pl.len().cast(pl.Int64).alias("count")
     return predictions.group_by("class_label", "predicted_label").agg(count).sort("class_label", "predicted_label")
 
 
 def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
-    """Return the wrong predictions with the highest probability (IMAGE_PREDICTIONS), the worst first."""
+    """Return up to ``number`` wrong predictions (IMAGE_PREDICTIONS), the highest probability first."""
     predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
     wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
     return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
 
 
 def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig) -> list[Row]:
-    """Return the rows of model and majority class; ``trained``: the classes of the training pictures."""
+    """Return the result rows of the model and of the majority-class control.
+
+    Args:
+        trained: class labels of the training pictures.
+        predictions: IMAGE_PREDICTIONS of the test part.
+        config: gives replicates, confidence and seed.
+    """
     by_frequency = (
         trained.value_counts().sort("count", "class_label", descending=[True, False])["class_label"].to_list()
     )
@@ -131,7 +140,7 @@ def _measured_rows(
     subject: str = "all",
     units: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Row]:
-    """Return a row per measure; ``units`` by its name."""
+    """Return one result row with an interval per measure; ``units`` gives the unit by the measure's name."""
     intervals = intervals_over_groups(
         list(measures.values()), groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,

@@ -28,12 +28,12 @@ class ScoredClasses:
     """Predictions for the N pictures that have a class.
 
     Attributes:
-        rows: int64 (N,), places in the pass.
+        rows: int64 (N,), row numbers of these pictures among all pictures.
         class_indices: int64 (N,), the true classes.
         logits: float64 (N, C).
-        predicted: int64 (N,), the class with the highest score, the first of equal ones.
-        probabilities: float64 (N,), of the predicted class; NaN where a score is not finite.
-        ranks: int64 (N,), of the true class, with ties against the model; 0 where a score is not finite.
+        predicted: int64 (N,), the class with the highest logit; the first of equal ones.
+        probabilities: float64 (N,), softmax of the predicted class; NaN where a logit is not finite.
+        ranks: int64 (N,), rank of the true class from 1, ties count against the model; 0 where a logit is not finite.
     """
 
     rows: IntArray
@@ -45,7 +45,7 @@ class ScoredClasses:
 
 
 class ImageScores(SampleColumns):
-    """Collect each picture's class, logits and values.
+    """Collect the class, the logits and the values of all pictures.
 
     Reads the outputs ``class_logits`` (B, C) and ``values`` (B, T) and the batch's ``class_index``, ``values`` and
     ``known``.
@@ -86,10 +86,11 @@ class ImageScores(SampleColumns):
         )  # fmt: skip
 
     def target(self, name: str) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Return the pictures with a known value of target ``name``.
+        """Return true and predicted values of the N pictures that have a value of target ``name``.
 
         Returns:
-            Places in the pass int64 (N,), true and predicted values float64 (N,) in the target's unit.
+            ``(rows, values, predicted)``: row numbers int64 (N,), true and predicted values float64 (N,) in the
+            target's unit.
         """
         number = self.labels.targets.index(name)
         rows = np.flatnonzero(self.column("known")[:, number].numpy())
@@ -99,7 +100,7 @@ class ImageScores(SampleColumns):
     def compute(self) -> dict[str, float]:
         """Return ``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` per target.
 
-        NaN where a score is not finite. A metric without labelled pictures is left out.
+        A metric is NaN where a network output is not finite, and left out where no picture has its label.
         """
         metrics, classes = dict[str, float](), self.classes()
         if classes.rows.size:
@@ -125,8 +126,8 @@ class Calibration:
 
     Attributes:
         temperature: divisor of the logits, fitted on the validation part, which also chose the epoch.
-        num_validation: labelled pictures that it was fitted on.
-        num_test: labelled test pictures that the errors were measured on.
+        num_validation: number of labelled validation pictures.
+        num_test: number of labelled test pictures, on which the errors were measured.
         error, error_uncalibrated: expected calibration error of the predicted class's probability, with and without
             the temperature.
     """
@@ -139,7 +140,10 @@ class Calibration:
 
 
 def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | None:
-    """Return the calibration; None if a part has no labelled picture, or a validation logit is not finite."""
+    """Fit a temperature on ``validation`` and measure the calibration error on ``test``.
+
+    Returns None if a part has no labelled picture, or a validation logit is not finite.
+    """
     fitted, tested = validation.classes(), test.classes()
     if not fitted.rows.size or not tested.rows.size or not np.isfinite(fitted.logits).all():
         return None
@@ -195,12 +199,12 @@ class ImageTask:
 
 
 def value_losses(predicted: Tensor, values: Tensor, known: Tensor) -> Tensor:
-    """Return the Huber loss (B,) with delta 1, averaged over a picture's known values; 0 without any.
+    """Return the Huber loss (B,) with delta 1, averaged over a picture's known values; 0 without known values.
 
     Args:
         predicted: float (B, T), scaled; T may be 0.
-        values: float (B, T), scaled; anything where not known.
-        known: float (B, T) of 0 and 1.
+        values: float (B, T), scaled; entries that are not known may have any value.
+        known: float (B, T), 1 where a value is known, else 0.
     """
     present = known > 0
     errors = torch.where(present, predicted.float() - values, 0.0)

@@ -44,8 +44,8 @@ def train_images(
 
     Raises:
         DataError: a picture is missing, a part is empty, or an output for a test picture is not finite.
-        UsageError: wrong backbone or weights, or balanced sampling while a picture has no class.
-        FvcError: as ``recipe.train``, which explains the options.
+        UsageError: backbone or weights do not load, or balanced sampling is on while a picture has no class.
+        FvcError: as ``recipe.train``, which explains ``options``.
     """
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
@@ -87,7 +87,7 @@ def _finish(
 
 
 def training_parameters(config: RunConfig) -> dict[str, Any]:
-    """Return the parameters that a checkpoint is bound to, as JSON values; weights count by their content.
+    """Return the parameters that a checkpoint is bound to, as JSON values; weights are given as a digest.
 
     Raises:
         UsageError: the file of the backbone's weights cannot be read.
@@ -103,7 +103,7 @@ def require_backbone(config: RunConfig) -> None:
     """Check backbone, weights and image size before the corpus is indexed.
 
     Raises:
-        UsageError: as ``build_backbone``; the backbone rejects the image size, or supports no
+        UsageError: backbone or weights do not load, the backbone rejects the image size, or it does not support
             ``gradient_checkpointing``.
     """
     weights, size = Path(config.backbone_weights) if config.backbone_weights else None, config.image_size
@@ -124,14 +124,18 @@ def require_backbone(config: RunConfig) -> None:
 
 
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
-    """Return the corpus's folder and its split, from the run's tables."""
+    """Return the folder of the corpus, and the split into parts that the run's tables state."""
     images = tables.read_table(paths.images, tables.IMAGES)
     targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
     return image_root(config), data.image_parts(images, targets)
 
 
 def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
-    """Return the training of ``parts`` that ``config`` describes, without scoring; raises as ``train_images``."""
+    """Return the training of ``parts`` that ``config`` describes, without scoring of the test part.
+
+    Raises:
+        UsageError: as ``train_images``.
+    """
     balanced = config.class_balance == "loss" and parts.labels.classes
     weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
     evenly = config.class_balance in ("sampler", "batch")
@@ -159,7 +163,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 
 
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """Return IMAGE_PREDICTIONS of the ``records`` that have a class, in their order."""
+    """Return the table IMAGE_PREDICTIONS with a row for each of ``records`` that has a class, in their order."""
     classes, names = scores.classes(), np.array(scores.labels.classes, dtype=object)
     columns = {
         "class_label": names[classes.class_indices].tolist(),
@@ -172,7 +176,7 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """Return TARGET_PREDICTIONS of the known values of ``records``, target by target."""
+    """Return the table TARGET_PREDICTIONS with a row per known value of ``records``, target by target."""
     parts = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
     for place, (name, unit) in enumerate(zip(scores.labels.targets, scores.labels.units, strict=True)):
         rows, _, predicted = scores.target(name)
