@@ -1,6 +1,6 @@
-"""One real step on one small batch, to look at before a long training: network, shapes, loss and gradient norm.
+"""Take one real step on a small batch before a long training: show the network, shapes, loss and gradient norm.
 
-The step is the training's own transaction (``step``), on a separate network with separate random draws, so it changes
+The step uses the code of the training (``step``), on a separate network with separate random draws. So it changes
 nothing for a training that follows.
 """
 
@@ -49,29 +49,29 @@ class FirstStep:
         )
 
     def network_table(self) -> pl.DataFrame:
-        """Return columns part, class, parameters."""
+        """Return a table of the network's children, with columns part, class and parameters (trainable ones)."""
         import polars as pl  # the engine itself does without
 
         return pl.DataFrame(list(self.parts), schema=["part", "class", "parameters"], orient="row")
 
     def tensor_table(self) -> pl.DataFrame:
-        """Return columns tensor, shape, dtype."""
+        """Return a table of inputs and outputs, with columns tensor, shape and dtype."""
         import polars as pl
 
         return pl.DataFrame(list(self.tensors), schema=["tensor", "shape", "dtype"], orient="row")
 
 
 def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstStep:
-    """Build the task's network, take one batch of training samples through it and back, and report the results.
+    """Build the task's network, run one forward and backward pass on a small batch, and return the results.
 
     Args:
         task: the task to train.
-        config: device, precision and seed of the run; the caller's random generators are left as they are.
-        num_samples: in the batch, spread evenly over the training data; at most all.
+        config: gives device, precision and seed. The caller's random generators are restored afterwards.
+        num_samples: size of the batch, whose samples are spread evenly over the training data. Capped at their number.
 
     Raises:
         DataError: there is no training sample.
-        UsageError: the requested device is not there.
+        UsageError: the requested device is not available.
     """
     compute = resolve_device(config.device, config.amp)
     data = task.training_data

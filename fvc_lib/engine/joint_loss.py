@@ -1,11 +1,12 @@
 """Losses that compare the samples of an effective batch with one another, without having them in memory at once.
 
 First the compared outputs are computed, micro-batch by micro-batch, without their graph. Then the loss over all
-ranks' outputs and its gradient with respect to each are computed, some rows at a time, each rank its own; the ranks'
-gradients are added up. Then every micro-batch is computed again and receives its part of that gradient. So the
-gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep contrastive learning batch size
-under memory limited setup", 2021), and a rank holds the outputs of all ranks, a stripe of their comparison, and the
-activations of one micro-batch. A share that is one micro-batch is computed only once.
+ranks' outputs and its gradient with respect to each output are computed. Every rank computes the rows of its own
+samples, some rows at a time, and the gradients are summed over the ranks. Then every micro-batch is computed again and
+receives its part of that gradient. So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling
+deep contrastive learning batch size under memory limited setup", 2021). A rank holds the outputs of all ranks, some
+rows of their comparison, and the activations of one micro-batch. If a rank's share of the batch is a single
+micro-batch, it is computed only once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ class Compared:
         return len(next(iter(self.outputs.values()), ()))
 
     def to_document(self) -> dict[str, Any]:
-        """Return the tensors on the CPU, for another rank."""
+        """Return ``outputs`` and ``tensors`` on the CPU, to be sent to other ranks."""
         return {
             "outputs": {name: tensor.cpu() for name, tensor in self.outputs.items()},
             "tensors": {name: tensor.cpu() for name, tensor in self.tensors.items()},
@@ -49,7 +50,7 @@ class Compared:
 
     @classmethod
     def joined(cls, documents: Sequence[Mapping[str, Any]], device: torch.device) -> Self:
-        """Return all samples of ``documents`` on ``device``; a rank may have none."""
+        """Concatenate ``documents``, one per rank or micro-batch, on ``device``; some may have no samples."""
         filled = [document for document in documents if document["outputs"]]
         parts = {
             kind: {name: torch.cat([d[kind][name] for d in filled]).to(device) for name in filled[0][kind]}
@@ -60,7 +61,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class FirstPass:
-    """The outputs of one rank's share, on the CPU; ``with_graph`` is all of the share, if one micro-batch."""
+    """The outputs of one rank's share of an effective batch.
+
+    Attributes:
+        compared: the compared outputs and tensors, on the CPU.
+        with_graph: outputs and loss with their graph, if the share is a single micro-batch; else None.
+    """
 
     compared: Compared
     with_graph: tuple[Outputs, LossSum] | None
@@ -74,17 +80,17 @@ class JointPart:
     gradients: Outputs  # of that share, by output; for all samples, until ``of_samples`` takes a part
 
     def of_samples(self, start: int, stop: int) -> Self:
-        """Return the part with the gradients of samples ``[start, stop)``."""
+        """Return a copy whose gradients are those of samples ``[start, stop)``."""
         return replace(self, gradients={name: rows[start:stop] for name, rows in self.gradients.items()})
 
 
 def joint_part(task: object) -> JointLoss | None:
-    """Return ``task`` if it compares samples, else None."""
+    """Return ``task`` if its loss compares samples, else None."""
     return task if isinstance(task, JointLoss) and task.joint_outputs else None
 
 
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
-    """Return the outputs and tensors of one micro-batch that ``task`` compares."""
+    """Return the outputs, as float32, and the tensors of one micro-batch that ``task`` compares."""
     # In float32 also where autocast computes in half precision: a similarity is sharpened by a large factor.
     outputs = {name: outputs[name].detach().float() for name in task.joint_outputs}
     return Compared(outputs, {name: batch.tensors[name] for name in task.joint_tensors})
@@ -93,7 +99,10 @@ def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
 def first_pass(
     joint: JointLoss, forward: Callable[[int, Batch], tuple[Outputs, LossSum]], batch: Batch, micro_batch: int
 ) -> FirstPass:
-    """Compute the compared outputs of ``batch``, which may be empty; ``forward`` takes a part's place and the part."""
+    """Compute the compared outputs of ``batch``, which may be empty, in parts of ``micro_batch`` samples.
+
+    ``forward`` is called with the index of a part's first sample and the part. It returns outputs and loss.
+    """
     if len(batch) <= micro_batch:
         if not len(batch):
             return FirstPass(Compared({}, {}), None)
@@ -108,17 +117,17 @@ def first_pass(
 
 
 def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:
-    """Return the samples whose share of the joint loss ``rank`` computes: its own (``loading.share``)."""
+    """Return the indices of the samples of ``rank`` in the effective batch, as ``loading.share`` assigns them."""
     return range(num_samples * rank // num_ranks, num_samples * (rank + 1) // num_ranks)
 
 
 def joint_gradients(
     joint: JointLoss, model: nn.Module, everyone: Compared, scale: Callable[[Tensor], Tensor], rows: range
 ) -> JointPart:
-    """Return the share of ``rows`` in the joint loss of ``everyone``, and the gradient of its scaled value.
+    """Return the joint loss summed over ``rows``, and the gradient of its scaled value for every output.
 
-    The gradients of ``model``'s own parameters in the loss (a temperature) are added to theirs: of all ranks together
-    they count once, as each computes other rows.
+    Gradients of ``model``'s parameters that enter the loss (such as a temperature) are added to ``p.grad``. Every rank
+    adds only the part of its own rows, so the sum over ranks counts each row once.
     """
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in everyone.outputs.items()}
     parts = [torch.zeros((), device=leaf.device) for leaf in leaves.values()][:1]
@@ -131,7 +140,10 @@ def joint_gradients(
 
 
 def carry_back(outputs: Outputs, gradients: Mapping[str, Tensor], own: Tensor) -> None:
-    """Run the backward pass of one micro-batch, from its scaled loss ``own`` and the joint loss's ``gradients``."""
+    """Run the backward pass of one micro-batch.
+
+    It starts from the scaled loss ``own`` and from the joint loss's ``gradients`` of ``outputs``.
+    """
     roots, given = ([own], [torch.ones_like(own)]) if own.requires_grad else ([], [])
     for name, gradient in gradients.items():
         if outputs[name].requires_grad:
@@ -142,7 +154,7 @@ def carry_back(outputs: Outputs, gradients: Mapping[str, Tensor], own: Tensor) -
 
 
 def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, batch: Batch) -> Tensor:
-    """Return the joint loss of one evaluated batch, on the CPU; ``outputs`` are the whole batch's.
+    """Return the joint loss of one evaluation batch, a scalar on the CPU; ``outputs`` cover the whole batch.
 
     Raises:
         ComparedMemoryError: out of memory.
@@ -161,7 +173,7 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
 
 
 def _blocks(rows: range, num_samples: int) -> Iterator[range]:
-    """Yield ``rows`` in parts of about ``PAIRS_AT_ONCE`` pairs with all samples."""
+    """Split ``rows`` so that a part compares at most ``PAIRS_AT_ONCE`` pairs of samples, but has at least one row."""
     step = max(1, PAIRS_AT_ONCE // max(1, num_samples))
     for start in range(rows.start, rows.stop, step):
         yield range(start, min(start + step, rows.stop))

@@ -28,13 +28,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The observers of a training and of the controls trained with it."""
+    """The observers of a training and of its controls (models trained with it that check for shortcuts)."""
 
     observer: MemoryObserver  # of the model's training
     oom_folder: Path  # folder of the files about an out-of-memory
 
     def observer_of(self, name: str) -> MemoryObserver:
-        """Return the observer of the control called ``name``, of the model where that is empty."""
+        """Return the observer of control ``name``; that of the model for an empty name."""
         return ControlMemory(self.observer, name) if name else self.observer
 
 
@@ -42,9 +42,9 @@ class TrainingMemory:
 def training_memory(
     compute: ComputeDevice, observer: MemoryObserver | None, oom_folder: Path, rank: int = 0
 ) -> Iterator[TrainingMemory]:
-    """Choose the device's kernels, watch the accelerator and freeze the garbage of set-up until the end.
+    """Within the block, select the device's kernels, watch the accelerator and freeze the objects of the set-up.
 
-    Each rank has its own part of ``oom_folder``.
+    Frozen objects are left out of garbage collection. Every rank but 0 gets a subfolder of ``oom_folder``.
     """
     observer = observer or NoObserver()
     observer.event("device", compute.describe())
@@ -69,10 +69,10 @@ def planned_micro_batch(
     num_ranks: int = 1,
     stop: Callable[[], bool] | None = None,
 ) -> tuple[int, int | None]:
-    """Return the micro-batch to begin with and the predicted peak in bytes; None where it was not measured.
+    """Return the micro-batch to begin with, and the predicted peak memory in bytes (None if it was not measured).
 
-    The micro-batch is lowered where the budget has too little room. Each of several ranks loads its share of an
-    effective batch and has its share of the budget; one measures for all.
+    The micro-batch is lowered if the measured step does not fit into the memory budget. With several ranks, each loads
+    its share of an effective batch and may use its share of the budget. One rank measures for all.
 
     Raises:
         StoppedError: ``stop`` returned True while a step was measured.
@@ -121,14 +121,14 @@ def planned_micro_batch(
 
 
 class ControlMemory:
-    """An observer that reports a control's training under its own phases, such as ``control_train``."""
+    """An observer that puts the control's name before every phase, such as ``control_train``."""
 
     def __init__(self, observer: MemoryObserver, name: str) -> None:
         self._observer = observer
         self.prefix = f"{name}_"
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Report ``phase`` with the control's name before it."""
+        """Report ``phase`` with the control's name as prefix."""
         self._observer.at(self.prefix + phase, **position)
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
@@ -136,12 +136,15 @@ class ControlMemory:
         self._observer.event(kind, message, **details)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Watch an accelerator."""
+        """Watch the accelerator ``device``, whose memory ``probe`` reads."""
         self._observer.watch_device(device, probe)
 
 
 def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
-    """Return the memory that a training on ``compute`` may use: the accelerator's, elsewhere main memory."""
+    """Return the memory that a training on ``compute`` may use.
+
+    That is the GPU's memory on CUDA, main memory on a CPU, and the smaller of both on MPS.
+    """
     probe = device_memory_probe(compute.device)
     if probe is None:
         return memory_budget(config.mem_gb)

@@ -1,6 +1,7 @@
-"""Recognise an out-of-memory, describe it, and plan the micro-batch after it.
+"""Recognise an out-of-memory error, describe it, and plan the next micro-batch.
 
-An error is judged by its type first, then by its message, then by its cause.
+A micro-batch is the part of an effective batch that is in memory at once. An error is judged by its type first, then
+by its message, then by its cause.
 """
 
 import re
@@ -42,7 +43,7 @@ _UNITS = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10*
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether ``error`` or one of its causes is an out-of-memory."""
+    """Return whether ``error`` or an exception in its chain of causes is an out-of-memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -65,14 +66,17 @@ class MemoryState:
 
 
 def memory_state(error: BaseException, device: torch.device) -> MemoryState:
-    """Describe memory while ``error`` is being handled and its traceback still holds the tensors."""
+    """Return the memory that is held now, with the message of ``error``.
+
+    Call it inside the ``except`` block, while the traceback still holds the tensors.
+    """
     message = str(error).partition("\n")[0] or type(error).__name__
     probe = device_memory_probe(device)
     return MemoryState(message, asked_bytes(message), resident_bytes(), vars(probe()) if probe is not None else {})
 
 
 def asked_bytes(message: str) -> int | None:
-    """Return the requested bytes that an allocator's message names, as in ``Tried to allocate 2.00 GiB``."""
+    """Return the requested bytes from a message such as ``Tried to allocate 2.00 GiB``; None without a size."""
     match = _ASKED.search(message)
     return int(float(match[1].rstrip(".")) * _UNITS[match[2] or ""]) if match else None
 
@@ -94,12 +98,14 @@ class OutOfMemory:
 
 
 def sample_shapes(batch: Batch) -> dict[str, str]:
-    """Return shape and dtype of one sample's tensors, for messages."""
+    """Return shape and dtype of one sample's tensors as text by name, such as ``(3, 8, 8) float32``."""
     return {name: f"{tuple(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.tensors.items()}
 
 
 def write_context(folder: Path, event: OutOfMemory, *, phase: str, epoch: int, step: int) -> Path:
-    """Write ``step_000123_forward_1.json`` into ``folder``, a repeated step with the next free number; return the path.
+    """Write the details of ``event`` to ``folder`` and return the path, such as ``step_000123_train_forward_1.json``.
+
+    The last number is the first one that is free, so a repeated step overwrites nothing.
 
     Raises:
         OSError: the folder cannot be written.
@@ -113,7 +119,7 @@ def write_context(folder: Path, event: OutOfMemory, *, phase: str, epoch: int, s
 
 @dataclass(frozen=True)
 class MicroBatchChange:
-    """A change to ``micro_batch`` samples at once."""
+    """A change of the micro-batch to ``micro_batch`` samples."""
 
     step: int  # effective batches consumed before it
     micro_batch: int
@@ -124,11 +130,11 @@ RECOVERY_STEPS = 10  # a try that fails costs one attempt at a step, and every f
 
 @dataclass
 class MicroBatchPlan:
-    """The number of samples in memory at once: as planned, halved by an out-of-memory, and doubled again later.
+    """The number of samples in memory at once: an out-of-memory halves it, and later it is doubled again.
 
-    A lowered micro-batch is doubled after ``wait_steps`` steps that went well, up to the plan. If memory runs
-    out before the larger one has lasted as long, the wait for the next try doubles. Waits are counted in steps. Every
-    change is recorded with its step, because rounding depends on how a batch was split.
+    A lowered micro-batch is doubled after ``wait_steps`` steps without an out-of-memory, up to ``planned``. If memory
+    runs out within ``wait_steps`` steps after a doubling, ``wait_steps`` doubles. Every change is recorded with its
+    step, because rounding depends on how a batch was split.
     """
 
     planned: int  # used throughout by a training without out-of-memory
@@ -144,11 +150,11 @@ class MicroBatchPlan:
 
     @property
     def to_try(self) -> int:
-        """Return the micro-batch that the next step begins with."""
+        """The micro-batch that the next step begins with."""
         return min(2 * self.current, self.planned) if self.quiet_steps >= self.wait_steps else self.current
 
     def done(self, step: int, micro_batch: int) -> None:
-        """Record that step ``step``, begun with ``to_try``, was done with ``micro_batch``."""
+        """Record that step ``step`` began with ``to_try`` samples at once and succeeded with ``micro_batch``."""
         tried = self.to_try
         if micro_batch == tried == self.current:
             self.quiet_steps += 1
@@ -162,13 +168,16 @@ class MicroBatchPlan:
             self._change(step, micro_batch)
 
     def to_document(self) -> dict[str, Any]:
-        """Return numbers and lists, for a checkpoint."""
+        """Return the plan as numbers and lists, for a checkpoint."""
         return {**vars(self), "changes": [[change.step, change.micro_batch] for change in self.changes]}
 
     def resumed(self, document: dict[str, Any], step: int) -> str | None:
-        """Go on from ``to_document`` at ``step``; return how the plan has changed since, or None.
+        """Continue from ``document`` (made by ``to_document``) at ``step``.
 
-        A lower plan than then is a remedy for an out-of-memory and takes effect at once; a higher one is climbed to.
+        A planned micro-batch below the stored one takes effect at once. A larger one is reached by doubling.
+
+        Returns:
+            The change of the planned micro-batch as text, or None without a change.
         """
         self.current = document["current"]
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]

@@ -1,4 +1,4 @@
-"""Seed, fork, store and restore random states, without pickling."""
+"""Seed, store and restore the states of all random generators, without pickling."""
 
 import hashlib
 import random
@@ -37,8 +37,8 @@ def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
 def capture_random_state(device: torch.device) -> dict[str, Tensor]:
     """Return every generator's state as tensors: ``torch``, ``numpy``, ``python`` and, where used, ``device``.
 
-    ``numpy`` and ``python`` are (627,) float64: 624 key words, the position, whether a second normal draw waits, and
-    that draw.
+    ``numpy`` and ``python`` are (627,) float64: 624 key words, the position in them, 1 if a second normal draw is
+    stored (else 0), and that draw.
     """
     state = np.random.get_state(legacy=False)
     keys, position = state["state"]["key"].tolist(), state["state"]["pos"]
@@ -51,7 +51,7 @@ def capture_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states of ``capture_random_state``; a device's part is skipped on another kind of device."""
+    """Restore what ``capture_random_state`` returned; the device's state is skipped on another kind of device."""
     restore_torch_state(states, device)
     *keys, position, has_normal, normal = states["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), int(position), int(has_normal), normal))
@@ -60,7 +60,7 @@ def restore_random_state(states: dict[str, Tensor], device: torch.device) -> Non
 
 
 def torch_state(device: torch.device) -> dict[str, Tensor]:
-    """Return torch's part of ``capture_random_state``."""
+    """Return torch's states: ``torch`` of the CPU generator and, on CUDA and MPS, ``device``."""
     states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["device"] = torch.cuda.get_rng_state(device)
@@ -70,7 +70,7 @@ def torch_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the state of ``torch_state`` alone."""
+    """Restore what ``torch_state`` returned; NumPy's and Python's generators stay unchanged."""
     torch.set_rng_state(states["torch"])
     if "device" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["device"], device)

@@ -1,8 +1,8 @@
-"""Start the ranks of a training, pass on their reports, and explain how they ended.
+"""Start the ranks (processes) of a training, forward their reports, and explain how they ended.
 
 On one machine ``torch.multiprocessing`` starts the ranks, on several nodes of a SLURM job ``srun`` does. Each rank
-writes a file of JSON lines: its position, its events, and how it ended. Rank 0 writes the metric log itself, so no
-checkpoint counts a step that was not logged.
+writes a file of JSON lines: its position, its events, and how it ended. Only the metric log is written by rank 0
+itself, so that every step in a checkpoint was logged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankPlace:
-    """One process among the ranks of a training; ``local`` counts those of this machine."""
+    """The number of a process among all ranks of a training, and (``local``) among those of its machine."""
 
     rank: int = 0
     size: int = 1
@@ -58,9 +58,9 @@ class RankPlace:
 
 
 def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
-    """Return the place that torchrun's variables give, else srun's; without either, one rank alone.
+    """Return the place from torchrun's environment variables, else from srun's, else that of a single rank.
 
-    srun's variables count in a task of a step (``SLURM_STEP_ID`` is a number), not in a job's batch script.
+    srun's variables are used only in a task of a job step (``SLURM_STEP_ID`` is a number), not in a batch script.
 
     Raises:
         UsageError: the variables are incomplete or contradict each other.
@@ -95,20 +95,23 @@ class Launch:
 
     @classmethod
     def of_environment(cls) -> Self | None:
-        """Return this process's launch; None where torchrun, srun or a person started it."""
+        """Return the options of this process and remove them from the environment; None if there are none.
+
+        There are none if torchrun, srun or a person started the process.
+        """
         text = os.environ.pop(LAUNCH_VARIABLE, "")  # not for this rank's own children
         return cls(**json.loads(text)) if text else None
 
 
 def rank_file(log: str | Path, rank: int) -> Path:
-    """Return the file in which ``rank`` writes how it is and how it ended."""
+    """Return the path of the JSON lines of ``rank``, next to ``log``."""
     return Path(log).with_name(f"{Path(log).stem}_{rank}.jsonl")
 
 
 class RankFile(logging.Handler):
     """Write one rank's JSON lines: memory, progress, warnings, and how the rank ended.
 
-    Rank 0 writes everything, another rank only the events that are its own.
+    Rank 0 writes everything. Other ranks write only events that concern them alone, such as an out-of-memory.
     """
 
     prefix = ""  # as ``MemoryObserver`` has it
@@ -122,12 +125,12 @@ class RankFile(logging.Handler):
         self.write("begun", {"pid": os.getpid(), "host": socket.gethostname()})
 
     def write(self, kind: str, value: Any) -> None:
-        """Append one line."""
+        """Append one line of this ``kind`` with ``value``."""
         with self._writing:
             self._lines.append({"kind": kind, "value": value})
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Write where the training is and, about once a second, the memory of its device."""
+        """Write phase, epoch and step and, about once a second, the memory of the device; only on rank 0."""
         if self._rank:
             return
         self.write("at", {"phase": phase, **position})
@@ -137,36 +140,39 @@ class RankFile(logging.Handler):
                 self.write("device", {"device": device, "memory": vars(probe())})
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Write an event of this rank."""
+        """Write an event, on rank 0 or if it concerns this rank alone."""
         own = kind in _OWN_EVENTS or (kind == "nonfinite" and details.get("what") == "evaluation")
         if self._rank == 0 or own:
             text = f"rank {self._rank}: {message}" if self._rank else message
             self.write("event", {"kind": kind, "message": text, "details": details})
 
     def disk_full(self, message: str) -> None:
-        """Write that the metric log's disk takes no more."""
+        """Write that the disk of the metric log is full."""
         self.event("disk_full", message)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Remember rank 0's accelerator."""
+        """Call ``probe`` from now on to read the memory of the accelerator ``device``."""
         self._devices[device] = probe
 
     def progress(self, done: int, planned: int) -> None:
-        """Write the number of steps."""
+        """Write the numbers of steps done and planned."""
         self.write("progress", [done, planned])
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write rank 0's warning; the other ranks have the same."""
+        """Write a warning on rank 0; the other ranks log the same warnings."""
         if self._rank == 0:
             self.write("warning", record.getMessage())
 
     def ended(self, error: BaseException) -> None:
-        """Write why this rank ends."""
+        """Write the class and message of the error that ends this rank."""
         self.write("ended", [type(error).__name__, str(error)])
 
 
 class _RankFiles:
-    """Pass on the ranks' lines; ``ends`` collects the class and message of their errors."""
+    """Read the ranks' JSON lines and forward them.
+
+    ``ends`` collects the class and message of each rank's final error, by rank.
+    """
 
     def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:
         self.ends: dict[int, tuple[str, str]] = {}
@@ -221,8 +227,8 @@ def run_ranks(
 ) -> None:
     """Run ``python -m module arguments`` as ``size`` ranks and wait for their end.
 
-    The ranks are on this machine or, in a SLURM job with several nodes, spread over these as a step of the job. Each
-    uses its share of the threads unless OMP_NUM_THREADS says otherwise. They end when this process does.
+    The ranks run on this machine or, in a SLURM job with several nodes, as a job step over its nodes. The threads of a
+    machine are divided among its ranks, unless OMP_NUM_THREADS is set. The ranks end when this process does.
 
     Args:
         module: dotted name of the ranks' program.
@@ -230,14 +236,14 @@ def run_ranks(
         size: number of ranks.
         launch: options for each rank.
         memory: receives the ranks' positions and events.
-        stop: called again and again; True makes the ranks save and end.
+        stop: called several times a second; True makes the ranks save and end.
         progress: called with (steps done, steps planned).
 
     Raises:
         StoppedError: the ranks were asked to stop; everything is saved.
-        RankLostError: the ranks lost each other.
+        RankLostError: the ranks lost their connections.
         RankEndedError: a rank was killed, or ended without a reason.
-        FvcError: the error of a rank, of the same class.
+        FvcError: a rank failed; its error is raised with the same class.
     """
     log = Path(launch.log)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +279,7 @@ def run_ranks(
 def _started(
     module: str, arguments: Sequence[str], size: int, nodes: int, launch: Launch, folder: str
 ) -> Sequence[Any]:
-    """Start the ranks and return their processes; over several nodes there is one process, srun."""
+    """Start the ranks and return their processes; on several nodes return only that of srun."""
     per_node = -(-size // nodes)
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // per_node))
     variables = {"OMP_NUM_THREADS": threads, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
@@ -301,7 +307,7 @@ def _started(
 
 
 def _become_rank(rank: int, module: str, arguments: list[str], log: str, variables: dict[str, str]) -> None:
-    """Be ``python -m module arguments`` as ``rank``, until the process that started it ends."""
+    """Run ``python -m module arguments`` in this process as ``rank``; end when the parent process ends."""
     _write_to(log)
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
@@ -322,7 +328,7 @@ def _become_rank(rank: int, module: str, arguments: list[str], log: str, variabl
 
 
 def _become_srun(_: int, command: list[str], log: str, variables: dict[str, str]) -> None:
-    """Be srun; torch has the system interrupt it when the process that started it dies."""
+    """Replace this process by srun; torch makes the system interrupt it when the parent process dies."""
     _write_to(log)
     os.execvpe(command[0], command, {**os.environ, **variables})
 
@@ -334,7 +340,7 @@ def _write_to(log: str) -> None:
 
 
 def _kill(ranks: Sequence[Any]) -> None:
-    """Kill the ranks that still run, with the processes that they started."""
+    """Kill the ranks that still run and their child processes, and wait for all ranks."""
     import psutil  # engine must load with torch and NumPy alone (tests/gpu)
 
     for rank in ranks:
@@ -347,7 +353,10 @@ def _kill(ranks: Sequence[Any]) -> None:
 
 
 def _reason(ends: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: Path) -> FvcError | StoppedError:
-    """Return the error that explains the end: a rank that lost the others knows less than they."""
+    """Return the error that explains best why the ranks ended.
+
+    A rank's error counts before a stop, and a lost connection comes last, since it is mostly a consequence.
+    """
     lost, stopped = RankLostError.__name__, StoppedError.__name__
     known = sorted((ends[rank] for rank in sorted(ends)), key=lambda end: (end[0] == lost, end[0] == stopped))
     if known and known[0][0] != lost:

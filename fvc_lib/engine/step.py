@@ -1,17 +1,17 @@
 """One training step: the gradients of an effective batch as a transaction, then the optimizer's step.
 
 The loss of every micro-batch is a sum with its weight; the gradients of the sums are added and divided once by the
-total weight, so any split gives the full batch's gradients: within 1e-6 relative in float32, 1e-5 where a part is one
-sample alone, which torch computes with other kernels, and 1e-12 in float64. (The usual mean over equal pieces is off by
-up to 1.5 under a weighted loss.) When memory runs out, model and random state are put back and the batch is computed
-again with half the micro-batch.
+total weight. So any split gives the full batch's gradients: within 1e-6 relative in float32, and 1e-12 in float64. A
+part of one sample has 1e-5 in float32, because torch computes it with other kernels. (The usual mean over equal pieces
+is off by up to 1.5 under a weighted loss.) When memory runs out, model and random state are restored and the batch is
+computed again with half the micro-batch (samples in memory at once).
 
-For the same reason several ranks may each take a share of the batch: they compute and halve alone, and meet only when
-every one of them has its gradients. torch's DistributedDataParallel sums inside the backward pass, where a rank that
-runs out of memory leaves the others waiting.
+Therefore several ranks (processes) may share a batch. Each computes, and halves its micro-batch, without the others.
+They exchange data only when all ranks have their gradients. torch's DistributedDataParallel sums
+inside the backward pass, where a rank that runs out of memory leaves the others waiting.
 
-The optimizer's step is no transaction: it changes weights in place, so if memory runs out within it the weights are
-neither old nor new, and only a checkpoint has the old ones (``StepLostError``).
+The optimizer's step is no transaction: it changes weights in place, so if memory runs out within it, some weights
+are old and some new. Only a checkpoint then has the old weights (``StepLostError``).
 """
 
 from __future__ import annotations
@@ -50,12 +50,15 @@ class MemoryExhaustedError(FvcError):
 
 
 class BatchNormSplitError(FvcError):
-    """A batch norm in training mode would see micro-batches instead of the batch, and change the result."""
+    """A batch norm in training mode would normalise micro-batches instead of the batch, and so change the result."""
 
 
 @dataclass(frozen=True)
 class BatchGradients:
-    """The result of a transaction: ``p.grad`` is the gradient of ``loss.total / num_samples`` (scaled in fp16)."""
+    """The result of a transaction, which leaves the gradient of ``loss.total / num_samples`` in ``p.grad``.
+
+    In float16 that gradient is also multiplied by the loss scale.
+    """
 
     loss: LossMean
     num_samples: int
@@ -63,7 +66,7 @@ class BatchGradients:
 
     @property
     def is_finite(self) -> bool:
-        """Return whether the summed loss is finite."""
+        """Whether the summed loss is finite."""
         return math.isfinite(self.loss.total)
 
 
@@ -79,21 +82,24 @@ class _Work:
     buffers: dict[str, Tensor]  # the model's, copied
 
     def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
-        """Return the micro-batches, each with its first sample's number."""
+        """Return the micro-batches as (index of the first sample in ``batch``, samples)."""
         starts = range(0, len(self.batch), micro_batch)
         return [(start, self.batch.part(start, start + micro_batch)) for start in starts]
 
     def used(self, micro_batch: int) -> int:
-        """Return the samples in memory at once; a rank without samples still compares those of the others."""
+        """Return the number of samples in memory at once, at most those of ``batch``.
+
+        For a rank without samples return ``micro_batch``: it still compares the samples of other ranks.
+        """
         return min(micro_batch, len(self.batch) or micro_batch)
 
 
 class BatchTransaction:
-    """Computes the gradients of effective batches for one task and model.
+    """Compute the gradients of effective batches for one task and model.
 
     Args:
         report: called with every out-of-memory, after the memory is free again and before the next attempt.
-        shared: the model's gradients over all ranks; None: there is one.
+        shared: exchanges the model's gradients between the ranks; None: there is only one rank.
     """
 
     def __init__(
@@ -121,19 +127,21 @@ class BatchTransaction:
     def gradients(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
     ) -> BatchGradients:
-        """Accumulate over ``batch`` in parts of at most ``micro_batch``; out of memory, halve it and start again.
+        """Compute the gradients of ``batch`` in parts of at most ``micro_batch`` samples.
 
-        With several ranks ``batch`` is this rank's share, maybe empty. The gradients are summed over all of them,
-        computed everywhere with one micro-batch, the smallest of any rank.
+        After an out-of-memory, halve the micro-batch and start again. With several ranks ``batch`` is this rank's
+        share, which may be empty. The gradients are then summed over all ranks, and all ranks use the smallest
+        micro-batch of any rank.
 
         Args:
             batch: the samples.
-            micro_batch: at most this many of them in memory at once.
-            num_samples: of the effective batch, over all ranks; None: ``batch`` is all of it.
-            draws: seed of dropout with the samples' places; differs from step to step, and is the same on all ranks.
+            micro_batch: largest number of samples in memory at once.
+            num_samples: size of the effective batch over all ranks; None: ``batch`` is the whole effective batch.
+            draws: seed of dropout, used with the samples' positions. Must differ between steps and be equal on all
+                ranks.
 
         Raises:
-            MemoryExhaustedError: one sample alone did not fit twice, or the comparison of all samples does not.
+            MemoryExhaustedError: a single sample did not fit twice in a row, or the comparison of all samples does not.
             BatchNormSplitError: the batch must be split and the model has a training batch norm.
             DropoutSplitError: the batch must be split and the model draws random numbers that depend on the split.
             FvcError: another rank cannot go on.
@@ -165,8 +173,8 @@ class BatchTransaction:
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
         """Compute the gradients of a loss that is a sum over samples.
 
-        Ranks meet until all have the same micro-batch, or this rank must compute again for a smaller one. A smaller one
-        that still holds this rank's whole share changes nothing here.
+        Repeat the exchange until all ranks have the same micro-batch, or until this rank must compute again with a
+        smaller one. A smaller micro-batch that still holds this rank's whole share needs no new computation.
         """
         loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
         while True:
@@ -190,8 +198,8 @@ class BatchTransaction:
     def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
         """Compute the gradients of a loss that also compares samples (``joint_loss``).
 
-        First the outputs of all samples, then their joint loss over all ranks, then back through every micro-batch. If
-        memory runs out after the ranks have met, all begin again.
+        Compute the outputs of all samples, then their joint loss over all ranks, then the backward pass of every
+        micro-batch. If memory runs out after the ranks' first exchange, all ranks begin again.
         """
 
         def collect(fitting: int) -> FirstPass:
@@ -210,7 +218,10 @@ class BatchTransaction:
     def _joint_part(
         self, joint: JointLoss, own: Compared, num_samples: int
     ) -> tuple[JointPart | None, MemoryState | None]:
-        """Return this rank's rows of the loss and its samples' gradients; or the out-of-memory of any rank."""
+        """Return this rank's rows of the joint loss, with its samples' gradients, and None.
+
+        If any rank ran out of memory, return None and the state of memory.
+        """
         self._where = "joint_loss"
         self._dropout.of(None)
         documents, failure = self._attempt(lambda: self._shared.everyones(own.to_document()))
@@ -245,7 +256,7 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
-        """Return ``compute``'s result on this rank and the micro-batch that fitted."""
+        """Call ``compute`` with smaller micro-batches until memory suffices; return its result and the micro-batch."""
         while True:
             largest = min(micro_batch, len(work.batch))
             if largest < work.num_samples:
@@ -259,12 +270,13 @@ class BatchTransaction:
             micro_batch = self._smaller(failure, work, micro_batch)
 
     def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int, *, alone: bool = False) -> int:
-        """Return half the micro-batch, or one sample once more, after restoring the state before the batch.
+        """Restore the state before the batch, and return the next micro-batch to try: half of it, at least 1.
 
-        ``alone``: only the compared outputs were in memory, so a smaller micro-batch frees nothing.
+        A single sample is tried twice. ``alone`` says that only the compared outputs were in memory, so that a smaller
+        micro-batch frees nothing.
 
         Raises:
-            MemoryExhaustedError: it is not the first time, and there is nothing left to free.
+            MemoryExhaustedError: the last try failed as well, and nothing is left to free.
         """
         if failure is None:
             raise RuntimeError("an attempt gave neither a result nor an out-of-memory")
@@ -289,9 +301,9 @@ class BatchTransaction:
         return smaller or used
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
-        """Return the result, or the state of memory.
+        """Return (result, None), or (None, state of memory) after an out-of-memory.
 
-        Return from outside ``except``, whose traceback holds the tensors.
+        The return stands outside ``except``, because the traceback there holds the tensors.
         """
         try:
             return compute(), None
@@ -312,7 +324,7 @@ class BatchTransaction:
             return outputs, self._task.loss(outputs, part)
 
     def _scaled(self, num_samples: int, total: Tensor) -> Tensor:
-        """Divided by the sample count, known beforehand, to keep half-precision gradients in range."""
+        """Return ``total / num_samples``, times the loss scale in float16, which keeps gradients in range."""
         return self._precision.scaler.scale(total / num_samples)
 
     def _roll_back(self, work: _Work) -> None:
@@ -327,7 +339,7 @@ class BatchTransaction:
             buffer.copy_(work.buffers[name])
 
     def _check_dropout(self, work: _Work) -> None:
-        """Where there is no memory for it, the training goes on without."""
+        """Check once that dropout treats samples separately; skip the check if memory does not suffice for it."""
         if not len(work.batch) or not self._dropout.is_to_be_checked:
             return
         forward = partial(self._forward, work, split=True)
@@ -339,7 +351,7 @@ class BatchTransaction:
 
 
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
-    """Raise ``BatchNormSplitError`` where ``model`` could not be trained ``micro_batch`` samples at a time."""
+    """Raise ``BatchNormSplitError`` if ``model`` has a training batch norm, which forbids parts of ``micro_batch``."""
     for name in training_batch_norms(model):
         raise BatchNormSplitError(
             f"layer {name!r} is a batch norm in training mode and the effective batch of {num_samples} must be split "
@@ -356,7 +368,7 @@ def _mean_of(losses: Sequence[LossSum]) -> LossMean:
 
 
 def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
-    """Return the message that the comparison of all samples does not fit, with a remedy."""
+    """Return an error message, with a remedy: the comparison of all samples does not fit into memory."""
     return (
         f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another, "
         f"with {failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. A smaller batch_size does not help here. "
@@ -365,10 +377,10 @@ def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
 
 
 def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch, *, validation: bool = False) -> int:
-    """Return half of ``micro_batch``, and log it.
+    """Return half of ``micro_batch``, rounded down, and log the change.
 
     Raises:
-        MemoryExhaustedError: there is no half of one; the message has the sizes and a remedy.
+        MemoryExhaustedError: ``micro_batch`` is 1; the message has the tensor shapes and a remedy.
     """
     if micro_batch <= 1:
         shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
@@ -391,13 +403,15 @@ class StepLostError(Exception):
 def take_together(
     stepper: Stepper, ranks: Ranks, result: BatchGradients | None, learning_rate: float, *, save_is_due: bool
 ) -> tuple[float, bool]:
-    """Step on every rank, or lose the step on all of them if one rank runs out of memory in it.
+    """Take the optimizer's step on every rank, or raise on all of them if one rank runs out of memory.
 
-    Without a ``result``, on all ranks alike, no step is taken. Return the gradient's norm before clipping (NaN without
-    a step), and rank 0's decision whether a checkpoint is due.
+    ``result`` is None on all ranks or on none; with None no step is taken.
+
+    Returns:
+        The L2 norm of the gradient before clipping (NaN without a step), and rank 0's ``save_is_due``.
 
     Raises:
-        StepLostError: out of memory; the weights of one rank are undefined now.
+        StepLostError: a rank ran out of memory; its weights are undefined now.
     """
     norm, lost = math.nan, None
     try:
@@ -414,10 +428,10 @@ def take_together(
 
 
 class EagerAdamW(torch.optim.AdamW):
-    """``torch.optim.AdamW``, the same to the bit, without torch's compiler.
+    """``torch.optim.AdamW`` without the import of torch's compiler; results are equal to the bit.
 
-    torch's own class imports the compiler to keep it away from these methods: 800 modules, 1.3 s of CPU time and 75 MB
-    in every process that trains, also where nothing is compiled.
+    torch's class imports the compiler only to exclude these methods from it. That costs 800 modules, 1.3 s of CPU
+    time and 75 MB in every process that trains.
     """
 
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
@@ -435,9 +449,10 @@ def build_optimizer(
     *,
     fused: bool = False,
 ) -> EagerAdamW:
-    """Return AdamW (Loshchilov and Hutter, 2019); biases and norm scales, being vectors, are not decayed.
+    """Return AdamW (Loshchilov and Hutter, 2019); parameters with one dimension (biases, norm scales) are not decayed.
 
-    ``shares`` multiply the learning rate of single parameters, 1 where it names none: each share has two groups.
+    ``shares`` gives factors of the learning rate by parameter, 1 for parameters left out. Every distinct factor gets
+    two parameter groups: one with and one without weight decay.
     """
     of_share: dict[float, list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -452,9 +467,10 @@ def build_optimizer(
 
 
 def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
-    """Return the rate of step ``step`` (0-based): linear up to ``peak``, then a cosine to zero after the last step.
+    """Return the learning rate of ``step`` (0-based): a linear rise to ``peak``, then a cosine towards zero.
 
-    It depends on the step alone, so there is no state to save.
+    The rise takes ``warmup_share`` of ``total_steps``. The rate would reach zero one step after the last. There is no
+    state to save.
     """
     warmup_steps = round(total_steps * warmup_share)
     if step < warmup_steps:
@@ -466,7 +482,7 @@ def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: flo
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, learning_rate: float, shares: Sequence[float] | None = None
 ) -> None:
-    """Set ``learning_rate``, or its share in ``shares``, in every parameter group."""
+    """Set ``learning_rate`` in every parameter group, times the group's factor in ``shares`` if given."""
     for number, group in enumerate(optimizer.param_groups):
         group["lr"] = learning_rate * (shares[number] if shares else 1.0)
 
@@ -484,12 +500,12 @@ class Stepper:
     """AdamW with clipping and loss scaling for one model.
 
     Args:
-        model: with the parameters to step; already on its device.
-        precision: scales losses where it is half.
-        learning_rate: the peak; each step takes its own.
-        weight_decay: of matrices.
-        max_gradient_norm: L2.
-        device: where the model is.
+        model: the model to train; already on its device.
+        precision: scales the losses in float16.
+        learning_rate: the initial value; ``take`` gets the rate of its step.
+        weight_decay: applies to parameters with two or more dimensions.
+        max_gradient_norm: L2 norm to which gradients are clipped.
+        device: the device of the model.
         rate_shares: factors of the learning rate by parameter.
         ema_decay: decay of the weights' moving average; 0: none.
         fused: step in one kernel.
@@ -523,11 +539,13 @@ class Stepper:
 
     @property
     def learning_rate(self) -> float:
-        """Return the last step's rate, for parameters without a share."""
+        """The last step's learning rate, for parameters with factor 1."""
         return self._learning_rate
 
     def take(self, result: BatchGradients, learning_rate: float) -> float:
-        """Step on the gradients of ``result`` unless they are not finite; returns their norm before clipping.
+        """Take a step unless the gradients are not finite, and return their L2 norm before clipping.
+
+        ``result`` describes the gradients, which are in ``p.grad``.
 
         Raises:
             StepLostError: out of memory; the weights are undefined now.
@@ -542,7 +560,7 @@ class Stepper:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Swap the average's weights into the model meanwhile, without a copy; do nothing without an average."""
+        """Use the averaged weights in the model within the block, without a copy; do nothing without an average."""
         self._exchange()
         try:
             yield
@@ -559,9 +577,10 @@ class Stepper:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        """Move the average towards the weights, faster in the first steps, as TensorFlow's ExponentialMovingAverage.
+        """Update the moving average of the weights.
 
-        Otherwise the initial weights would dominate the average of a short training.
+        The decay is smaller in the first steps, as in TensorFlow's ExponentialMovingAverage. Otherwise the initial
+        weights would dominate the average of a short training.
         """
         if not self._ema_decay:
             return
@@ -573,14 +592,15 @@ class Stepper:
         torch._foreach_lerp_(list(self._average.values()), list(trained.values()), 1 - decay)
 
     def save_memory(self) -> None:
-        """Update one parameter after the other from now on: slower, without temporaries for all of them at once."""
+        """Update the parameters one by one from now on, which is slower but needs less temporary memory."""
         for group in self._optimizer.param_groups:
             group["foreach"] = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimizer, scaler and average, without the setting of ``save_memory``.
+        """Return the states of optimizer, scaler and average, without the setting of ``save_memory``.
 
-        The optimizer's state has two groups, matrices and vectors, each in the model's order, for any rate shares.
+        The optimizer's state always has two groups, matrices and vectors, in the order of the model's parameters. So
+        it does not depend on the rate shares.
         """
         optimizer = self._optimizer.state_dict()
         state, places = optimizer["state"], self._places()
@@ -595,10 +615,10 @@ class Stepper:
         return everything
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back ``state_dict``; how a step is computed stays this stepper's.
+        """Restore what ``state_dict`` returned; ``foreach`` and ``fused`` of this stepper stay.
 
         Raises:
-            CheckpointMismatchError: the state is of other parameters.
+            CheckpointMismatchError: the state belongs to another number of parameters.
         """
         saved = state["optimizer"]
         numbers, found = self._numbers(), [list(group["params"]) for group in saved["param_groups"]]
@@ -619,14 +639,14 @@ class Stepper:
         self._average = {name: weights[name].to(p.device, copy=True) for name, p in self._trained().items() if weights}
 
     def _numbers(self) -> list[list[int]]:
-        """Return the parameter numbers of a checkpoint's two groups."""
+        """Return the parameter numbers of a checkpoint's two groups, matrices and vectors."""
         num_matrices, num_vectors = (
             sum(len(group["params"]) for group in self._optimizer.param_groups[first::2]) for first in (0, 1)
         )
         return [list(range(num_matrices)), list(range(num_matrices, num_matrices + num_vectors))]
 
     def _places(self) -> list[int]:
-        """Return each parameter's place among the optimizer's, in the order of a checkpoint."""
+        """Return for every parameter, in the order of a checkpoint, its index in this optimizer."""
         place_of: dict[nn.Parameter, int] = {}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:

@@ -1,4 +1,7 @@
-"""What a task gives to the engine: data sets, a model, a loss and accumulators. Nothing else is task-specific."""
+"""The interface between a task and the engine (the code that trains).
+
+A task gives the engine data sets, a model, a loss and accumulators (which gather what metrics need).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ Outputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sample:
-    """One training example: its id for messages, and tensors by name without a batch dimension."""
+    """One example: its id, which messages name, and its tensors by name, without a batch dimension."""
 
     sample_id: str
     tensors: dict[str, Tensor]
@@ -57,9 +60,9 @@ def stack_samples(samples: Sequence[Sample]) -> Batch:
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss not yet divided: the weighted sum over samples, and the sum of the weights.
+    """A loss as two numbers: the weighted sum over samples, and the sum of the weights.
 
-    Kept apart because the mean of micro-batches' means is not the batch's mean when weights differ.
+    They are stored separately because the mean of micro-batches' means is not the batch's mean when weights differ.
     """
 
     total: Tensor  # scalar, carries the gradient
@@ -67,10 +70,10 @@ class LossSum:
 
 
 def require_detached(values: Tensor, name: str) -> Tensor:
-    """``values`` on the CPU.
+    """Return ``values`` on the CPU; ``name`` is for the message.
 
     Raises:
-        ValueError: they still require grad, so keeping them would keep a whole graph in memory.
+        ValueError: ``values`` require grad, so storing them would keep the autograd graph in memory.
     """
     if values.requires_grad:
         raise ValueError(
@@ -81,7 +84,7 @@ def require_detached(values: Tensor, name: str) -> Tensor:
 
 
 class LossMean:
-    """The weighted mean of losses over everything seen; NaN before anything was."""
+    """The weighted mean of all losses added so far; NaN while their weights sum to zero."""
 
     def __init__(self, total: float = 0.0, weight: float = 0.0) -> None:
         self.total = total
@@ -97,17 +100,17 @@ class LossMean:
         self.weight += float(require_detached(loss.weight, "loss weight"))
 
     def add(self, other: LossMean) -> None:
-        """Add everything ``other`` has seen."""
+        """Add all losses of ``other``."""
         self.total += other.total
         self.weight += other.weight
 
     def mean(self) -> float:
-        """Sum over weight."""
+        """Return the sum of losses divided by the sum of weights; NaN if the latter is zero."""
         return self.total / self.weight if self.weight else math.nan
 
 
 class SampleColumns:
-    """What an accumulator keeps of each sample, in the order they came: its id, and rows of tensors by name."""
+    """Ids and tensor rows of samples, in the order in which they were added, for use in an accumulator."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -115,11 +118,15 @@ class SampleColumns:
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
-        """The samples, in order."""
+        """The ids of all samples, in the order in which they were added."""
         return tuple(self._ids)
 
     def add(self, sample_ids: Sequence[str], columns: Mapping[str, Tensor]) -> None:
-        """Add samples with their rows; ``ValueError`` where a tensor still requires grad."""
+        """Add samples; ``columns`` has one row per sample in each tensor.
+
+        Raises:
+            ValueError: a tensor requires grad.
+        """
         self._ids.extend(sample_ids)
         for name, rows in columns.items():
             self._parts.setdefault(name, []).append(require_detached(rows, name))
@@ -128,7 +135,7 @@ class SampleColumns:
         return name in self._parts
 
     def column(self, name: str) -> Tensor:
-        """(N, ...), all rows of one tensor, of which some were added."""
+        """Return all rows of tensor ``name``, (N, ...); ``KeyError`` if none was added."""
         return torch.cat(self._parts[name])
 
     def to_document(self) -> dict[str, Any]:
@@ -145,7 +152,7 @@ class SampleSet(Protocol):
 
     @property
     def classes(self) -> Sequence[int] | None:
-        """(N,) what balanced sampling draws evenly from; None where that makes no sense."""
+        """(N,) the class of each sample, for balanced sampling; None if the data has no classes."""
         ...
 
     def __len__(self) -> int: ...
@@ -154,56 +161,59 @@ class SampleSet(Protocol):
 
 
 class Accumulator(Protocol):
-    """Gathers over batches what metrics need. Receives CPU tensors that carry no gradient."""
+    """Gather outputs over batches and compute metrics from them. The tensors are on the CPU and carry no gradient."""
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch."""
         ...
 
     def compute(self) -> dict[str, float]:
-        """Metrics by name over everything added."""
+        """Return the metrics by name over all batches added."""
         ...
 
     def to_document(self) -> dict[str, Any]:
-        """Everything added, for another process: tensors on the CPU, numbers, text, and lists and dicts of them.
+        """Return everything added, for another process: CPU tensors, numbers, text, and lists and dicts of them.
 
-        What is per sample stays per sample and in order, and sums stay apart by batch where their order rounds: after
-        ``add_document`` in the order of the samples the metrics are those of one pass, to the bit.
+        Keep values per sample, in order, and keep a rounded sum per batch. Then ``add_document``, called in the order
+        of the samples, gives the metrics of a single pass to the bit.
         """
         ...
 
     def add_document(self, document: Mapping[str, Any], /) -> None:
-        """Add what another accumulator of the same kind gathered; its samples come after all added so far."""
+        """Add the ``to_document`` of another accumulator of the same class, after all samples added so far."""
         ...
 
 
 class Task(Protocol):
-    """What the engine trains. Losses are sums with weights so that a batch may be split without changing the result."""
+    """A training problem for the engine.
+
+    Losses are sums with weights, so that a batch may be split without changing the result.
+    """
 
     @property
     def training_data(self) -> SampleSet:
-        """What is learned from."""
+        """The samples that the model learns from."""
         ...
 
     @property
     def validation_data(self) -> SampleSet:
-        """What chooses the epoch; never the test data."""
+        """The samples whose loss chooses the best epoch; never the test data."""
         ...
 
     def build_model(self) -> nn.Module:
-        """Return a freshly initialised model; called under the engine's own random state."""
+        """Return a newly initialised model. The engine has seeded all random generators before the call."""
         ...
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Return outputs by name, each with the batch as its first dimension."""
+        """Return outputs by name; the first dimension of every tensor is the batch."""
         ...
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the weighted sum over the batch and the weights' sum."""
+        """Return the weighted loss, summed over the batch, and the sum of the weights."""
         ...
 
     def new_accumulator(self) -> Accumulator:
-        """Empty; filled over one pass of the validation data."""
+        """Return an empty accumulator for one pass over the validation data."""
         ...
 
 
@@ -211,47 +221,47 @@ class Task(Protocol):
 class JointLoss(Protocol):
     """A task that also compares the samples of an effective batch with one another, as contrastive losses do.
 
-    Such a loss is no sum over samples, so no micro-batch has it. The engine collects the named outputs of the whole
-    effective batch, over all micro-batches and ranks, asks for their loss once, and carries its gradient back into
-    every micro-batch (L. Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021):
-    the gradients are those of the whole batch at once, however it is split. ``forward`` must draw the same random
-    numbers when it is called again from the same random state.
+    Such a loss cannot be computed from one micro-batch (the part of an effective batch that is in memory at once).
+    The engine therefore collects the named outputs of the whole effective batch, over all micro-batches and ranks. It
+    computes their loss and sends the gradient back through every micro-batch (L. Gao et al., "Scaling deep contrastive
+    learning batch size under memory limited setup", 2021). So the gradients do not depend on how the batch is split.
+    ``forward`` must draw the same random numbers when it is called again from the same random state.
 
-    The loss itself is a sum over samples of what each has to say of all the others, so it is computed some rows at a
-    time, and each rank computes its own: no process holds B x B of anything.
+    The loss must be a sum over samples, where the term of a sample compares it with all others. Every rank computes
+    the terms of its own samples, some rows at a time, so no process holds a B x B matrix.
     """
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
-        """Names of outputs of ``forward`` that are compared; float, the batch as first dimension. Empty: none now."""
+        """Names of the outputs of ``forward`` that are compared: float, (B, ...). Empty: nothing is compared."""
         ...
 
     @property
     def joint_tensors(self) -> tuple[str, ...]:
-        """Names of the batch's tensors that say which samples belong together."""
+        """Names of the tensors of ``Batch`` that the joint loss needs, such as labels."""
         ...
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range, /) -> Tensor:
-        """Return the share of samples ``[rows.start, rows.stop)`` in the sum over all samples, a scalar.
+        """Return the loss summed over samples ``[rows.start, rows.stop)``, a scalar.
 
         Args:
-            model: may be read: a temperature gets its gradient too.
-            outputs: of all samples of the effective batch.
-            tensors: of all of them.
-            rows: whose share; with B samples in all, memory of the order len(rows) x B may be taken, not B x B.
+            model: its parameters may enter the loss, such as a temperature, and then receive gradients.
+            outputs: the ``joint_outputs`` of all B samples of the effective batch.
+            tensors: the ``joint_tensors`` of all B samples.
+            rows: the samples whose terms are summed. Use memory of the order len(rows) x B, not B x B.
         """
         ...
 
 
 @runtime_checkable
 class BoundedGradients(Protocol):
-    """A module of a model that changes its gradients once they are those of a whole effective batch of all ranks.
+    """A module that changes its gradients after they were summed over a whole effective batch and all ranks.
 
-    What it does in its own backward pass it does to parts: of a micro-batch, or of a rank's share.
+    In its backward pass a module sees only the gradients of one micro-batch of one rank.
     """
 
     def bound_gradients(self) -> None:
-        """Change ``p.grad`` of its own parameters, which may be None; on every rank alike."""
+        """Change ``p.grad`` (may be None) of this module's parameters in place, the same way on every rank."""
         ...
 
 
@@ -260,10 +270,10 @@ class FollowsEpochs(Protocol):
     """A task whose trainable parameters change from epoch to epoch."""
 
     def begin_epoch(self, model: nn.Module, epoch: int, /) -> None:
-        """Set ``requires_grad`` of the parameters for ``epoch`` (0-based), whatever it was before.
+        """Set ``requires_grad`` of all parameters for ``epoch`` (0-based), whatever the current values are.
 
-        Called at the beginning of each epoch and when a training goes on within one. A parameter that is to be trained
-        at any time must ask for a gradient in the model as it was built.
+        The engine calls this at the beginning of every epoch, and when a training resumes within an epoch.
+        ``build_model`` must return ``requires_grad=True`` for every parameter that is trained in any epoch.
         """
         ...
 
@@ -273,16 +283,18 @@ class ScalesRates(Protocol):
     """A task whose parameters learn at different rates."""
 
     def rate_shares(self, model: nn.Module, /) -> Mapping[nn.Parameter, float]:
-        """Return factors of the learning rate by parameter; 1 for parameters that are not named."""
+        """Return the factor of the learning rate by parameter; parameters left out have factor 1."""
         ...
 
 
 @dataclass(frozen=True)
 class Stream:
-    """How samples lie in shards that are read one after the other.
+    """The positions of samples in shards (files that are read from beginning to end).
 
-    ``shards`` and ``places`` int64 (N,): in which one each sample lies, and where in it. ``buffer``: among how many
-    samples, at least 1, the next one is drawn.
+    Attributes:
+        shards: (N,) int64, number of the shard that holds each sample.
+        places: (N,) int64, position of each sample within its shard.
+        buffer: size of the shuffle buffer, from which the next sample is drawn; at least 1.
     """
 
     shards: npt.NDArray[np.int64]
@@ -296,7 +308,7 @@ class StreamedSampleSet(Protocol):
 
     @property
     def stream(self) -> Stream | None:
-        """In which order it is read fast; None: in any."""
+        """The positions of the samples in shards; None: any reading order is fast."""
         ...
 
 
@@ -305,5 +317,8 @@ class EpochSampleSet(Protocol):
     """A data set whose samples differ from epoch to epoch, as with augmentation."""
 
     def at_epoch(self, epoch: int, /) -> SampleSet:
-        """Return the samples of ``epoch`` (0-based): as many, in the same order, the same in any process or attempt."""
+        """Return the samples of ``epoch`` (0-based), equal in every process and attempt.
+
+        Their number and order are the same in all epochs.
+        """
         ...

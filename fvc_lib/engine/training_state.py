@@ -1,4 +1,4 @@
-"""The state of a training: into a checkpoint and back, all random states included, and its reports."""
+"""Save and restore the state of a training, with all random states, and report its metrics and events."""
 
 import logging
 import math
@@ -65,7 +65,7 @@ class TrainingState:
         return self.micro_batches.current
 
     def to_document(self) -> dict[str, Any]:
-        """Return numbers, lists and dicts, without the best model, which the checkpoint holds on its own."""
+        """Return the state as numbers, lists and dicts; the checkpoint stores the best model separately."""
         document = {name: value for name, value in vars(self).items() if name != "best_model"}
         return document | {
             "micro_batches": self.micro_batches.to_document(),
@@ -78,7 +78,10 @@ class TrainingState:
     def from_document(
         cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
     ) -> Self:
-        """Return the state that ``to_document`` described; ``micro_batches``, as planned now, goes on from it."""
+        """Return the state that ``to_document`` described.
+
+        ``micro_batches`` is the plan of this attempt. It continues from the stored plan.
+        """
         changed = micro_batches.resumed(document["micro_batches"], document["step"])
         values = dict(document) | {
             "micro_batches": micro_batches,
@@ -90,7 +93,7 @@ class TrainingState:
         return state
 
     def lose_exactness(self, changed: Sequence[str]) -> None:
-        """Note and log what has changed since the last attempt and decides how sums are rounded."""
+        """Record and log ``changed``: the differences from the last attempt that affect how sums are rounded."""
         reasons = [f"{change}, since step {self.step}" for change in changed]
         self.inexact_because = [*self.inexact_because, *reasons]
         if reasons:
@@ -125,14 +128,14 @@ class TrainingRecord:
     best_weights: str = ""  # of the best epoch's
 
     def schedule(self) -> str:
-        """Return the numbers of samples in memory at once, like ``8; 4 from step 12``."""
+        """Return the micro-batch sizes over the training as text, such as ``8; 4 from step 12``."""
         first, *later = self.micro_batch_schedule
         return "; ".join(
             [str(first.micro_batch), *(f"{change.micro_batch} from step {change.step}" for change in later)]
         )
 
     def claim(self) -> str:
-        """Return in one sentence whether the same command on the same kind of machine must give the same bits."""
+        """Return a sentence: whether a repetition on the same kind of machine gives the same result to the bit."""
         if self.inexact_because:
             return f"equality to the bit is not claimed: {'; '.join(self.inexact_because)}"
         if len(self.micro_batch_schedule) > 1:
@@ -141,7 +144,10 @@ class TrainingRecord:
 
 
 def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
-    """Return versions, threads, instructions and ranks, which decide how sums are rounded."""
+    """Return the settings that decide how sums are rounded, as text by name.
+
+    They are torch's version, threads, device, precision, CPU instructions and number of ranks (processes).
+    """
     return {
         "torch": str(torch.__version__),  # its own class would be refused on loading
         "threads": str(torch.get_num_threads()),
@@ -153,10 +159,10 @@ def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
 
 
 class TrainingCheckpoints:
-    """One training's checkpoints: their content, and when the next is due.
+    """Write and read the checkpoints of one training, and decide when the next is due.
 
-    Only rank 0 touches the folder; it hands a verified checkpoint to the others. Each rank's random state is
-    kept; all else is the same on all of them.
+    Only rank 0 (the leading process) reads and writes the folder; it sends a verified checkpoint to the other ranks.
+    The random state is stored for every rank. Everything else is the same on all ranks.
     """
 
     def __init__(self, folder: CheckpointFolder, compute: ComputeDevice, ranks: Ranks) -> None:
@@ -196,12 +202,14 @@ class TrainingCheckpoints:
         )
 
     def restore(self, model: nn.Module, stepper: Stepper, micro_batches: MicroBatchPlan) -> TrainingState | None:
-        """Put the newest whole checkpoint into ``model``, ``stepper`` and the generators; None without any.
+        """Restore model, stepper and random generators from the newest undamaged checkpoint, and return its state.
+
+        Return None if there is no checkpoint.
 
         Args:
-            model: of the checkpoint's architecture.
-            stepper: of that model.
-            micro_batches: as planned now; goes on from where the checkpoint's stood.
+            model: receives the weights; must have the checkpoint's architecture.
+            stepper: the optimizer of ``model``; receives the optimizer's state.
+            micro_batches: the plan of this attempt, which continues from the stored one.
 
         Raises:
             CheckpointMismatchError: the checkpoint is of another configuration, of other data or another model.
@@ -224,7 +232,7 @@ class TrainingCheckpoints:
         return state
 
     def _read(self) -> dict[str, Any] | None:
-        """Read what rank 0 hands to the others."""
+        """Return path, state and best model of the newest checkpoint, for all ranks; None if there is none."""
         checkpoint = self._folder.load()
         if checkpoint is None:
             return None
@@ -260,16 +268,16 @@ class MetricSink(Protocol):
 
 
 class NoMetrics(MetricSink):
-    """A sink that drops metrics: for a rank whose numbers another one writes."""
+    """A sink that drops metrics, for ranks other than 0."""
 
 
 class TrainingWatch:
-    """Reports a training's metrics and events, each with the training's position.
+    """Report the metrics and events of a training, with its current epoch and step.
 
     Args:
-        metrics: receives losses, rates and the like.
+        metrics: receives losses, learning rates and gradient norms.
         memory: called with every step and event.
-        oom_folder: receives a file per out-of-memory; None: none is written.
+        oom_folder: receives one file per out-of-memory; None: no file is written.
     """
 
     def __init__(
@@ -281,7 +289,7 @@ class TrainingWatch:
         self.state = TrainingState(MicroBatchPlan(1))  # the engine replaces it
 
     def at(self, phase: str) -> None:
-        """Report that the training has come to ``phase`` of its current effective batch; a test has no epoch."""
+        """Report that ``phase`` begins, with step, epoch and batch number; the phase ``test`` has only the step."""
         state = self.state
         if phase == "test":
             self._memory.at(phase, global_step=state.step)
@@ -294,12 +302,15 @@ class TrainingWatch:
         self._metrics.log(step=state.step, epoch=state.epochs_done + 1, phase="train", metrics=metrics)
 
     def epoch_metrics(self, phase: str, metrics: Mapping[str, float]) -> None:
-        """Log metrics of the epoch that has just been counted."""
+        """Log ``metrics`` of the last finished epoch."""
         state = self.state
         self._metrics.log(step=state.step, epoch=state.epochs_done, phase=phase, metrics=metrics)
 
     def out_of_memory(self, event: OutOfMemory) -> None:
-        """Report that memory ran out and was freed again; go on even if the context cannot be written."""
+        """Report an out-of-memory after its memory was freed.
+
+        Write its details to ``oom_folder``. A failed write is only logged.
+        """
         file = None
         if self._oom_folder is not None:
             phase = self._memory.prefix + ("validation" if event.where == "validation" else "train")
@@ -332,13 +343,13 @@ class TrainingWatch:
         )  # fmt: skip
 
     def step_restored(self, memory: oom_detection.MemoryState, from_step: int) -> None:
-        """Report that a checkpoint was restored after an out-of-memory in the optimizer's step."""
+        """Report that a checkpoint was restored after an out-of-memory in the optimizer's step ``from_step``."""
         to_step = self.state.step
         message = f"out of memory in the optimizer's step {from_step} ({memory.message}): back to step {to_step}"
         self._warn("step_restored", message, to_step=to_step, lost_steps=from_step - to_step)
 
     def nonfinite(self, what: str, sample_ids: Sequence[str], allowed: int) -> str:
-        """Report a loss or gradient that is not finite; return the samples' ids as text."""
+        """Report a loss or gradient (``what``) that is not finite, and return the sample ids as text."""
         state = self.state
         ids = ", ".join(map(repr, sample_ids))
         message = f"step {state.step}: {what} is not finite; no step taken; samples: {ids}"
@@ -352,13 +363,16 @@ class TrainingWatch:
         self._warn("nonfinite", message, what="evaluation", samples=ids, count=None, allowed=None)
 
     def save_skipped(self, error: BaseException) -> None:
-        """Report a checkpoint within an epoch that did not fit into memory next to the training."""
+        """Report that a checkpoint within an epoch was skipped because memory ran out."""
         reason = str(error).partition("\n")[0] or type(error).__name__
         message = f"step {self.state.step}: no memory for a checkpoint now ({reason}); the next one is due later"
         self._warn("checkpoint_skipped", message)
 
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
-        """Report an out-of-memory where nothing smaller can be tried: while loading or copying a checkpoint."""
+        """Report an out-of-memory that a smaller micro-batch cannot avoid, and return the error to raise.
+
+        It happens for example while a checkpoint is loaded or copied.
+        """
         reason = str(error).partition("\n")[0] or type(error).__name__
         message = (
             f"out of memory after step {self.state.step}, outside of a forward or backward pass: {reason}. The last "
