@@ -1,7 +1,7 @@
-"""Controls: predictors that see no pixel, judged exactly like the model.
+"""Controls: predictors that see no pixel or learned shuffled labels, evaluated exactly like the model.
 
-Each gives every video an out-of-fold score and threshold. The threshold is the share of fakes in its training part: the
-best one for balanced accuracy if the score is a calibrated probability.
+A control gives every video an out-of-fold score and a threshold. The threshold is the share of fakes in the training
+part, which is best for balanced accuracy if the score is a calibrated probability.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.tasks import KFOLD
 from fvc_lib.video.decode.probe import PacketFacts
 
-# FOLDS of each training by number, of which one fold is tested; None: all folds are.
+# FOLDS tables by number of the training; training k tests only fold k of its table. None: one table, all folds tested.
 Trainings = Sequence[pl.DataFrame] | None
 
 SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
@@ -45,8 +45,8 @@ NUMBERS = (
     *(fact.name for fact in fields(PacketFacts)),
 )  # fmt: skip
 
-_MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
-_MOST_FOLDS = 5  # of anyone's scores
+_MAX_CATEGORIES = 200  # per column; the boosting takes at most 255
+_MOST_FOLDS = 5  # for ``controls_of_scores``
 
 
 def all_controls(
@@ -57,17 +57,21 @@ def all_controls(
     seed: int,
     trainings: Trainings = None,
 ) -> dict[str, pl.DataFrame]:
-    """Return every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only if ``predictions`` have it.
+    """Return the scores of every control by its name; ``shuffled_labels`` only if ``predictions`` have it.
 
     Args:
         index: INDEX schema; must hold every video of ``folds``.
-        folds: the outer folds, with the labels that the model was judged by.
+        folds: the outer folds (FOLDS schema), with the labels that the model was tested with.
         predictions: PREDICTIONS schema.
-        seed: of the row-wise split.
-        trainings: of a protocol other than ``kfold`` (``trainings_of``), so that controls learn from its videos.
+        seed: seed of the split by row.
+        trainings: the trainings of a protocol other than ``kfold`` (``trainings_of``), so that controls learn from the
+            same videos as the model.
+
+    Returns:
+        Tables with the columns ``SCORED_COLUMNS``.
 
     Raises:
-        DataError: fewer than two folds, or a video that the index does not hold.
+        DataError: fewer than two folds, or a video is not in the index.
     """
     folds = folds.sort("video_id")  # sums in floating point, and so the boosting, depend on the order
     dealt = folds
@@ -87,9 +91,10 @@ def all_controls(
 
 
 def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
-    """Return FOLDS of each training of a PROTOCOL table, with its labels, without videos that could not be decoded.
+    """Return one FOLDS table for each training of a PROTOCOL table, with the labels that it learns.
 
-    None for protocol ``kfold``, where every video is tested and the folds suffice.
+    ``left_out`` are ids of videos to remove, such as those that could not be decoded. None for protocol ``kfold``,
+    where every video is tested and one table of folds suffices.
     """
     if protocol is None or config.protocol == KFOLD:
         return None
@@ -105,7 +110,7 @@ def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Col
 
 
 def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame, trainings: Trainings) -> pl.DataFrame:
-    """Return ``control`` of ``folds``, or of each of ``trainings`` the rows that it tests, sorted by video."""
+    """Return the control's scores of ``folds``; with ``trainings`` those of the tested videos, sorted by video id."""
     if trainings is None:
         return control(folds)
     return pl.concat(control(rows).filter(fold=number) for number, rows in enumerate(trainings)).sort("video_id")
@@ -128,16 +133,16 @@ def metadata_only(
     rounds: int = 100,
     further: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Score by gradient boosting on the columns ``names`` of ``index``, trained on a fold's training videos.
+    """Score by gradient boosting on the columns ``names`` of ``index``, trained on each fold's training videos.
 
-    If it beats chance, the corpus gives its labels away, and a model of pixels may use the same hint (a frame size
-    survives as sharpness). A missing value is information, too, and may be learned. A category that is not in the
-    training part is missing. The model is scikit-learn's ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al.,
-    NIPS 2017) with ``rounds`` trees. With ``further``, a ``video_id`` and columns of numbers, it sees these as well and
-    is no longer a control.
+    If it beats chance, metadata predict the labels, and a model of pixels may use the same hint (a frame size survives
+    as sharpness). The model may learn from missing values. A category that is not in the training part counts as
+    missing. The model is scikit-learn's ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al.,
+    NIPS 2017) with ``rounds`` trees. With ``further``, a table of ``video_id`` and numbers, it learns from these
+    numbers as well, and is no longer a control.
 
     Raises:
-        DataError: fewer than two folds, or a video that the index does not hold.
+        DataError: fewer than two folds, or a video is not in the index.
     """
     absent = folds.join(index, on="video_id", how="anti")
     if absent.height:
@@ -168,10 +173,11 @@ def metadata_only(
 
 
 def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
-    """Score a video by the share of fakes of its group in the training part, or by the prior if its group is new.
+    """Score a video by the share of fakes among its group's videos in the training part.
 
-    On grouped folds every group is new, so it equals the constant control, or the folds leak. On folds split by row
-    (``split_by_row``) it shows how much of a claimed result recognition alone would give.
+    If the training part has no video of the group, the score is the share of fakes in the whole training part. With
+    grouped folds that is always so, and the control equals ``constant``; any difference means that the folds leak. With
+    folds split by row (``split_by_row``) it shows the result that recognising groups alone would give.
 
     Raises:
         DataError: fewer than two folds.
@@ -185,10 +191,10 @@ def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
-    """Return ``folds`` split over single videos by label, ignoring groups: the naive split.
+    """Return ``folds`` with new folds that ignore groups: the naive split, stratified by label.
 
-    Each class is shuffled and dealt out in turn, the second class where the first stopped. The order of rows does not
-    matter.
+    The shuffled reals and then the shuffled fakes are assigned to the folds in turn. The result does not depend on the
+    order of rows.
     """
     ordered, generator = folds.sort("video_id"), np.random.default_rng(seed)
     is_fake = fake_labels(ordered)
@@ -200,9 +206,9 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
 
 
 def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> pl.DataFrame | None:
-    """Return the scores of the training on labels shuffled by group, with these labels; None if it was not run.
+    """Return the scores and labels of the shuffled-label control; None if it was not run.
 
-    Only videos with both a control score and a control label count.
+    This control is the model's training on labels shuffled by group. Videos without its score or label are left out.
     """
     run = predictions.drop_nulls(["control_score", "control_label"])
     if run.is_empty() or (trainings is None and run["fold"].n_unique() < 2):
@@ -221,12 +227,12 @@ def fake_labels(frame: pl.DataFrame) -> IntArray:
 
 
 def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
-    """Return the column ``target`` (N,) if ``scored`` has several targets."""
+    """Return the column ``target`` (N,) of ``scored``; None unless it has several targets."""
     return scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
 
 
 def _training_priors(folds: pl.DataFrame) -> FloatArray:
-    """Return (N,), the share of fakes in the training part of each row's fold."""
+    """Return float64 (N,), for each row the share of fakes in the training part of its fold."""
     if folds["fold"].n_unique() < 2:
         raise DataError(
             f"controls: got {folds['fold'].n_unique()} fold, wanted at least 2: nothing is left to train on. "
@@ -244,7 +250,10 @@ def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
 
 
 def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
-    """Return (N, 1) codes, 0 for the most frequent category of the training rows; null is one, an unseen one is NaN."""
+    """Return codes float64 (N, 1) of categories, 0 for the most frequent among the ``training`` rows.
+
+    Null counts as a category. Rare categories beyond ``_MAX_CATEGORIES``, and those not in training rows, are NaN.
+    """
     seen = column.filter(pl.Series(training)).to_frame("value")
     ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
     codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
@@ -252,7 +261,10 @@ def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> Float
 
 
 def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
-    """Return small trees. With 50 videos the default leaf size of 20 would allow a single split."""
+    """Return an unfitted gradient boosting of small trees.
+
+    Leaves are smaller for few videos: with 50 videos the default size of 20 would allow a single split.
+    """
     from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to load
 
     return HistGradientBoostingClassifier(
@@ -268,9 +280,10 @@ def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
 
 
 def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Interval:
-    """Return the AUC within folds of ``scored`` (``label score fold``), with an interval over ``unit``s.
+    """Return the AUC within folds of ``scored`` (columns ``label score fold``), with an interval.
 
-    With a column ``target`` of several targets it is the plain mean over them.
+    The interval is over the values of the column ``unit``, such as ``group_id``. With a column ``target`` of several
+    targets, the AUC is the plain mean over targets.
     """
     values, fold = scored["score"].to_numpy(), scored["fold"].to_numpy()
     metric, scores = measure_over_folds("roc_auc", values, 0.5, fold, targets_of(scored))
@@ -286,23 +299,24 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
 
 
 def tells_labels(config: RunConfig) -> Tells:
-    """Return the function by which ``protocols.matched`` measures how well index columns alone predict labels."""
+    """Return the function that ``protocols.matched`` calls for the AUC, and its low end, of index columns alone."""
     return lambda index, folds, columns: auc_within_folds(
         metadata_only(index, folds, columns), "group_id", config
     ).row()[:2]
 
 
 def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Return the AUC of an oracle that only knows the labels of a group's other videos, ``by row`` and ``by group``.
+    """Return the AUC of ``group_lookup``, which only knows the labels of a group's other videos, with two splits.
 
-    It needs labels and groups but no files, so a corpus's annotations suffice (``index.undisputed_labels``).
+    It needs labels and groups but no files, so the annotations of a corpus suffice (``index.undisputed_labels``).
 
     Args:
         videos: columns ``video_id group_id label``, each video once.
         config: number of folds, replicates, confidence and seed.
 
     Returns:
-        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are over groups.
+        ``split value low high num_rows num_groups``, a row for the split ``by row`` and one ``by group``; ``value`` is
+        the AUC within folds, ``low`` and ``high`` are the ends of its interval over groups.
 
     Raises:
         DataError: fewer groups with a label than folds.
@@ -313,7 +327,7 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["split", "value", "low", "high", "num_rows", "num_groups"], orient="row")
 
 
-# A table of anyone's scores: what its videos' groups, lengths and containers give away
+# Controls for a table of scores that need not come from FVC
 
 
 def controls_of_scores(
@@ -322,14 +336,15 @@ def controls_of_scores(
     """Return out-of-fold scores of each control that can be computed, and sentences on missing controls.
 
     Args:
-        videos: ``video_id label`` in the order of ids.
-        groups: (N,) group of each.
-        of_corpus: INDEX columns of the videos that a corpus has, ``video_id`` as in ``videos``; None: no corpus.
-        seed: of folds and the careless split.
+        videos: columns ``video_id label``, N rows sorted by ``video_id``.
+        groups: N group ids, one per row of ``videos``.
+        of_corpus: INDEX columns of those of the videos that are in a corpus; None: no corpus.
+        seed: seed of the folds and of the split by row.
 
     Returns:
-        By name ``video_id group_id label fold score threshold``, rows as in ``videos``; the last three are null where
-        the corpus has no such video.
+        Tables by control name, with columns ``video_id group_id label fold score threshold`` and rows as in ``videos``;
+        and the sentences. In the metadata and length controls ``fold score threshold`` are null for videos that the
+        corpus does not have.
     """
     rows = videos.select("video_id", "label", group_id=pl.Series("group_id", list(groups), dtype=pl.String))
     num_folds = min(_MOST_FOLDS, most_folds(rows))

@@ -1,9 +1,9 @@
-"""Features of a frozen trunk: computed once per clip and kept next to the clips, for every fold and control.
+"""Features of a frozen trunk, computed once per clip and stored next to the clips, for every fold and control.
 
-A trunk whose weights are given and not trained computes the same features of a clip in every epoch, fold and run. They
-lie in ``clips/decode_<hash>/features_<hash>/ab/abcd_0.npy``, float32 (T', F), under a hash of the clips' settings, the
-network, its weights, its code and the kind of device. Folds that run side by side share the work without a lock: each
-begins at another place of the list and leaves out the clips that are already computed.
+A trunk is a network below its head. With pretrained weights that are not trained it computes the same features of a
+clip in every epoch, fold and run. They are stored as ``clips/decode_<hash>/features_<hash>/ab/abcd_0.npy``, float32
+(T', F). The last hash is over the clips' settings, the network, its weights, its code and the kind of device. Folds
+that run at the same time share the work without a lock: each begins at a different clip and skips computed ones.
 """
 
 import importlib.metadata
@@ -42,8 +42,8 @@ Clip = tuple[str, int, int]  # video id, augmentation index, and the number of t
 class FeatureSource:
     """Clips (``data.ClipSource``) together with a frozen trunk's features of them."""
 
-    clips: Any  # where the clips are
-    folder: Path  # where their features are
+    clips: Any  # the clip source
+    folder: Path  # the folder of the stored features
     feature_shape: tuple[int, int]  # (T', F)
 
     @property
@@ -53,7 +53,7 @@ class FeatureSource:
 
     @property
     def shape(self) -> Shape:
-        """(N T, 3, S, S): the shape of a video's N clips."""
+        """Shape (N T, 3, S, S) of the frames of a video's N clips."""
         shape: Shape = self.clips.shape
         return shape
 
@@ -62,7 +62,7 @@ class FeatureSource:
         return bool(self.clips.has(video_id, augmentation_index))
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Fill ``frames`` with the clips' frames from number ``first`` on."""
+        """Fill ``frames``, uint8 (t, 3, S, S), with t frames of the video's clips, from frame number ``first`` on."""
         self.clips.load(video_id, augmentation_index, frames, first)
 
     def path(self, clip: Clip) -> Path:
@@ -73,11 +73,15 @@ class FeatureSource:
 
     @cached_property
     def _checked(self) -> set[Clip]:
-        """Clips whose file this process has checked, at its first reading."""
+        """Clips whose file this process has read and found undamaged."""
         return set()
 
     def features(self, clips: Sequence[Clip]) -> Tensor:
-        """Return float32 (B, T', F); raise ``DataError`` if a file is missing or damaged."""
+        """Return the stored features of B clips, float32 (B, T', F).
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
         stored = np.empty((len(clips), *self.feature_shape), np.float32)
         for number, clip in enumerate(clips):
             path = self.path(clip)
@@ -103,21 +107,21 @@ def with_features(
 ) -> Any:
     """Return ``source`` with the features of all its clips if the trunk is frozen; else ``source`` itself.
 
-    Computes the features that are missing, so a stopped computation goes on where it was. A clip's features are the
+    Only missing features are computed, so a stopped computation continues where it stopped. A clip's features are the
     same to the bit in any batch and process, unless memory ran out on a GPU.
 
     Args:
         source: the clips.
-        made: video id and augmentation index of each.
+        made: video id and augmentation index of all clips.
         config: names the network.
-        device: computes the features.
-        begin: where in the list to begin, in [0, 1).
+        device: the device that computes the features.
+        begin: the fraction of the list of clips to begin at, in [0, 1).
         stop: returns True to stop.
         progress: called with (done, total) clips.
 
     Raises:
         StoppedError: ``stop`` returned True.
-        UsageError: as ``build_detector``, or clips are to be mixed.
+        UsageError: as ``build_detector`` and ``frozen_trunk``.
     """
     if (config.tune or DETECTORS.get(config.model).tune) != "head":
         return source
@@ -164,13 +168,13 @@ def with_features(
 
 
 def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
-    """Return the trunk of ``network`` if its features can be computed once; None if it sees clips in every epoch.
+    """Return the trunk of ``network`` if its features can be computed once; None if it must see clips in every epoch.
 
-    Only a trunk with given weights that are not trained qualifies: random weights differ between trainings. The trunk
-    of a user's own file never qualifies.
+    Only a trunk with pretrained weights that are not trained qualifies: random weights differ between trainings. The
+    trunk of a user's file never qualifies.
 
     Raises:
-        UsageError: clips are to be mixed, or settings ask to train stages that are frozen.
+        UsageError: mixup or cutmix is set, or a setting that applies to trained stages below the head alone.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
@@ -204,7 +208,7 @@ def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device
 def _computed(
     trunk: Trunk, source: Any, clips: Sequence[Clip], num_frames: int, device: torch.device, batch_size: int
 ) -> Tensor:
-    """Return float32 (B, T', F) on the CPU, for B clips in one pass that is padded to ``batch_size``."""
+    """Return features float32 (B, T', F), on the CPU, of B clips; they pass as one batch padded to ``batch_size``."""
     frames = np.empty((len(clips), num_frames, *source.shape[1:]), np.uint8)
     for (video_id, copy, number), pixels in zip(clips, frames, strict=True):
         source.load(video_id, copy, pixels, number * num_frames)

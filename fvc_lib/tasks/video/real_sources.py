@@ -1,14 +1,15 @@
-"""The real-versus-real floor: how well two sources of real videos can be judged apart.
+"""The real-versus-real floor: the AUC with which two sources of real videos can be told apart.
 
-A detector of fakes has no reason to separate them. If it does, it recognises where videos come from, and its AUC of
-reals and fakes, which come from different places, must be read against this floor. There are two such numbers:
+A detector of fakes has no reason to separate two sources of reals. If it does, it recognises where videos come from.
+Reals and fakes come from different sources, too, so the detector's AUC of reals and fakes must be above this floor.
+There are two floors:
 
-- that of the run's own scores, without a training;
-- that of the same detector trained to name the source of a real (``config.real_source_control``), with the same
-  recipe, clips and groups; each video is scored by a network trained without its group.
+- ``real_source_floor``: the AUC of the run's scores for the two sources; nothing is trained for it;
+- the real-source control (``config.real_source_control``): the same detector trained to name the source of a real, with
+  the same recipe, clips and groups. Each video is scored by a network trained without its group.
 
-The sources are the two with the most videos among those with at least 10 groups of reals. A training takes part if
-its training part has 2 groups of each source, one to learn from and one to choose on, and its test part both sources.
+The sources are the two with the most videos among those with at least 10 groups of reals. The control is possible in a
+fold whose test part has both sources and whose training part has 2 groups of each, to learn from and to choose on.
 """
 
 import math
@@ -50,7 +51,7 @@ def two_largest_sources(reals: pl.DataFrame) -> tuple[str, str]:
 
 
 def by_source(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return the reals of the two largest sources, those of the larger one labelled real, the others fake.
+    """Return the reals of the two largest sources; ``label`` becomes real for the larger source and fake for the other.
 
     ``rows`` has columns ``video_id group_id label``; raises as ``two_largest_sources``.
     """
@@ -67,17 +68,17 @@ def by_source(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 def of_two_sources(
     rows: TrainingRows, index: pl.DataFrame, config: RunConfig, fold: int, without: Collection[str] = ()
 ) -> TrainingRows:
-    """Return the reals of two sources in training ``fold``, labelled as ``by_source`` does.
+    """Return the rows for training the real-source control of ``fold``: the reals of two sources, labelled by source.
 
     Args:
-        rows: the rows of the model's own training, with true labels.
+        rows: the rows that the model is trained on, with true labels.
         index: INDEX schema.
-        config: how the inner validation part is made.
-        fold: the training.
-        without: videos that have no clip.
+        config: share and seed of the inner validation part.
+        fold: number of the outer fold.
+        without: ids of videos that have no clip.
 
     Raises:
-        DataError: the reason why it is impossible, without a full stop.
+        DataError: the control is impossible; the message is the reason, without a full stop.
     """
     if config.shuffle_labels:
         raise DataError("labels were shuffled on purpose")
@@ -99,9 +100,10 @@ def possible_floor(
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
 ) -> tuple[pl.DataFrame, str]:
-    """Return FOLDS of the videos that the control tests, labelled by source, and the reason if there are none.
+    """Return the videos that the real-source control tests (FOLDS), labelled by source.
 
-    ``protocol`` is a PROTOCOL table; None: the ``folds``.
+    The second value is the reason why there are none; empty if there are some. ``protocol`` is a PROTOCOL table; None:
+    the parts follow from ``folds``.
     """
     due, why = [folds.clear()], ""
     for fold in folds["fold"].unique().sort():
@@ -121,7 +123,7 @@ def floor_sentence(
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
 ) -> str:
-    """Return a sentence on the reals of the trained floor, or on why it is impossible; see ``possible_floor``."""
+    """Return a sentence on the number of reals that the real-source control tests, or on why it is impossible."""
     due, why = possible_floor(index, folds, config, left_out, protocol)
     if why:
         return f"Trained floor: not possible ({why.rstrip('.')})."
@@ -131,7 +133,7 @@ def floor_sentence(
 
 
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """Return ``due`` (``possible_floor``) with the control's ``score``; None if one of these videos has none.
+    """Return ``due`` (``possible_floor``) with the control's ``score``; None if any of these videos has no score.
 
     Raises:
         DataError: a prediction names another source than the index, or is of another fold.
@@ -154,10 +156,15 @@ def margin_over_floor(
     floor: tuple[pl.DataFrame, tuple[object, FloatArray]],
     config: RunConfig,
 ) -> Interval:
-    """Return the model's AUC minus the trained floor's, both on the same drawn groups.
+    """Return the model's AUC minus that of the real-source control, with an interval.
 
-    Each argument is a table (``video_id group_id label``) with its metric and the metric's values, in the table's
-    order. The floor's videos are a part of the model's.
+    Both AUCs are computed on the same bootstrap draws of groups.
+
+    Args:
+        model: table (``video_id group_id label``), and the metric with its values (N,) in the order of the rows
+            (``results.measured``).
+        floor: the same for the control; its videos are a subset of the model's.
+        config: replicates, confidence and seed.
     """
     (scored, (metric, values)), (reals, (of_floor, floor_values)) = model, floor
     place = {video_id: number for number, video_id in enumerate(scored["video_id"])}
@@ -183,12 +190,13 @@ def margin_over_floor(
 def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
     """Return how well a detector's scores tell the two largest sources of reals apart, as an AUC within folds.
 
-    It is taken in the direction in which the scores lean over all folds, so it is at least 0.5. Folds that lean in
-    different directions cancel out. So their mean distance from an AUC of 0.5 is taken instead if it is larger, after
-    subtracting chance (in squares, so that a strong lean loses little). Such a lean counts as shown, with a lower end
-    above 0.5, only if at most (1 - confidence) / 2 of the random permutations have as much.
+    The source with the higher scores over all folds counts as positive, so the value is at least 0.5. Folds with the
+    opposite direction would cancel out. So 0.5 plus the mean over folds of abs(AUC - 0.5) is returned if it is larger.
+    The part of that mean that is expected by chance is subtracted first, in squares, so that a large value loses
+    little. The interval's lower end is then above 0.5 only if at most (1 - confidence) / 2 of random permutations of
+    the sources reach this mean.
 
-    Nothing is trained for it. None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
+    Nothing is trained for it. Returns None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
     """
     try:
         judged = by_source(predictions.sort("video_id"), index)

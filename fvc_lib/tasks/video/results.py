@@ -1,18 +1,19 @@
 """Results of out-of-fold predictions: each metric of the model with an interval, next to those of the controls.
 
-``cross_validation.measure_over_folds`` defines the value over all folds. Metrics called ``..._uncalibrated`` are the
-model's before its temperature.
+A control is a predictor that sees no pixel or learned other labels; the model must be better. The value over all folds
+is defined by ``cross_validation.measure_over_folds``. Metrics called ``..._uncalibrated`` are those of the model at a
+temperature of 1.
 
 In scope ``all`` each video counts once. In ``all_by_group`` each group counts once, so that a clip copied a hundred
 times does not dominate. ``fold_mean`` and ``fold_std`` are the mean and sample standard deviation over the folds; the
 standard deviation is no interval, because folds share training data.
 
-Intervals cover the choice of test groups, not of training runs or of shuffled labels. A control that gives all videos
-the same score has an interval of width zero.
+Intervals account for the random choice of test groups, but not for that of seeds or of shuffled labels. A control that
+gives all videos the same score has an interval of width zero.
 
-Slices are the result by platform, kind of fake, length, size and codec. They are many and small: some look good or bad
-by chance, and no interval is adjusted for their number. Each kind of fake is set against all reals, since a slice of
-fakes alone has no AUC; so the slices' numbers of videos do not add up to all videos.
+Slices are the results for subsets of the videos, by platform, kind of fake, length, size and codec. They are many and
+small, so some look good or bad by chance, and no interval is adjusted for their number. Each kind of fake is compared
+with all reals, since fakes alone have no AUC. So the slices' numbers of videos add up to more than all videos.
 """
 
 import math
@@ -75,12 +76,14 @@ Row = tuple[object, ...]
 
 
 def families_of(config: RunConfig) -> dict[str, str]:
-    """Return the family of each column of the families that ``config`` names."""
+    """Return the family name by feature column, for the families that ``config`` names."""
     return {column: family.name for family in families_named(config.feature_families) for column in family.columns()}
 
 
 def forensic_features(run: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Return ``video_id group_id`` and float64 features, null where missing, of the videos that have any.
+    """Return the forensic features of the run's videos that have at least one.
+
+    Columns are ``video_id group_id`` and the float64 features, null where missing; rows are sorted by ``video_id``.
 
     Raises:
         DataError: there is no table, it lacks a family that ``config`` names, or no video has a feature.
@@ -98,14 +101,17 @@ def forensic_features(run: RunPaths, config: RunConfig) -> pl.DataFrame:
 
 
 def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Return AUGMENTED, or of a model on forensic features ``video_id group_id augmentation_index``."""
+    """Return the table of the run's samples: AUGMENTED, or for a model on forensic features its videos.
+
+    The latter has columns ``video_id group_id augmentation_index``, the last 0.
+    """
     if config.of_features != "forensic":
         return read_table(run.augmented_metadata, AUGMENTED)
     return forensic_features(run, config).select("video_id", "group_id", augmentation_index=pl.lit(0))
 
 
 def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
-    """Return the function that reads a clip of the network; None if the model sees no clips."""
+    """Return the function that reads a clip by video id and augmentation index; None if the model sees no clips."""
     return None if config.of_features == "forensic" else ClipStore.of(config).read
 
 
@@ -116,7 +122,7 @@ def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame |
 
 
 def earlier_openings(run: RunPaths, num_folds: int) -> EarlierOpenings:
-    """Return the openings of outer folds before the run's present selections."""
+    """Count the openings of the run's outer folds by trainings that have been replaced since."""
     replaced, unknown = 0, 0
     for fold in range(num_folds):
         folder = run.fold_checkpoints(fold)
@@ -145,8 +151,9 @@ def kfold_results(
 ) -> pl.DataFrame:
     """Return every metric of the model and of each control, per fold, per target and over all folds (RESULTS).
 
-    With targets (corpora, generators) each has a scope ``target:NAME``, and the values over all folds are the mean over
-    the targets. An undefined metric (a fold of one class) is null. The order of the tables' rows does not matter.
+    A protocol may test targets, such as held-out corpora or generators. Each target then has a scope ``target:NAME``,
+    and the value over all folds is the mean over targets. A metric is null where it is undefined, as in a fold of one
+    class. The order of the rows of the tables does not matter.
 
     Args:
         index: INDEX schema; the metadata control learns from it.
@@ -184,7 +191,11 @@ def kfold_results(
 def _trained_floor_rows(
     due: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None
 ) -> list[Row]:
-    """Return the rows of the control trained on two sources of reals; null if it is possible and missing."""
+    """Return the result rows of the real-source control, which is trained to tell two sources of reals apart.
+
+    One row with null values if it has not been trained for all videos of ``due``. The last row is the margin: the
+    model's AUC minus the control's.
+    """
     scored = control_scores(due, predictions)
     if scored is None:
         missing = (None, None, None, None, None, due.height, due["group_id"].n_unique())
@@ -200,7 +211,7 @@ def _trained_floor_rows(
 
 
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
-    """Return ``scored`` with a column ``target`` if ``protocol`` (PROTOCOL) has targets."""
+    """Return ``scored`` with a column ``target``, the tested target of each video; unchanged without targets."""
     if protocol is None or protocol["target"].drop_nulls().is_empty():
         return scored
     of_video = protocol.filter(pl.col("part") == "test").select("video_id", "target")
@@ -246,7 +257,7 @@ def check_predictions(
 
 
 def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """Return the metric called ``name`` over the folds of ``scored``, and its argument (N,) for each row.
+    """Return the metric ``name`` over the folds of ``scored``, and the values (N,) that it is computed from, by row.
 
     Args:
         name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.
@@ -261,7 +272,9 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
 def interval_rows(
     scored: pl.DataFrame, measures: Sequence[tuple[Metric, FloatArray]], config: RunConfig, scope: str = ALL_FOLDS
 ) -> list[IntervalRow]:
-    """Return (value, low, high, videos, groups) of each of ``measures``, on the same draws of groups.
+    """Return (value, low, high, number of videos, number of groups) for each of ``measures``.
+
+    The intervals of all measures are from the same bootstrap draws of groups.
 
     Args:
         scored: columns ``group_id label``.
@@ -283,7 +296,7 @@ def interval_rows(
 
 
 def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig) -> list[Row]:
-    """Return the rows of the model or a control: over all folds, by group, by target and by fold."""
+    """Return the RESULTS rows of the model or one control, in every scope: all folds, by group, by target, by fold."""
     targets = scored["target"].unique().sort() if "target" in scored.columns else ()
     of_target = {f"target:{target}": scored.filter(target=target) for target in targets}
     of_fold = {fold: scored.filter(fold=fold) for fold in scored["fold"].unique().sort()}
@@ -322,7 +335,7 @@ MOST_VALUES = 12  # per column; the other values make one slice
 DURATION_EDGES_SECONDS = (5, 15, 60, 300)
 RESOLUTION_EDGES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
 
-# Columns that make slices, and the class whose values they describe: it is set against all of the other class.
+# Columns that make slices, and the class that has the column: its slices are compared with all of the other class.
 _SLICED = {
     "platform": "", "corpus": "", "label_source": "", "real_source": "real", "manipulation": "fake",
     "generator": "fake", "duration": "", "resolution": "", "codec": "",
@@ -342,9 +355,9 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
     """Return AUC, balanced accuracy, and the shares of fakes and of reals called fake, of every slice (SLICES).
 
     Slices are by ``platform``, ``corpus``, ``label_source``, ``real_source``, ``manipulation``, ``generator`` (unless
-    it equals the manipulation), ``duration``, ``resolution`` and ``codec``. Each source of reals is set against all
-    fakes, and each manipulation or generator against all reals. A column with one value makes no slice; a missing value
-    is ``not known``. A metric is null if a slice lacks a class that it needs.
+    it equals the manipulation), ``duration``, ``resolution`` and ``codec``. Each source of reals is compared
+    with all fakes, and each manipulation or generator with all reals. A column with one value makes no slice. Missing
+    values form the slice ``not known``. A metric is null if a slice lacks a class that it needs.
 
     Args:
         index: columns of INDEX.
@@ -352,7 +365,7 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
         config: replicates, confidence and seed of the intervals.
 
     Raises:
-        DataError: a predicted video that the index does not hold.
+        DataError: a predicted video is not in the index.
     """
     absent = predictions.join(index, on="video_id", how="anti")
     if absent.height:
@@ -380,7 +393,7 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
 
 
 def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Expr:
-    """Return the name of the half-open bin that ``value`` lies in; null if it is unknown."""
+    """Return an expression for the name of the half-open bin [from, to) of ``value``; null if the value is missing."""
     labels = [f"under {names[0]}", *(f"{low} to {high}" for low, high in pairwise(names))]
     known = value.cast(pl.Float64).fill_nan(None)
     below = [pl.when(known < edge).then(pl.lit(label)) for edge, label in zip(edges, labels, strict=True)]
@@ -388,7 +401,10 @@ def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Ex
 
 
 def _by_value(known: pl.DataFrame, column: str) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield each frequent value with its rows, and the rest together; nothing for a single value."""
+    """Yield the most frequent values of ``column`` with their rows, and all other values as one.
+
+    Yields nothing if the column has only one value.
+    """
     filled = known.with_columns(pl.col(column).fill_null(NOT_KNOWN))
     counts = filled.group_by(column).len().sort(["len", column], descending=[True, False])
     if counts.height < 2:
@@ -402,7 +418,10 @@ def _by_value(known: pl.DataFrame, column: str) -> Iterator[tuple[str, pl.DataFr
 
 
 def _slice_rows(column: str, value: str, rows: pl.DataFrame, label: str, config: RunConfig) -> Iterator[Row]:
-    """Yield the rows of one slice; the share called fake is that of ``label``, or of both classes."""
+    """Yield the SLICES rows of one slice, one per metric.
+
+    The share called fake is given for the class ``label``, for both classes if ``label`` is empty.
+    """
     parts = {name: rows.filter(label=name) for name in LABELS}
     groups = {name: part["group_id"].n_unique() for name, part in parts.items()}
     sizes = (rows.height, *(part.height for part in parts.values()), rows["group_id"].n_unique())
@@ -416,7 +435,7 @@ def _slice_rows(column: str, value: str, rows: pl.DataFrame, label: str, config:
 
 
 def _share_called_fake(part: pl.DataFrame, config: RunConfig) -> IntervalRow:
-    """Return the share of rows that are called fake as ``interval_rows`` does; nulls for no rows."""
+    """Return the share of rows called fake with its interval, as in ``interval_rows``; None without rows."""
     if part.is_empty():
         return None, None, None, 0, 0
     return interval_rows(part, [(share_called_fake, measured("balanced_accuracy", part)[1])], config)[0]
@@ -437,11 +456,11 @@ def precision(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> F
 
 
 def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Return the decisions of all folds at their thresholds, with intervals over groups; the last row is the precision.
+    """Count the decisions of all folds at their thresholds, for fakes and reals, with intervals over groups.
 
-    Columns: ``label called_fake called_real called_fake_share low_share high_share num_groups``. ``predictions`` are
-    those of all folds (PREDICTIONS). A class with fewer than two groups has no interval. The precision depends on the
-    share of fakes in the corpus.
+    The last of the three rows is the precision, the share of fakes among videos called fake. It depends on the share of
+    fakes in the corpus. Columns: ``label called_fake called_real called_fake_share low_share high_share num_groups``. A
+    class with fewer than two groups has no interval. ``predictions`` are those of all folds (PREDICTIONS).
     """
     decisions = decide(predictions["score"].to_numpy(), predictions["threshold"].to_numpy()).astype(float)
     decided = predictions.with_columns(called=pl.Series(decisions))
@@ -456,7 +475,7 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 
 
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
-    """Return sentences on the aim of the folds' thresholds, and on whether the reals suffice for it."""
+    """Return sentences on the operating point of the thresholds, and on whether the reals suffice to reach it."""
     chosen = [record.selection for record in selections if record is not None]
     if len({selection.operating_point for selection in chosen}) != 1:
         return "What the thresholds were chosen for is not recorded, or differs between the folds."

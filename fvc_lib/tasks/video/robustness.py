@@ -1,11 +1,11 @@
 """Score a run's test videos after compression, scaling, blur and other disturbances.
 
 Each video is scored by the network that was not trained on its group, with the run's weights, decoding, calibration
-and threshold. A level is a recipe of ``video/reencode.py``, applied to the whole file. The undisturbed videos are
-scored first and must get their stored scores.
+and threshold. A level is one disturbance: a recipe of ``video/reencode.py``, applied to the whole file. The undisturbed
+videos are scored first and must get their stored scores.
 
-Each score is appended to a file per level, so a killed sweep resumes. A line counts while recipe, weights and decoding
-are the same.
+Each score is appended to a file per level, so a killed sweep resumes. A stored score is used again only while recipe,
+weights and decoding are the same.
 """
 
 import logging
@@ -39,13 +39,13 @@ Scored = Mapping[str, Any]  # ``score`` and ``logit``, or ``failure``
 
 
 def level_facts() -> pl.DataFrame:
-    """Return ``level kind strength`` of each level."""
+    """Return a table of all levels, with columns ``level kind strength``."""
     rows = [(name, recipe.kind, recipe.level) for name, recipe in RECIPES.items()]
     return pl.DataFrame(rows, schema=["level", "kind", "strength"], orient="row")
 
 
 def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the levels called ``names``, each a recipe or a kind of recipe; no name: all levels.
+    """Return the names of levels for ``names``, which name recipes or kinds of recipes; all levels if it is empty.
 
     Without names, levels whose encoder PyAV lacks are left out with a warning.
 
@@ -73,11 +73,11 @@ def score_levels(
     workers: int = 0,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pl.DataFrame, float]:
-    """Score every test video of the run as it is and at each of ``levels``; writes ``tables/robustness.parquet``.
+    """Score every test video of the run, undisturbed and at each of ``levels``; write ``tables/robustness.parquet``.
 
     Args:
         paths: a run of task video whose folds are all trained.
-        levels: as ``levels_named`` gave them.
+        levels: names, as ``levels_named`` returns them.
         workers: processes that decode and encode; 0: one per core.
         progress: called with (videos done, videos) over all levels.
 
@@ -150,7 +150,7 @@ def _scored_level(
 
 
 def _identity(networks: Networks, level: str) -> str:
-    """Return a hex SHA-256 of everything but the video that a score depends on."""
+    """Return a hex SHA-256 of everything that a score depends on, except the video."""
     recipe = "" if level == UNDISTURBED else RECIPES[level].digest
     by_fold = {
         str(fold): [network.weights, network.temperature, network.prior_logit]
@@ -160,7 +160,10 @@ def _identity(networks: Networks, level: str) -> str:
 
 
 def _known(file: Path, identity: str) -> dict[str, Scored]:
-    """Return an earlier call's results; later lines win, torn lines and other identities are skipped."""
+    """Return the stored results of earlier calls by video id.
+
+    Damaged lines and lines of another identity are skipped; of several lines on a video the last is taken.
+    """
     known: dict[str, Scored] = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:

@@ -1,7 +1,7 @@
 """The choice of epoch, temperature and threshold on the inner validation part, and the record of it.
 
-The record is a file next to the weights, on disk before the outer fold is opened. If an attempt is killed after that,
-the next one uses the same record: nothing is chosen twice.
+The record is a file next to the weights. It is on disk before the outer fold is opened. If an attempt is killed after
+that, the next attempt uses the same record and does not choose again.
 """
 
 import logging
@@ -31,19 +31,19 @@ class Selection:
     Attributes:
         num_epochs: number of trained epochs; 0 for a model on features.
         best_epoch: 1-based, the epoch with the lowest inner validation loss; 0 for a model on features.
-        validation_loss: loss of that epoch or model, weighted as in training.
+        validation_loss: loss of the best epoch, or of the fitted model on features; weighted as in training.
         prior_logit: added to the network's logits before the temperature (``data.prior_logit``); not chosen.
         temperature: divisor of the logits (``metrics.calibration.fit_temperature``).
-        log_loss: nats per video, of the calibrated probabilities.
+        log_loss: log loss of the calibrated probabilities, in nats per video.
         log_loss_uncalibrated: the same at a temperature of 1.
-        threshold: of the calibrated probability, at the operating point.
-        balanced_accuracy: at the threshold; None if the part has one class.
+        threshold: the lowest calibrated probability that is called fake, chosen for the operating point.
+        balanced_accuracy: at the threshold; None if the inner validation part lacks a class.
         num_videos, num_groups, num_real, num_fake: sizes of the inner validation part.
         operating_point: the aim of the threshold (``metrics.operating_points``).
         settings: the chosen settings of a model on features.
         num_candidates: the number of settings to choose from.
-        num_real_at_one: reals with a score of 1 that are called fake although the operating point allows none: no
-            threshold is above 1.
+        num_real_at_one: number of reals with a score of 1 that are called fake although the operating point allows
+            none, because a threshold cannot be above 1.
     """
 
     num_epochs: int
@@ -65,7 +65,11 @@ class Selection:
     num_real_at_one: int = 0
 
     def table(self) -> pl.DataFrame:
-        """Return one row per choice: ``chosen value among by reached``."""
+        """Return a table for people, one row per choice.
+
+        Columns, all text: ``chosen`` (its name), ``value``, ``among`` (the alternatives), ``by`` (the criterion) and
+        ``reached`` (the result).
+        """
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
         point = operating_point(self.operating_point)
@@ -88,21 +92,21 @@ class Selection:
 
 
 def settings_text(settings: Mapping[str, float]) -> str:
-    """Return a text such as ``leaves 3, rounds 40``."""
+    """Return settings as text, such as ``leaves 3, rounds 40``."""
     return ", ".join(f"{name} {value:g}" for name, value in settings.items()) or "the only ones"
 
 
 @dataclass(frozen=True)
 class RecordedSelection:
-    """A selection that is on disk.
+    """A selection with its fold and weights, as ``record_selection`` writes it.
 
     Attributes:
-        selection: the selection.
+        selection: the choices and their values.
         clips: fingerprint of the fold's clips, labels and parts; the record opens this fold alone.
         weights: hex SHA-256 of the weights that the selection is for.
-        openings: number of times that the outer fold was opened in this training's folder, this time included.
-        earlier: number of other selections that the fold was opened for before.
-        is_complete: False if an earlier record could not be read, so that openings are missing from the counts.
+        openings: how often the outer fold was opened by trainings in this folder, this one included.
+        earlier: how many different selections it was opened for before this one.
+        is_complete: False if an earlier record could not be read, so ``openings`` and ``earlier`` may be too low.
     """
 
     selection: Selection
@@ -113,7 +117,7 @@ class RecordedSelection:
     is_complete: bool = True
 
     def sentence(self) -> str:
-        """Return a sentence on the part that chose, and on the openings of the outer fold."""
+        """Return a sentence with the size of the inner validation part and the number of openings of the outer fold."""
         chosen, opened = self.selection, "were opened once, after this was recorded"
         if not self.is_complete:
             opened = "were opened before by a selection whose record is damaged"
@@ -127,12 +131,12 @@ class RecordedSelection:
 
 @dataclass(frozen=True)
 class EarlierOpenings:
-    """Openings of outer folds before a run's present trainings.
+    """Openings of a run's outer folds by trainings that have been replaced since.
 
     Attributes:
-        replaced: trainings of this run that opened their outer fold with other weights and were then replaced.
-        forked_from: the run that this one was forked from; empty without.
-        unknown: replaced trainings whose record cannot be read.
+        replaced: number of replaced trainings that opened their outer fold with other weights.
+        forked_from: id of the run that this one was forked from; empty if none.
+        unknown: number of replaced trainings whose record cannot be read.
     """
 
     replaced: int = 0
@@ -157,13 +161,13 @@ def select(
     Args:
         labels: int (N,) of the inner validation videos; 1 is fake.
         logits: float (N,), with ``prior_logit`` added.
-        num_groups: groups of these videos.
-        validation_loss: of the chosen epoch or settings.
-        prior_logit: recorded with the selection.
-        point: the operating point.
-        num_epochs: trained epochs of a network.
-        best_epoch: 1-based; the engine chose it by the inner validation loss.
-        settings: ``settings`` and ``num_candidates`` of a model on features.
+        num_groups: number of groups of these videos.
+        validation_loss: loss of the chosen epoch or settings; only recorded.
+        prior_logit: already added to ``logits``; only recorded.
+        point: the operating point that the threshold is chosen for.
+        num_epochs: number of trained epochs of a network; only recorded.
+        best_epoch: 1-based epoch that the engine chose by the inner validation loss; only recorded.
+        settings: the fields ``settings`` and ``num_candidates`` of a model on features.
 
     Raises:
         ValueError: no video, or a logit that is not finite.
@@ -197,10 +201,11 @@ def select(
 
 
 def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection:
-    """Write ``made`` to the training's ``folder``, and return the record that counts.
+    """Write ``made`` to the training's ``folder``, and return the record as written.
 
-    A record of the same weights stays: an attempt after a killed one cannot choose differently, even if it rounds
-    differently. After an unreadable record, later records are never complete again.
+    If the folder has a record of the same fold, weights and operating point, its selection is kept and only the number
+    of openings grows. So a resumed attempt cannot choose differently, even if it rounds differently. After an
+    unreadable record, ``is_complete`` is False in this and all later records.
     """
     path, kept = folder / SELECTION, made
     before = read_selection(folder)

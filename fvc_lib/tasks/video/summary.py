@@ -21,7 +21,7 @@ from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings of a model on features that were tried, and their loss on inner folds of the training groups."""
+    """Candidate settings of a model on features, and their loss on inner folds of the training groups."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
@@ -35,10 +35,10 @@ class TrainingSummary(TrainingRecord):
 
     Attributes:
         temperature: divisor of the logits.
-        threshold: of the score.
-        recorded: the selection on the inner validation part, and the openings of the outer fold.
+        threshold: the lowest score that is called fake.
+        recorded: the selection on the inner validation part, and how often the outer fold was opened.
         candidates: the settings that a model on features could choose from; empty for a network.
-        seen: the features that such a model saw.
+        seen: names of the features that a model on features was given; empty for a network.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -59,7 +59,7 @@ class TrainingSummary(TrainingRecord):
         return "all" if self.candidates else super().schedule()
 
     def claim(self) -> str:
-        """Return how far a repetition gives the same result."""
+        """Return a statement on how exactly a repeated training gives the same result."""
         if self.candidates:
             return "the same command gives the same bits again, with this scikit-learn and numpy on such a processor"
         return super().claim()
@@ -79,7 +79,10 @@ class TrainingSummary(TrainingRecord):
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished training and its outer fold, with logits and calibrated probabilities (N,) in the fold's row order."""
+    """A finished training with its opened outer fold.
+
+    ``logits`` and the calibrated probabilities ``scores``, both (N,), are in the order of ``outer.rows``.
+    """
 
     summary: TrainingSummary
     outer: OuterFold
@@ -99,7 +102,7 @@ def score_outer_fold(
         summary: the finished training.
         clips: the fold.
         logits_of: returns the model's logits (N,) of rows.
-        log: called with a phase and metrics by name.
+        log: called with the phase ``test`` and a mapping of metrics by name.
 
     Raises:
         DataError: a logit of a test video is not finite.
@@ -119,13 +122,16 @@ def score_outer_fold(
 
 
 def digest_of_state(state: Mapping[str, Tensor]) -> str:
-    """Return the hex SHA-256 of weights as safetensors writes them."""
+    """Return the hex SHA-256 of the weights in the safetensors format."""
     contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
     return hashlib.sha256(safetensors.torch.save(contiguous)).hexdigest()
 
 
 def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
-    """Return PREDICTIONS of the outer fold, sorted by video id; ``scored`` has the model ("") and controls by name."""
+    """Return PREDICTIONS of the outer fold, sorted by video id.
+
+    ``scored`` holds the model under the empty name, and its controls (trainings on other labels) by their names.
+    """
     model, shuffled, sources = scored[""], scored.get(SHUFFLED_LABELS), scored.get(REAL_SOURCES)
     chosen, rows = model.summary.selection, model.outer.rows
     of_source = dict(zip(sources.outer.rows, sources.scores, strict=True)) if sources else {}
@@ -148,7 +154,7 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
 
 
 def validation_columns(clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> dict[str, object]:
-    """Return the inner validation part with the logits (N,) that ``recorded`` was chosen by, as columns."""
+    """Return table columns of the inner validation videos, with the logits (N,) that ``recorded`` was chosen by."""
     rows = clips.validation
     return {
         "video_id": [row.video_id for row in rows],
@@ -160,5 +166,5 @@ def validation_columns(clips: FoldClips, logits: FloatArray, recorded: RecordedS
 
 
 def validation_table(fold: int, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> pl.DataFrame:
-    """Return VALIDATION_PREDICTIONS of the columns that ``validation_columns`` returns."""
+    """Return the columns of ``validation_columns`` with the fold, as a VALIDATION_PREDICTIONS table."""
     return frame_of({**validation_columns(clips, logits, recorded), "fold": fold}, VALIDATION_PREDICTIONS)

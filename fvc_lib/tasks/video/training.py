@@ -1,4 +1,6 @@
-"""Train an outer fold and its controls, choose on the inner validation part, and score the fold once.
+"""Train the model of an outer fold and its controls, choose on the inner validation part, and score the fold once.
+
+A control is the same training on other labels, for example shuffled ones; the model is compared with it.
 
 ``train_fold`` without a fold trains one network on all groups, which has no test part.
 """
@@ -102,9 +104,13 @@ def train_fold(
 
 
 def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str], list[pl.DataFrame], Batch | None]:
-    """Return lines and two tables on a training before it, and a batch of clips; raises as ``train_fold``.
+    """Describe the training of a fold before it begins; raises as ``train_fold``.
 
-    Of a network one real step is taken: its parts, inputs and outputs. Of a model on features: families and candidates.
+    For a network, one real training step is taken on the first batch.
+
+    Returns:
+        Lines of text; two tables (a network's parts and tensors, or the feature families and candidate settings of a
+        model on features); and the batch of that step, None for a model on features.
     """
     if config.of_features:
         text, tables = classical.look_at_features(config, *_read_features(paths, config, fold, {})[:2])
@@ -120,12 +126,13 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -
 
 
 def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, FoldClips, dict[str, FoldClips]]:
-    """Return the source of a fold, its parts, and the parts of each control by name (``data.control_clips``).
+    """Return the source of a fold's data, the fold's parts, and each control's parts by name (``data.control_clips``).
 
-    The source is the run's clips, or a ``FeatureTable`` of a model on forensic features.
+    The source is the run's clips, or a ``FeatureTable`` for a model on forensic features.
 
     Raises:
-        DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``, or a clip is gone.
+        DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``, or a clip that was made is
+            missing now.
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
     rows, known = data.rows_to_train_on(table, config, fold), set[str]()
@@ -155,7 +162,10 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
 def _training(
     paths: RunPaths, config: RunConfig, source: Any, parts: dict[str, FoldClips]
 ) -> Training[TrainingSummary]:
-    """Return the training of the model ("") and its controls on ``parts``."""
+    """Return the training of the model and its controls.
+
+    ``parts`` holds the model's clips under the empty name, and each control's under its name.
+    """
     clips, number = parts[""], config.clips_per_video
     fold = clips.fold
 
@@ -192,7 +202,7 @@ def _training(
 
 
 def _sizes(clips: FoldClips) -> dict[str, Any]:
-    """Return the sizes of the parts, as an outcome states them."""
+    """Return the sizes of the parts and the missing videos, by the field names of ``TrainingOutcome``."""
     return {
         "num_train": len({row.video_id for row in clips.train}),
         "num_train_samples": len(clips.train),
@@ -205,10 +215,10 @@ def _sizes(clips: FoldClips) -> dict[str, Any]:
 def _with_features(
     paths: RunPaths, config: RunConfig, source: Any, trunk: RunConfig, place: float, options: TrainingOptions
 ) -> Any:
-    """Return ``with_features`` of the run's clips by the network of ``trunk``.
+    """Return ``source`` with the features that the trunk of ``trunk`` gives its clips (``with_features``).
 
-    ``place`` is the fold, and the rank as a share of it: folds, ranks and the runs of a sweep begin at different clips,
-    and so share the work.
+    ``place`` is the fold number plus rank / ranks. It sets the clip to begin at, so folds, ranks and runs that work at
+    the same time compute different clips.
     """
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
@@ -232,9 +242,11 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
 def choose(
     trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig
 ) -> tuple[RecordedSelection, FloatArray]:
-    """Choose temperature and threshold on the inner validation part; return the record and the part's logits (N,).
+    """Choose temperature and threshold on the inner validation part.
 
-    The record is on disk when this returns, and opens the sealed ``clips.test``.
+    Returns:
+        The record of the choice, which opens the sealed ``clips.test`` and is already on disk; and the logits (N,) of
+        the inner validation videos.
     """
     state, validation = trained.state, _scores(trained, source, clips.validation, config.clips_per_video)
     prior = data.prior_logit(clips.train, config.class_balance)
@@ -259,7 +271,7 @@ def choose(
 def score(
     trained: TrainedNetwork, summary: TrainingSummary, clips: FoldClips, source: ClipSource, num_clips: int = 1
 ) -> Scored:
-    """Score ``num_clips`` clips of each video of the outer fold; opens and raises as ``score_outer_fold``."""
+    """Open the outer fold and score ``num_clips`` clips of each of its videos; raises as ``score_outer_fold``."""
     return score_outer_fold(summary, clips, lambda rows: _scores(trained, source, rows, num_clips).logits, trained.log)
 
 
@@ -285,11 +297,11 @@ def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow]
 def _read_features(
     paths: RunPaths, config: RunConfig, fold: int, options: TrainingOptions
 ) -> tuple[classical.Source, FoldClips, dict[str, FoldClips]]:
-    """Return the features and parts of a fold; compute the trunk's features that are missing.
+    """Return the features, the parts and the controls' parts of a fold; compute missing features of a trunk.
 
     Raises:
-        StoppedError: asked to stop; computed features stay in the cache.
-        UsageError: settings that a model on features has no use for, or a trunk without weights.
+        StoppedError: ``stop`` of the options returned True; computed features stay in the cache.
+        UsageError: settings that a model on features does not use, or a trunk without pretrained weights.
     """
     refuse_settings(config)
     if config.of_features == "embedding":
@@ -304,7 +316,7 @@ def _read_features(
 def _train_on_features(
     paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
-    """Fit and test a model on features; files and errors as of ``train_fold``."""
+    """Fit and test a model on features; writes the same files and raises the same errors as ``train_fold``."""
     log, memory = options["metric_log"], options.get("memory") or NoObserver()
     stop, progress = options.get("stop") or (lambda: False), options.get("progress") or (lambda _done, _total: None)
     memory.at("setup")
