@@ -1,4 +1,4 @@
-"""Files and rows of a corpus: found, checked, or refused with a reason and a remedy."""
+"""Find and check the files of a corpus, and refuse unusable files and rows with a reason and a remedy."""
 
 import os
 import re
@@ -88,16 +88,16 @@ class Rejections:
     rows: list[tuple[str, str | None, int | None, str | None, str, str]] = field(default_factory=list)
 
     def add(self, entry: Entry, refusal: Refusal) -> None:
-        """Add a listed row."""
+        """Add an entry of the label source that is not used."""
         detail = message_text(refusal.detail)
         self.rows.append((entry.path, entry.source_id, entry.row, entry.label, refusal.reason, detail))
 
     def add_file(self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None) -> None:
-        """Add a file or row without a usable listing; ``path`` is table text."""
+        """Add a file or row for which there is no entry; ``path`` is table text."""
         self.rows.append((path, None, row, label, refusal.reason, message_text(refusal.detail)))
 
     def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
-        """Return the REJECTED table, appended to ``before``, sorted by path and row."""
+        """Return the collected rows, and those of ``before``, as a REJECTED table sorted by path and row."""
         new = frame_of(self.rows, REJECTED)
         both = new if before is None else pl.concat([before, new])
         return both.sort("path", "row", "reason", "detail", nulls_last=True)
@@ -105,7 +105,11 @@ class Rejections:
 
 @contextmanager
 def written_when_refused(rejections: Rejections, path: AnyPath | None) -> Iterator[None]:
-    """Write the REJECTED table to ``path`` on a ``DataError``, and name it in the error."""
+    """Return a context that writes the REJECTED table to ``path`` if a ``DataError`` is raised inside it.
+
+    The error is raised again, with ``path`` in its message. Nothing is written if ``path`` is None or no row was
+    rejected.
+    """
     try:
         yield
     except DataError as error:
@@ -122,12 +126,15 @@ def refuse_lost(
     """Raise ``DataError`` if nothing of the corpus at ``root`` is usable, or too much is lost.
 
     Args:
-        root: of the corpus, for the message.
-        what: name of one listed thing, such as "image".
+        root: folder of the corpus, for the message.
+        what: what the corpus lists, in the singular, such as "image".
         rejected: REJECTED table.
-        num_used: number of usable things.
-        max_rejected_share: largest share that may be lost.
-        no_loss: reasons that do not count.
+        num_used: number of usable files or rows.
+        max_rejected_share: largest share, 0 to 1, that may be lost.
+        no_loss: reasons whose rows do not count as lost.
+
+    Raises:
+        DataError: see above; the message counts the reasons and names remedies.
     """
     lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss)))
     share = lost.height / max(1, lost.height + num_used)
@@ -145,32 +152,32 @@ def refuse_lost(
 
 
 def reasons_text(rejected: pl.DataFrame) -> str:
-    """Return ``2 x no_video, 1 x truncated`` of a REJECTED table."""
+    """Return the counts of the reasons in a REJECTED table as text, such as ``2 x no_video, 1 x truncated``."""
     counts = counted(rejected["reason"])
     return ", ".join(f"{count:,} x {reason}" for reason, count in counts.items()) or "nothing rejected"
 
 
 def counted(values: Iterable[str]) -> dict[str, int]:
-    """Count each value, the most frequent first."""
+    """Map each distinct value to its number of occurrences, the most frequent value first."""
     return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
 
 
 def some_of(names: Sequence[str], limit: int = 20) -> str:
-    """Return the first of ``names``, quoted, and the number of others."""
+    """Return the first ``limit`` names, quoted, such as ``'a', 'b' and 3 more``."""
     return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
 
 
 def counts_text(values: Iterable[str], limit: int = 8) -> str:
-    """Return ``133 x 'unlabelled', 2 x 'parody'``: the most frequent values first."""
+    """Return the counts of the ``limit`` most frequent values, such as ``133 x 'unlabelled', 2 x 'parody'``."""
     counts = list(counted(values).items())
     more = f", and {len(counts) - limit} more" if len(counts) > limit else ""
     return ", ".join(f"{count} x {value!r}" for value, count in counts[:limit]) + more
 
 
 def disputed(files: Sequence[tuple[str, str]]) -> str:
-    """Return ``1 x 'real', 1 x 'fake': 'a.mp4', 'b.mp4'`` of files (path, label) with equal content.
+    """Return a text on files of equal content with different labels: ``1 x 'real', 1 x 'fake': 'a.mp4', 'b.mp4'``.
 
-    Each of them is rejected with this text, so its length is bounded.
+    ``files`` are (path, label) pairs. Long lists are shortened, because the text is stored for every one of the files.
     """
     return f"{counts_text(label for _, label in files)}: {some_of([path for path, _ in files])}"
 
@@ -194,12 +201,12 @@ _UNFINISHED = re.compile(
 
 
 def is_named_as(kind: Kind, name: str) -> bool:
-    """Return whether the extension, in any case, is one of a video or of a picture."""
+    """Return whether ``name`` has an extension of the given kind of file; case does not matter."""
     return PurePath(name).suffix.lower() in ENDINGS[kind]
 
 
 def _dangling(path: Path) -> Path | None:
-    """Return the first link to nothing among ``path`` and its parents."""
+    """Return the first symbolic link among ``path`` and its parents whose target does not exist, else None."""
     links = (each for each in (path, *path.parents) if os.path.islink(each))  # noqa: PTH114 - raises nothing, also below
     return next((link for link in links if not os.path.exists(link)), None)  # noqa: PTH110
 
@@ -233,7 +240,7 @@ class CorpusFiles:
 
     Args:
         root: folder of the corpus.
-        kind: of the files in it.
+        kind: kind of the files, video or image.
         allow_outside: take files from anywhere, and enter linked folders; None: the option of ``read_corpus``.
     """
 
@@ -247,12 +254,19 @@ class CorpusFiles:
         self._real_folders: dict[str, str] = {}
 
     def look(self, files: int = 1) -> None:
-        """Count files; raise ``LongCorpusError`` beyond the limit of ``read_corpus``."""
+        """Count files that are looked at.
+
+        Raises:
+            LongCorpusError: more files than ``most_files`` of ``read_corpus`` were counted.
+        """
         if self._looks is not None and sum(1 for _ in islice(self._looks, files)) < files:
             raise LongCorpusError
 
     def normalized(self, raw: str) -> str | Refusal:
-        """Return the listed path relative to the root without ``.`` and ``..`` (not table text), or a refusal."""
+        """Return ``raw`` as a path relative to the root, without ``.`` and ``..``, or a refusal.
+
+        The path is not table text. It stays absolute if it is outside the root and that is allowed.
+        """
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
         path = os.path.normpath(raw)
@@ -304,7 +318,7 @@ class CorpusFiles:
         return None
 
     def _why_missing(self, path: str, full: Path) -> str:
-        """Return why there is no such file: a link to nothing, another spelling, or neither."""
+        """Return a text on why a file is missing: a broken link, another spelling of the name, or no such file."""
         if link := _dangling(full):
             name = str(link).removeprefix(self._prefix)
             return f"{path!r}: the link {name!r} leads to {str(link.readlink())!r}, where nothing is. Restore that."
@@ -324,9 +338,10 @@ class CorpusFiles:
     def walk(
         self, top: str, rejections: Rejections, label: str | None = None, *, pictures: bool = False
     ) -> Iterator[str]:
-        """Yield paths (not table text) below ``top`` that are named as files of the kind; reject others.
+        """Yield the paths of files below ``top`` whose extension is that of ``kind``; reject the others.
 
-        With ``pictures`` still pictures, which may be frames of a video, are among them.
+        Paths are relative to the root and are not table text. With ``pictures``, still pictures are yielded, too,
+        because they may be frames of a video. ``label`` is stored with rejected files.
         """
         for path, is_folder in self.walk_all(top):
             if is_folder:
@@ -344,7 +359,10 @@ class CorpusFiles:
             rejections.add_file(path_to_text(path), refusal, label)
 
     def walk_all(self, top: str) -> Iterator[tuple[str, bool]]:
-        """Yield (path, whether it is a linked folder) of files and linked folders that are not hidden."""
+        """Yield (path, is_linked_folder) for all files and linked folders below ``top`` that are not hidden.
+
+        Linked folders are entered instead of yielded if files outside the corpus are allowed.
+        """
         if (self.root / top).is_symlink() and not self._allow_outside:
             yield top, True
             return
@@ -364,7 +382,7 @@ class CorpusFiles:
             yield from ((str(below / name), False) for name in sorted(names) if not name.startswith("."))
 
     def link_refusal(self, path: str) -> Refusal:
-        """Return the refusal of a linked folder: it may lead out of the corpus, or in a circle."""
+        """Return the refusal of a linked folder, which could lead out of the corpus or in a circle."""
         refusal = self.check(path)
         if refusal is not None and refusal.reason == "outside_corpus":
             return refusal

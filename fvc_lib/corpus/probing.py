@@ -1,6 +1,7 @@
-"""Probe many videos or images in worker processes and store every result at once, so that a killed index continues.
+"""Probe many videos or images in worker processes, and store each result as soon as it is known.
 
-Workers are processes, so that a decoder that crashes or hangs costs one file only.
+To probe a file is to decode it and to record its properties and hashes. A call that is killed can be repeated, and
+continues from the stored results. Workers are processes, so a decoder that crashes or hangs costs only one file.
 """
 
 import hashlib
@@ -37,8 +38,9 @@ HASH_SIZE = 160  # side in pixels of the square that frames are decoded to
 
 
 def probe_file(path_text: str) -> dict[str, Any]:
-    """Return ``probe``, ``content_sha256`` and ``perceptual_hash`` of a file, or ``reason`` and ``detail``.
+    """Return the properties and hashes of a video file, or why it is unusable.
 
+    The keys are ``probe``, ``content_sha256`` and ``perceptual_hash``; for an unusable file, ``reason`` and ``detail``.
     Six frames are decoded, so a file with damaged frames fails now and not in the middle of a run.
     """
     path = Path(path_text)
@@ -55,11 +57,11 @@ def probe_file(path_text: str) -> dict[str, Any]:
 
 
 def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
-    """Return the result of ``probe_file`` from a video's probe and its clip of six frames.
+    """Return the result of ``probe_file`` for a video whose probe and clip of six frames are known already.
 
     Raises:
-        OSError: the file cannot be read any more.
-        VideoError: likewise.
+        OSError: the file can no longer be read.
+        VideoError: the file can no longer be read as a video.
     """
     box = clip.content
     picture = clip.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
@@ -71,7 +73,10 @@ def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
 
 
 def probe_image(path_text: str) -> dict[str, Any]:
-    """Return ``facts``, ``perceptual_hash`` and ``thumbnail`` of a whole image, or ``reason`` and ``detail``."""
+    """Decode an image file; return its properties, hash and thumbnail, or why it is unusable.
+
+    The keys are ``facts``, ``perceptual_hash`` and ``thumbnail``, or for an unusable file ``reason`` and ``detail``.
+    """
     try:
         facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
     except StillImageError as error:
@@ -87,7 +92,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Result of one video: ``probe`` and the hashes, or ``reason`` and ``detail``."""
+    """Result of probing one video: ``probe`` and the hashes, or ``reason`` and ``detail`` if it is unusable."""
 
     path: str
     probe: VideoProbe | None = None
@@ -98,13 +103,13 @@ class ProbeResult:
 
     @property
     def lasts(self) -> bool:
-        """Whether the same content gives the same result again."""
+        """Whether probing the same content again would give the same result, so that it may be stored."""
         return not self.reason or self.reason in _LASTING
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedImage:
-    """Result of one image: ``facts``, hash and thumbnail, or ``reason`` and ``detail``."""
+    """Result of probing one image: ``facts``, hash and thumbnail, or ``reason`` and ``detail`` if it is unusable."""
 
     path: str
     facts: ImageFacts | None = None
@@ -173,7 +178,7 @@ def probe_files(
     stop: Callable[[], bool] | None = None,
     writer: str = "",
 ) -> tuple[dict[str, Result], int]:
-    """Probe every path once; reuse results in ``work_dir`` of files with unchanged size and modification time.
+    """Probe files; reuse the results stored in ``work_dir`` for files whose size and modification time are unchanged.
 
     Args:
         kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
@@ -220,7 +225,10 @@ def probe_files(
 
 
 def file_state(path: Path) -> dict[str, int] | None:
-    """Return size and time of a file, a member of a tar or a folder of pictures; None if it cannot be read."""
+    """Return ``size_bytes`` and ``mtime_ns`` of a file, a member of a tar or a folder of pictures.
+
+    A folder has the total size of its pictures and the latest modification time. None if it cannot be read.
+    """
     try:
         parts = parts_of(path)
         of_folder = path.stat().st_mtime_ns if path.is_dir() else 0
@@ -233,9 +241,9 @@ def file_state(path: Path) -> dict[str, int] | None:
 def _stored(
     kind: FileKind[Result], version: str, stores: Iterable[Path], states: Mapping[str, dict[str, int] | None]
 ) -> dict[str, Result]:
-    """Return stored results of files in these states. Damaged and outdated lines are skipped; a later line wins.
+    """Return the stored results, by path, of files that still have the size and modification time in ``states``.
 
-    Results of other files or earlier states are not held in memory.
+    Damaged and outdated lines are skipped. Of several lines for one path the last is used.
     """
     known: dict[str, Result] = {}
     for store in stores:
@@ -261,18 +269,19 @@ def measured_again(
     progress: Callable[[int, int], None] | None = None,
     writer: str = "",
 ) -> dict[str, ProbeResult]:
-    """Re-encode videos; return the probe of each new file, or the reason ``not_reencoded``.
-
-    The files are kept in ``cache_dir`` by content and recipe (``video.reencode``).
+    """Re-encode videos by a recipe (settings of the encoder), and probe the new files.
 
     Args:
-        sources: a file of each content, by the content's hash.
+        sources: maps the hash of a file's content to the file.
         recipe: see ``video.reencode.recipe_named``.
         cache_dir: keeps the re-encoded files.
         work_dir: keeps the probe results.
         workers: processes; 0: one per core.
         progress: called with (done, total) after each file that was re-encoded.
         writer: see ``probe_files``.
+
+    Returns:
+        The result for each hash in ``sources``. A file that cannot be re-encoded has the reason ``not_reencoded``.
 
     Raises:
         UsageError: this PyAV has no H.264 encoder.

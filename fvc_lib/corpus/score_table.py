@@ -1,4 +1,7 @@
-"""Tables of scores that anyone's detectors gave to videos: CSV, TSV or Parquet, brought to one row per video."""
+"""Read tables of scores that detectors gave to videos (CSV, TSV or Parquet), as one row per video.
+
+The detectors need not be this project's.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -62,14 +65,19 @@ def read_score_table(
     higher_is_real: bool = False,
     unused_labels: bool = False,
 ) -> ScoreTable:
-    """Read and check a table: one row per video and detector (``detector``, ``score``) or a column per detector.
+    """Read and check a table of scores.
+
+    The table has one row per video and detector, with columns ``detector`` and ``score``, or one row per video with one
+    column per detector.
 
     Args:
         path: CSV or TSV (separated by comma, semicolon or tab; UTF-8 or UTF-16) or Parquet.
-        label_map: labels in lower case that mean real or fake, besides these themselves.
-        detectors: names of the detectors to read; none: all. In a table with a column each, they name the columns.
-        higher_is_real: scores rank reals above fakes, and are turned round (1 - score of probabilities, else -score).
-        unused_labels: ``label_map`` may name labels that no row has, because a corpus has them.
+        label_map: maps further labels, in lower case, to real or fake.
+        detectors: names of the detectors to read; empty: all. In a table with one column per detector, names of
+            columns.
+        higher_is_real: set this if higher scores mean real. Scores are then reversed: 1 - score if all scores of a
+            detector are from 0 to 1, else -score.
+        unused_labels: ``label_map`` may name labels that no row has.
 
     Raises:
         UsageError: no such table, a column is missing or ambiguous, or ``detectors`` names an unknown one.
@@ -149,7 +157,11 @@ def _cells(table: LabelTable) -> pl.DataFrame:
 
 
 def _first_column(table: LabelTable, names: Sequence[str]) -> str:
-    """Return the column called as the first of ``names`` that exists, in any case."""
+    """Return the table's column for the first of ``names`` that it has, compared without case.
+
+    Raises:
+        UsageError: the table has none of them.
+    """
     lower = {column.lower(): column for column in reversed(table.columns)}
     for name in names:
         if name in lower:
@@ -162,7 +174,12 @@ def _first_column(table: LabelTable, names: Sequence[str]) -> str:
 def _labelled(
     name: str, column: str, cells: pl.DataFrame, label_map: Mapping[str, str], notes: list[str], unused_labels: bool
 ) -> pl.DataFrame:
-    """Return the rows labelled real or fake, with ``label``; add a note that counts the others."""
+    """Return the rows that are labelled real or fake, with a column ``label``; add a note that counts the others.
+
+    Raises:
+        UsageError: ``label_map`` names a label that no row has.
+        DataError: the rows are not of both labels.
+    """
     meaning = {"real": "real", "fake": "fake", **label_map}
     cells = cells.with_columns(label=pl.col("word").replace_strict(meaning, default=None, return_dtype=pl.String))
     counts = counts_text(cells["word"])
@@ -180,7 +197,7 @@ def _labelled(
 
 
 def _scores_by_row(table: LabelTable, cells: pl.DataFrame, wanted: Sequence[str], notes: list[str]) -> pl.DataFrame:
-    """Return ``row video_id detector score`` of a table with a row per video and detector."""
+    """Return ``row video_id detector score`` from a table that has one row per video and detector."""
     table.require(("score",))
     empty = cells.filter(pl.col("detector").is_null())
     _refuse_rows(table.name, empty, "the cell of 'detector' is empty. Every row needs one")
@@ -192,7 +209,14 @@ def _scores_by_row(table: LabelTable, cells: pl.DataFrame, wanted: Sequence[str]
 def _detector_columns(
     table: LabelTable, cells: pl.DataFrame, taken: set[str | None], wanted: Sequence[str], notes: list[str]
 ) -> dict[str, str]:
-    """Map the columns with scores to the names of their detectors."""
+    """Map each column of scores to the name of its detector.
+
+    These are the ``wanted`` columns, else a column ``score``, else columns that begin with ``score_``, else all columns
+    of numbers that are neither constant nor equal to the label.
+
+    Raises:
+        UsageError: no column has scores, or a wanted one is missing.
+    """
     others = [name for name in table.columns if name and name not in taken and name.lower() not in _NO_SCORES]
     prefixed = {name[len(_PREFIX) :]: name for name in others if name.lower().startswith(_PREFIX) and name != _PREFIX}
     if wanted:
@@ -264,10 +288,10 @@ def _numbers(table: LabelTable, cells: pl.DataFrame, column: str, notes: list[st
 
 
 def _videos_of_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> dict[str, str]:
-    """Map the ids of frames and parts to their video; add a note that counts them.
+    """Map the ids of frames, and of parts of a video, to the id of the video; add a note that counts them.
 
     Raises:
-        DataError: rows are pictures or parts of no single video, and state no group.
+        DataError: pictures or parts look like those of one video but cannot be, and their rows state no group.
     """
     paths = [normpath(video.replace("\\", "/")) for video in cells["video_id"]]
     facts = cells.select("label", "fact group_id").rows()
@@ -292,7 +316,11 @@ def _videos_of_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> dict[
 
 
 def _one_row_each(name: str, cells: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per video; refuse different facts in its rows."""
+    """Return one row per video, ``video_id label`` and ``FACTS``, sorted by id.
+
+    Raises:
+        DataError: rows of one video have different labels or facts.
+    """
     rows = cells.select("row", "video_id", "label", **{fact: f"fact {fact}" for fact in FACTS})
     for fact in ("label", *FACTS):
         kinds = rows.drop_nulls(fact).group_by("video_id").agg(pl.col(fact).unique().sort(), pl.col("row").min())
@@ -309,20 +337,25 @@ def _one_row_each(name: str, cells: pl.DataFrame) -> pl.DataFrame:
 def with_corpus(
     table: ScoreTable, index: pl.DataFrame, duplicates: Mapping[str, str] | None = None
 ) -> tuple[ScoreTable, pl.DataFrame]:
-    """Add what a corpus knows of the table's videos; return the index's rows of these, with the table's ``video_id``.
+    """Complete a table of scores by the groups and facts that a corpus has for its videos.
 
-    A row is a video of the corpus if its id is the index's path, id or source id. Else it is the only one of that file
-    name, with or without ending, whose folders agree as far as both have them, and whose label is the table's. What
-    the table states stays. Its groups are joined where the corpus's are one.
+    A row of the table matches a video of the corpus if its id is the path, id or source id in the index. Otherwise the
+    file names must be equal, with or without extension, the folders must agree as far as both names have them, and the
+    label must be the same. A row that matches several videos counts as not found.
+
+    Facts that the table states are kept. Groups of the table whose videos share a group of the corpus are joined.
 
     Args:
         table: the scores.
-        index: INDEX schema.
-        duplicates: maps the path of a file that the index leaves out to the used one of the same content
-            (``index.used_for``).
+        index: INDEX table of the corpus.
+        duplicates: maps the path of a file that the index leaves out to the path of the file of equal content in the
+            index (``index.used_for``).
+
+    Returns:
+        The completed table, and the INDEX rows of the videos that were found, with the table's ``video_id``.
 
     Raises:
-        DataError: no video is of that corpus.
+        DataError: no video of the table is in the corpus.
     """
     places = _places(table.videos, index, duplicates or {})
     known = table.videos.select("video_id", place=pl.Series(places, dtype=pl.Int64)).drop_nulls()
@@ -354,7 +387,7 @@ def with_corpus(
 
 
 def _places(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, str]) -> list[int | None]:
-    """Return the row of the index that each video is, or None."""
+    """Return for each video the number of its row in the index, or None if there is none or several."""
     place_of = {path: place for place, path in enumerate(index["path"])}
     paths = [*place_of.items(), *((path, place_of[used]) for path, used in duplicates.items() if used in place_of)]
     names, by_stem = defaultdict[str, set[int]](set), defaultdict[str, list[tuple[PurePosixPath, int]]](list)
@@ -379,10 +412,12 @@ def _places(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, 
 
 
 def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple[ScoreTable, pl.DataFrame]:
-    """Return ``with_corpus`` after indexing ``config.corpus`` as a run does; its tables go to ``folder``.
+    """Index ``config.corpus`` as a run does, and return the result of ``with_corpus`` on it.
+
+    The tables of the index are written to ``folder``.
 
     Raises:
-        UsageError: it is no corpus.
+        UsageError: ``config.corpus`` is no corpus.
         DataError: none of its videos can be read, or none is in the table.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,15 @@
-"""``leave_one_generator_out``: networks test a generator's fakes without having seen any of that generator.
+"""Protocol ``leave_one_generator_out``: test on fakes of a generator that the network never saw in training.
 
-Each group is dealt to one fold, and each fold has one generator as its target. Of its own groups a fold tests the reals
-and its target's fakes; it trains on the other groups, without its target's fakes. So each video, real or fake, is
-tested at most once, and no two folds share a tested group. Videos that a fold may neither train on nor test are left
-out of it, with the reason.
+Every leakage group (videos of one footage or source) is assigned to one fold, and every fold has one generator as its
+target. A fold tests the reals and the target's fakes in its groups. It trains on the other folds' groups, except the
+target's fakes. So every video is tested at most once, and no two folds test the same group. Videos that a fold may
+neither train on nor test are left out of it, with the reason.
 
-Names count as one where they differ only in case or punctuation. A name joined by ``+`` is of a fake that several
-generators made (``faceswap+wav2lip``); fakes that share a generator with the target train nothing.
+Two names mean the same generator if they differ only in case or punctuation. A name with ``+`` means that several
+generators made the fake (``faceswap+wav2lip``). Fakes that share a generator with the target are not trained on.
 
-With more folds than generators, those with most groups are tested in several folds. With fewer folds, the generators
-with most groups are tested and the rest train.
+With more folds than generators, the generators with most groups are tested in several folds. With fewer folds, only
+the generators with most groups are tested, and the others are trained on.
 """
 
 from collections import defaultdict
@@ -33,10 +33,11 @@ _SHORTEST_ALIKE = 3  # letters; shorter names lie in others by chance
 
 
 def _generators(index: pl.DataFrame) -> pl.DataFrame:
-    """Return ``video_id group_id label spelled generator parts``, sorted by video.
+    """Return a table ``video_id group_id label spelled generator parts``, sorted by video.
 
-    ``spelled`` is the generator, else the manipulation, as the index has it; null for reals. ``generator`` is its most
-    frequent spelling. ``parts`` lists the plain names of all that made the fake: letters and digits, case folded.
+    ``spelled`` is the generator in the index, or the manipulation if there is none; null for reals. ``generator`` is
+    the most frequent spelling of that name. ``parts`` lists the generators that made the fake, as names of letters and
+    digits in lower case.
     """
     made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
     spelled = pl.when(pl.col("label") == "fake").then(made)
@@ -55,7 +56,10 @@ def _generators(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return notes on spellings counted as one generator, and on generators of which one name contains the other."""
+    """Return notes on names of generators that may be mistaken.
+
+    They list spellings that count as one generator, and pairs of generators of which one name contains the other.
+    """
     videos = _generators(index).drop_nulls("spelled")
     spelled = videos.group_by("parts").agg(pl.col("spelled").unique().sort()).sort(pl.col("spelled").list.first())
     notes = [
@@ -76,7 +80,9 @@ def alike_names(index: pl.DataFrame) -> list[str]:
 
 
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
-    """Return the target of each fold: the most frequent generators first, some several times if folds are left.
+    """Return the target generator of each fold, those with most groups first.
+
+    If there are more folds than generators, generators with many groups are the target of several folds.
 
     Raises:
         DataError: fewer than two generators, or too few groups for the number of folds.
@@ -106,10 +112,12 @@ def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
 
 
 def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
-    """Return ``video_id group_id label fold target part reason``, one row per video and fold.
+    """Return a table ``video_id group_id label fold target part reason`` with one row per video and fold.
+
+    ``part`` is train, test or left_out; ``reason`` says why a video is left out.
 
     Raises:
-        DataError: as ``held_out``, or fewer groups with real videos than folds.
+        DataError: fewer than two generators, or too few groups of fakes or of reals for the number of folds.
     """
     targets = held_out(index, num_folds)
     videos = _generators(index)
@@ -133,10 +141,13 @@ def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> p
 
 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
-    """Deal groups to folds: a group goes to a fold of one of its generators, and reals are spread evenly.
+    """Return the fold of each group: a fold whose target made a fake in the group, or any fold if there is none.
 
-    Groups that few folds may have come first, then those with most videos. Each goes to the fold that has least of
-    what the group has.
+    Groups that fit fewest folds are assigned first, then those with most videos. A group with reals goes to the fold
+    that has the fewest groups with reals, any other group to the fold with the fewest groups of tested fakes.
+
+    Raises:
+        DataError: fewer groups with real videos than folds.
     """
     groups = videos.group_by("group_id").agg(
         reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique().sort(), size=pl.len()

@@ -1,4 +1,4 @@
-"""``length_matched`` and ``metadata_matched``: folds of a subset in which the matched columns do not tell the label.
+"""Protocols ``length_matched`` and ``metadata_matched``: make folds of videos whose metadata do not reveal the label.
 
 Coarsened exact matching (S. Iacus, G. King and G. Porro, "Causal inference without balance checking: coarsened exact
 matching", Political Analysis 20, 2012): videos are sorted into cells of equal codec and similar length and size, and as
@@ -29,10 +29,17 @@ Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | No
 
 
 def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells: Tells) -> pl.DataFrame:
-    """Return ``video_id group_id label fold target part reason``, one row per video and fold.
+    """Return a table ``video_id group_id label fold target part reason`` with one row per video and fold.
+
+    Args:
+        index: INDEX table.
+        protocol: ``length_matched`` or ``metadata_matched``; decides which columns are matched.
+        num_folds: number of folds.
+        seed: decides which of several alike videos are used, and their folds.
+        tells: measures how well the matched columns predict the label.
 
     Raises:
-        DataError: too few videos of both labels are alike, or the matched columns still tell the label.
+        DataError: too few reals and fakes have similar metadata, or the matched columns still reveal the label.
     """
     columns = LENGTH if protocol == LENGTH_MATCHED else _METADATA
     for cells in CELLS_PER_OCTAVE:
@@ -57,9 +64,10 @@ def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells
 
 
 def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
-    """Return FOLDS with a real and its matched fake in one fold; apart, a model learns the wrong label of the other.
+    """Return the FOLDS table of the chosen videos, with a real and its matched fake in the same fold.
 
-    If the connected groups are too large to be dealt evenly, only whole groups stay together.
+    If they were in two folds, a model would learn from the metadata of one the wrong label for the other. If pairs
+    connect too many groups for even folds, pairs may be separated; groups never are.
     """
     numbered = chosen.with_columns(
         pl.col("group_id").rank("dense").cast(pl.Int64).alias("group") - 1, pl.col("pair").rank("dense").cast(pl.Int64)
@@ -78,16 +86,19 @@ def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame
 
 
 def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.DataFrame:
-    """Return ``video_id group_id label pair`` of equally many reals and fakes of each cell.
+    """Choose equally many reals and fakes from every cell (videos of similar values).
 
-    Of a group with many videos in a cell, videos of other groups come first, so that as many groups as possible stay.
-    The rest is drawn.
+    Videos are drawn at random, but a second video of a group is drawn only when all groups of the cell have one. So as
+    many groups as possible are kept.
 
     Args:
         index: INDEX rows.
         columns: the columns to match.
-        cells: number of cells per doubling of a value; 0: one per value.
-        seed: of the draw.
+        cells: number of cells per doubling of a value; 0: only equal values share a cell.
+        seed: decides the draw.
+
+    Returns:
+        Table ``video_id group_id label pair``, sorted by video; a real and a fake of equal ``pair`` are matched.
     """
     cell = []
     for name in columns:
@@ -104,7 +115,11 @@ def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, se
 
 
 def parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) -> pl.DataFrame:
-    """Return folds as parts of each training; videos without a fold are left out of all."""
+    """Return a table ``video_id group_id label home fold part target reason`` with one row per video and training.
+
+    Training ``fold`` tests the videos of that fold and trains on the others. Videos that are not in ``folds`` are left
+    out of all trainings.
+    """
     trainings = pl.DataFrame({"fold": range(num_folds)}, schema={"fold": pl.Int64})
     home = pl.col("home")
     part = (

@@ -1,12 +1,16 @@
-"""The protocol of a run as a table: the part of every video in every training, checked before anything trains.
+"""Make the protocol table of a run: the part of every video in every training, checked before anything trains.
 
-``official`` takes the corpus's own parts as they are, because published numbers were made with them. A group that lies
-in several parts (one person, one source video, near-duplicates) is a leak of that split. Each of its rows carries the
-reason, and the gate lets these groups through and no other. ``official_strict`` leaves out what leaks from the side
-that learns: validation videos of tested groups, training videos of tested or validation groups.
+A protocol is a way to divide a corpus into what is trained on, what is tested, and what is left out. A run has one or
+several trainings (folds), each with its own test videos.
 
-``cross_corpus`` trains on some corpora and tests on each of the others: on the official test list where a corpus has
-one, else on all its videos. Training videos whose group is also tested are left out of training, never of the test.
+``official`` uses the split that the corpus comes with, because published numbers were made with it. A leakage group
+(videos of one person or source, near-duplicates) that this split divides is a leak. Every row of such a group carries
+the reason, and ``check_protocol`` lets only these groups pass. ``official_strict`` removes the leaks: it leaves out
+validation videos of tested groups, and training videos of tested or validation groups.
+
+``cross_corpus`` trains on some corpora and tests on the others (the targets). A target is tested on its official test
+list, or on all its videos if it has none. A training video whose group is also tested is left out; the test stays
+complete.
 """
 
 from collections.abc import Collection, Sequence
@@ -45,10 +49,10 @@ _NO_PART = "the corpus's own split does not name it"
 
 
 def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
-    """Return ``video_id group_id label fold target part reason`` of the one training, fold 0.
+    """Return the columns of a protocol table for the official split: one training, fold 0.
 
     Raises:
-        DataError: the corpus has no split of its own, or none with a training and a test part.
+        DataError: the corpus has no official split, or one without a training or a test part.
     """
     parts = set(index["official_split"].drop_nulls())
     if missing := [part for part in ("train", "test") if part not in parts]:
@@ -75,7 +79,7 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
 
 
 def _known(name: str, corpora: Sequence[str]) -> str:
-    """Return the corpus called ``name`` up to case and punctuation, else ``name``."""
+    """Return the name of the corpus that equals ``name`` apart from case and punctuation; ``name`` if none does."""
     plain = {"".join(filter(str.isalnum, corpus.lower())): corpus for corpus in corpora}
     return name if name in corpora else plain.get("".join(filter(str.isalnum, name.lower())), name)
 
@@ -99,10 +103,10 @@ def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
 
 
 def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
-    """Return ``video_id group_id label fold target part reason`` of the one training, fold 0.
+    """Return the columns of a protocol table that tests on the corpora ``targets``: one training, fold 0.
 
     Raises:
-        DataError: a target that is none of the run's corpora, that lacks a label, or no corpus left to train on.
+        DataError: a target is no corpus of the run or lacks a label, or no corpus is left to train on.
     """
     corpora = sorted(index["corpus"].drop_nulls().unique())
     if why := refused_targets(targets, corpora):
@@ -136,17 +140,17 @@ def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
 
 
 def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.DataFrame:
-    """Return PROTOCOL: the part of every video of the index in every training of ``config.protocol``.
+    """Return the PROTOCOL table: the part of every video of the index in every training of ``config.protocol``.
 
-    The rows are sorted by training and video and do not depend on the order of the index.
+    Rows are sorted by training and video; they do not depend on the order of the index.
 
     Args:
-        index: INDEX schema.
-        config: protocol, target_corpora, num_folds, and folds_seed or seed.
+        index: INDEX table.
+        config: uses protocol, target_corpora, num_folds, and folds_seed (or seed if that is None).
         tells: measures how well columns of the index predict the label; see ``matched.Tells``.
 
     Raises:
-        DataError: the corpus cannot be divided so; the message names what it lacks.
+        DataError: the corpus does not fit the protocol; the message names what is missing.
         LeakageError: a group would be trained on and tested.
     """
     refuse_empty_index(index)
@@ -174,12 +178,12 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
 
 
 def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
-    """Raise ``DataError`` for corpora that cannot be trained on, by their listing alone.
+    """Raise ``DataError`` early, before any video is opened, for corpora that cannot be trained on.
 
-    The index has at most these videos and at most these groups, so it would be refused as well.
+    The index will have no more videos and groups than the listing, so a run would fail later for the same reason.
 
     Raises:
-        DataError: no file to use, one label alone, too many files lost, or too few groups for the protocol.
+        DataError: no usable file, files of one label only, too many files lost, or too few groups for the protocol.
     """
     if config.annotations_only:
         return
@@ -192,13 +196,18 @@ def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
 
 
 def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int) -> None:
-    """Check that no group crosses parts, each training has every video, and no video is tested twice: the gate.
+    """Check that no group is in two parts of a training, every training lists all videos, and none is tested twice.
 
-    The groups that the corpus's own split has in several parts pass under protocol ``official``, and no other.
+    Under the protocol ``official``, groups that the official split divides may be in two parts.
+
+    Args:
+        table: PROTOCOL table.
+        index: INDEX table with all videos.
+        num_trainings: wanted number of trainings, numbered from 0 in the column ``fold``.
 
     Raises:
-        LeakageError: a group or video is on two sides of a training, or a video is tested twice.
-        DataError: a training that is missing, lacks videos, or has a part of one label.
+        LeakageError: a group or video is in two parts of a training, or a video is tested by two trainings.
+        DataError: a training is missing, does not list all videos, or trains or tests on one label only.
     """
     if sorted(table["fold"].unique()) != list(range(num_trainings)):
         raise DataError(f"protocol: got trainings {sorted(table['fold'].unique())}, wanted {num_trainings} from 0.")
@@ -229,18 +238,18 @@ def _by_training(table: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
 
 
 def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
-    """Return FOLDS of the tested videos, sorted by ``video_id``."""
+    """Return the FOLDS table of the tested videos, each with the training that tests it, sorted by ``video_id``."""
     return table.filter(pl.col("part") == "test").select(*FOLDS.columns).sort("video_id")
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows that one training is split from.
+    """The videos that take part in one training, before they are split into parts.
 
     Attributes:
-        folds: FOLDS of the videos that take part: those with the training's own number are tested.
-        validation: ids of the corpus's own validation part; none: one is made of training groups.
-        leaking: groups that the corpus's own split has in several parts.
+        folds: FOLDS table of these videos. Rows whose fold is the number of the training are tested.
+        validation: ids of the official validation part; empty: a validation part is made of training groups.
+        leaking: groups that the official split divides.
     """
 
     folds: pl.DataFrame
@@ -254,7 +263,10 @@ class TrainingRows:
     def split(
         self, fold: int | None, *, inner_validation_share: float, seed: int, without: Collection[str] = ()
     ) -> FoldSplit:
-        """Split into parts, ``without`` some videos; see ``folds.split_for_fold`` for arguments and errors."""
+        """Split into train, validation and test, leaving out the video ids in ``without``.
+
+        For the other arguments and the errors see ``folds.split_for_fold``.
+        """
         rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))) if without else self.folds
         return split_for_fold(
             rows,
@@ -267,7 +279,10 @@ class TrainingRows:
 
 
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
-    """Return the rows of training ``fold``; videos that it does not test get the number ``fold + 1``."""
+    """Return the videos that take part in training ``fold``.
+
+    In ``folds``, tested videos have the number ``fold``, and all others ``fold + 1``.
+    """
     rows = table.filter((pl.col("fold") == fold) & (pl.col("part") != LEFT_OUT))
     number = pl.when(pl.col("part") == "test").then(fold).otherwise(fold + 1)
     leaking = rows.filter((pl.col("protocol") == names.OFFICIAL) & pl.col("reason").is_not_null())["group_id"]
@@ -279,13 +294,13 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
 
 
 def all_rows(table: pl.DataFrame) -> TrainingRows:
-    """Return the rows of a training without a test: all videos that take part in any training of a PROTOCOL."""
+    """Return the rows for a training without a test part: all videos that take part in any training of ``table``."""
     rows = table.filter(pl.col("part") != LEFT_OUT).unique("video_id").with_columns(fold=pl.lit(0, pl.Int64))
     return TrainingRows(rows.select(*FOLDS.columns).sort("video_id"))
 
 
 def sentence(table: pl.DataFrame) -> str:
-    """Return one line: the protocol, its targets, and how many videos each role has."""
+    """Return a line of text on a PROTOCOL table: its name, its targets, and how many videos it tests and leaves out."""
     name = table["protocol"][0]
     tested = table.filter(pl.col("part") == "test")
     targets = tested.drop_nulls("target").group_by("target").agg(pl.col("fold").n_unique()).sort("target").rows()
@@ -300,7 +315,9 @@ def sentence(table: pl.DataFrame) -> str:
 
 
 def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Return numbers of videos per training: ``fold target train validation test left_out``.
+    """Return a table ``fold target train validation test left_out`` with one row per training.
+
+    The last four columns are numbers of videos.
 
     Raises:
         DataError: too few groups for a validation part.
@@ -315,9 +332,9 @@ def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
 
 
 def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return ``reason label videos groups`` of videos left out of a training, or leaking in an official split.
+    """Return a table ``reason label videos groups`` that counts left-out and leaking videos by reason and label.
 
-    A video is counted once for each reason, in however many trainings.
+    A video that has the same reason in several trainings is counted once.
     """
     return (
         table.drop_nulls("reason")
@@ -328,9 +345,10 @@ def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
-    """Return ``group_id train validation test paths`` of groups in several parts of the official split.
+    """Return a table ``group_id train validation test paths`` of the groups that the official split divides.
 
-    The parts are numbers of videos; ``paths`` names a few. Without an official split the table is empty.
+    ``train``, ``validation`` and ``test`` are numbers of videos; ``paths`` names up to four of them. The table is
+    empty if there is no official split.
     """
     counts = ((pl.col("official_split") == part).sum().cast(pl.Int64).alias(part) for part in PARTS)
     known = index.drop_nulls("official_split").sort("official_split", "path")

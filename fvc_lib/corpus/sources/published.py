@@ -1,6 +1,6 @@
-"""Read published corpora: declared patterns of paths, and the corpora's own lists.
+"""Read published corpora by patterns of their paths, and by the lists that they come with.
 
-A corpus is declared as a table of ``Rule``s and a ``CorpusLoader``. ``read_published`` lists its videos.
+A corpus is declared by a ``CorpusLoader`` and by ``Rule``s or a table of entries. ``read_published`` lists its videos.
 """
 
 import json
@@ -21,16 +21,19 @@ Describe = Callable[[str], Entry | Refusal | None]  # maps a path, as table text
 
 @dataclass(frozen=True)
 class Rule:
-    """The videos whose path matches ``pattern``. The other fields are templates: ``{name}`` is a group of the match.
+    """Description of the videos whose path matches ``pattern``.
+
+    The fields ``groups`` to ``attributes`` are templates: ``{name}`` stands for the part of the path that the named
+    group of the regular expression matches, and ``{path}`` for the whole path.
 
     Attributes:
-        pattern: regular expression of the whole path below the corpus.
+        pattern: regular expression for the whole path below the corpus.
         label: real or fake; empty to skip the files.
-        groups: videos that share one of them stay together.
-        generator: of a fake.
+        groups: leakage groups of the video; videos that share a group are never separated by a split.
+        generator: name of what made a fake.
         real_source: where a real video comes from.
-        listed: name in the lists of the official split.
-        attributes: further facts.
+        listed: name of the video in the lists of the official split.
+        attributes: further facts by name.
         corpus: name of the corpus if the layout holds several.
     """
 
@@ -51,14 +54,16 @@ def by_rules(
     other_part: str | None = None,
     also: Mapping[str, str] | None = None,
 ) -> Describe:
-    """Return a function that describes a path by the first rule that matches.
+    """Return a function that maps a path to its entry by the first rule that matches.
+
+    The function returns None for a path to skip, and a refusal for a path that no rule matches.
 
     Args:
-        rules: of the corpus.
-        wanted: example paths, for the refusal of a path without a rule.
-        parts: official part of each listed name.
-        other_part: official part of the other videos.
-        also: a further group by the name of a group.
+        rules: rules of the corpus.
+        wanted: example paths, for the text of the refusal.
+        parts: official part by name in the lists.
+        other_part: official part of videos that are in no list.
+        also: maps a group to a further group that its videos belong to.
     """
 
     def describe(path: str) -> Entry | Refusal | None:
@@ -113,7 +118,10 @@ def entry_of_video(
 
 
 def by_table(entries: Mapping[str, Entry], table: str) -> Describe:
-    """Return a function that describes a path by the row of ``table``, the name of a list of the corpus."""
+    """Return a function that maps a path to its entry in ``entries``, or to a refusal if it has none.
+
+    ``table`` is the name of the list that the entries come from, for the text of the refusal.
+    """
 
     def describe(path: str) -> Entry | Refusal:
         return entries.get(path) or Refusal("not_listed", f"{path!r}: {table} does not name it. Fetch that again.")
@@ -124,9 +132,14 @@ def by_table(entries: Mapping[str, Entry], table: str) -> Describe:
 def read_published(
     root: AnyPath, kind: str, folders: Iterable[str], describe: Describe, notes: Iterable[str] = ()
 ) -> Listing:
-    """List the videos below ``folders`` of ``root``; missing folders are skipped.
+    """List the videos of a published corpus.
 
-    ``kind`` is the name of the loader, ``notes`` are sentences for the user.
+    Args:
+        root: folder of the corpus.
+        kind: name of the loader.
+        folders: folders below ``root`` to search; missing ones are skipped.
+        describe: maps a path to its entry, a refusal, or None to skip the file.
+        notes: sentences for the user.
     """
     files, rejections, entries, others = CorpusFiles(root), Rejections(), list[Entry](), Rejections()
     for path in (path for folder in folders if (files.root / folder).is_dir() for path in files.walk(folder, others)):
@@ -143,7 +156,7 @@ def read_published(
 
 
 def first_of(root: Path, *names: str) -> Path | None:
-    """Return the first of ``names`` below ``root`` that exists."""
+    """Return the path of the first of ``names`` that exists below ``root``; None if none does."""
     return next((root / name for name in names if (root / name).exists()), None)
 
 
@@ -157,9 +170,10 @@ def require(root: Path, title: str, *names: str) -> None:
 
 
 def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
-    """Return the list of each part of an official split; empty if there is none.
+    """Return the file with the list of each part of an official split; empty if there is none.
 
-    ``patterns`` are paths of a list below ``folder``, with ``{}`` for train, val or test.
+    The keys are train, validation and test. ``patterns`` are possible paths of a list below ``folder``, where ``{}``
+    stands for train, val or test.
 
     Raises:
         DataError: only some of the three lists are there.
@@ -202,7 +216,10 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str]:
-    """Return a note on videos that the list ``source`` names and the folder lacks; none if all are there."""
+    """Return a list with one note on videos that are named but missing in ``root``; an empty list if none is missing.
+
+    ``source`` is the name of the list that has the names.
+    """
     names = list(names)
     absent = [name for name in names if not (root / name).is_file()]
     note = f"{len(absent):,} of {len(names):,} videos that {source} names are not there: {some_of(absent, 3)}."
@@ -210,7 +227,7 @@ def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str
 
 
 def folders_in(folder: Path) -> list[str]:
-    """Return the sorted names of the folders in ``folder`` that are not hidden; none if it does not exist."""
+    """Return the sorted names of the folders in ``folder`` that are not hidden; empty if it does not exist."""
     if not folder.is_dir():
         return []
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
