@@ -28,7 +28,7 @@ _LITTLE_DISK_BYTES = 5_000_000_000
 class Finding:
     """The result of one check.
 
-    With a warning a run works, but worse than it could; with a problem it fails. Only ok needs no ``remedy``.
+    ``warning``: a run works, but worse than it could. ``problem``: a run fails. Both have a ``remedy``.
     """
 
     name: str
@@ -38,7 +38,10 @@ class Finding:
 
 
 def diagnose(config: RunConfig) -> list[Finding]:
-    """Return what a run with ``config`` finds on this machine. Takes a few seconds and changes nothing."""
+    """Run all checks for a run with ``config``, and return their results.
+
+    Takes a few seconds and changes nothing.
+    """
     findings = [Finding("Python", "ok", f"{platform.python_version()}, {available_cores()} cores")]
     for check in (packages, torch, disks, memory, slurm):
         findings += check(config)
@@ -46,7 +49,7 @@ def diagnose(config: RunConfig) -> list[Finding]:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """Return the terminal's lines: one per finding, its remedy below it, and the sum."""
+    """Return the terminal's lines: each finding with its remedy below it, and at the end whether a run will work."""
     width = max(len(finding.name) for finding in findings)
     shown = []
     for finding in findings:
@@ -59,7 +62,7 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def exit_code(findings: Sequence[Finding]) -> Literal[0, 1]:
-    """Return 1 if there is a problem; warnings do not count."""
+    """Return 1 if a finding is a problem, else 0; warnings do not count."""
     return 1 if any(finding.state == "problem" for finding in findings) else 0
 
 
@@ -73,7 +76,7 @@ def packages(config: RunConfig) -> Iterator[Finding]:
 
 
 def torch(config: RunConfig) -> Iterator[Finding]:
-    """Import torch and compute on each device, in a child process: a broken driver may crash or hang it."""
+    """Import torch and compute on each device, in a child process, because a broken driver may crash or hang it."""
     (answer,) = run_isolated(
         f"{__name__}:probe_torch", [config.device], workers=1, timeout_seconds=CHILD_SECONDS, memory_bytes=None
     )
@@ -93,7 +96,11 @@ def torch(config: RunConfig) -> Iterator[Finding]:
 
 
 def probe_torch(device: str) -> dict[str, Any]:
-    """Return torch's version, and by device the error of a small computation; empty if it is right."""
+    """Test a small matrix product on each device that ``device`` allows.
+
+    Returns:
+        ``version`` of torch, and ``devices``: the error by device name, empty where the product is right.
+    """
     import torch
 
     names = ["cpu"]
@@ -112,7 +119,7 @@ def probe_torch(device: str) -> dict[str, Any]:
 
 
 def disks(config: RunConfig) -> Iterator[Finding]:
-    """Check that each folder of a run can be written, and how much space it has."""
+    """Check that FVC can write into its folders, and that 5 GB or more are free there."""
     folders = {"runs": config.runs_dir, "clips": config.cache_dir, "sample corpus": config.data_dir}
     remedy = "make room, or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
     for what, text in folders.items():
@@ -130,7 +137,7 @@ def disks(config: RunConfig) -> Iterator[Finding]:
 
 
 def memory(config: RunConfig) -> Iterator[Finding]:
-    """Compare the memory that may be used with that of the smallest training."""
+    """Check that the memory limit and the free memory suffice for the smallest training, 0.9 GB."""
     budget, free = memory_budget(config.mem_gb), psutil.virtual_memory().available
     found = f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {free / 1e9:.2f} GB are free"
     remedy = "ask for more memory (mem_gb, SLURM's --mem, the container's limit), or end other programs"

@@ -1,8 +1,8 @@
 """Run one notebook in one kernel, with papermill.
 
-papermill injects the parameters, nbclient runs the cells. Unlike papermill's own engine, this one checks parameters
-again before anything runs, replaces the record atomically, never calls a cell completed that did not run, limits what a
-cell may show, and returns how the kernel ended.
+papermill injects the parameters, and nbclient runs the cells. Unlike papermill's own engine, this one checks the
+parameters again before anything runs. It replaces the record (the executed notebook) atomically, and never marks a cell
+as completed that did not run. It limits the size of a cell's outputs, and returns how the kernel ended.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _LOG.propagate = False
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """How an execution ended: ``error`` if a cell raised, ``died`` if the kernel ended by itself."""
+    """How an execution ended: ``error`` is set if a cell raised, ``died`` if the kernel's process ended too early."""
 
     error: StageError | None = None
     died: bool = False
@@ -68,8 +68,8 @@ class KernelRequest:
 
     record: Path
     folder: Path  # the kernel's working directory
-    environment: Mapping[str, str]  # all of the kernel's
-    log: Path  # output of the kernel's process that is not the notebook's is appended
+    environment: Mapping[str, str]  # all variables that the kernel gets
+    log: Path  # gets what the kernel's process prints outside the notebook; appended
     on_start: Callable[[int], None] = lambda pid: None
     outcome: KernelOutcome | None = None
 
@@ -78,7 +78,7 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
     """Execute ``notebook`` with ``parameters`` as ``request`` says, and return how it ended.
 
     Raises:
-        UsageError: a parameter that the notebook does not have, or of the wrong type.
+        UsageError: the notebook does not have a parameter, or a value has the wrong type.
         OSError: the record or the log cannot be written.
     """
     # papermill calls a parameter unknown if it cannot read its annotation (``float | None``); ours are checked.
@@ -105,7 +105,7 @@ class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no 
     def execute_notebook(
         cls, nb: NotebookNode, kernel_name: str, *, input_path: str, request: KernelRequest, **_: Any
     ) -> NotebookNode:
-        """Check the parameters that papermill has injected into ``nb``, then execute it; returns it."""
+        """Check the parameters that papermill has injected into ``nb``, execute ``nb`` and return it."""
         checked_parameters(nb, Path(input_path))
         record = Record(nb, request.record)
         record.notebook_start()
@@ -120,24 +120,24 @@ papermill_engines.register(_ENGINE, KernelEngine)
 
 
 def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, dict[str, Any]]:
-    """Return the notebook, and the values that papermill was given, each of its parameter's type.
+    """Return the checked notebook, and the values given to papermill, converted to the types of their parameters.
 
     Raises:
-        UsageError: a parameter that the notebook does not have, or of the wrong type.
+        UsageError: the notebook does not have a parameter, or a value has the wrong type.
     """
     checked = notebook_of(notebook, path)
     return checked, check_parameters(checked, notebook.metadata.papermill.get("parameters", {}))
 
 
 class Record(NotebookExecutionManager):  # type: ignore[misc]
-    """The executed notebook and its file, which is replaced atomically at each change of a cell and as it goes on."""
+    """The executed notebook, and its file, which is replaced atomically when a cell changes and every few seconds."""
 
     def __init__(self, notebook: NotebookNode, path: Path) -> None:
         super().__init__(notebook, str(path), progress_bar=False, autosave_cell_every=SAVE_SECONDS)
         notebook.metadata.papermill["output_path"] = str(path).replace(".partial.ipynb", ".ipynb")
 
     def save(self, **_: Any) -> None:
-        """Replace the file. A full disk does not end the work; the last save, in ``notebook_complete``, raises."""
+        """Replace the file, and ignore a full disk; only the last save, in ``notebook_complete``, raises."""
         with contextlib.suppress(OSError):
             temporary = temporary_of(Path(self.output_path))
             temporary.write_bytes(self._content())  # not fsynced: a power cut ends the kernel as well
@@ -145,7 +145,7 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
         self.last_save_time = self.now()
 
     def notebook_complete(self, **_: Any) -> None:
-        """Note the end and replace the file; cells that never ran stay pending."""
+        """Record the time of the end and replace the file; cells that never ran stay pending."""
         self.end_time = self.now()
         duration = (self.end_time - self.start_time).total_seconds()
         self.nb.metadata.papermill.update(end_time=self.end_time.isoformat(), duration=duration)
@@ -156,7 +156,7 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
 
 
 class KernelManager(AsyncKernelManager):
-    """Start a kernel of this interpreter on sockets in ``folder``, and keep its process."""
+    """Start a kernel of this interpreter on sockets in ``folder``; ``process`` is its process."""
 
     process: Popen[bytes]
 
@@ -173,7 +173,7 @@ class KernelManager(AsyncKernelManager):
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """Run the cells, and keep the outputs of each within a limit; ``log`` gets what is printed beyond it."""
+    """Run the cells, and limit the outputs of a cell to 4 MB; what a cell prints beyond that goes to ``log``."""
 
     def __init__(self, record: Record, manager: KernelManager, log: BinaryIO) -> None:
         options = {"startup_timeout": START_TIMEOUT_SECONDS, "iopub_timeout": LAST_OUTPUTS_SECONDS, "log": _LOG}
@@ -185,7 +185,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         """Run one cell.
 
         Raises:
-            CellExecutionError: it raised an exception, which ``error`` has.
+            CellExecutionError: the cell raised an exception, which is then in ``self.error``.
             DeadKernelError: the kernel's process ended.
         """
         self._used = 0
@@ -207,7 +207,10 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
     def output(
         self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
     ) -> NotebookNode | None:
-        """Append an output of a cell; beyond the cell's limit it goes into the log, or is left out with a note."""
+        """Append an output of a cell.
+
+        Beyond the cell's limit printed text goes to the log, and other outputs are dropped; a note says so.
+        """
         content, is_printed = msg["content"], msg["msg_type"] == "stream"
         before = self._used
         self._used += len(content["text"]) if is_printed else len(json.dumps(content, default=str))
@@ -222,7 +225,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         return None
 
     def _exit_code(self) -> int | None:
-        """Ask the kernel for the exit code of the exception that it has just raised."""
+        """Return the ``exit_code`` of the exception that the kernel has just raised; None if it has none."""
         expressions = {"exit_code": "getattr(__import__('sys').last_value, 'exit_code', None)"}
         reply = self.wait_for_reply(self.kc.execute("", silent=True, user_expressions=expressions))
         answer = reply["content"].get("user_expressions", {}).get("exit_code", {}).get("data", {}).get("text/plain", "")
@@ -230,9 +233,9 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
 
 
 def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
-    """Start a kernel, run the cells until one raises, and end the kernel and what it has started."""
+    """Start a kernel, run the cells until a cell raises, then end the kernel and the processes that it started."""
     request.log.parent.mkdir(parents=True, exist_ok=True)
-    # Sockets of the system have short names, and others may not open those in a private folder.
+    # The system limits the length of a socket's path; the private folder keeps other users out.
     short = "/tmp" if len(tempfile.gettempdir()) > 80 else None
     with tempfile.TemporaryDirectory(prefix="fvc-", dir=short) as folder, request.log.open("ab") as log:
         manager = KernelManager(folder, request.on_start)

@@ -1,6 +1,7 @@
-"""The engine ``fvc`` of ``papermill --engine fvc``: one task of a run, executed as the runner does it.
+"""The engine of ``papermill --engine fvc``, which executes one task of a run as ``run_notebooks.py`` does.
 
-It finds the run that the notebook's parameters name, so that a run folder looks the same either way.
+A task is one notebook of a run, or one fold of it. The notebook's parameters name the run. The run folder looks the
+same, whichever of the two commands wrote it.
 """
 
 import json
@@ -29,11 +30,11 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
 
     @classmethod
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, *, input_path: str, **_: Any) -> NotebookNode:
-        """Execute one task of the run that the parameters name; returns its record.
+        """Execute one task of the run that the parameters name, and return its record, the executed notebook.
 
         Raises:
-            UsageError: a parameter that the notebook does not have or of the wrong type, or no such run.
-            PapermillException: the kernel died.
+            UsageError: the notebook does not have a parameter, a value has the wrong type, or there is no such run.
+            PapermillException: the task failed without an error in a cell, for example because the kernel died.
         """
         notebook, parameters = checked_parameters(nb, Path(input_path))
         stage = stage_named(notebook.name)

@@ -1,6 +1,7 @@
 """SLURM: turn a run's tasks into jobs with batch scripts, submit them, and read the queue.
 
-Stages in a row share a job. The folds of a stage are an array, and so are its shards. Needs become dependencies.
+A task is one notebook of a run (a stage), or one fold of it. Consecutive stages share a job. The folds of a stage are
+an array of jobs, and so are its shards (shares of its files). What a task needs becomes a dependency of its job.
 ``slurm/site.conf`` has the cluster's settings; bash reads it, here and in the jobs.
 """
 
@@ -49,7 +50,7 @@ class SlurmError(FvcError):
 
 
 class Site(BaseModel):
-    """The settings of ``site.conf``, which explains each. Memory is in MiB."""
+    """The settings of ``site.conf``, which explains every setting. Memory is in MiB."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,7 +72,7 @@ class Site(BaseModel):
 
     @property
     def seconds(self) -> int:
-        """The time limit of a job."""
+        """The time limit of a job, in seconds."""
         days, _, clock = self.time.rpartition("-")
         hours, minutes, seconds = map(int, clock.split(":"))
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -90,7 +91,7 @@ def read_site(path: Path | None = None) -> Site:
     """Return the settings in a site file, as bash reads them.
 
     Args:
-        path: the file; None: ``FVC_SITE``, else the checkout's.
+        path: the file; None: the file that ``FVC_SITE`` names, else ``slurm/site.conf`` of the checkout.
 
     Raises:
         UsageError: bash cannot read the file, a key is unknown or a value is out of range.
@@ -98,7 +99,7 @@ def read_site(path: Path | None = None) -> Site:
     path = (path or Path(os.environ.get(SITE_VARIABLE) or CHECKOUT / "slurm" / "site.conf")).absolute()
     names = {name.upper(): name for name in Site.model_fields if name != "path"}
     show = "; ".join(f'printf "%s\\0" "${{{name}-}}"' for name in names)
-    # Of this process's variables only those that a site file may use, so that none is taken for a setting.
+    # Only variables that a site file may use, so that no other variable is taken for a setting.
     environ = {name: os.environ[name] for name in ("HOME", "PATH", "USER") if name in os.environ}
     done = subprocess.run(
         ["bash", "-ec", f'source "$0"; {show}', path], capture_output=True, text=True, check=False, env=environ
@@ -124,7 +125,7 @@ def read_site(path: Path | None = None) -> Site:
 
 
 class SlurmJob(BaseModel):
-    """One job, or one array of jobs; submitted if it has a ``job_id``."""
+    """One job, or one array of jobs. ``job_id`` is empty until it is submitted."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -133,19 +134,22 @@ class SlurmJob(BaseModel):
     folds: tuple[int, ...] | None = None  # the tasks of the array, ascending; None: no array
     memory_mib: int = 0  # on one node
     cpus: int = 1  # of one process
-    needs: tuple[str, ...] = ()  # names of the jobs, no arrays, that must have ended well before
-    after: tuple[str, ...] = ()  # names of the jobs, mostly arrays, that must have ended, well or not
+    needs: tuple[str, ...] = ()  # names of the jobs (not arrays) that must succeed before it begins
+    after: tuple[str, ...] = ()  # names of the jobs, mostly arrays, that must have ended, even with a failure
     ranks: int = 1  # processes that share one fold's training
-    nodes: int = 1  # that the ranks are spread over
+    nodes: int = 1  # number of nodes that the ranks are spread over
     gpus: int = 0  # on one node
     trains: bool = False
-    at_once: int = 1  # number of folds at once, where it is no array
-    shards: int = 0  # of its one stage, the tasks of the array; 0: the array has folds
-    command: tuple[str, ...] = ()  # of run_notebooks.py, if it is no stage; of a shard without its number
-    job_id: str = ""  # of SLURM; of an array that of all its tasks
+    at_once: int = 1  # number of folds to train at once, if it is no array
+    shards: int = 0  # number of shards of its only stage, one per array task; 0: the array has folds
+    command: tuple[str, ...] = ()  # arguments of run_notebooks.py, if it runs no stage; without a shard's number
+    job_id: str = ""  # SLURM's id of the job, or of the whole array
 
     def task_of(self, fold: int | None) -> str:
-        """Return the work of the job, or of its array task ``fold``: a task's key, a shard, or stages with commas."""
+        """Return the name of the work of the job, or of its array task ``fold``.
+
+        The name is a task's key, a shard such as ``01_data_index_shard_3``, or stages separated by commas.
+        """
         if self.shards:
             return f"{self.stages[0]}_shard_{fold}"
         return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
@@ -154,12 +158,13 @@ class SlurmJob(BaseModel):
 def plan_jobs(
     tasks: Sequence[Task], config: RunConfig, site: Site, *, stages: Sequence[Stage] = STAGES
 ) -> list[SlurmJob]:
-    """Return the jobs that run ``tasks``, each after those it needs.
+    """Return the jobs that run ``tasks``, sorted so that a job follows the jobs that it needs.
 
     Stages without folds share a job as long as no array lies between them. A stage with folds is an array with one
     task per fold. The shards of a stage are an array before the job of its notebook, which does the rest.
-    A job that needs an array begins when that has ended, well or not: SLURM calls a fold failed in which it killed a
-    process for memory, even if it finished. If a fold is not finished, the job that needs it says so and ends.
+    A job that needs an array begins when the array has ended, even with a failure. The reason: SLURM reports a fold as
+    failed if it killed one of its processes for memory, even if the fold finished. If a fold is really not finished,
+    the job that needs it says so and ends.
     """
     sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(tasks, stages, sharded)
@@ -189,10 +194,10 @@ def plan_jobs(
 
 
 def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
-    """Return the stages of each job, in order of the number of arrays before it.
+    """Return the stages of each job. Jobs are sorted by the number of arrays that must end before them.
 
-    Stages without folds are together. A stage with folds is alone, and so is one that trains after other stages. The
-    shards of a stage (``sharded``: by name) begin after what it needs.
+    Stages without folds after the same number of arrays share a job. A stage with folds has a job of its own, and so
+    has a stage without folds that trains and needs other stages. ``sharded`` has the names of the stages with shards.
     """
     by_name = {stage.name: stage for stage in stages}
 
@@ -224,7 +229,7 @@ def _job(
     name: str, group: Sequence[Stage], config: RunConfig, site: Site, *, folds: tuple[int, ...] | None = None,
     at_once: int = 1, ranks: int | None = None,
 ) -> SlurmJob:  # fmt: skip
-    """Return a job for some stages; only training gets ranks, GPUs and several folds at once."""
+    """Return a job for the stages ``group``; only a job that trains gets several ranks and GPUs."""
     trains = any(stage.trains for stage in group)
     ranks = ranks or (config.num_ranks if trains else 1)
     nodes = -(-ranks // (site.ranks_per_node or ranks))
@@ -252,14 +257,14 @@ def _shards_job(stage: Stage, config: RunConfig, site: Site) -> SlurmJob:
 def jobs_of_files(
     stage: Stage, config: RunConfig, site: Site, *, num_files: int, command: Sequence[str]
 ) -> list[SlurmJob]:
-    """Return the jobs of a command about files: an array of shards if there are several, and one job after it.
+    """Return the jobs of a command that judges files: an array of shards if there are several files, and a last job.
 
     Args:
-        stage: whose settings the jobs have.
+        stage: the stage whose memory, cores and GPUs the jobs get.
         config: the parameters.
         site: the cluster's settings.
         num_files: how many files there are.
-        command: of run_notebooks.py; a shard gets ``--shard`` and its number.
+        command: arguments of run_notebooks.py; a shard also gets ``--shard`` and its number.
     """
     whole = _job(stage.name, [stage], config, site, ranks=1).model_copy(update={"command": tuple(command)})
     if (shards := min(site.shard_tasks, num_files)) < 2:
@@ -273,7 +278,7 @@ def plan_one_job(tasks: Sequence[Task], config: RunConfig, site: Site, *, at_onc
     """Return one job for all ``tasks`` that trains ``at_once`` folds at a time; none if there are no tasks.
 
     Raises:
-        UsageError: several folds at once, each on the GPUs of several nodes, of which all would take the same.
+        UsageError: several folds would train at once, each on several nodes, and would use the same GPUs.
     """
     if not tasks:
         return []
@@ -297,10 +302,10 @@ def script_path(job: SlurmJob, run: RunPaths) -> Path:
 
 
 def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> str:
-    """Return a job's batch script: settings as ``#SBATCH`` lines, then a call of a script of ``slurm/``.
+    """Return the text of a job's batch script: settings as ``#SBATCH`` lines, then a call of a script in ``slurm/``.
 
-    Plain bash runs the same file; to it the settings are comments. The job starts in the current folder, so that
-    relative paths keep their meaning.
+    Plain bash can run the same file, and ignores the settings as comments. The job starts in the current folder, so
+    that relative paths keep their meaning.
 
     Args:
         job: the job.
@@ -309,7 +314,7 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -
         home: the checkout.
 
     Raises:
-        UsageError: a path holds a line break, or a backslash, which SLURM cannot take in the name of a log.
+        UsageError: a path has a line break, or the run folder a backslash, which SLURM forbids in a log's path.
     """
     if "\\" in str(run.slurm):
         raise UsageError(f"{str(run.slurm)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
@@ -345,7 +350,7 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -
 
 
 def _call(job: SlurmJob, run: RunPaths, scripts: Path) -> str:
-    """Return the script of ``slurm/`` that a job runs, with its arguments, as words of bash."""
+    """Return the bash command that a job runs: a script in ``slurm/`` and its arguments."""
     script, words, more = "stages", [run.root, *job.stages], ""
     if job.shards:
         command = shlex.join(map(str, job.command or ("shard", run.root, job.stages[0])))
@@ -360,10 +365,10 @@ def _call(job: SlurmJob, run: RunPaths, scripts: Path) -> str:
 
 
 def sbatch_quoted(text: str) -> str:
-    """Return ``text`` as one word of an ``#SBATCH`` line, which knows quotes but expands nothing.
+    """Return ``text`` quoted as one word of an ``#SBATCH`` line, where quotes work but nothing is expanded.
 
     Raises:
-        UsageError: it holds a line break.
+        UsageError: ``text`` has a line break.
     """
     if "\n" in text or "\r" in text:
         raise UsageError(f"got {text!r}: a batch script cannot hold a name with a line break. Rename it.")
@@ -385,7 +390,7 @@ def output_of(command: Sequence[str]) -> str:
     """Return the output of ``command`` without the last line end.
 
     Raises:
-        SlurmError: it is missing, failed, or gave no answer within a minute.
+        SlurmError: the command is missing, failed, or did not end within a minute.
     """
     # Drop variables that change the output or come from an enclosing job.
     dropped = re.compile(r"SQUEUE_|SLURM_(?!CONF$|CLUSTERS$)")
@@ -420,7 +425,7 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Return whether it has ended."""
+        """Whether the job has ended, with success or not."""
         return self.state in ENDED
 
     def __str__(self) -> str:
@@ -444,11 +449,15 @@ def submitted_jobs(run: RunPaths) -> list[SlurmJob]:
 
 
 def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
-    """Return the jobs of ``run`` that the queue still knows; none if it does not answer, unless it ``must_answer``.
+    """Return the states of the jobs of ``run`` that SLURM's queue still lists.
+
+    Args:
+        run: the run.
+        must_answer: raise an error if the queue does not answer; else return no states.
 
     Raises:
         DataError: the record of the submitted jobs is damaged.
-        SlurmError: the queue does not answer, and must.
+        SlurmError: the queue does not answer, and ``must_answer`` is true.
     """
     jobs = submitted_jobs(run)
     if not jobs or not has_command("squeue"):
@@ -480,7 +489,7 @@ def parse_queue(text: str, jobs: Sequence[SlurmJob]) -> list[JobState]:
 
 
 def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
-    """Return the command that submits ``job``; ``ids`` has the ids of the jobs before it, by name."""
+    """Return the ``sbatch`` command that submits ``job``; ``ids`` maps names of earlier jobs to SLURM's ids."""
     waits = [f"afterok:{':'.join(ids[name] for name in job.needs)}"] if job.needs else []
     waits += [f"afterany:{':'.join(ids[name] for name in job.after)}"] if job.after else []
     options = [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] if waits else []
@@ -488,7 +497,7 @@ def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list
 
 
 def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
-    """Return the scripts and commands of ``submit``, for ``--dry-run``."""
+    """Return the batch scripts and ``sbatch`` commands that ``submit`` would use, as text for ``--dry-run``."""
     ids = {job.name: f"<id of {job.name}>" for job in jobs}
     parts = []
     for job in jobs:
@@ -498,10 +507,10 @@ def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
 
 
 def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
-    """Write the scripts into the run and submit them in order, all or none.
+    """Write the scripts into the run folder and submit them in order; after an error cancel those submitted.
 
     Returns:
-        The jobs with their ids; ``needs`` and ``after`` are ids, too.
+        The jobs with ``job_id`` set; ``needs`` and ``after`` hold ids in place of names.
 
     Raises:
         UsageError: jobs of this run still wait or run.
@@ -542,7 +551,7 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
 
 
 def submission_text(job: SlurmJob) -> str:
-    """Return one line on a submitted job."""
+    """Return one line that describes a submitted job: id, dependencies, name, size of the array, and memory."""
     before = (*job.needs, *job.after)
     after = f" after {', '.join(before)}" if before else ""
     tasks = "" if job.folds is None else f", {len(job.folds)} {'shards' if job.shards else 'folds'}"

@@ -1,7 +1,8 @@
 """Decide whether a finished stage is up to date, and move its files away before it runs again.
 
-A stage is up to date when its parameters, its inputs and its code are the same, and its outputs are as it wrote them.
-Code of the library repeats no training. Files of earlier attempts are moved, never deleted.
+A stage is one notebook of a run; a task is a stage, or one fold of it. A stage is up to date when its parameters, its
+inputs and its code are the same, and its outputs are as it wrote them. A change of the library's code alone does not
+repeat a training. Files of earlier attempts are moved, never deleted.
 """
 
 import os
@@ -37,7 +38,7 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
     """Return what ``task`` would depend on if it ran now; the digest of a missing input is empty."""
     stage = task.stage
     parameters = config.values_read_by(stage, notebook.parameters)
-    # Outputs of stages that it needs for this configuration alone.
+    # Outputs of stages that it reads only with this configuration.
     further = stage.reads(config) - set(stage.needs)
     written = [path for other in STAGES if other.name in further for path in other.outputs(run, None)]
     inputs = [*stage.inputs(run, task.fold), *written]
@@ -55,7 +56,8 @@ def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) 
 
     Args:
         task: the task.
-        fingerprint: what it depended on; None after a straight pass, after which it does not count as finished.
+        fingerprint: what it depended on; None if ``use_mlops_pipeline`` is false. The task then does not count as
+            finished.
         run: the run.
     """
     folder = run.training_checkpoints(task.stage.name, task.fold)
@@ -67,7 +69,7 @@ def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) 
 
 
 def is_finished(task: Task, run: RunPaths) -> bool:
-    """Return whether ``task`` has been finished at some time, with whatever parameters and code."""
+    """Return whether ``task`` has ever finished, even with other parameters or code."""
     return bool(read_document(run.stage_checkpoint(task.stage.name, task.fold)).get("fingerprint"))
 
 
@@ -78,13 +80,13 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
         task: the task.
         now: what it depends on now.
         run: the run.
-        inputs_are_final: whether its inputs count, because no stage is about to write them.
+        inputs_are_final: whether to compare its inputs; false while an earlier stage is about to write them.
     """
     record = read_document(run.stage_checkpoint(task.stage.name, task.fold))
     if not record.get("fingerprint"):
         return "not finished yet"
     then = Fingerprint(**record["fingerprint"])
-    if changed := _differing(then.parameters, now.parameters):  # neutral values stand in neither
+    if changed := _differing(then.parameters, now.parameters):  # neither dictionary has neutral values
         before, after = ({**NEUTRAL, **values} for values in (then.parameters, now.parameters))
         values = ", ".join(f"{name} {before.get(name)!r} -> {after.get(name)!r}" for name in changed)
         return f"parameters changed: {values}"
@@ -115,9 +117,9 @@ def _corpora(config: RunConfig) -> list[str]:
 
 
 def corpus_record(config: RunConfig) -> dict[str, str]:
-    """Return ``name`` and ``listing_sha256`` of a run's corpora in any order, without reading a video.
+    """Return ``name`` and ``listing_sha256`` of a run's corpora, without reading a video.
 
-    Both are the same on any machine, wherever the corpus lies.
+    Both depend neither on the order of the corpora nor on the machine or folder that has them.
     """
     sample = TASKS[config.task].sample
     records = sorted((_corpus_name(corpus) or sample, _listing_hash(corpus)) for corpus in _corpora(config))
@@ -126,7 +128,7 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
 
 
 def _corpus_name(corpus: str) -> str:
-    """Return the name of a corpus's folder, with that of its manifest; empty for the sample corpus."""
+    """Return the name of a corpus's folder, or ``folder/file`` for a manifest; empty for the sample corpus."""
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps its own name
     if not corpus:
         return ""
@@ -142,8 +144,9 @@ def _listing_hash(corpus: str, *, times: bool = False) -> str:
     """Return a digest of a manifest's bytes, or of the paths and sizes of a folder's files or a pattern's tars.
 
     Args:
-        corpus: the corpus; the digest of the sample corpus, an empty name, is empty.
-        times: count the files' times, which tell an edit; else the bytes of files that may hold labels.
+        corpus: path of the corpus; empty for the sample corpus, whose digest is empty.
+        times: whether the digest depends on the files' modification times; else on the bytes of files that may hold
+            labels.
     """
     path = Path(corpus)
     if not corpus or not (path.is_dir() or is_pattern(path)):
@@ -171,12 +174,15 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def content_chosen(config: RunConfig) -> dict[str, Any]:
-    """Return the content digests of the user's files that parameters name, by parameter."""
+    """Return ``{parameter: content digest}`` for the parameters that name a file of the user's."""
     return {name: digest for name, value in config.relevant().items() if (digest := config.identity(name)) != value}
 
 
 def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: RunConfig) -> None:
-    """Note the code of a training before it begins; set aside one that began with other cells or user's files."""
+    """Record the code of a training before it begins.
+
+    If an earlier attempt used other cells or other files of the user's, its files are moved away first.
+    """
     if not task.stage.trains:
         return
     folder = run.training_checkpoints(task.stage.name, task.fold)
@@ -187,9 +193,9 @@ def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: 
 
 
 def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
-    """Return a line about ``finished`` trainings whose library code has changed since; empty if there are none.
+    """Return a line about those of the ``finished`` trainings whose library code has changed; empty if there are none.
 
-    The line names the functions and the command that repeats the trainings.
+    The line names the changed functions and the command that repeats the trainings.
     """
     changed = {
         task.key: functions
@@ -223,7 +229,7 @@ def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
 
 
 def put_back(moved: Iterable[tuple[Path, Path]]) -> None:
-    """Undo ``set_aside``; the last first, so that the record of a stage follows its files."""
+    """Undo ``set_aside`` in reverse order, so that the record of a stage returns after its files."""
     for path, target in reversed(list(moved)):
         target.rename(path)
 
@@ -249,7 +255,7 @@ def _logs(run: RunPaths, task: Task) -> list[Path]:
 
 
 def _next_folder(parent: Path) -> Path:
-    """Make a new, empty folder; two tasks that begin at the same moment never share one."""
+    """Make the next numbered folder in ``parent`` and return it; two processes never get the same folder."""
     parent.mkdir(exist_ok=True)
     number = 1
     while True:

@@ -14,14 +14,14 @@ from fvc_lib.services.tasks import STAGES, Stage
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task and the decision about it."""
+    """One task, and whether and why this command runs it."""
 
     task: Task
     run: bool  # whether this command runs it
     reason: str
-    finished_before: bool = False  # it has been finished at some time, with whatever parameters and code
+    finished_before: bool = False  # whether it has ever finished, even with other parameters or code
     redo: bool = False  # whether its earlier files are moved away before anything runs
-    only_if_changed: bool = False  # whether it is skipped if the stages before it write the same as before
+    only_if_changed: bool = False  # whether it is skipped if the stages before it write the same files again
 
 
 def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, Notebook]:
@@ -44,20 +44,20 @@ def make_plan(
     tasks: frozenset[str] | None = None,
     stages: Sequence[Stage] = STAGES,
 ) -> list[PlannedTask]:
-    """Decide for every task whether it runs.
+    """Return every task of the run in order, with the decision whether it runs.
 
     Args:
         notebooks: the notebooks by stage name.
         config: the parameters.
-        run: the run; None: a new one, in which everything runs.
+        run: the run; None: a new run, in which everything runs.
         only: the only stage to run.
-        start: the stage to run with all that follow, finished or not.
+        start: a stage to run even if it is finished, with all stages that depend on it.
         force: stages that count as unfinished.
         tasks: keys of the tasks of this command, while other jobs do the others; None: all.
         stages: all stages.
 
     Raises:
-        UsageError: a task of ``tasks`` needs one that is neither finished nor among them.
+        UsageError: a task of ``tasks`` needs another task that is neither finished nor in ``tasks``.
     """
     ordered = tasks_in_order(config, stages)
     if run is None:
@@ -87,7 +87,7 @@ def make_plan(
 
 
 def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[PlannedTask]:
-    """Return ``plan`` with the tasks other than ``keys`` left to other jobs."""
+    """Return ``plan``, in which the tasks outside ``keys`` do not run, because other jobs run them."""
     needed = needed_tasks([planned.task for planned in plan])
     unfinished = {planned.task.key: planned.reason for planned in plan if planned.run}
     for key in sorted(keys & unfinished.keys()):
@@ -103,7 +103,7 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
     for planned in plan:
         key = planned.task.key
         if planned.run and key not in keys:
-            # Numbers that rest on what is repeated must not stand; a training stays until its job has looked.
+            # Results that depend on a repeated task are moved away; a training stays until its job has checked it.
             redo = planned.finished_before and not planned.task.stage.trains and bool(needed[key] & again)
             again |= {key} if redo else set()
             reason = f"left to another job: {planned.reason}"
@@ -113,18 +113,18 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
 
 
 def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
-    """Return all that ``key`` needs, directly or indirectly."""
+    """Return the keys that ``key`` needs, directly or indirectly; ``needed`` has the direct needs of each key."""
     return set(needed[key]).union(*(all_needed(needed, each) for each in needed[key]))
 
 
 class Schedule:
-    """The tasks of a plan that are left; they become ready as those they need are done.
+    """The unfinished tasks of a plan. A task is ready when every task that it needs is done.
 
-    Tasks that do not run count as done.
+    Tasks that the plan does not run count as done.
 
     Args:
         plan: every task of the run.
-        straight: one after the other in the plan's order.
+        straight: run the tasks one after the other in the plan's order.
     """
 
     def __init__(self, plan: Sequence[PlannedTask], *, straight: bool = False) -> None:

@@ -32,15 +32,15 @@ class Task:
 
 
 def stages_of(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Stage]:
-    """Return the stages of a run with ``config``."""
+    """Return those of ``stages`` that a run with ``config`` has."""
     return [stage for stage in stages if config.task in stage.tasks and stage.when(config)]
 
 
 def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> None:
-    """Check that a run with ``config`` has the stages ``named``.
+    """Check that a run with ``config`` has the stages ``named``; None entries are ignored.
 
     Raises:
-        UsageError: it lacks one.
+        UsageError: the run does not have one of the stages.
     """
     for stage in named:
         if stage is not None and config.task not in stage.tasks:
@@ -56,9 +56,10 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
 
 
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
-    """Return every task of a run, each after those it needs, stages of equal rank by name.
+    """Return every task of a run, sorted so that a task follows the tasks that it needs.
 
-    A run with ``annotations_only`` has only the stages that need no other, because there are no videos.
+    Stages that do not need each other are sorted by name. A run with ``annotations_only`` has no videos, and so only
+    the stages that need no other stage.
     """
     stages = stages_of(config, stages)
     if config.annotations_only:
@@ -73,7 +74,10 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
 
 
 def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:
-    """Return the keys that each task needs, by its key; ``straight``: each needs only the one before it."""
+    """Return ``{key of a task: keys of the tasks that it needs}``.
+
+    With ``straight`` a task needs only the task before it in ``tasks``.
+    """
     if straight:
         return {task.key: {tasks[place - 1].key} if place else set() for place, task in enumerate(tasks)}
     return {task.key: {other.key for other in tasks if other.stage.name in task.stage.comes_after} for task in tasks}
@@ -83,7 +87,7 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
     """Return the one stage whose name or number is ``text`` (``03``, ``03b``), or whose name contains it.
 
     Raises:
-        UsageError: none or several fit; the message lists the names.
+        UsageError: no stage or several stages fit; the message lists the names.
     """
     names = [stage.name for stage in stages]
     exact = [stage for stage in stages if text in (stage.name, stage.name.partition("_")[0])]
@@ -94,7 +98,9 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
 
 
 def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
-    """Return the keys of the tasks that ``texts`` name: a task's key, or a stage or part of its name for all its tasks.
+    """Return the keys of the tasks that ``texts`` name.
+
+    A text is a task's key, or a stage's name, number or part of the name, which stands for all tasks of the stage.
 
     Raises:
         UsageError: a text names no task, a stage of another task, or a part of a name fits several stages.
@@ -167,8 +173,8 @@ def read_notebook(path: Path) -> Notebook:
     """Read and check ``path``.
 
     Raises:
-        UsageError: missing or unreadable file, no cell or several cells tagged ``parameters``, or a parameters cell
-            that is more than annotated literals. papermill would run each of these and let the wrong value win.
+        UsageError: the file is missing or unreadable, not exactly one cell is tagged ``parameters``, or that cell has
+            more than assignments of literals. papermill accepts such notebooks, and would run them with wrong values.
     """
     import nbformat  # takes a second to load
 
@@ -182,7 +188,7 @@ def read_notebook(path: Path) -> Notebook:
 
 
 def notebook_of(document: Any, path: Path) -> Notebook:
-    """Check a notebook that was read already, an nbformat node; see ``read_notebook``."""
+    """Return the ``Notebook`` of ``document``, an nbformat node, after the checks of ``read_notebook``."""
     cells = [cell for cell in document.cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise UsageError(
@@ -196,11 +202,10 @@ def notebook_of(document: Any, path: Path) -> Notebook:
 
 
 def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with each of its parameter's type; papermill checks neither names nor types.
+    """Return ``values``, each converted to the type of its parameter; papermill checks neither names nor types.
 
     Raises:
-        UsageError: a name that neither the parameters cell nor the configuration has, or a value that cannot be of its
-            type.
+        UsageError: neither the parameters cell nor the configuration has a name, or a value cannot be converted.
     """
     known = {**notebook.parameters, **RunConfig.model_fields}
     for name, value in values.items():

@@ -1,7 +1,7 @@
-"""The GPUs that trainings may use: how many trainings run at once, with how many ranks, and which GPUs each gets.
+"""Share out GPUs: how many trainings run at once, with how many ranks, and which GPUs a training gets.
 
-``num_ranks auto`` becomes a number here, once, when a run is made: T trainings at once and G GPUs give one GPU to each
-where T is not less than G, else G // T ranks to each, every rank with a GPU of its own.
+A rank is one of the processes that share a training. ``num_ranks auto`` becomes a number once, when a run is made. With
+T trainings at once and G GPUs, a training gets one rank if T >= G, else G // T ranks, and a GPU for every rank.
 """
 
 import os
@@ -16,14 +16,15 @@ from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.tasks import TASKS
 
-# A fold of the built-in networks takes 0.6 to 1 GB. Where a measured step takes more, fewer train at once.
+# Training a fold of the built-in networks takes 0.6 to 1 GB.
 FOLD_BYTES = 2_000_000_000
 
 
 def folds_at_once(config: RunConfig) -> int:
-    """Return the default number of folds to train at once: one per core while each has ``FOLD_BYTES``.
+    """Return the default number of folds to train at once, at least 1.
 
-    On GPUs as many as get one each, or one for each of their ranks.
+    On CPUs: as many as there are cores for all their ranks, and ``FOLD_BYTES`` of memory per fold. On GPUs: as many as
+    there are GPUs for all their ranks.
     """
     if not config.use_mlops_pipeline:
         return 1
@@ -35,19 +36,20 @@ def folds_at_once(config: RunConfig) -> int:
 
 
 def on_gpu(config: RunConfig) -> bool:
-    """Return whether trainings of these parameters use a GPU, as far as that is known without torch."""
+    """Return whether trainings with ``config`` use a GPU; a guess from the system, without loading torch."""
     return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(visible_gpus()))
 
 
 def training_gpus(config: RunConfig) -> list[str]:
-    """Return the GPUs that trainings of these parameters share; none if they train elsewhere."""
+    """Return the names of the GPUs that trainings with ``config`` share; empty if they use no GPU."""
     return visible_gpus() if on_gpu(config) and not config.of_features else []
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all.
+    """Return the GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them.
 
-    As for CUDA, nothing counts after a name that means none; SLURM writes NoDevFiles for a job without GPUs.
+    Without the variable: the numbers of all GPUs of the machine. As in CUDA, the list ends before an invalid name:
+    empty, ``-1``, or ``NoDevFiles``, which SLURM writes for a job without GPUs.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -56,9 +58,9 @@ def visible_gpus() -> list[str]:
 
 
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
-    """Return how many trainings of several ranks may run at once without sharing a GPU; None: any number.
+    """Return how many trainings of several ranks may run at once without sharing a GPU; None: there is no limit.
 
-    In a SLURM job of several nodes the ranks of each training are spread over all of these: one goes at a time.
+    In a SLURM job with several nodes it is 1, because the ranks of a training are spread over all nodes.
     """
     here = training_gpus(config)
     if config.num_ranks < 2 or not here:
@@ -67,26 +69,27 @@ def most_of_ranks_at_once(config: RunConfig) -> int | None:
 
 
 def gpu_groups(of: Sequence[str], num_ranks: int) -> list[tuple[str, ...]]:
-    """Return ``of`` in groups of ``num_ranks`` neighbours, one for each training; no GPU is in two of them."""
+    """Split the GPUs ``of`` into groups of ``num_ranks`` consecutive GPUs, one per training; drop the rest."""
     return [tuple(of[start : start + num_ranks]) for start in range(0, len(of) - num_ranks + 1, num_ranks)]
 
 
 def job_nodes() -> int:
-    """Return the number of nodes of this process's SLURM job; 1 outside one."""
+    """Return the number of nodes of this process's SLURM job; 1 outside a SLURM job."""
     return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
 
 def trainings_at_once(config: RunConfig, jobs: int | None = None) -> int:
-    """Return how many trainings run at the same time if there are GPUs enough; ``jobs`` as in ``--jobs``."""
+    """Return how many trainings run at once if there are enough GPUs; ``jobs``: number of ``--jobs``, None: auto."""
     fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
     most = config.num_trainings if fans_out else 1
     return min(jobs or most, most)
 
 
 def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunConfig, str]:
-    """Replace ``num_ranks auto`` by a number for this machine or job; return the reason as a sentence.
+    """Replace ``num_ranks auto`` by a number that suits this machine or SLURM job.
 
-    A given number stays, without a sentence.
+    Returns:
+        The configuration, and a text with the reason. If ``num_ranks`` is a number, it stays and the text is empty.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""
@@ -102,9 +105,17 @@ def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunCo
 def ranks_chosen_for_job(
     config: RunConfig, *, gpus_of_rank: int, ranks_per_node: int | None, jobs: int, site: str
 ) -> tuple[RunConfig, str]:
-    """Choose as ``ranks_chosen_here`` for a SLURM job to be submitted, which has one node for its trainings.
+    """Replace ``num_ranks auto`` as ``ranks_chosen_here`` does, but for a SLURM job that is yet to be submitted.
 
-    At most ``jobs`` of them run at the same time in one job; the others are settings of the file called ``site``.
+    Args:
+        config: the parameters.
+        gpus_of_rank: setting GPUS of the site file: GPUs per rank.
+        ranks_per_node: setting RANKS_PER_NODE of the site file; None: not set.
+        jobs: the largest number of trainings at once in one job, which has one node.
+        site: name of the site file, for the reason.
+
+    Returns:
+        The configuration, and a text with the reason; empty if ``num_ranks`` is a number.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""

@@ -1,7 +1,7 @@
 """Let one process at a time work on a run, on one of its tasks, or on one of its records.
 
-The locks are ``filelock``'s. The operating system frees the lock of a process that has died. On a file system without
-locks the lock is a file, which a host that crashed leaves behind.
+The locks come from the package ``filelock``. The operating system frees the lock of a process that has died. On a file
+system that has no locks, the existence of a file is the lock; a host that crashes leaves that file behind.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ RECORD_SECONDS = 20.0  # for a process that writes a record, which takes millise
 
 @contextmanager
 def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[None]:
-    """Hold all of ``run``, or only its tasks ``keys``, so that other jobs can work on the others.
+    """Lock all of ``run``; or lock only its tasks ``keys``, so that other jobs can work on the other tasks.
 
     Raises:
-        UsageError: another process holds part of it; the message names the process.
+        UsageError: another process has locked the run or one of the tasks; the message names the process.
         OSError: the run folder cannot be written.
     """
     own = [_whole(run)] if keys is None else [run.task_lock(key) for key in sorted(keys)]
@@ -47,10 +47,10 @@ def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[Non
 
 @contextmanager
 def record_held(path: Path) -> Iterator[None]:
-    """Hold the record ``path`` while it is read, changed and written.
+    """Lock the record ``path`` while it is read, changed and written.
 
     Raises:
-        DataError: another process has held it for ``RECORD_SECONDS``.
+        DataError: another process has kept the lock for ``RECORD_SECONDS``.
     """
     lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=RECORD_SECONDS, poll_interval=0.02)
     try:
@@ -67,7 +67,7 @@ def record_held(path: Path) -> Iterator[None]:
 
 
 def is_worked_on(run: RunPaths) -> bool:
-    """Return whether a process works on ``run`` or on one of its tasks; true where a lock file cannot be opened."""
+    """Return whether a process works on ``run`` or on one of its tasks; True if a lock file cannot be opened."""
     return any(is_held(path) for path in (_whole(run), *_of_tasks(run)))
 
 

@@ -31,14 +31,14 @@ from fvc_lib.services.run_paths import RunPaths, new_run
 
 _GIT_SECONDS, _GPU_SECONDS = 20.0, 10.0
 _LARGEST_PATCH_BYTES = 4 << 20
-# Files that can change what a run does, of those that git does not track.
+# Patterns of files not tracked by git that can change what a run does; the patch has them as well.
 _CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
 RECORDED_PACKAGES = (
     "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "numpy",
     "pandera", "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
     "torch", "torchvision",
 )  # fmt: skip
-# Other versions of these, another processor or another number of threads add numbers in another order.
+# Another version of these, another processor or another number of threads can change the order of additions.
 BITS_DEPEND_ON = ("python", "numpy", "torch")
 _SLURM = {
     "job_id": "SLURM_JOB_ID", "array_job_id": "SLURM_ARRAY_JOB_ID", "array_task_id": "SLURM_ARRAY_TASK_ID",
@@ -59,14 +59,14 @@ class CodeState:
     problem: str | None = None  # why something is missing
 
     def record(self) -> dict[str, object]:
-        """Return the fields for ``run.json``, with the hex SHA-256 of the patch in place of the patch."""
+        """Return the fields for ``run.json``; ``patch_sha256`` (hex, or None) replaces the patch."""
         fields = asdict(self)
         patch = fields.pop("patch")
         return {**fields, "patch_sha256": hashlib.sha256(patch).hexdigest() if patch else None}
 
 
 def code_state(checkout: Path = CHECKOUT) -> CodeState:
-    """Return the state of the code in ``checkout``, and why if git cannot tell it."""
+    """Return the state of the code in ``checkout``; if git fails, only ``problem`` is set, to the reason."""
     # Variables of a git command that started this process must not lead to another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
@@ -95,7 +95,7 @@ def code_state(checkout: Path = CHECKOUT) -> CodeState:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of ``RECORDED_PACKAGES``; None for what is not installed."""
+    """Return ``{package: version}`` for Python and ``RECORDED_PACKAGES``; None for packages that are not installed."""
     known: dict[str, str | None] = dict.fromkeys(RECORDED_PACKAGES)
     for name in RECORDED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -104,7 +104,7 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
-    """Return processor, cores, memory with its limit, and GPUs; torch is not loaded for it."""
+    """Return host, processor, cores, memory and its limit in bytes, and GPUs, without loading torch."""
     environ = os.environ if environ is None else environ
     budget, cpuinfo = memory_budget(environ=environ), Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
@@ -125,7 +125,7 @@ def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
 
 
 def slurm_job(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
-    """Return the SLURM job of this process; None outside one."""
+    """Return the properties of this process's SLURM job as text, with ``job_id``; None outside a SLURM job."""
     environ = os.environ if environ is None else environ
     facts = {name: environ[variable] for name, variable in _SLURM.items() if environ.get(variable)}
     return facts if "job_id" in facts else None
@@ -146,11 +146,11 @@ def repeat_commands(
     """Return shell commands that repeat a run from any checkout of the project.
 
     Args:
-        code: its code.
-        params: the file of its parameters.
-        patch: the file of the patch.
-        command: the command to run where parameters alone do not suffice, as for a fork.
-        environ: has the number of threads, on which the last bits depend; None: this process's.
+        code: the version of the run's code.
+        params: the run's YAML file of parameters.
+        patch: the file with the patch of ``code``.
+        command: the command that made the run, if parameters alone do not suffice, as for a fork; else empty.
+        environ: environment with OMP_NUM_THREADS, on which the last bits depend; None: that of this process.
     """
     threads = (os.environ if environ is None else environ).get("OMP_NUM_THREADS")
     run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
@@ -175,7 +175,10 @@ def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
 
 
 def run_hash(config: RunConfig, corpus: Mapping[str, str] | None = None) -> str:
-    """Return the hash of a configuration and of the run's ``corpus_record``; the same on any machine."""
+    """Return a hash of a configuration and its corpora, which is the same on any machine.
+
+    ``corpus`` is the result of ``corpus_record``; None: it is computed here.
+    """
     return sha256_of_json([config.config_hash, corpus or corpus_record(config)])
 
 
@@ -193,13 +196,13 @@ def begin_run(
     Args:
         config: the run's parameters.
         command: the command that was typed.
-        prepare: called with the new folder before it counts as a run; its result is recorded as well.
+        prepare: called with the new folder before ``run.json`` is written; its result is added to ``run.json``.
         state: the status until a process works on the run.
-        chosen: why a parameter given as ``auto`` has its value.
-        submits: whether jobs do the work.
+        chosen: the sentence that explains the value chosen for ``num_ranks auto``; empty: it was not ``auto``.
+        submits: whether this command only submits jobs.
 
     Raises:
-        UsageError: the experiment's name is not one folder name.
+        UsageError: the experiment's name cannot be the name of a folder.
         OSError: the runs folder cannot be written.
     """
     corpus, code = corpus_record(config), code_state()
@@ -234,16 +237,17 @@ def begin_run(
 def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits: bool = False) -> list[str]:
     """Add an attempt to ``run.json``, and its parameters (memory, device, workers) to ``params.yaml``.
 
-    If versions, processor or threads differ from the last attempt that worked, the attempt's ``differs`` has
-    ``{name: [before, now]}``, and ``bit_equal_resume`` becomes false for good: the run no longer claims to equal an
-    undisturbed one bit for bit. ``code_differs`` has another commit or patch; the patch is kept next to the first one.
-    An attempt that only ``submits`` jobs computes nothing and is not compared. Several jobs may call this at once.
+    The attempt is compared with the last one that computed. If versions, processor or threads differ, ``differs`` of
+    the attempt has ``{name: [before, now]}``. Then ``bit_equal_resume`` becomes false and stays so: the run is no
+    longer guaranteed to equal an uninterrupted run bit for bit. If the commit or the patch differs, ``code_differs``
+    has both, and the new patch is written next to the first one. An attempt that only ``submits`` jobs computes nothing
+    and is not compared. Several jobs may call this at the same time.
 
     Returns:
-        The differences in words.
+        The differences of versions and hardware in words; empty if there are none.
 
     Raises:
-        DataError: ``run.json`` cannot be read, or another process has held it for too long.
+        DataError: ``run.json`` cannot be read, or another process has locked it for too long.
     """
     code = code_state()
     now = _attempt(command, code, submits)
@@ -265,7 +269,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
                 name = f"{run.code_patch.stem}_{digest[:8]}{run.code_patch.suffix}"
                 write_bytes(run.code_patch.with_name(name), code.patch)
         record["attempts"].append(now)
-        # A kill may leave either of the two files, and both are accepted.
+        # If the process is killed between the two writes, either version of params.yaml is accepted.
         params = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()
         write_document(run.run_json, {**record, "params_sha256": [params, content_hash(run.params_yaml)]})
         write_text(run.params_yaml, config.to_yaml())
@@ -273,7 +277,10 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
 
 
 def record_corpus(run: RunPaths) -> None:
-    """Add the corpus's fingerprint to ``run.json`` once the run has an index; leave a damaged record as it is."""
+    """Add the corpus's fingerprint to ``run.json`` if the run has an index (table of its files).
+
+    A damaged ``run.json`` is not changed.
+    """
     with contextlib.suppress(OSError, DataError), record_held(run.run_json):
         record = read_run_record(run)
         corpus = record["corpus"] | _indexed(run)
@@ -285,7 +292,7 @@ def read_run_record(run: RunPaths) -> dict[str, Any]:
     """Return the content of ``run.json``.
 
     Raises:
-        DataError: it cannot be read or is damaged.
+        DataError: ``run.json`` cannot be read or is damaged.
     """
     try:
         record: dict[str, Any] = json.loads(run.run_json.read_bytes())
@@ -298,9 +305,11 @@ def read_run_record(run: RunPaths) -> dict[str, Any]:
 
 
 def _indexed(run: RunPaths) -> dict[str, object]:
-    """Return the ``fingerprint`` of the contents in the run's index, their number, and of videos their ``corpora``.
+    """Return what the run's index (table of its files) says about the corpus.
 
-    Empty without an index, or with one of annotations only.
+    Returns:
+        ``fingerprint``, a SHA-256 over the sorted content hashes of the files; ``num_contents``, the number of distinct
+        hashes; and, for videos, ``corpora``, their names. Empty if there is no index, or one without files.
     """
     import polars as pl
 

@@ -1,7 +1,7 @@
-"""Run the planned tasks, several at once if they do not need each other, and keep the status current.
+"""Run the planned tasks, several at once if they do not need each other, and write their status.
 
-The kernels do the work; this process stays small. Each task has a thread that waits for its kernel. The main thread
-begins tasks, forwards signals and draws the terminal.
+A task is one notebook of a run, or one fold of it. It is executed in a kernel, which is a process of its own, and a
+thread here waits for the kernel. The main thread begins tasks, forwards signals and draws the terminal.
 """
 
 import io
@@ -43,11 +43,11 @@ End = tuple[TaskRun, "Future[StageStatus]"]
 class Terminal:
     """Writes lines that stay and, on a terminal, one live line per running task below them. Thread-safe.
 
-    A live line is never wider than the terminal, so that moving up by as many lines as were drawn finds the first.
+    A live line is never wider than the terminal, so that the cursor reaches the first by moving up as many lines.
 
     Args:
         stream: where to write; None: standard output.
-        clock: monotonic seconds.
+        clock: returns the time in seconds; must never go back.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,12 +59,12 @@ class Terminal:
         self._last_plain = clock()
 
     def line(self, text: str) -> None:
-        """Write one line that stays, in place of the live lines, which the next ``show`` draws again."""
+        """Write one line that stays. It replaces the live lines, which the next ``show`` draws again."""
         with self._lock:
             self._write(self._erase() + text + "\n")
 
     def show(self, tasks: Mapping[str, str]) -> None:
-        """Show the line of each running task: redrawn in place, else every 30 s."""
+        """Show the lines of the running tasks, by key: redrawn in place on a terminal, else printed every 30 s."""
         with self._lock:
             if self._live:
                 columns, rows = shutil.get_terminal_size()
@@ -91,7 +91,7 @@ class Terminal:
 
 
 class Runner:
-    """Works on a run, or on some of its tasks, and locks them meanwhile.
+    """Runs the tasks of a run, or some of them, and locks them meanwhile.
 
     Args:
         run: the run.
@@ -99,7 +99,7 @@ class Runner:
         notebooks: the notebooks by stage name.
         terminal: where to show progress; None: standard output.
         jobs: the largest number of tasks at once; None: ``folds_at_once``.
-        only_tasks: keys of the tasks to work on, while other jobs work on others; None: the whole run.
+        only_tasks: keys of the tasks to run, while other jobs run the other tasks; None: all tasks.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Runner:
         self._errors: list[BaseException] = []  # of threads; what a kernel does raises nothing here
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
-        """Lock the run, run the plan of ``make_plan`` and return the exit code.
+        """Lock the run, run the plan that ``make_plan`` returns, and return the exit code.
 
-        After the first failure no task begins; running ones go on to their end. The first signal asks every running
-        task to save and leave, the second kills them.
+        After the first failure no other task begins, and running tasks continue to their end. The first signal asks
+        every running task to save and leave, the second signal kills them.
 
         Raises:
             UsageError: another process works on this run.
@@ -142,14 +142,14 @@ class Runner:
             self._undecided = {planned.task.key: planned.task for planned in plan if planned.only_if_changed}
             begin_work(self.run, plan, self._only_tasks)
             started = time.monotonic()
-            # First: a repetition that fails must not leave the old numbers as the run's own.
+            # Before any task runs: if a repeated task fails, the old results must not look like current ones.
             fingerprint.set_aside(self.run, [planned.task for planned in plan if planned.redo])
             exit_code = 1  # of an exception
             try:
                 exit_code = self._run_tasks(plan)
             finally:
                 if exit_code and exit_code not in _STOPPED_CODES:
-                    # The numbers of before must not stand as the run's own. Trainings stay: they take long.
+                    # The old results must not look like current ones. Trainings stay, because they take long.
                     stale = [task for task in self._undecided.values() if not task.stage.trains]
                     fingerprint.set_aside(self.run, stale)
                 end_work(self.run, exit_code, time.monotonic() - started)
@@ -202,7 +202,7 @@ class Runner:
                     self._ended(*end, schedule)
 
     def _is_up_to_date(self, task: Task) -> bool:
-        """Return whether ``task`` can be skipped now that its inputs are final; else move its files away."""
+        """Return whether ``task`` can be skipped, now that its inputs are final; if it cannot, move its files away."""
         now = fingerprint.fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
         stage = read_status(self.run).stage(task.key)
         stage.reason = fingerprint.reason_to_run(task, now, self.run)
@@ -215,10 +215,10 @@ class Runner:
         return stage.reason is None
 
     def _environment(self, task: Task) -> dict[str, str]:
-        """Return the variables that share out memory, cores and GPUs among the kernels.
+        """Return the environment variables by which the kernels share memory, cores and GPUs.
 
-        A SLURM job and a process on a GPU use all cores. With more GPUs than ranks a training gets those that the
-        fewest others use.
+        The number of threads is limited only outside SLURM jobs and without a GPU. If there are more GPUs than ranks,
+        a training gets the group of GPUs that the fewest running trainings use.
         """
         shares = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
         ranks = self.config.num_ranks
@@ -252,7 +252,7 @@ class Runner:
         """Run a notebook, record that it is finished, and return its completed status; called in a thread."""
         task, run, config = at_work.task, self.run, self.config
         fingerprint.begin_training_state(run, task, at_work.notebook, config)
-        # A straight pass records digests of its files, not what they depend on.
+        # Without use_mlops_pipeline only digests of the files are recorded, not what they depend on.
         before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
         at_work.execute(stage)
         if stage.exit_code == 0:
@@ -312,7 +312,7 @@ class Runner:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal and wake the main thread."""
+        """Record a signal and wake the main thread; a repetition of the first signal within a second is ignored."""
         now = time.monotonic()
         if not self._signals:
             self._first_signal = now

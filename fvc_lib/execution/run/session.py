@@ -1,7 +1,7 @@
 """Open a stage's notebook: its run, parameters and logs.
 
-The runner gives a notebook its run folder as a parameter. In JupyterLab it works on the newest run with that run's
-parameters, so that it shows what the headless run showed.
+``run_notebooks.py`` executes a notebook without a user (headless) and gives it the run folder as a parameter. In
+JupyterLab (live) a notebook works on the newest run with that run's parameters, so that it shows the same results.
 """
 
 import gc
@@ -35,7 +35,7 @@ BETWEEN_CELLS_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a task: ``done`` of ``total`` units of ``what``; ``part`` names the next one."""
+    """The progress of a task: ``done`` of ``total`` units of the work ``what``; ``part`` names the unit in work."""
 
     what: str
     done: int
@@ -49,7 +49,7 @@ def progress_path(run: RunPaths, stage: str, fold: int | None) -> Path:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Return the latest progress; None before there is any."""
+    """Return the progress in the file ``path``; None if the file is missing or cannot be read."""
     try:
         return Progress(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -57,7 +57,7 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def file_reporter(path: Path, what: str) -> Report:
-    """Return a callback ``(done, total, part)`` that replaces ``path`` at most twice a second and at the end."""
+    """Return a callback ``(done, total, part)`` that writes ``path`` at most twice a second, and at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     last = -WRITE_INTERVAL_SECONDS
 
@@ -95,12 +95,12 @@ def bar_reporter(what: str) -> Report:
 
 
 def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
-    """Return ``reporter_to`` for the progress file of a notebook that is no stage of the run."""
+    """Return the progress callback ``(done, total, part)`` of a notebook without folds; see ``reporter_to``."""
     return reporter_to(progress_path(run, stage, None), what)
 
 
 def reporter_to(path: Path, what: str) -> Report:
-    """Return ``bar_reporter`` in a live notebook, else ``file_reporter``, whose ``path`` the command watches."""
+    """Return a progress callback: a bar in a live notebook, else a file ``path``, which the command shows."""
     return file_reporter(path, what) if ATTEMPT_VARIABLE in os.environ else bar_reporter(what)
 
 
@@ -118,10 +118,10 @@ class StageSession:
     memory: MemorySampler
     at_end: Callable[[], None] | None = None  # ``close`` calls it; None where the runner records the stage
     stop_requested: bool = False
-    _polling: bool = False  # while a stage polls ``stop``, a signal only sets the flag; else it ends the cell
+    _polling: bool = False  # whether the stage polls ``stop``: then a signal only sets the flag, else it ends the cell
 
     def settings(self) -> pl.DataFrame:
-        """Return the notebook's parameters: columns parameter, value (the run's, which counts) and meaning."""
+        """Return the notebook's parameters, one per row: columns parameter, value (of the run) and meaning."""
         values = self.config.model_dump(mode="json")
         columns = {
             "parameter": list(self.parameters),
@@ -134,12 +134,12 @@ class StageSession:
         """Read a table of the run and check it against its schema.
 
         Args:
-            table: its name in ``RunPaths``, such as ``index`` or ``predictions``.
-            fold: the fold, if there is one table per fold; None: this notebook's.
-            without: columns to leave out.
+            table: the table's name in ``RunPaths``, such as ``index`` or ``predictions``.
+            fold: the fold, if there is one table per fold; None: the fold of this notebook.
+            without: names of columns to leave out.
 
         Raises:
-            DataError: it is missing or damaged.
+            DataError: the table is missing or damaged.
         """
         from fvc_lib.services.tables import read_table  # pandera takes half a second to load, and runners read no table
 
@@ -171,28 +171,32 @@ class StageSession:
         )
 
     def progress(self, what: str) -> Report:
-        """Return a callback ``(done, total)``: a bar when live, a line on the runner's terminal when headless."""
+        """Return a callback ``(done, total)`` that shows progress: a bar when live, the runner's line when headless."""
         if self.headless:
             return file_reporter(progress_path(self.paths, self.stage, self.fold), what)
         return bar_reporter(what)
 
     def stop(self) -> bool:
-        """Return whether the stage is to stop; from the first call on, signals set a flag and end no cell."""
+        """Return whether the stage shall stop. After the first call a signal only sets this flag and ends no cell."""
         self._polling = True
         return self.stop_requested
 
     def check(self, claim: str, holds: bool) -> None:
-        """Show that ``claim`` holds, or end the stage.
+        """Print ``claim`` with a check mark.
 
         Raises:
-            DataError: it does not.
+            DataError: ``holds`` is false.
         """
         if not holds:
             raise DataError(f"check failed: {claim}. The record above shows the values; nothing after it was run.")
         print(f"✓ {claim}")
 
     def close(self, *written: Path) -> pl.DataFrame:
-        """Close the logs; the last call of every notebook. Returns columns file (in the run folder) and size_bytes."""
+        """Close the logs; the last call of every notebook.
+
+        Returns:
+            The files ``written``: columns file (relative to the run folder) and size_bytes.
+        """
         if self.at_end is not None:
             self.at_end()
         gc.collect()  # so that the log's last line shows what the notebook really keeps
@@ -207,7 +211,7 @@ class StageSession:
         )
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: end the running cell, or between two cells the next one."""
+        """Handle a signal: end the running cell; between cells send the signal again, so that it ends the next cell."""
         self.stop_requested = True
         if self._polling:
             return
@@ -225,12 +229,12 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     Args:
         stage: the notebook's name without suffix.
         namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
-            ``fold``, and fields of RunConfig. Its ``In``, the cells run so far, has papermill's values.
-        only_looks: it writes no tables; interactively it begins no run and may look at one that is worked on.
+            ``fold``, and fields of RunConfig. Its ``In``, the sources of the cells run so far, has papermill's values.
+        only_looks: whether the notebook only reads a run. Then it never begins one, and another process may work on it.
 
     Raises:
-        UsageError: no such run; the run is being worked on, and the notebook writes into it; a value in the cell was
-            edited that differs from the run's own; or papermill was given a name that no field has.
+        UsageError: there is no such run; another process works on it, and the notebook writes into it; a value that
+            the user edited differs from the run's value; or papermill was given an unknown name.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
     attempt, run_dir, inputs = os.environ.get(ATTEMPT_VARIABLE), str(namespace["run_dir"]), namespace.get("In", ())
@@ -273,7 +277,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
 
 def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
-    """Return the run ``run_dir``, or the newest one; raise ``UsageError`` if there is none."""
+    """Return the run ``run_dir``, or the newest run if it is empty; raise ``UsageError`` if there is no run."""
     runs_dir = Path(resolve_config(values).runs_dir)
     if run_dir == "new" or not (run_dir or list_runs(runs_dir)):
         raise UsageError(
@@ -284,7 +288,7 @@ def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` was called from a cell, whose namespace is ``__main__``."""
+    """Return whether ``frame`` or one of its callers is a cell; the namespace of cells is ``__main__``."""
     while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
         frame = frame.f_back
     return frame is not None

@@ -1,8 +1,9 @@
-"""Shards of a stage: the files of each, its progress, and the files that ended it.
+"""Shards: shares of a stage's files, which several processes handle at the same time.
 
-A shard stores its results by content where the stage's notebook looks first: probe results, clips and features. So the
-notebook's tables do not depend on the shards, and a shard that died does only what is missing. A file at which a shard
-died twice in a row is then done alone; one at which it died alone is rejected.
+A shard stores its results (probe results, clips and features) under the content hash of the file, in the caches that
+the stage's notebook reads. So the notebook's tables do not depend on the shards, and a shard that died only does what is
+missing. If a shard dies twice in a row, the files in work at that time are then handled one at a time. A file that
+kills the shard while it is handled alone is rejected.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ _ALONE_AFTER = 2  # deaths in a row
 
 @dataclass(frozen=True)
 class Shard:
-    """One of ``of`` shares of a stage's files, ``number`` from 0."""
+    """Share ``number`` (from 0) of the ``of`` shares into which a stage's files are divided."""
 
     number: int
     of: int
@@ -36,7 +37,7 @@ class Shard:
         """Parse a text such as ``3/16``, counted from 0.
 
         Raises:
-            UsageError: it is no such text.
+            UsageError: ``text`` does not have this form, or the number is not less than the count.
         """
         number, _, of = text.partition("/")
         if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
@@ -44,7 +45,7 @@ class Shard:
         return cls(int(number), int(of))
 
     def has(self, text: str) -> bool:
-        """Return whether a file, by its path or content hash, belongs to this shard; it belongs to exactly one."""
+        """Return whether the file with path or content hash ``text`` is in this shard; it is in exactly one."""
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
         return int.from_bytes(digest[:8], "big") % self.of == self.number
 
@@ -54,15 +55,15 @@ class Shard:
 
 @dataclass
 class ShardRecord:
-    """The progress of one shard since its last start; ``files`` are paths as workers get them."""
+    """The progress of one shard since its last start. Files are paths as the workers get them."""
 
     state: Literal["running", "done", "stopped", "failed"] = "stopped"
     done: int = 0
     total: int = 0
-    deaths: int = 0  # in a row
-    in_hand: list[str] = field(default_factory=list)  # files; noted from the first death on
-    alone: list[str] = field(default_factory=list)  # files
-    given_up: list[str] = field(default_factory=list)  # files
+    deaths: int = 0  # number of times in a row that its process died
+    in_hand: list[str] = field(default_factory=list)  # files in work; written from the first death on
+    alone: list[str] = field(default_factory=list)  # files to handle one at a time
+    given_up: list[str] = field(default_factory=list)  # rejected files
 
 
 def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
@@ -71,7 +72,7 @@ def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
 
 
 def read_shard(path: Path) -> ShardRecord:
-    """Return the record in ``path``; if it is missing or damaged, that of a shard that has not begun."""
+    """Return the record in ``path``; if it is missing or damaged, the record of a shard that has not begun."""
     try:
         return ShardRecord(**read_json_object(path))
     except TypeError:
@@ -106,7 +107,7 @@ class ShardAtWork:
             self._write()
 
     def end(self, state: Literal["done", "stopped", "failed"]) -> None:
-        """Record how it ended."""
+        """Record how the shard ended."""
         self._now.state, self._now.in_hand = state, []
         if state == "done":
             self._now.deaths, self._now.alone, self._now.done = 0, [], self._now.total
@@ -124,7 +125,7 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     """Lock a shard and keep its record while this process works on it.
 
     Raises:
-        UsageError: another process has it, or the whole run.
+        UsageError: another process works on the shard or on the whole run.
     """
     with run_lock(run, [f"{stage}_shard_{shard}"]):
         at_work = ShardAtWork(record_path(run, stage, shard))
@@ -142,13 +143,13 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
 
 
 def recorded_shards(run: RunPaths) -> dict[str, int]:
-    """Return how many shards each stage last had, of stages with a shard that has begun."""
+    """Return ``{stage: number of shards}`` for stages with a shard that has begun; the newest record counts."""
     paths = sorted(run.shards.glob("*/[!.]*_of_*.json"), key=lambda path: path.stat().st_mtime)
     return {path.parent.name: int(path.stem.partition("_of_")[2]) for path in paths}
 
 
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
-    """Return one line on the shards of a stage: how many are done, their files, and the files that killed one."""
+    """Return one line on a stage's shards: number of shards done, number of files done, and the rejected files."""
     records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]
     done, total = sum(record.done for record in records), sum(record.total for record in records)
     line = f"{stage} shards: {sum(record.state == 'done' for record in records)} of {of} done"

@@ -1,6 +1,7 @@
 """``status.json``: the state of a run and of each of its tasks, readable at any moment.
 
-Every process that works on a run changes the file under its lock, so that jobs never overwrite each other's tasks.
+A task is one notebook of a run (a stage), or one fold of it. Processes lock the file before they change it, so that
+jobs never overwrite each other's tasks.
 """
 
 import json
@@ -20,7 +21,8 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import document_damage, write_document
 from fvc_lib.services.run_paths import RunPaths
 
-# "waiting": the remaining tasks belong to jobs that have not begun; "interactive": begun from a notebook.
+# "waiting": the remaining tasks belong to jobs that have not begun. "interactive": the run was begun from a notebook.
+# "requeue": it was stopped and can be resumed.
 RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "interactive"]
 StageState = Literal["pending", "running", "done", "failed", "interrupted"]
 STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "interrupted"}
@@ -31,7 +33,7 @@ class StageError(BaseModel):
 
     name: str
     message: str
-    cell: int | None = None  # the number in its ``In [n]``
+    cell: int | None = None  # execution number of the cell: n in ``In [n]``
     exit_code: int | None = None  # attribute of its class; None for errors of other libraries
 
 
@@ -46,7 +48,7 @@ class StageStatus(BaseModel):
     started_utc: str | None = None
     finished_utc: str | None = None
     duration_seconds: float | None = None
-    exit_code: int | None = None  # of the table in README
+    exit_code: int | None = None  # its meaning is in a table in README
     peak_rss_bytes: int | None = None  # of the kernel and its children
     last_step: str | None = None  # last progress, for example ``steps 12/40``
     last_metric: str | None = None  # last measurement, for example ``loss 0.31 at step 12 of epoch 3``
@@ -59,7 +61,7 @@ class StageStatus(BaseModel):
 
 
 class RunStatus(BaseModel):
-    """The state of a run; if it is ``shared``, ``state`` and the fields after it follow from the tasks."""
+    """The state of a run. If it is ``shared``, ``follow_tasks`` computes the state from the tasks."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -73,11 +75,11 @@ class RunStatus(BaseModel):
     exit_code: int | None = None
     runner_pid: int | None = None
     runner_host: str | None = None
-    shared: bool = False  # jobs work on it, each on its own tasks; no process has it as a whole
+    shared: bool = False  # whether several jobs work on it, each on other tasks
     stages: dict[str, StageStatus] = Field(default_factory=dict)
 
     def stage(self, key: str) -> StageStatus:
-        """Return the status of task ``key``; add it if it is new."""
+        """Return the status of task ``key``; add a pending one if there is none."""
         return self.stages.setdefault(key, StageStatus())
 
     def write(self, run: RunPaths) -> None:
@@ -85,7 +87,7 @@ class RunStatus(BaseModel):
         write_document(run.status_json, self.model_dump(mode="json"))
 
     def follow_tasks(self) -> None:
-        """Set the state of a shared run, its exit code, times and memory from its tasks."""
+        """Set state, exit code, end, duration and attempt of a shared run from its tasks."""
         stages = list(self.stages.values())
         bad = [stage for state in ("failed", "interrupted") for stage in stages if stage.state == state]
         self.state, self.exit_code = "waiting", None
@@ -132,7 +134,7 @@ def updated_status(run: RunPaths) -> Iterator[RunStatus]:
     """Yield the status of ``run`` to be changed, and write it after the block.
 
     Raises:
-        DataError: as ``read_status``, or another process does not release the file.
+        DataError: as in ``read_status``, or another process keeps the file locked for too long.
     """
     with record_held(run.status_json):
         status = read_status(run)
@@ -151,10 +153,10 @@ def put_stage(run: RunPaths, key: str, stage: StageStatus) -> None:
 
 
 def begin_work(run: RunPaths, plan: Sequence[PlannedTask], own: frozenset[str] | None) -> None:
-    """Write that this process begins to work on ``plan``.
+    """Write into ``status.json`` that this process begins to run ``plan``.
 
     Args:
-        run: the run, locked by this process.
+        run: the run, which this process has locked.
         plan: every task of the run.
         own: keys of the tasks of this process; None: all.
     """
@@ -178,7 +180,7 @@ def begin_work(run: RunPaths, plan: Sequence[PlannedTask], own: frozenset[str] |
 
 
 def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
-    """Write how this process leaves the run after working on it for ``seconds``."""
+    """Write into ``status.json`` how this process ended, and add ``seconds``, its duration."""
     with updated_status(run) as status:
         status.duration_seconds = round((status.duration_seconds or 0.0) + seconds, 3)
         all_done = all(stage.state == "done" for stage in status.stages.values())
@@ -197,7 +199,7 @@ def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
 
 
 def status_now(run: RunPaths) -> RunStatus:
-    """Return the status; a task or run whose process has gone counts as interrupted.
+    """Return the status of ``run``; a running task or run without a living process becomes interrupted.
 
     Raises:
         DataError: as ``read_status``.

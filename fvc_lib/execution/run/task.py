@@ -1,6 +1,7 @@
-"""One task's life: execute its notebook, watch the kernel, judge how it ended, and leave its record in place.
+"""Execute one task: run its notebook, watch the kernel, find out how it ended, and write its record.
 
-The exit code of a failed cell is the attribute ``exit_code`` of its exception; of a dead kernel it is 137 or 138.
+A task is one notebook of a run, or one fold of it. The record is the executed notebook. If a cell fails, the exit code
+is the attribute ``exit_code`` of its exception. If the kernel dies, it is 137 or 138.
 """
 
 import errno
@@ -48,21 +49,22 @@ KERNEL_ENVIRONMENT = {
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` with the allocator's settings, which count before torch starts, and this code on the path."""
+    """Return ``environ`` with this checkout on PYTHONPATH, and with allocator settings, which torch reads at start."""
     path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
     return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ, "PYTHONPATH": path}
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:
-    """Return the id of this process's SLURM job, ``123`` or in an array ``123_4``; None outside one."""
+    """Return the id of this process's SLURM job, ``123``, or ``123_4`` in an array; None outside a SLURM job."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """Return how often the system has killed for memory in this process's control group; None without a counter.
+    """Return how many processes of this process's control group the system has killed for memory.
 
-    The nearest group that has a counter counts. ``root`` is the root of ``/proc`` and ``/sys``.
+    The innermost group that has a counter is read; None if no group has one. ``root`` has the folders ``proc`` and
+    ``sys``.
     """
     for _, folder in control_groups(root):
         for counter in ("memory.events", "memory.oom_control"):  # of version 2 and 1
@@ -73,7 +75,10 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSONL file, the last first: whole lines of its last 256 kB; none if it is missing."""
+    """Yield the objects in the last 256 kB of a JSONL file, the last line first; none if the file is missing.
+
+    Lines that are incomplete or no JSON objects are skipped.
+    """
     try:
         with path.open("rb") as stream:
             start = max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES)
@@ -89,7 +94,7 @@ def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
-    """Return the last row of the loss in ``attempt``, else its last row; None if it logged none."""
+    """Return the last row of metric ``loss`` in ``attempt``, else the attempt's last row; None if it has no row."""
     newest = None
     for row in rows_from_the_end(path):
         if row.get("attempt") != attempt or not isinstance(row.get("value"), float | int | None):
@@ -101,13 +106,13 @@ def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
 
 
 def metric_text(row: Mapping[str, Any]) -> str:
-    """Return such as ``loss 0.31 (train) at step 12 of epoch 3``."""
+    """Return a row of the metric log as text, for example ``loss 0.31 (train) at step 12 of epoch 3``."""
     value = "not a number" if row.get("value") is None else f"{row['value']:.4g}"
     return f"{row.get('metric')} {value} ({row.get('phase')}) at step {row.get('step')} of epoch {row.get('epoch')}"
 
 
 def duration(seconds: float) -> str:
-    """Return such as ``42 s``, ``3:05 min`` or ``2:03 h``."""
+    """Return a duration as text, for example ``42 s``, ``3:05 min`` or ``2:03 h``."""
     whole = round(seconds)
     if whole < 100:
         return f"{whole} s"
@@ -117,10 +122,10 @@ def duration(seconds: float) -> str:
 
 
 class KernelWatch:
-    """Samples the resident memory of a process and its children in a thread until ``stop``.
+    """Measures the resident memory of a process and its children every 0.2 s in a thread, until ``stop``.
 
-    ``peak_rss_bytes`` is the largest of the sampled sum over the tree and the kernel's own high-water mark (VmHWM),
-    which a stage resets when its phase changes.
+    ``peak_rss_bytes`` is the largest value of two: the measured sum over all these processes, and the kernel process's
+    high-water mark (Linux: VmHWM). A stage resets that mark when its phase changes.
     """
 
     def __init__(self) -> None:
@@ -137,7 +142,7 @@ class KernelWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling; harmless when never started."""
+        """Stop measuring; does nothing if ``start`` was not called."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -149,7 +154,7 @@ class KernelWatch:
                 psutil.Process(self.pid).send_signal(number)
 
     def oom_kills(self) -> int | None:
-        """Return how often the system has killed for memory since this watch was made; None without a counter."""
+        """Return how many processes were killed for memory since this watch was made; None without a counter."""
         now = oom_kills()
         return None if now is None or self._oom_kills is None else max(0, now - self._oom_kills)
 
@@ -170,8 +175,8 @@ class TaskRun:
         config: its parameters.
         task: the task.
         notebook: its notebook.
-        attempt: from 1.
-        extra_environment: variables that the kernel gets on top of this process's.
+        attempt: the number of this attempt, from 1.
+        extra_environment: variables that the kernel gets in addition to the variables of this process.
     """
 
     def __init__(
@@ -234,7 +239,10 @@ class TaskRun:
         self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
 
     def line(self) -> str:
-        """Return the task's line for the terminal, the most important first, because a narrow one cuts the end."""
+        """Return the task's progress line: key, time, progress, loss, time left, memory.
+
+        The most important parts come first, because a narrow terminal cuts the end.
+        """
         now, progress = time.monotonic(), read_progress(self._progress_path)
         parts = [self.task.key, duration(now - self._started)]
         if progress is not None:
@@ -297,8 +305,8 @@ def judge(
         outcome: the engine's result.
         kills: number of processes that the system killed for memory in the control group; None without a counter.
         peak_bytes: the largest memory of the kernel and its children.
-        outputs: files that a success leaves.
-        signals: the signals that the kernel was sent.
+        outputs: files that must exist after a success.
+        signals: the signals that were sent to the kernel, in order.
     """
     error, code = outcome.error, outcome.return_code or 0
     stage.oom_kills, stage.error, stage.killed_by = kills, None, None
@@ -342,14 +350,14 @@ def _killed_text(kills: int | None) -> str:
 
 
 def exit_code_of_signals(numbers: Sequence[int]) -> int:
-    """Return 130 after Ctrl-C, 75 after one SIGTERM or SIGUSR1, 143 after two."""
+    """Return the exit code of a stopped run: 130 after SIGINT (Ctrl-C), else 75 after one signal, 143 after more."""
     if signal.SIGINT in numbers:
         return 130
     return STOPPED if len(numbers) == 1 else 143
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` and the like."""
+    """Return the name of a signal, for example ``SIGKILL``."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -357,16 +365,16 @@ def signal_name(number: int) -> str:
 
 
 def advice_after(stage: StageStatus, config: RunConfig, samples: Path, environ: Mapping[str, str]) -> str | None:
-    """Return one sentence that says what to change before the next try.
+    """Return a sentence that says what to change before the next attempt, mostly to save memory.
 
     Args:
-        stage: how it ended.
-        config: the run's.
-        samples: its memory log, whose last line has the phase that it died in.
-        environ: its kernel's environment.
+        stage: how the task ended.
+        config: the run's parameters.
+        samples: the task's memory log, whose last line has the phase in which it died.
+        environ: the kernel's environment variables.
 
     Returns:
-        None where nothing is to be changed, or the error's own message says it.
+        The sentence; None if nothing has to change, or if the error's message already says it.
     """
     memory_error = stage.error is not None and "Memory" in stage.error.name
     if stage.state == "interrupted":
@@ -386,7 +394,10 @@ def advice_after(stage: StageStatus, config: RunConfig, samples: Path, environ: 
 
 
 def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
-    """Return the terminal's lines on how ``task`` ended: one for a success, else three with place and command."""
+    """Return the terminal's lines on how ``task`` ended.
+
+    One line for a success; else three: what happened, where, and the command that continues.
+    """
     first = f"{task.key:<28} {stage.state:<12} {stage.duration_seconds or 0.0:7.1f} s"
     if stage.state == "done":
         return [f"{first}  peak {(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"]
@@ -399,7 +410,7 @@ def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
 
 
 def what_happened(stage: StageStatus) -> str:
-    """Return one line: the error and its cell, or what ended the kernel."""
+    """Return one line that names the error and its cell, or what ended the kernel."""
     what = stage.reason or "it ended"
     if stage.error is not None:
         place = f" (cell In [{stage.error.cell}])" if stage.error.cell else ""
@@ -411,13 +422,13 @@ def what_happened(stage: StageStatus) -> str:
 
 
 def where_it_was(stage: StageStatus) -> str:
-    """Return one line: the last step and metric, and the peak memory."""
+    """Return one line with the last step, the last metric and the peak memory."""
     peak = f"peak memory {(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"
     return "; ".join([*filter(None, (stage.last_step, stage.last_metric)), peak])
 
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
-    """Return one line with the command that goes on; after a usage or data error also the one that forks the run."""
+    """Return a line with the command that continues the run; after a usage or data error also the one for a fork."""
     submitted = stage.job_id and run.slurm.is_dir()
     command = command_text("--resume", run.root, *(["--executor", "slurm"] if submitted else []))
     if stage.advice:
@@ -431,10 +442,10 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
 
 
 def record_end(record: Path, lines: Sequence[str], stage: StageStatus) -> None:
-    """Write into the notebook ``record`` how its task ended: a banner with ``lines``, and an error at the cell.
+    """Write into the notebook ``record`` how its task ended: a banner cell with ``lines``, and an error at the cell.
 
-    A cell that was asked to stop is ``stopped``, not failed. The banner carries papermill's tag, so that a repetition
-    removes it.
+    If the task was interrupted, the cell gets the status ``stopped`` instead of ``failed``. The banner has papermill's
+    tag for errors, so that papermill removes it when the notebook is executed again.
     """
     notebook = json.loads(record.read_text(encoding="utf-8", errors="replace"))
     is_stop = stage.state == "interrupted"

@@ -1,8 +1,8 @@
 """Find the run that a command or notebook works on: resumed, forked, or begun from a notebook.
 
-A run is never changed into another experiment. A fork is a new run with changed parameters: it copies the finished
-stages that the change does not touch, and a training goes on from its checkpoint only if all that it depends on is the
-same. An interactive notebook works on the newest run with that run's parameters.
+A run never changes into another experiment. A fork is a new run with changed parameters. It copies the finished stages
+that do not depend on the changed parameters. An unfinished training continues from its checkpoint only if everything
+that it depends on is the same. An interactive notebook works on the newest run, with the parameters of that run.
 """
 
 import shutil
@@ -57,8 +57,8 @@ Change = tuple[object, object]
 class GivenValues:
     """The parameters that a command was given."""
 
-    names: frozenset[str]  # set anywhere, the environment included
-    written: frozenset[str]  # on the command line or in a params file: meant for this command
+    names: frozenset[str]  # names set anywhere, also in the environment
+    written: frozenset[str]  # names set on the command line or in a params file, which are meant for this command
     config: RunConfig
 
 
@@ -68,10 +68,10 @@ def given_values(
     values: Sequence[tuple[str, str]] = (),
     options: Mapping[str, Any] | None = None,
 ) -> GivenValues:
-    """Merge the params files, YAML texts, names with values and options of a command.
+    """Merge a command's params files, YAML texts, ``values`` (pairs of name and text) and options; later ones win.
 
     Raises:
-        UsageError: an unknown name, a value that is not of its type, or a file that cannot be read.
+        UsageError: a name is unknown, a value does not have the parameter's type, or a file cannot be read.
     """
     from_files: dict[str, Any] = {}
     for path in params_files:
@@ -95,10 +95,10 @@ def given_values(
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return ``config`` with absolute paths, because a kernel works in the notebooks' folder.
 
-    Weights of the hub are fetched now.
+    Weights on the Hugging Face hub are downloaded now, and their id is replaced by the local path.
 
     Raises:
-        UsageError: weights of the hub may not or cannot be fetched.
+        UsageError: such weights may not or cannot be downloaded.
     """
     changed: dict[str, Any] = {}
     for name in ("model_weights", "backbone_weights"):
@@ -121,7 +121,7 @@ def _demo_params(task: str) -> Path:
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
-    """Return a warning if the values do not suit the corpus; else an empty text."""
+    """Return a warning if the demo's values are used on the user's own corpus, or the reverse; else an empty text."""
     task, path = TASKS[config.task], _demo_params(config.task)
     if task.name == DEFAULT_TASK and not config.corpus and config.model == RunConfig.model_fields["model"].default:
         return (
@@ -141,18 +141,18 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
 
 
 def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str], remedy: str = "") -> RunConfig:
-    """Return the run's configuration, with those changes that are allowed between attempts.
+    """Return the run's configuration with the command's values, if they may change between attempts.
 
-    ``num_ranks auto`` keeps the number that it had when the run was made.
+    If the command says ``num_ranks auto``, the number of the run stays.
 
     Args:
         run: the run.
         given: the command's values.
-        arguments: the typed arguments, of which the error makes the command of a fork.
-        remedy: a sentence for the error; empty: what helps on the command line.
+        arguments: the arguments as typed, from which the error's text makes the command of a fork.
+        remedy: a sentence for the error; empty: the advice for the command line.
 
     Raises:
-        UsageError: a parameter was given that differs from the run's own and could change its numbers.
+        UsageError: a given parameter differs from the run's value and could change its results.
     """
     own = run_config(run)
     wanted = _with_written(own, given)
@@ -170,10 +170,10 @@ def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str]
 
 
 def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
-    """Return the run's configuration with all changes, for a new run.
+    """Return the run's configuration with all values of the command, for a new run in the same experiment.
 
     Raises:
-        UsageError: nothing differs, or the run is being worked on.
+        UsageError: no value differs, or a process works on the run.
     """
     own = run_config(run)
     if is_worked_on(run):
@@ -190,13 +190,16 @@ def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
 
 
 def _with_written(own: RunConfig, given: GivenValues) -> RunConfig:
-    """Return ``own`` with this command's values, and with the environment's where machines may differ."""
+    """Return ``own`` with the values written for this command.
+
+    Values of the environment count only for parameters that may change when a run is resumed, such as memory.
+    """
     names = (given.written | (given.names & MAY_CHANGE_ON_RESUME)) - OF_THE_FOLDER
     return own.model_copy(update={name: getattr(given.config, name) for name in names})
 
 
 def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
-    """Return (old, new) JSON values by name, except of the folder."""
+    """Return ``{name: (old, new)}``, JSON values, for the parameters that differ, except those of the run's folder."""
     before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
     names = [name for name in before if name not in OF_THE_FOLDER]
     changed = [name for name in names if before[name] != after[name] and own.identity(name) != wanted.identity(name)]
@@ -204,26 +207,26 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
 
 
 def in_words(changed: Mapping[str, Change]) -> str:
-    """Return such as ``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
+    """Return the changes as text, for example ``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
 def tasks_of_fork(
     ancestor: RunPaths, notebooks: Mapping[str, Notebook], plan: Sequence[PlannedTask], changed: Collection[str]
 ) -> tuple[list[Task], list[Task]]:
-    """Return the finished tasks that a fork copies, and the trainings that go on from their checkpoints.
+    """Return ``(copied, continued)``: the finished tasks that a fork copies, and the trainings that it continues.
 
     Args:
         ancestor: the run to fork.
         notebooks: the notebooks by stage name.
-        plan: made for ``ancestor`` with the new configuration, without any stage asked for by name.
+        plan: the plan for ``ancestor`` with the new configuration, made without ``only``, ``start`` and ``force``.
         changed: names of the parameters that differ.
     """
     stale, config = {planned.task.stage.name for planned in plan if planned.run}, run_config(ancestor)
     kept, carried = [], []
     for planned in plan:
         stage, fold = planned.task.stage, planned.task.fold
-        # A finished training whose inputs may come out the same is copied; the fork's own plan decides.
+        # Copy a finished training whose inputs may come out the same; the fork's plan decides whether it runs.
         if not planned.run or (planned.only_if_changed and stage.trains):
             kept.append(planned.task)
         elif stage.trains and not stale & stage.reads(config) and not configuration.STARTS_ANEW.intersection(changed):
@@ -235,7 +238,7 @@ def tasks_of_fork(
 
 
 def take_over(ancestor: RunPaths, fork: RunPaths, kept: Sequence[Task], carried: Sequence[Task]) -> None:
-    """Copy the files of ``kept`` tasks, and the training state of ``carried`` ones, into the new folder ``fork``."""
+    """Copy all files of the tasks ``kept`` and the training state of the tasks ``carried`` into the run ``fork``."""
     before, status = read_status(ancestor), read_status(fork)
     for task in (*kept, *carried):
         folder = ancestor.training_checkpoints(task.stage.name, task.fold)
@@ -264,18 +267,22 @@ def take_over(ancestor: RunPaths, fork: RunPaths, kept: Sequence[Task], carried:
 def open_run(
     stage: str, run_dir: str, values: Mapping[str, Any], *, command: str, state: RunState = "running"
 ) -> tuple[RunPaths, RunConfig, bool]:
-    """Return the run that a stage's notebook works on, its configuration, and whether it was begun now.
+    """Find or begin the run that a stage's notebook works on.
 
     Args:
         stage: the notebook's name.
-        run_dir: the run; empty: the newest run of the stage's task, else a new one; ``new``: a new one.
+        run_dir: the run; empty: the newest run with the stage's kind of task (video, image or video_text), or a new
+            run if there is none; ``new``: a new run.
         values: the values that the user has set.
         command: the command that was typed, for the run's record.
         state: the status of a new run.
 
+    Returns:
+        The run, its configuration, and whether this call began it.
+
     Raises:
-        UsageError: no such run; a value differs from the run's own and could change its numbers; or the stage reads
-            other stages' tables, which a new run does not have.
+        UsageError: there is no such run; a value differs from the run's value and could change its results; or the
+            stage reads other stages' tables, which a new run does not have.
     """
     task = TASK_OF_STAGE.get(stage)
     of_task = {"task": task} if task else {}
@@ -320,22 +327,22 @@ def edited_values(cell: Mapping[str, Any], task: str | None) -> dict[str, Any]:
 
 
 def _task_of(run: RunPaths) -> str | None:
-    """Return the task of a run; None if its parameters cannot be read."""
+    """Return a run's parameter ``task`` (video, image or video_text); None if its parameters cannot be read."""
     with suppress(FvcError):
         return run_config(run).task
     return None
 
 
 def as_text(value: object) -> str:
-    """Return a value as the command line takes it: a list with commas between its parts."""
+    """Return a value as text for the command line; the items of a list are separated by commas."""
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
-    """Refuse unknown names in papermill's cell among ``inputs``, the cells that have run.
+    """Check the names in the cell that papermill has injected; ``inputs`` are the sources of the cells run so far.
 
     Raises:
-        UsageError: a name that no field and no stage has; the message has the nearest field.
+        UsageError: a name is neither a configuration field nor a stage's parameter; the message has a similar name.
     """
     for cell in inputs:
         for name in parse_parameters(cell, Path(f"{stage}.ipynb")) if cell.startswith(_INJECTED) else ():
@@ -346,14 +353,14 @@ def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
 def begin_interactive(
     run: RunPaths, stage: str, fold: int | None, config: RunConfig, inputs: Sequence[str]
 ) -> Callable[[], None]:
-    """Note the code of an interactive training, and return the function to call at the end of its notebook.
+    """Record the code of an interactive training, and return the function to call at the end of its notebook.
 
-    That function records the finished stage, so that ``--resume`` goes on after it. It records nothing if cells
-    (``inputs``) were edited, left out or run twice, or if code or inputs changed meanwhile. A training that has begun
-    is left alone.
+    The returned function records the stage as finished, so that ``--resume`` continues after it. It records nothing if
+    cells (``inputs``: the sources of the cells run so far) were edited, left out or run twice, or if code or inputs of
+    the stage changed meanwhile. If a training has begun before, its record of the code is not changed.
 
     Raises:
-        UsageError: a process works on the run.
+        UsageError: another process works on the run.
         OSError: the run folder cannot be written.
     """
     if is_worked_on(run):
