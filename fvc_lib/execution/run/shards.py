@@ -1,7 +1,7 @@
 """Shards: shares of a stage's files, which several processes handle at the same time.
 
 A shard stores its results (probe results, clips and features) under the content hash of the file, in the caches that
-the stage's notebook reads. So the notebook's tables do not depend on the shards, and a shard that died only does what is
+the stage's notebook reads. So the notebook's tables do not depend on the shards. A shard that died does only what is
 missing. If a shard dies twice in a row, the files in work at that time are then handled one at a time. A file that
 kills the shard while it is handled alone is rejected.
 """
