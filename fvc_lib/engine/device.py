@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComputeDevice:
-    """A resolved device. ``amp_dtype`` is None where training runs in float32."""
+    """The device of a training, its name and its settings; ``amp_dtype`` is None for training in float32."""
 
     device: torch.device
     amp_dtype: torch.dtype | None
@@ -36,7 +36,7 @@ class ComputeDevice:
 
 
 def accelerated(model: nn.Module, compute: ComputeDevice) -> nn.Module:
-    """Move ``model`` to the device, with convolutions in the layout that ``channels_last`` asks for.
+    """Move ``model`` to the device; with ``channels_last`` give its convolution weights that memory format.
 
     Raises:
         UsageError: the model has no convolution for ``channels_last``.
@@ -56,12 +56,12 @@ def accelerated(model: nn.Module, compute: ComputeDevice) -> nn.Module:
 def resolve_device(
     request: str = "auto", amp: str = "auto", accelerations: tuple[Acceleration, ...] = ()
 ) -> ComputeDevice:
-    """Return the device: ``auto`` is cuda, else mps, else cpu.
+    """Return the requested device; ``auto`` chooses cuda, else mps, else cpu.
 
-    ``amp="auto"`` is bfloat16 or float16 on cuda, float32 elsewhere.
+    ``amp="auto"`` means bfloat16 on cuda, or float16 where the GPU lacks it. All else means float32.
 
     Raises:
-        UsageError: the requested device is not there, or lacks what one of ``accelerations`` needs.
+        UsageError: the requested device is not available, or lacks what one of ``accelerations`` needs.
     """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(name for name, there in present.items() if there) if request == "auto" else request
@@ -83,15 +83,15 @@ def resolve_device(
 
 
 def training_device(config: "RunConfig") -> ComputeDevice:
-    """Return ``resolve_device`` of a run's parameters."""
+    """Return the device that the run's parameters ``config`` request."""
     return resolve_device(config.device, config.amp, config.accelerations)
 
 
 @contextmanager
 def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
-    """Choose CUDA's kernels as ``compute`` asks; put torch's settings back at the end.
+    """Select CUDA's kernels for ``compute`` within the block, and restore torch's settings at the end.
 
-    Mixed precision computes float32 products in TF32. ``cudnn_benchmark`` lets cuDNN try its algorithms.
+    With mixed precision, float32 products are computed in TF32. ``cudnn_benchmark`` lets cuDNN time its algorithms.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
@@ -114,9 +114,10 @@ def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | No
 
 @contextmanager
 def deterministic_algorithms(device: torch.device) -> Iterator[None]:
-    """Refuse operations that give different sums from run to run; on the CPU only, elsewhere some have no other.
+    """Within the block, make torch raise at operations whose results vary from run to run; only on the CPU.
 
-    Not with ``torch.use_deterministic_algorithms``, which imports torch's compiler to tell it as well.
+    Other devices lack a deterministic version of some operations. ``torch.use_deterministic_algorithms`` is not used,
+    because it imports torch's compiler.
     """
     settings = torch.utils.deterministic
     before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -131,9 +132,9 @@ def deterministic_algorithms(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Build networks on torch's meta device: names and shapes, no values.
+    """Within the block, build networks on torch's meta device: tensors have shapes, but no values.
 
-    Torch's warning that weights read into such a network go nowhere is silenced.
+    Torch's warning that loading weights into such a network has no effect is silenced.
     """
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
@@ -141,22 +142,22 @@ def without_memory() -> Iterator[None]:
 
 
 def clips_in_a_pass(device: torch.device, batch_size: int) -> int:
-    """Return the number of clips of every forward pass whose results are stored.
+    """Return the number of clips in a forward pass whose results are stored: 1 on a CPU, else ``batch_size``.
 
-    Rounding depends on the shape of a batch, so all batches have the same shape. A CPU takes one clip at a time, which
-    is about as fast; other devices take ``batch_size`` (``filled_up``).
+    Rounding depends on the shape of a batch, so all batches have the same shape (``filled_up``). On a CPU single clips
+    are about as fast.
     """
     return 1 if device.type == "cpu" else batch_size
 
 
 def filled_up(clips: Tensor, number: int) -> Tensor:
-    """Repeat the last of ``clips`` (B, ...) until there are ``number``."""
+    """Return ``clips`` (B, ...), with the last one repeated until there are ``number`` clips."""
     missing = number - len(clips)
     return torch.cat([clips, clips[-1:].expand(missing, *clips.shape[1:])]) if missing > 0 else clips
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Give torch's cached blocks back to the device: after an out-of-memory and between stages, never per batch."""
+    """Return torch's cached memory to the device. This is slow, so never call it for every batch."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -164,20 +165,20 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def give_back_unused() -> None:
-    """Collect garbage and return the C library's free memory to the system: a training leaves hundreds of MB of it."""
+    """Collect garbage and return the C library's free memory (hundreds of MB after a training) to the system."""
     gc.collect()
     give_back_freed()
 
 
 def finished_at(device: torch.device) -> float:
-    """Return seconds of a monotonic clock, once the device has finished its work."""
+    """Wait until the device has finished its work; return the time of a monotonic clock in seconds."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
 def peak_device_bytes(device: torch.device) -> int | None:
-    """Return torch's peak of allocated bytes on an accelerator; None on the CPU, where resident memory counts."""
+    """Return the peak of the bytes that torch allocated on a CUDA device; None on other devices."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
@@ -195,7 +196,7 @@ def _cuda_memory(device: torch.device) -> DeviceMemory:
 
 
 class _MpsMemory:
-    """Metal keeps no peak, so the largest seen stands for it."""
+    """Read the memory of an Apple GPU; the peak is the largest value read so far, as Metal records none."""
 
     def __init__(self) -> None:
         self._most = 0
@@ -213,24 +214,27 @@ class _MpsMemory:
 
 @runtime_checkable
 class Recomputable(Protocol):
-    """A model that can compute activations again in the backward pass instead of keeping them (gradient checkpointing,
+    """A model that can recompute activations in the backward pass instead of storing them (gradient checkpointing,
     Chen et al., "Training deep nets with sublinear memory cost", 2016).
     """
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
-        """Modules, none inside another, whose forward depends on inputs, weights and torch's random state only."""
+        """Return modules, none inside another, to recompute.
+
+        Their forward pass must depend only on inputs, weights and torch's random state.
+        """
         ...
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Keep only the inputs of ``model``'s blocks for the backward pass, from now on. Done twice it is done once.
+    """Turn on gradient checkpointing: store only the inputs of ``model``'s blocks for the backward pass.
 
-    Parameter and buffer names stay, and the model can still be pickled and copied. Torch's random state is restored
-    for the second forward pass, so dropout drops the same. A block in training mode that changes a buffer of its own
-    (batch norm's running statistics) would change it twice and is refused.
+    A second call changes nothing. Parameter and buffer names stay, and the model can still be pickled and copied.
+    Torch's random state is restored for the second forward pass, so dropout uses the same masks. A block that updates
+    a buffer in training mode (batch norm's running statistics) would update it twice and is refused.
 
     Raises:
-        UsageError: the model names no blocks, or a block holds a batch norm.
+        UsageError: the model has no ``recomputable_blocks``, or a block has a batch norm with running statistics.
     """
     name, mode = type(model).__name__, model.training
     if not isinstance(model, Recomputable):
@@ -267,7 +271,7 @@ class _RecomputedForward:
 
 
 def training_batch_norms(model: nn.Module) -> list[str]:
-    """Return the names of the batch norms that take their statistics from the batch, as ``model`` stands now."""
+    """Return the names of the batch norms that are in training mode now."""
     batch_norm = nn.modules.batchnorm._BatchNorm
     return [name for name, part in model.named_modules() if isinstance(part, batch_norm) and part.training]
 
@@ -285,24 +289,24 @@ class Precision:
         self.scaler = self._new_scaler()
 
     def restore_scaler(self, state: dict[str, Any]) -> None:
-        """Replace the scaler by one in ``state``; the old one may have been left in the middle of a step."""
+        """Replace the scaler by a new one with ``state``, since the old one may have stopped within a step."""
         self.scaler = self._new_scaler()
         self.scaler.load_state_dict(state)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Cast forward passes and losses where precision is mixed."""
+        """Return a context for forward passes and losses; it casts to the lower precision if precision is mixed."""
         if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
             return nullcontext()
         return torch.autocast(self._device_type, dtype=self._amp_dtype)
 
     @property
     def scales_losses(self) -> bool:
-        """Return whether the scaler handles infinite gradients: it skips the step and lowers its scale."""
+        """Whether losses are scaled (float16); then the scaler skips steps with infinite gradients."""
         return bool(self.scaler.is_enabled())
 
     @property
     def overflow_is_normal(self) -> bool:
-        """Return whether the scale may cause an infinite gradient; below 1 the model or the data do."""
+        """Whether an infinite gradient may be due to the loss scale: losses are scaled, by at least 1."""
         return self.scales_losses and float(self.scaler.get_scale()) >= 1
 
     def _new_scaler(self) -> torch.amp.GradScaler:

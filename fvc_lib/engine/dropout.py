@@ -1,8 +1,9 @@
-"""Draw dropout for each sample of an effective batch alone, so that no split of the batch changes the result.
+"""Draw dropout separately for every sample of an effective batch, so that no split of the batch changes the result.
 
-A layer's own call draws one number from torch's random state, which begins alike in every part of an effective batch
-and which gradient checkpointing puts back for its second forward pass. From this number and from the sample's place in
-the effective batch follow the sample's draws: the same in any micro-batch, on any rank, and after a resume.
+Every call of a dropout layer draws one number from torch's random state. That state is the same at the beginning of
+every part of an effective batch, and gradient checkpointing restores it for its second forward pass. This number and
+the sample's index in the effective batch seed the sample's mask. So the mask is the same in any micro-batch, on any
+rank (process), and after a resume.
 
 This covers ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d``. Other random draws in a forward pass are
 made for a whole micro-batch at once, and are refused where an effective batch is split.
@@ -40,7 +41,7 @@ class DropoutSplitError(FvcError):
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a forward pass."""
+    """The position of a forward pass's samples in the effective batch, and their seed."""
 
     first: int  # place of the first one in the effective batch
     count: int
@@ -49,9 +50,9 @@ class Samples:
 
 
 class SampleDropout:
-    """Replaces the forward pass of ``model``'s dropout layers while ``samples`` names the samples.
+    """Replace the forward pass of ``model``'s dropout layers while ``samples`` is set.
 
-    Names of parameters and buffers stay. Where ``samples`` is None the layers are torch's own.
+    Names of parameters and buffers stay. While ``samples`` is None the layers behave as in torch.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -72,22 +73,24 @@ class SampleDropout:
 
     @property
     def is_to_be_checked(self) -> bool:
-        """Return whether ``check`` would compute anything."""
+        """Whether the model has active dropout layers that ``check`` has not compared yet."""
         return self._active and not self._checked
 
     def of(self, samples: Samples | None) -> None:
-        """Set the samples of the next forward and backward passes."""
+        """Set the samples of the next forward and backward passes; None: use torch's dropout."""
         self.samples, self._num_passes = samples, 0
 
     def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:
-        """Compare, once, the layers' inputs for two samples together and for each alone.
+        """Compare the dropout layers' inputs for two samples computed together with those of either sample alone.
+
+        Further calls do nothing.
 
         Args:
-            batch: of at least one sample.
-            forward: computes samples that begin at a place, after calling ``of``.
+            batch: has at least one sample; a single one is used twice.
+            forward: takes the index of the first sample and the samples, calls ``of`` and runs the model.
 
         Raises:
-            DropoutSplitError: a layer's input has other rows than the samples', one sample after the other.
+            DropoutSplitError: the first dimension of a layer's input does not hold one sample after the other.
         """
         if not self.is_to_be_checked:
             return
@@ -168,7 +171,10 @@ class SampleDropout:
         )
 
     def _refuse_other_draws(self, before: dict[str, Tensor]) -> None:
-        """Refuse changes of a random state beyond this class's own draws: they are made for a whole part at once."""
+        """Raise ``DropoutSplitError`` if the random state changed by more than the draws of this class.
+
+        Other draws are made for a whole micro-batch at once, so they depend on the split.
+        """
         expected = torch.Generator()
         expected.set_state(before["torch"])
         for _ in range(self._num_draws):
@@ -192,7 +198,7 @@ class SampleDropout:
 
 
 def _mask_shape(layer: nn.Module, values: Tensor) -> tuple[int, ...]:
-    """Return the shape of the mask: each number is dropped alone, or whole channels, as torch's layers do."""
+    """Return the shape of the mask: that of ``values`` for ``nn.Dropout``, else with size 1 after the channels."""
     kind, batched = _FORWARDS[type(layer).forward]
     if kind is nn.Dropout:
         return tuple(values.shape)

@@ -1,7 +1,7 @@
 """Order the samples of an epoch, cut them into batches, and load the batches.
 
-The order is a pure function of epoch and seed, so that a training can go on from any position in it. Batches are the
-same with any number of loader processes, and when one of them dies.
+The order depends only on the data, epoch and seed, so a training can resume at any position. Batches are the same with
+any number of loader processes, and after the death of a loader process.
 """
 
 import re
@@ -42,13 +42,13 @@ def epoch_order(
 ) -> IntArray:
     """Return (num_samples,) int64 sample indices for one epoch.
 
-    Without ``classes`` a permutation. With ``classes`` (num_samples,) every class gets an equal share of the places
-    (they differ by at most one): a rare class's samples come several times, each as often as the others of its class
-    but for one; a common class's are thinned out, without repetition. With ``batch_size``, each effective batch
-    (the last may be smaller) is shared out like that.
+    Without ``classes`` it is a permutation. With ``classes`` (num_samples,) every class occurs equally often, up to a
+    difference of one. Samples of a rare class are repeated; their numbers of repetitions differ by at most one. Of a
+    common class only some samples occur, without repetition. With ``batch_size`` also the classes of every effective
+    batch (the last may be smaller) occur equally often, up to one.
 
-    With ``stream`` samples are drawn as a shuffle buffer draws them: shards come in a drawn order, their samples go one
-    after the other into a buffer of that many, and each that comes in takes the place of one drawn from it.
+    With ``stream`` samples come in the order of a shuffle buffer. Shards are read in random order, and their samples
+    fill a buffer of ``stream.buffer`` samples. Every further sample replaces a random one, which is the next in order.
     """
     generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
     shard_order = generator.permutation(int(stream.shards.max()) + 1) if stream is not None else None
@@ -80,14 +80,14 @@ def epoch_order(
 
 
 def _even_shares(num_places: int, num_kinds: int, generator: np.random.Generator) -> IntArray:
-    """Return (num_kinds,) numbers that differ by at most one and add up to ``num_places``; the larger are drawn."""
+    """Return (num_kinds,) numbers that sum to ``num_places`` and differ by at most one, the larger at random."""
     shares = np.full(num_kinds, num_places // num_kinds)
     shares[generator.permutation(num_kinds)[: num_places % num_kinds]] += 1
     return shares
 
 
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
-    """Cut ``order`` into effective batches of ``size`` (the last may be smaller), from number ``first`` on."""
+    """Cut ``order`` into batches of ``size`` samples (the last may be smaller); leave out the ``first`` batches."""
     return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
 
 
@@ -97,9 +97,9 @@ def batch_size_of(num_samples: int, size: int, number: int) -> int:
 
 
 def share(indices: list[int], rank: int, num_ranks: int) -> list[int]:
-    """Return the part of one effective batch that ``rank`` computes: neighbours, as even as can be, maybe none.
+    """Return the contiguous part of ``indices`` (one effective batch) that ``rank`` (a process) computes.
 
-    The ranks' shares one after the other are the batch.
+    Sizes differ by at most one between ranks, so a part may be empty. The parts in rank order make up ``indices``.
     """
     return indices[len(indices) * rank // num_ranks : len(indices) * (rank + 1) // num_ranks]
 
@@ -125,7 +125,7 @@ class LoaderDiedError(FvcError):
 
 
 class PlannedBatch(NamedTuple):
-    """One batch of a plan: the number of its data set, the epoch (None: the data as they are), and its samples."""
+    """One batch to load: the index of its data set, its epoch (None: no epoch is set), and its sample indices."""
 
     data_set: int
     epoch: int | None
@@ -140,7 +140,7 @@ def load_batches(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Batch]:
-    """Load the samples of each list in ``batches``, as ``load_planned``."""
+    """Load one batch per list of sample indices in ``batches``; otherwise like ``load_planned``."""
     plan = (PlannedBatch(0, None, samples) for samples in batches)
     return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
 
@@ -153,18 +153,17 @@ def load_planned(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Generator[Batch]:
-    """Load the batches of ``plan`` in order, stacked on the CPU; without samples a batch is empty.
+    """Yield the batches of ``plan`` in order, stacked on the CPU; a planned batch without samples is empty.
 
-    The loader processes live until the plan's end and read ahead across passes and epochs, so a training waits for them
-    once: started again for every pass they took 16 % of the demo's time.
+    The loader processes live until the end of ``plan`` and read ahead across epochs, so a training waits for their
+    start only once. Starting them for every epoch took 16 % of the demo's time.
 
-    A data set that can read many samples at once (``__getitems__``) gives the batch itself: stacking clips one by one
-    took longer than reading them. When a loader process is killed the loader starts again at the batch that is due,
-    and ``on_restart`` is called with the reason.
+    A data set with ``__getitems__`` reads many samples at once and may return a ``Batch``. When a loader process is
+    killed, all of them are started again at the next batch, and ``on_restart`` is called with the reason.
 
     Raises:
-        LoaderDiedError: they were killed again and again at the same batch.
-        Exception: as the data set raises it for a sample that it cannot give.
+        LoaderDiedError: loader processes died more than ``MAX_RESTARTS`` times at the same batch.
+        Exception: the data set's error for a sample that it cannot read.
     """
     plan, data = iter(plan), _PlannedSamples(data_sets)
     # The batches that torch may ask for before it gives the next one are taken from the plan here, and not where torch
@@ -215,7 +214,7 @@ def load_planned(
 
 
 class _PlannedSamples:
-    """A map-style data set of torch's that gives planned batches."""
+    """A map-style data set for torch whose items are planned batches."""
 
     def __init__(self, data_sets: Sequence[SampleSet]) -> None:
         self._data_sets = data_sets
@@ -242,10 +241,10 @@ def _unchanged(batch: Batch) -> Batch:
 
 
 class _DeathsNoticed:
-    """Lets torch's handler for dead children raise while a batch is waited for, and at no other time.
+    """Enable torch's signal handler for dead loader processes only while a batch is awaited.
 
-    By itself it raises anywhere in the program, such as in the middle of an optimizer's step. Without it a
-    dead worker is noticed only after five seconds.
+    Otherwise the handler raises anywhere in the program, such as within an optimizer's step. Without the handler a
+    dead process is noticed only after five seconds.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -254,7 +253,7 @@ class _DeathsNoticed:
         self._handler: Any = None
 
     def next(self, loader: Iterator[Batch]) -> Batch:
-        """Return the next batch; raise if a loader process died since the last one."""
+        """Return the next batch; raise if a loader process died since the last call."""
         if not self._applies:
             return next(loader)
         before = signal.signal(signal.SIGCHLD, self._handler)
@@ -280,9 +279,9 @@ class _DeathsNoticed:
 
 
 def _is_death(error: BaseException) -> bool:
-    """Return whether a loader process died, alone or while it handed over a batch.
+    """Return whether ``error`` means that a loader process died, possibly while it sent a batch.
 
-    An error of the data itself begins with ``Caught ... in DataLoader worker process``.
+    An error of the data begins with ``Caught ... in DataLoader worker process``.
     """
     text = str(error)
     if isinstance(error, RuntimeError):

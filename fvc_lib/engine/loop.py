@@ -1,6 +1,6 @@
-"""Train from the newest checkpoint, epoch by epoch, to the end; then score.
+"""Train a model from its newest checkpoint to the last epoch, and compute predictions with finished weights.
 
-The engine knows samples, losses and metrics by name only; the task gives them meaning. ``step`` has one step.
+A task supplies data, model, loss and metrics. ``step`` computes a single step.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ class EngineSettings:
 
 
 class TrainingDivergedError(FvcError):
-    """The loss or its gradient was not finite too often; the last good checkpoint stands."""
+    """The loss or its gradient was not finite too often; the last good checkpoint remains."""
 
 
 class Engine:
-    """Trains one task, resumably. All random draws come from a state forked for it: the caller's is left alone.
+    """Train one task, resumably. The caller's random generators are restored afterwards.
 
-    On several ranks each of them runs this engine. All have the same state at every step; each computes its share of
-    every effective batch and of the validation data, and decides together with the others.
+    With several ranks (processes) every rank runs this engine and has the same state at every step. A rank computes its
+    share of every effective batch and of the validation data. Decisions are taken jointly.
 
     Attributes:
-        initial_weights: digest of the weights at the beginning of ``fit``, in its first attempt; empty before.
+        initial_weights: digest of the initial weights, before any checkpoint is restored; empty before ``fit``.
 
     Args:
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: receives ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train), and the validation
             metrics per epoch (phase validation).
-        memory: receives positions and events.
-        oom_folder: receives a file per out-of-memory.
+        memory: receives phases, steps and events.
+        oom_folder: receives one file per out-of-memory.
         stop: called at every step boundary; True saves and raises StoppedError.
         progress: called with (steps done, steps planned).
         ranks: the processes that share the training; None: this one alone.
@@ -116,13 +116,13 @@ class Engine:
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
-        """Train from the newest checkpoint, or from the start, to the end.
+        """Train from the newest checkpoint, or from the start, to the end, and return the final state.
 
         Raises:
             StoppedError: ``stop`` returned True; the state is saved.
             TrainingDivergedError: too many steps were not finite.
-            MemoryExhaustedError: one sample alone does not fit, or the optimizer's step, or memory ran out elsewhere.
-            CheckpointMismatchError: the checkpoint belongs to another configuration or other data.
+            MemoryExhaustedError: memory does not suffice for a single sample, the optimizer's step or a checkpoint.
+            CheckpointMismatchError: the checkpoint belongs to another configuration, model or data set.
             CheckpointWriteError: the checkpoint folder cannot be written.
             LoaderDiedError: loader processes were killed again and again.
             RankLostError: another rank is gone.
@@ -163,9 +163,9 @@ class Engine:
                 self._restore_checkpoint(event)  # from outside the handler, whose traceback holds tensors
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
-        """Run ``data`` once through the model with ``weights``, in order, into ``accumulator``; returns the loss.
+        """Evaluate a model with ``weights`` once over ``data``, in order; fill ``accumulator`` and return the loss.
 
-        On several ranks ``accumulator`` is whole on rank 0 alone; the loss is the same on all.
+        With several ranks only rank 0's ``accumulator`` has all samples. The loss is the same on all ranks.
         """
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
             model = devices.accelerated(self.task.build_model(), self.compute)
@@ -179,7 +179,7 @@ class Engine:
         return loss
 
     def _let_go(self) -> None:
-        """Free the model with its gradients and moments: scoring builds another one."""
+        """Free the model, its gradients and the optimizer; ``predict`` builds another model."""
         for name in ("_model", "_stepper", "_transaction"):
             self.__dict__.pop(name, None)
 
@@ -226,14 +226,14 @@ class Engine:
         self._save()  # so that a folder that refuses writes ends the training before its first step
 
     def _begin_alike(self) -> None:
-        """Give every rank the weights of rank 0, and random draws of its own."""
+        """Copy rank 0's weights to all ranks, and seed every rank differently."""
         refuse_unequal_ranks(self._ranks, training_state.numerics(self.compute, self._ranks.size))
         self._model.load_state_dict(self._ranks.from_leader("weights", self._model.state_dict))
         if self._ranks.rank:
             seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
 
     def _restored(self) -> bool:
-        """Go on from the newest checkpoint; return whether there is one."""
+        """Restore the newest checkpoint; return False if there is none."""
         saved = self._checkpoints.restore(self._model, self._stepper, MicroBatchPlan(self.settings.micro_batch))
         if saved is None:
             return False
@@ -241,14 +241,19 @@ class Engine:
         return True
 
     def keep_result(self) -> None:
-        """Keep history and best model of the finished training, and no state to train on from."""
+        """Replace the checkpoints by history and best model alone; the training cannot continue from them."""
         self._checkpoints.keep_result(self.state)
 
     def _save(self) -> None:
         self._checkpoints.save(self._model, self._stepper, self.state)
 
     def _restore_checkpoint(self, event: OutOfMemory) -> None:
-        """Reload the last checkpoint after an out-of-memory in the optimizer's step: weights may be half updated."""
+        """Restore the last checkpoint after an out-of-memory in the optimizer's step, which leaves undefined weights.
+
+        Raises:
+            MemoryExhaustedError: it happened more than ``MAX_TIMES_LOST`` times without progress, or there is no
+                checkpoint.
+        """
         at_step = self.state.step
         if at_step > max(self._lost_steps, default=-1):
             self._lost_steps = []
@@ -282,7 +287,10 @@ class Engine:
         self._end_epoch()
 
     def _planned(self, epochs_done: int, batches_done: int) -> Iterator[PlannedBatch]:
-        """Yield this rank's batches from there to the end of the last epoch, in training order."""
+        """Yield this rank's batches from batch ``batches_done`` of epoch ``epochs_done`` to the last epoch, in order.
+
+        The validation batches follow the training batches of every epoch.
+        """
         data, settings = self.task.training_data, self.settings
         balanced = settings.balance_classes or settings.balance_batches
         if balanced and data.classes is None:
@@ -337,7 +345,11 @@ class Engine:
         return due or state.micro_batch < before
 
     def _count_nonfinite(self, batch: Batch, result: BatchGradients) -> None:
-        """Count a step that was not taken, unless it is a half-precision overflow, which the scaler handles."""
+        """Count a step that was skipped, unless its cause is a float16 overflow, which the loss scaler handles.
+
+        Raises:
+            TrainingDivergedError: more steps were skipped than allowed.
+        """
         if result.is_finite and self._precision.overflow_is_normal:
             return
         state, allowed = self.state, self.settings.max_nonfinite_steps
@@ -381,10 +393,10 @@ class Engine:
     ) -> tuple[LossMean, bool]:
         """Return the loss over all of ``data``, and whether an out-of-memory lowered the micro-batch.
 
-        On every rank they are the same; ``accumulator`` is whole on rank 0 alone. ``loaded`` gives the batches of
-        ``_planned_evaluation``, and may go on after them. A rank's part is a run of whole effective batches: split
-        elsewhere, a convolution or a float32 sum may round otherwise. So scores, metrics and losses are those of a
-        single process to the bit, if each rank has as many threads.
+        Both are the same on every rank; only rank 0's ``accumulator`` has all samples. ``loaded`` gives the batches of
+        ``_planned_evaluation``, and may have further batches after them. A rank evaluates only whole effective
+        batches, because a convolution or float32 sum of other parts may round differently. So scores, metrics and
+        losses equal those of a single process to the bit, if every rank has the same number of threads.
         """
         model.eval()
         micro_batch, numbers, losses = self.state.micro_batch, self._evaluated_here(data), []
@@ -450,16 +462,14 @@ def evaluate_batch(
 ) -> tuple[Outputs, LossSum, int]:
     """Return outputs and loss of one batch on the CPU, without gradient.
 
-    Out of memory, compute again with empty caches, then in halves.
-
-    Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
-    micro-batch, because splitting otherwise rounds otherwise.
+    After an out-of-memory, empty the caches and compute again: first with the same micro-batch, because another split
+    may round differently, then with halves. Results are returned only for the whole batch, so nothing is counted twice.
 
     Returns:
         Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
 
     Raises:
-        MemoryExhaustedError: one sample alone did not fit twice in a row, or the comparison of all of them does not.
+        MemoryExhaustedError: a single sample did not fit twice in a row, or the comparison of all samples does not fit.
     """
     again = True  # with the same micro-batch
     while True:

@@ -1,10 +1,10 @@
 """Measure a training step in a child process, and lower a micro-batch that the memory budget has no room for.
 
-The child trains two steps with the planned micro-batch, by the engine's own transaction and optimizer step. Where that
-runs out of memory, another child measures half as many samples, and so on. A child may die in place of the training.
+The child trains two steps with the planned micro-batch, with the same code as the engine. If that runs out of memory,
+another child measures half as many samples, and so on. If the system kills a child, the training is not affected.
 
-Only memory lowers the micro-batch. A measurement that fails for another reason, such as its time limit, leaves the plan
-as it is: the training halves its micro-batch when memory really runs out.
+Only missing memory lowers the micro-batch. A measurement that fails for another reason, such as its time limit, leaves
+the plan as it is: the training halves its micro-batch when memory really runs out.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
 
 @dataclass(frozen=True)
 class StepRequest:
-    """The step that a training takes."""
+    """The properties of a training step that decide how much memory it needs."""
 
     task: Task  # must be picklable to be measured
     micro_batch: int  # samples in memory at once, as planned
@@ -64,12 +64,12 @@ class StepRequest:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples in an effective batch, at most those that there are."""
+        """The number of samples in an effective batch, at most that of the training data."""
         return min(self.effective_batch_size, len(self.task.training_data))
 
     @property
     def largest_micro_batch(self) -> int:
-        """The planned micro-batch, at most an effective batch."""
+        """The planned micro-batch, between 1 and the size of an effective batch."""
         return max(1, min(self.micro_batch, self.samples_per_step))
 
 
@@ -85,12 +85,12 @@ class PreflightReport:
 
     @property
     def lowered(self) -> bool:
-        """Return whether the planned micro-batch does not fit."""
+        """Whether the micro-batch is smaller than planned."""
         return self.micro_batch < self.micro_batch_planned
 
     @property
     def fits(self) -> bool:
-        """Return whether the predicted peak leaves some of the budget free."""
+        """Whether the predicted peak leaves at least 5 % of the budget free; False if it was not measured."""
         return self.peak_bytes is not None and self.peak_bytes <= (1 - _HEADROOM) * self.budget.total_bytes
 
     def message(self) -> str:
@@ -108,7 +108,7 @@ class PreflightReport:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """The bytes that a training adds to its process, or why they are not known."""
+    """The bytes that a training adds to its process, or the reason why they are unknown."""
 
     added_bytes: int | None = None
     ran_out: str = ""  # how memory ran out
@@ -125,13 +125,13 @@ def preflight(
 ) -> PreflightReport:
     """Choose the largest micro-batch whose measured step fits into ``budget``.
 
-    Call it in the process that is going to train, before it does.
+    Call it in the process that will train, before training. A step that cannot be measured keeps its micro-batch.
 
     Args:
-        request: the step as planned.
-        budget: on CUDA the device's memory, elsewhere main memory.
-        time_limit_seconds: for each measurement.
-        stop: called while it measures.
+        request: the planned step.
+        budget: the device's memory on CUDA, main memory elsewhere.
+        time_limit_seconds: limit of every single measurement.
+        stop: called repeatedly during a measurement; True ends it.
         tell: called with each micro-batch before it is measured.
 
     Raises:
@@ -197,10 +197,10 @@ def _measured(
 
 
 def measure(item: tuple[list[str], str]) -> int | str:
-    """Return the bytes that a training adds to its process, or how memory ran out.
+    """Return the bytes that a training adds to its process, or the first line of the out-of-memory error.
 
     Args:
-        item: search path, and the pickled job in base64.
+        item: Python's search path, and the pickled job in base64.
     """
     with suppress(OSError):  # when memory ends, the system takes this process before any other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -231,9 +231,10 @@ def measure(item: tuple[list[str], str]) -> int | str:
 
 
 def _held(device: torch.device, *, peak: bool = False) -> int:
-    """Return the bytes of the limited memory that this process holds, now or at their peak.
+    """Return the bytes that this process holds of the memory that the budget limits, now or at their peak.
 
-    On CUDA tensors, elsewhere resident memory; on MPS with what the driver keeps, which is main memory as well.
+    These are the tensors' bytes on CUDA, and resident memory elsewhere. On MPS the driver's current memory is added,
+    because it is main memory as well.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
@@ -242,10 +243,10 @@ def _held(device: torch.device, *, peak: bool = False) -> int:
 
 
 def _train_a_little(request: StepRequest, size: int) -> int:
-    """Train two steps as the engine does, and return the bytes of an effective batch.
+    """Train two steps with ``size`` samples at once, as the engine does; return the bytes of an effective batch.
 
-    The best epoch's weights and a checkpoint's copy lie in memory as well. Each step has at most two micro-batches: the
-    second meets the gradients of the first.
+    A copy of the weights is held meanwhile, as a training holds those of the best epoch. Every step has at most two
+    micro-batches, so that the second is computed while the gradients of the first are in memory.
     """
     device, batch_bytes = request.compute.device, 0
     precision = devices.Precision(request.compute)
@@ -273,15 +274,15 @@ def _train_a_little(request: StepRequest, size: int) -> int:
 
 
 def _refuse(event: OutOfMemory) -> None:
-    """Raise where the transaction would go on with a smaller micro-batch."""
+    """Raise ``MemoryError`` at an out-of-memory, so that the transaction does not halve the micro-batch."""
     where = f"{COMPARING}: " if event.where == "joint_loss" else ""
     raise MemoryError(f"{where}{event.state.message}")
 
 
 class _AllRanksSamples(OwnGradients):
-    """Other ranks, and the rest of an effective batch, where a loss compares samples.
+    """Imitate the other ranks, and the rest of an effective batch, for a loss that compares samples.
 
-    Repeats the outputs of the samples at hand until there are as many as all ranks have.
+    The outputs of the measured samples are repeated until there are as many as all ranks have together.
     """
 
     def __init__(self, request: StepRequest) -> None:
@@ -289,7 +290,7 @@ class _AllRanksSamples(OwnGradients):
         self._num_samples = request.samples_per_step * request.num_ranks
 
     def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return this rank's outputs, repeated."""
+        """Return ``value`` as often as needed for the samples of all ranks."""
         num_own = max(1, len(next(iter(value["outputs"].values()), ())))
         return [value] * -(-self._num_samples // num_own)
 
@@ -304,7 +305,7 @@ def _limit_growth(room_bytes: int) -> None:
 
 
 def _batches(request: StepRequest) -> Iterator[Batch]:
-    """Yield ``_STEPS`` effective batches of the training data, which begins again at its end."""
+    """Yield ``_STEPS`` effective batches of the training data in order, repeating it if it is too short."""
     data, size = request.task.training_data, request.samples_per_step
     numbers = [[row % len(data) for row in range(start, start + size)] for start in range(0, _STEPS * size, size)]
     return load_batches(data, numbers, num_workers=0)

@@ -1,8 +1,8 @@
 """Exchanges between the processes, ranks, that train one model.
 
-Between two meetings a rank computes alone, with its own out-of-memory and its own errors. A meeting is one small
-exchange; every larger exchange begins with one. A rank that cannot go on says so at its next meeting, and all ranks
-raise its error. Nothing that may fail stands between a meeting and the exchange that it announces.
+A meeting is one small exchange between all ranks, and every larger exchange begins with a meeting. Between two meetings
+a rank computes and handles errors alone. A rank that cannot continue sends its error at its next meeting, and all ranks
+raise it. No code that may fail stands between a meeting and the exchange that follows it.
 
 Micro-batches run without synchronisation. Gradients are summed once per step, after the last micro-batch of every rank.
 """
@@ -33,24 +33,30 @@ T = TypeVar("T")
 
 
 class RankLostError(FvcError):
-    """Another rank is gone and could not say why. A stage leaves with 75, so that its job is requeued."""
+    """The connection to another rank was lost without a reason. The exit code 75 makes a SLURM job requeue itself."""
 
     exit_code = 75
 
 
 class RankEndedError(RankLostError):
-    """A rank was ended by a signal, or without a reason, on a machine that lives: it may well happen again."""
+    """A rank was ended by a signal, or ended without a reason, on a working machine, so a retry may fail again."""
 
     exit_code = 1
 
 
 class RankFailedError(FvcError):
-    """Another rank ended with an error that is none of FVC's."""
+    """Another rank ended with an error that is no ``FvcError``."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The smallest ``micro_batch`` of all ranks, whether all used it (``settled``), and the loss over all."""
+    """The result of comparing the ranks after their gradients were computed.
+
+    Attributes:
+        micro_batch: the smallest of all ranks.
+        settled: whether all ranks used it and have gradients.
+        loss: the loss over the samples of all ranks.
+    """
 
     micro_batch: int
     settled: bool
@@ -58,13 +64,13 @@ class Agreement:
 
 
 class OwnGradients:
-    """The gradients of one model that trains in one process. ``GradientSum`` is for several."""
+    """The exchange of gradients in a training with one process: nothing is sent. ``GradientSum`` is for several."""
 
     rank = 0
     num_ranks = 1
 
     def complete(self) -> None:
-        """Make room for every gradient; may run out of memory."""
+        """Allocate the gradients that are missing; may run out of memory."""
 
     def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
         """Exchange the micro-batch and the loss of each rank's share.
@@ -74,25 +80,29 @@ class OwnGradients:
         return Agreement(micro_batch, not again, loss)
 
     def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return every rank's value, on the CPU; raise MemoryError on all ranks if one had no memory for its own."""
+        """Return the ``value`` of every rank, on the CPU.
+
+        Raises:
+            MemoryError: a rank had no memory to send its value; raised on all ranks.
+        """
         return [value]
 
     def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
-        """Replace each of ``gradients`` by its sum over all ranks, the same bits on each.
+        """Replace every tensor in ``gradients`` by its sum over all ranks, equal to the bit on all of them.
 
-        Return False, and sum nothing, if a rank gives None because it ran out of memory.
+        Return False, and sum nothing, if a rank passes None because it ran out of memory.
         """
         return gradients is not None
 
     def sum(self) -> None:
-        """Replace ``p.grad`` by the sum over all ranks; None where no rank has a gradient."""
+        """Replace every ``p.grad`` by its sum over all ranks; it becomes None if no rank has a gradient."""
 
 
 class GradientSum(OwnGradients):
     """Sum the gradients of several ranks, in the precision of the parameters.
 
-    A parameter without a gradient on this rank counts as zeros; one that no rank's loss reaches keeps none, as in a
-    single process. Buffers of about ``bucket_bytes`` are made here, so that no exchange allocates.
+    A parameter without a gradient on this rank counts as zeros. If no rank has a gradient, it stays None, as in a
+    single process. Buffers of about ``bucket_bytes`` are allocated here, so that no exchange allocates.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -107,13 +117,13 @@ class GradientSum(OwnGradients):
         self._unreached: set[int] = set()  # and on all
 
     def complete(self) -> None:
-        """Make zeros where this rank's share gave no gradient, while an out-of-memory is still its own."""
+        """Fill missing gradients with zeros, at a point where an out-of-memory does not disturb the other ranks."""
         self._missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
         for number in self._missing:
             self._parameters[number].grad = torch.zeros_like(self._parameters[number])
 
     def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
-        """Meet once; losses are added in the order of the ranks, so every rank has the same bits."""
+        """Exchange once. Losses are added in the order of the ranks, so they are equal to the bit on all ranks."""
         rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, again, self._missing)
         total = LossMean()
         for _, its_total, its_weight, _, _ in rows:
@@ -123,11 +133,11 @@ class GradientSum(OwnGradients):
         return Agreement(min(sizes), min(sizes) == max(sizes) and not any(row[3] for row in rows), total)
 
     def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Exchange the values."""
+        """See ``OwnGradients``."""
         return self._ranks.everyone("compared", value)
 
     def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
-        """Meet, then sum output by output."""
+        """See ``OwnGradients``; the tensors are summed one by one."""
         rows = self._ranks.meet("compared gradients", gradients is not None)
         if gradients is None or not all(has_gradients for (has_gradients,) in rows):
             return False
@@ -136,7 +146,7 @@ class GradientSum(OwnGradients):
         return True
 
     def sum(self) -> None:
-        """Sum bucket by bucket."""
+        """See ``OwnGradients``; the gradients are summed in buckets."""
         for group in self._groups:
             gradients = [parameter.grad for parameter in group if parameter.grad is not None]  # ``complete`` made all
             bucket = self._buffers[_kind(group[0])][: sum(gradient.numel() for gradient in gradients)]
@@ -150,12 +160,15 @@ class GradientSum(OwnGradients):
 
 
 def is_usable(loss: LossMean) -> bool:
-    """Return whether a step can be taken on the gradients of ``loss``."""
+    """Return whether ``loss`` is finite with a positive weight, so that a step can be taken."""
     return math.isfinite(loss.total) and loss.weight > 0
 
 
 def _groups(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Group neighbours of one dtype and device, about ``bucket_bytes`` together; a larger parameter is alone."""
+    """Group successive parameters of equal dtype and device, at most ``bucket_bytes`` per group.
+
+    A larger parameter is a group by itself.
+    """
     groups: list[list[nn.Parameter]] = []
     for parameter in parameters:
         group = groups[-1] if groups else []
@@ -171,45 +184,54 @@ def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
 
 
 class Ranks:
-    """The processes of one training, seen from one of them. This class is a training in one process.
+    """The exchanges of one rank with the others; this class is for a training in one process.
 
-    All ranks call every method, in the same order. Rank 0 leads: it alone reads and writes the run's files.
+    All ranks must call the methods in the same order. Only rank 0 (the leader) reads and writes the run's files.
     """
 
     rank = 0
     size = 1
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """Return every rank's values at ``place``, in the order of the ranks.
+        """Return the values ``mine`` of every rank, in the order of the ranks.
+
+        ``place`` names the meeting; it must be the same on all ranks.
 
         Raises:
-            RankLostError: a rank is gone.
-            FvcError: a rank cannot go on; of its error's class, with its message.
+            RankLostError: the connection to a rank was lost.
+            FvcError: a rank cannot continue; the error has the class and message of that rank's error.
         """
         return [mine]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """Return rank 0's ``make()`` on every rank: tensors, numbers, text, None, and lists and dicts of them."""
+        """Call ``make`` on rank 0 and return its result on every rank.
+
+        The result may have tensors, numbers, text, None, and lists and dicts of them.
+        """
         return make()
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Return every rank's small ``value``; raise MemoryError on all ranks if one had no memory to pack its own."""
+        """Return the ``value`` (a small one) of every rank, in the order of the ranks.
+
+        Raises:
+            MemoryError: a rank had no memory to pack its value; raised on all ranks.
+        """
         return [value]
 
     def add_up(self, place: str, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over the ranks, the same bits on each; a meeting must stand before."""
+        """Replace ``tensor`` by its sum over the ranks, equal to the bit on all; call ``meet`` before."""
 
     def shared_gradients(self, model: nn.Module) -> OwnGradients:
-        """Return the exchange of ``model``'s gradients; the model is on its device."""
+        """Return the exchange of gradients for ``model``, which must already be on its device."""
         return OwnGradients() if self.size == 1 else GradientSum(model, self)
 
     def telling(self) -> AbstractContextManager[None]:
-        """Tell the other ranks, at their next meeting, of an exception that leaves this context."""
+        """Within the block, send any exception that leaves it to the other ranks at their next meeting."""
         return nullcontext()
 
 
 class ProcessRanks(Ranks):
-    """Ranks in processes of their own, over torch.distributed's default group.
+    """Ranks that run as separate processes and exchange data over torch.distributed's default group.
 
     Everything but gradients of CUDA tensors goes over gloo, which notices a dead rank when its connection closes.
 
@@ -218,10 +240,10 @@ class ProcessRanks(Ranks):
         size: number of ranks.
         cuda: sum gradients by nccl, on the current CUDA device.
         init_method: where the ranks meet, as in ``torch.distributed.init_process_group``.
-        patience_seconds: limit of every exchange.
+        patience_seconds: time limit of every exchange.
 
     Raises:
-        RankLostError: the others did not come.
+        RankLostError: the other ranks did not connect in time.
     """
 
     def __init__(
@@ -246,7 +268,7 @@ class ProcessRanks(Ranks):
             )
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """Exchange once. If several ranks failed, raise an error rather than a stop."""
+        """See ``Ranks``. If some ranks failed and others were stopped, raise a failure."""
         if self._over:
             raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
         rows = self._exchange(place, mine)
@@ -262,7 +284,7 @@ class ProcessRanks(Ranks):
         return [values for _, values, _ in rows]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """Broadcast the packed value."""
+        """See ``Ranks``; the packed value is broadcast."""
         value = make() if self.rank == 0 else None
         blob = _packed(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         size = self.meet(place, blob.numel())[0][0]
@@ -273,7 +295,7 @@ class ProcessRanks(Ranks):
         return value if self.rank == 0 else _unpacked(blob)  # type: ignore[return-value]
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Exchange the packed values at a meeting."""
+        """See ``Ranks``; the packed values are exchanged at a meeting."""
         blob = None
         try:
             blob = _packed(value)
@@ -287,13 +309,13 @@ class ProcessRanks(Ranks):
         return [_unpacked(each) for each in blobs]
 
     def add_up(self, place: str, tensor: Tensor) -> None:
-        """All-reduce."""
+        """See ``Ranks``."""
         with self._committed(place):
             dist.all_reduce(tensor)
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Answer the others' next meeting with the error."""
+        """See ``Ranks``."""
         try:
             with _loss_noticed("an exchange between GPUs", dist.DistBackendError):  # it fails after it was begun
                 yield
@@ -305,7 +327,7 @@ class ProcessRanks(Ranks):
             raise
 
     def close(self) -> None:
-        """Leave the group; only where all ranks do."""
+        """Leave the process group; all ranks must do so."""
         dist.destroy_process_group()
 
     def _exchange(self, place: str, values: tuple[Any, ...], failure: tuple[str, str] | None = None) -> list[Any]:
@@ -316,7 +338,10 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:
-        """Note that the others are in this exchange: an error here reaches them only by the end of this process."""
+        """Mark this rank as failed unless the block succeeds.
+
+        The other ranks wait in the exchange, so they notice an error here only when this process ends.
+        """
         over, self._over = self._over, True
         with _loss_noticed(place):
             yield
@@ -348,7 +373,7 @@ def _unpacked(blob: Tensor) -> Any:
 
 
 def error_named(name: str, message: str) -> FvcError | StoppedError:
-    """Return FVC's error with this class name; ``RankFailedError`` where there is no such class."""
+    """Return a ``StoppedError`` or the ``FvcError`` subclass called ``name``; else a ``RankFailedError``."""
     if name == StoppedError.__name__:
         return StoppedError(message)
     classes: list[type[FvcError]] = [FvcError]
@@ -360,10 +385,10 @@ def error_named(name: str, message: str) -> FvcError | StoppedError:
 
 
 def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
-    """Refuse ranks that round differently: their weights would drift apart.
+    """Check that all ranks round in the same way; otherwise their weights would drift apart.
 
     Raises:
-        UsageError: they are not of one kind.
+        UsageError: ``numerics`` differs between two ranks.
     """
     for rank, other in enumerate(ranks.everyone("numerics", numerics)):
         differing = [f"{name} {mine} and {other[name]}" for name, mine in numerics.items() if mine != other[name]]
