@@ -1,4 +1,4 @@
-"""``run_notebooks.py audit``: what a table of anyone's scores shows about its detectors."""
+"""``run_notebooks.py audit``: check what a table of scores, of any detectors, shows about these detectors."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def audit(
     python run_notebooks.py audit scores.csv --corpus ~/videos --operating-point fpr=0.01
     python run_notebooks.py audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
 
-    Out come audit.html (opens offline), tables as CSV and LaTeX, and notebook 40_score_audit as executed.
+    Written: audit.html (opens offline), tables as CSV and LaTeX, and notebook 40_score_audit as executed.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.audit.findings import ANSWER, FILES
     from fvc_lib.analysis.audit.numbers import settings
@@ -129,7 +129,7 @@ def audit(
 def _what_was_read(
     table: Path, meaning: Mapping[str, str], names: list[str], higher_is_real: bool, *, has_corpus: bool
 ) -> str:
-    """Return a line on what the notebook will read; raise for a table that it would refuse."""
+    """Return a line that counts the videos and detectors in ``table``; raise if the notebook would refuse the table."""
     from fvc_lib.corpus.score_table import read_score_table
 
     read = read_score_table(

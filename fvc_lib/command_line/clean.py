@@ -1,6 +1,6 @@
-"""``clean``: free what runs and caches no longer need, after a preview.
+"""``clean``: delete files that runs and caches no longer need, after a preview.
 
-Only files that FVC names itself are deleted, and no link is followed. After a kill the next clean goes on.
+Only files whose names FVC gave are deleted, and no link is followed. After a kill the next call does the rest.
 """
 
 import os
@@ -29,12 +29,12 @@ Part = tuple[Path, str, int, Callable[[], object]]  # where, a description, byte
 
 
 def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part]:
-    """Yield what can be freed of a run that finished before a time; nothing of other runs.
+    """Yield the parts of ``run`` that can be deleted; none if it is unfinished or finished after ``before``.
 
     Args:
         run: the run.
-        before: seconds since 1970.
-        models: also yield all trained weights.
+        before: time in seconds since 1970.
+        models: whether to yield all trained weights, too.
     """
     trained = [*_files(run.root / "checkpoints"), *_files(run.superseded)]
     weights = {path for path in trained if models and path.suffix in _WEIGHTS}
@@ -48,7 +48,7 @@ def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part
 
 
 def parts_of_cache(cache: Path, before: float) -> Iterator[Part]:
-    """Yield clips, features and re-encoded videos last used before a time."""
+    """Yield clips, features and re-encoded videos last used before the time ``before``, in seconds since 1970."""
     from fvc_lib.video.clips.store import prune_set, stored_sets  # PyAV takes a moment to load
     from fvc_lib.video.features.measuring import FEATURES_FOLDER
 
@@ -70,7 +70,7 @@ def _delete_of_run(run: RunPaths, paths: Sequence[Path]) -> None:
 
 
 def _lives(run: RunPaths) -> bool:
-    """Return whether the run is worked on, or waits for a job or to be resumed."""
+    """Return whether a process works on the run, or it waits for a job or a resumption; True if it cannot be read."""
     with suppress(FvcError, OSError):
         return status_now(run).state in ("waiting", "requeue") or is_worked_on(run)
     return True

@@ -75,7 +75,7 @@ def status(run: str, runs_dir: Path | None) -> None:
 
 
 def _show_jobs(paths: RunPaths) -> list[JobState]:
-    """Print how far shards are, and the submitted jobs that the queue knows."""
+    """Print the progress of the shards (shares of a stage's files), and the submitted jobs that SLURM still lists."""
     submitted = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
     for name, of in (recorded_shards(paths) | submitted).items():
         click.echo(f"  {shards_line(paths, name, of)}")
@@ -117,10 +117,10 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
 
 
 def report_run(run: RunPaths) -> int:
-    """Write the run's pages and show its outcome in a few lines.
+    """Write the run's pages and print its results in a few lines.
 
     Returns:
-        An exit code: 1 where a page could not be written, 3 where something it reads is damaged, else 0.
+        An exit code: 1 if a page could not be written, 3 if a file that the pages show is damaged, else 0.
     """
     from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
     from fvc_lib.analysis.read.headline import run_headline
@@ -250,7 +250,7 @@ _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames
 @click.argument("videos", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--num-frames", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Frames of a clip.")
 def explain(videos: tuple[Path, ...], num_frames: int) -> None:
-    """Decode a clip of each of VIDEOS and show how: which packets go to the decoder, which are skipped, and why.
+    """Decode a clip of every file in VIDEOS and show which packets go to the decoder, which are skipped, and why.
 
     A video that cannot be used is named with the remedy.
 
@@ -280,7 +280,7 @@ def explain(videos: tuple[Path, ...], num_frames: int) -> None:
     help="As of a run, such as label_map 1=fake,0=real, allow_outside true or num_folds 3. Repeatable.",
 )  # fmt: skip
 def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
-    """List the corpora that -p corpus takes as they unpack, with their terms and from whom they are to be had.
+    """List the public corpora that -p corpus takes as they unpack, with their terms and where to get them.
 
     With PATH, say what a folder, a manifest or a pattern of tars is recognised as, and count its labels, makers,
     sources, official parts and groups, before anything runs. No video is opened.
@@ -352,7 +352,7 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
 
     A run becomes one MLflow run: parameters, metrics by step, results with intervals next to their controls, whether it
-    is above them, and the report with its figures. The run folder stays the truth and is only read. Exporting again
+    is above them, and the report with its figures. The run folder is only read and stays the reference. Exporting again
     replaces the earlier export. It needs: make setup-mlflow
 
     \b
@@ -382,7 +382,10 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
 
 
 def export_when_asked(run: RunPaths, config: RunConfig) -> None:
-    """Export ``run`` where ``tracker`` says so; what goes wrong is a warning with the command that repeats it."""
+    """Export ``run`` to MLflow if parameter ``tracker`` is ``mlflow``.
+
+    An error only prints a warning with the command that repeats the export.
+    """
     if config.tracker != "mlflow":
         return
     command = command_text("export-mlflow", run.root)

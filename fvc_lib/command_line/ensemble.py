@@ -37,11 +37,11 @@ def ensemble(
     confidence: float | None,
     runs_dir: Path | None,
 ) -> None:
-    """Make one detector of finished RUNs that were tested on the same videos and folds.
+    """Combine finished RUNs that were tested on the same videos and folds into one detector.
 
-    Each is 'latest', a run id, a part of one, or a run folder. Runs that differ in their seed alone are averaged first;
-    then come their detectors: the mean of calibrated scores, or with --method stacking log odds whose weights were
-    fitted, for each outer fold, on the inner validation videos that no network of that fold was trained on.
+    A RUN is 'latest', a run id, a part of one, or a run folder. Runs that differ only in their seed are averaged first.
+    Then the detectors are combined: by the mean of calibrated scores, or with --method stacking by weighted log odds.
+    An outer fold's weights are fitted on the inner validation videos that no network of that fold was trained on.
 
     \b
     python run_notebooks.py ensemble run_20261123_05 run_20261123_06
@@ -49,9 +49,9 @@ def ensemble(
     python run_notebooks.py predict ensemble_mean_1a2b3c4d suspicious.mp4
 
     Runs on other videos, labels, groups, folds or protocols are refused, and so are unfinished ones and ones whose
-    audit found a leak. Notebook 11_ensemble shows the members and their weights, the number with interval and controls,
-    and the paired difference from the best member. All of it lies in runs/EXPERIMENT/ensemble_METHOD_HASH/; the same
-    command makes it again. Nothing is trained, and the members stay as they are.
+    audit found a leak. Notebook 11_ensemble shows the members and their weights, the result with interval and controls,
+    and the paired difference from the best member. All files are in runs/EXPERIMENT/ensemble_METHOD_HASH/; the same
+    command makes them again. Nothing is trained, and the members stay as they are.
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs do not go together.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap

@@ -55,11 +55,11 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> Non
     python run_notebooks.py export latest --to ~/detectors/mine
     python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
 
-    In it: the folds' networks (safetensors), how videos are decoded and scores calibrated, the out-of-fold scores, what
-    the training videos were like and by which hashes they are known again, a model card (README.md), and a SHA-256 of
-    every file, without which nothing is loaded. No video, no path and no name of one. A network of your own is copied
-    as code, which whoever loads the bundle must allow. A run that is not above its controls is exported as well: the
-    card and every loading say so first.
+    A bundle has the folds' networks (safetensors), how videos are decoded and scores calibrated, the out-of-fold
+    scores, properties of the training videos and hashes by which they are recognised, a model card (README.md), and a
+    SHA-256 of every file, which is checked before loading. It has no video, and no path or name of a video. A network
+    of your own is copied as code, which whoever loads the bundle must allow. A run that is not above its controls is
+    exported as well: the card and every loading say so first.
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
@@ -72,10 +72,13 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> Non
 
 
 def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tuple[int, str]:
-    """Write the bundle of a run or ensemble; return the number of networks, and where the model stands.
+    """Write the bundle of a run or ensemble: a folder that can be used without the run.
+
+    Returns:
+        The number of networks, and the sentence that says whether the model is better than its controls.
 
     Raises:
-        UsageError, FvcError, OSError: as ``predictor_of`` and ``write_bundle``.
+        UsageError, FvcError, OSError: as in ``predictor_of`` and ``write_bundle``.
         DataError: the results are missing or damaged.
     """
     from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
@@ -99,7 +102,7 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
 def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> str:
     """Return the README of a bundle in the format of the Hugging Face hub: YAML between dashes, then Markdown.
 
-    With ``final`` it is that of the network of all groups; it says that the numbers are the folds'.
+    With ``final`` the card describes the network trained on all groups, and says that the numbers come from the folds.
     """
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name, subject_name
@@ -159,7 +162,7 @@ def _final_part(run: RunPaths, num_networks: int) -> list[str]:
 
 
 def _training_text(run: RunPaths) -> str:
-    """Return the number of parameters, the notes on the network, and the licences."""
+    """Return one line with the number of parameters, notes on the network, licences, paper and run id."""
     from fvc_lib.analysis.wording import clean_text
     from fvc_lib.engine.training_state import TrainingRecord
     from fvc_lib.services.registry import BACKBONES, DETECTORS

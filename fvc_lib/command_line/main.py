@@ -36,7 +36,7 @@ EXIT_CODES = (
 
 
 def _unforeseen(error: Exception) -> int:
-    """Print three lines about an unforeseen error; return the exit code."""
+    """Print three lines about an unforeseen error; return 137 if memory ran out, else 1."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     click.echo(
         f"error: {type(error).__name__}: {error or 'no message'} ({frame.filename}, line {frame.lineno})", err=True
@@ -55,7 +55,7 @@ _CURSOR = re.compile(r"(\r|\x1b\[(\d*[AJK]|\?25[hl]))*")  # progress is drawn ag
 
 
 class _Terminal:
-    """A stream on which control characters in names do nothing: they are shown as escapes."""
+    """A text stream that writes control characters as escapes, so that a file's name cannot control the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -76,7 +76,7 @@ class Commands(click.Group):
     """A group of commands that turns every error into a message and an exit code."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; for the name of a parameter the error shows how to give parameters."""
+        """Parse the options. If an unknown option is the name of a parameter, the error shows ``-p NAME VALUE``."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -93,7 +93,7 @@ class Commands(click.Group):
         """Return the command that ``args`` begins with.
 
         Raises:
-            UsageError: there is none; for a path the message shows how to give a corpus.
+            UsageError: there is no such command; if it is a path, the message shows how to give a corpus.
         """
         if self.get_command(ctx, args[0]) is None:
             if Path(args[0]).exists() or Path(args[0]).suffix or "/" in args[0]:
@@ -106,7 +106,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command."""
+        """Run the command; an error becomes a message and an exit code."""
         with (
             redirect_stdout(cast("TextIO", _Terminal(sys.stdout))),
             redirect_stderr(cast("TextIO", _Terminal(sys.stderr))),

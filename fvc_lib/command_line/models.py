@@ -1,4 +1,4 @@
-"""Open the model that is asked about files: a finished run, an ensemble, or an exported bundle."""
+"""Open a model that judges files: a finished run, an ensemble, or an exported bundle (a folder without the run)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 def find_model(runs_dir: str | Path, name: str) -> Path:
-    """Return the folder of the bundle, run or ensemble ``name``; ``models:/NAME@ALIAS`` is fetched from the registry.
+    """Return the folder of the bundle, run or ensemble ``name``.
+
+    ``models:/NAME@ALIAS`` is downloaded from MLflow's model registry into the cache.
 
     Raises:
         UsageError: there is no such bundle, run, ensemble or registered model.
-        FvcError: MLflow refused, or its content is not what was registered.
+        FvcError: MLflow refused the download, or the content differs from what was registered.
     """
     from fvc_lib.analysis.mlflow import SCHEME, default_tracking_uri, fetched_bundle
 
@@ -41,15 +43,15 @@ def load_detector(
     ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file, with ``values`` by column.
 
     Args:
-        path: of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.
-        allow_code: whether a bundle's own network or crop may run: code that the author of the bundle wrote. A run is
-            on this machine already, with all its code.
-        held: the most networks in memory at once; None: all.
-        final: whether a run's network of all groups (``train_final``) judges in place of the folds'. A bundle of it
-            needs no such word.
+        path: path of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.
+        allow_code: whether a bundle's own network or crop may run. It is code that the author of the bundle wrote. Not
+            needed for a run, whose code is already on this machine.
+        held: the largest number of networks in memory at once; None: all.
+        final: whether a run's network trained on all groups (``train_final``) judges instead of the folds' networks.
+            Not needed for a bundle of that network.
 
     Raises:
-        UsageError: neither a bundle nor a run, a damaged or hostile bundle, or an unfinished run.
+        UsageError: the path is neither a bundle nor a run, the bundle is damaged or unsafe, or the run is unfinished.
         FvcError: a file of the run is damaged.
     """
     from fvc_lib.tasks.bundle import RECORD, is_bundle, open_bundle
@@ -74,7 +76,7 @@ def load_detector(
 def verdict_detector(
     path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
 ) -> "VideoDetector":
-    """Return the detector as ``load_detector``; raise ``UsageError`` where the answers are no verdicts."""
+    """Return the detector as ``load_detector`` does; raise ``UsageError`` if the model gives no verdicts."""
     from fvc_lib.tasks.video.predicting import VideoDetector
 
     found = load_detector(path, allow_code=allow_code, held=held, final=final)
@@ -84,14 +86,17 @@ def verdict_detector(
 
 
 def task_of_model(folder: Path) -> str:
-    """Return the task of a bundle, run or ensemble."""
+    """Return the task (video, image or video_text) of the bundle, run or ensemble in ``folder``."""
     from fvc_lib.tasks.bundle import is_bundle, task_of_bundle  # torch takes a second to load
 
     return task_of_bundle(folder) if is_bundle(folder) else run_config(RunPaths(folder.absolute())).task
 
 
 def standing_of_run(run: RunPaths) -> "Standing":
-    """Return the first sentences of the report of a run or ensemble, and its numbers next to controls."""
+    """Return how good a run or ensemble is: the first sentences of its report, and its scores next to its controls.
+
+    A control is a model that can use only shortcuts, such as the file's metadata.
+    """
     from fvc_lib.analysis.pages.answers import worth_of
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline
     from fvc_lib.analysis.read.records import read_tables

@@ -1,4 +1,4 @@
-"""Execute notebooks that belong to no run, with the engine that runs use."""
+"""Execute notebooks that belong to no run, such as a comparison or an audit, as the notebooks of a run are executed."""
 
 import os
 import signal
@@ -37,22 +37,22 @@ def execute_record(
     """Execute a notebook, write its offline page, and print an error if it fails.
 
     Args:
-        name: the notebook's, without suffix.
-        folder: for its record and log.
-        parameters: the notebook's.
-        page: the page.
-        title: of the page.
-        runs_dir: the runs folder that the notebook sees.
-        what: the thing that it makes, for the error.
-        answer: a file that the notebook writes, one sentence per line; the page begins with the first.
-        progress: the progress file that the notebook keeps; it is shown meanwhile.
-        goes_on: whether the same call goes on after a stop, so that SIGUSR1 and SIGTERM end the kernel.
+        name: the notebook's file name without suffix.
+        folder: the folder for the executed notebook and the log.
+        parameters: the notebook's parameters.
+        page: path of the HTML page to write.
+        title: the page's title.
+        runs_dir: the runs folder that the notebook uses.
+        what: name of the notebook's product for the error message, for example ``the audit``.
+        answer: a file that the notebook writes, one sentence per line; the page begins with the first sentence.
+        progress: the progress file that the notebook writes; its content is shown while the notebook runs.
+        goes_on: whether the same call continues after a stop; then SIGUSR1 and SIGTERM interrupt the kernel.
 
     Returns:
         The exit code.
 
     Raises:
-        StoppedError: one of these signals came.
+        StoppedError: SIGUSR1 or SIGTERM came, and the notebook did not finish.
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
@@ -89,7 +89,7 @@ def execute_record(
 
 @contextmanager
 def _stoppable(kernels: Sequence[int]) -> Iterator[list[signal.Signals]]:
-    """Interrupt the newest of ``kernels`` (process ids) at SIGUSR1 and SIGTERM; yield the signals that came."""
+    """Interrupt the last of ``kernels`` (process ids) at SIGUSR1 and SIGTERM; yield a list that gets these signals."""
     came: list[signal.Signals] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -111,7 +111,7 @@ _LINE_SECONDS = 30.0  # between lines where there is no terminal to draw a bar i
 
 @contextmanager
 def shown(path: Path) -> Iterator[None]:
-    """Show a progress file as a bar with the time left, or as a line now and then, until the block ends."""
+    """Show a progress file until the block ends: as a bar on a terminal, else as a line every 30 s."""
     path.unlink(missing_ok=True)
     ended = threading.Event()
     thread = threading.Thread(target=_show, args=(path, ended), daemon=True)

@@ -34,11 +34,11 @@ from fvc_lib.services.tasks import DEFAULT_TASK, ROBUSTNESS
 def robustness(
     context: click.Context, run: str, levels: tuple[str, ...], jobs: int | None, runs_dir: Path | None
 ) -> None:
-    """Score the test videos of RUN again after each of some disturbances, and say what the number loses.
+    """Score the test videos of RUN again after disturbances such as compression, and say what the number loses.
 
     RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained. Every video is judged by
-    the network that was not trained on its group, decoded as the run decoded it. First all are scored undisturbed,
-    which must give the stored scores.
+    the network that was not trained on its group, decoded as the run decoded it. First all videos are scored
+    undisturbed, which must give the stored scores.
 
     \b
     python run_notebooks.py robustness latest                      every level
@@ -49,7 +49,7 @@ def robustness(
     (h265_crf28); size (size_half, size_quarter); jpeg (jpeg_90, 70, 50); blur (blur_1, 2, 4 px); noise (noise_4, 8, 16
     of 255); rate (rate_half); trim (trim_front, trim_back: 25 %).
 
-    What is scored is kept at once: after a kill the same command goes on. Other levels can be added later. Written:
+    Every score is stored at once: after a kill the same command goes on. Other levels can be added later. Written:
     tables/robustness.parquet, tables/robustness_results.csv, and the executed notebook 09_robustness with its page.
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the undisturbed scores are not the stored ones.
@@ -79,7 +79,7 @@ def robustness(
 
 
 def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
-    """Execute the notebook into the run's own records; return the exit code."""
+    """Execute the robustness notebook, store it as a record of the run, and return the exit code."""
     from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
 
     config = run_config(run)

@@ -55,7 +55,7 @@ _NO_MLFLOW = (
 
 
 class Jobs(click.ParamType[int | None]):
-    """A number of folds to train at once, or ``auto``, which is None."""
+    """The type of ``--jobs``: a number of folds to train at once, or ``auto``, which becomes None."""
 
     name = "N|auto"
 
@@ -66,7 +66,7 @@ class Jobs(click.ParamType[int | None]):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of the command line, by their names there (``start`` is ``--from``)."""
+    """The options of the command line; a field has the name of its option, but ``start`` is ``--from``."""
 
     experiment: str | None = None
     resume: str | None = None
@@ -81,14 +81,14 @@ class RunOptions:
 
     @property
     def of_a_run(self) -> bool:
-        """Whether the command is about an existing run."""
+        """Whether the command works on an existing run."""
         return any(given is not None for given in (self.resume, self.only, self.start)) or bool(self.force)
 
     def check(self) -> None:
-        """Refuse options that exclude or need each other.
+        """Check that the options fit together.
 
         Raises:
-            UsageError: such options, or an empty value, as of an unset variable of a script.
+            UsageError: two options exclude each other, one needs another, or a value is empty.
         """
         alone = not (self.fork or self.only or self.start or self.force or self.executor == "slurm")
         refusals = {
@@ -113,10 +113,10 @@ class RunCommand:
     Args:
         notebooks: the folder of the notebooks.
         options: the options.
-        given: the parameters.
+        given: the parameters that the command was given.
 
     Raises:
-        UsageError: options that exclude each other, no such run, or parameters that differ from the run's.
+        UsageError: options exclude each other, there is no such run, or parameters differ from the run's.
     """
 
     def __init__(self, notebooks: Path, options: RunOptions, given: which_run.GivenValues) -> None:
@@ -147,20 +147,20 @@ class RunCommand:
         self.config, self._chosen = with_ranks(self.config, options)
 
     def plan(self) -> list[PlannedTask]:
-        """Return the tasks, with a reason for each that runs."""
+        """Return all tasks (notebooks, or folds of them), with the decision whether they run, and the reason."""
         return make_plan(
             self.notebooks, self.config, self.run, only=self._only, start=self._start, force=self._force,
             tasks=self._tasks,
         )  # fmt: skip
 
     def refuse(self, *, imports: bool = True) -> None:
-        """Refuse what ``execute`` would refuse; nothing is written.
+        """Raise the errors that ``execute`` would raise before it begins; write nothing.
 
         Args:
-            imports: also build what the parameters choose, in another process.
+            imports: whether to build the network and the user's classes that the parameters choose.
 
         Raises:
-            UsageError: another process works on the run, a new one cannot be created, or a choice cannot be built.
+            UsageError: another process works on the run, a new run cannot be created, or a choice cannot be built.
             DataError: the run's status or record cannot be read.
             OSError: the folder cannot be written.
         """
@@ -178,7 +178,7 @@ class RunCommand:
             _refuse_broken_choice(self.config, elsewhere=self._submits)
 
     def show(self) -> None:
-        """Print the plan; write nothing, and refuse what ``execute`` refuses."""
+        """Print the plan and write nothing; raise the errors that ``execute`` would raise before it begins."""
         self.refuse()
         run, config = None if self.options.fork else self.run, self.config
         plan = self.plan()
@@ -232,7 +232,7 @@ class RunCommand:
         return self._hand_to_slurm(self.run, make) if self._submits else self._run(self.run, make)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which trainings stay although code has changed, and why num_ranks auto has its number."""
+        """Print which trainings are kept though their code has changed, and the number chosen for ``num_ranks auto``."""
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         other_code = line_of_other_code(self.run, finished) if self.run is not None else ""
         for line in filter(None, (other_code, self._chosen)):
@@ -253,11 +253,11 @@ class RunCommand:
             click.echo(f"  {task.key:<28} goes on from its checkpoint")
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
-        """Submit what is left of ``run``; return 0.
+        """Submit the unfinished tasks of ``run`` as jobs; return 0.
 
         Raises:
             UsageError: another process works on the run, or the site's settings are wrong.
-            SlurmError: SLURM is missing, or refused.
+            SlurmError: SLURM is missing or refused a job.
         """
         site = read_site()
         with run_lock(run):
@@ -298,7 +298,7 @@ class RunCommand:
         return self.plan()
 
     def _run(self, run: RunPaths, plan: Callable[[], list[PlannedTask]]) -> int:
-        """Run, then report; a failed report changes the exit code of a run that ended well."""
+        """Run the tasks, write the report and return the exit code; a failed report counts if the run succeeded."""
         click.echo(f"run {run.root}")
         if self.config.tracker == "mlflow" and importlib.util.find_spec("mlflow") is None:
             click.echo(f"warning: {_NO_MLFLOW}", err=True)  # at once, not after a night of training
@@ -309,7 +309,7 @@ class RunCommand:
             error.filename = error.filename or str(run.root)  # write() does not name its file
             error.add_note(f"to go on: {command_text('--resume', run.root)}")
             raise
-        # Of several jobs the one that ends the run reports, and one that failed.
+        # If several jobs share the run, only the last one, or one that failed, writes the report.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
             try:
                 exit_code = exit_code or commands.report_run(run)
@@ -321,9 +321,10 @@ class RunCommand:
 
 
 def with_ranks(config: RunConfig, options: RunOptions) -> tuple[RunConfig, str]:
-    """Return ``config`` with the number that ``num_ranks auto`` means where it trains, and the reason in a sentence.
+    """Replace ``num_ranks auto`` by a number that suits this machine or the SLURM jobs.
 
-    The sentence is empty, and the configuration unchanged, where a number was given.
+    Returns:
+        The configuration, and a sentence with the reason; unchanged and empty if ``num_ranks`` is a number.
     """
     if options.executor != "slurm" or config.num_ranks != AUTO_RANKS:
         return ranks_chosen_here(config, options.jobs)
@@ -334,14 +335,14 @@ def with_ranks(config: RunConfig, options: RunOptions) -> tuple[RunConfig, str]:
 
 
 def _refuse_broken_choice(config: RunConfig, *, elsewhere: bool) -> None:
-    """Build what the parameters choose, in another process: the training would fail, perhaps hours later.
+    """Build the network and the user's classes in another process, so that errors show before the run begins.
 
     Args:
         config: the parameters.
-        elsewhere: whether another machine trains, which may accelerate what this one cannot.
+        elsewhere: whether another machine trains. Then ``accelerations`` are not checked on this one.
 
     Raises:
-        UsageError: it cannot be built; the message has the reason.
+        UsageError: something cannot be built; the message has the reason.
     """
     values = config.model_dump(mode="json") | ({"accelerations": []} if elsewhere else {})
     (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
@@ -352,7 +353,7 @@ def _refuse_broken_choice(config: RunConfig, *, elsewhere: bool) -> None:
 
 
 def trouble_of_choice(values: dict[str, Any]) -> str:
-    """Return why what a configuration chooses cannot be imported or built; empty if it can."""
+    """Return why the network or a class that a configuration chooses cannot be built; empty if all can be built."""
     from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
     from fvc_lib.engine.device import training_device  # torch takes a second to load
 
@@ -382,10 +383,10 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
 
 
 def _try_detector(config: RunConfig) -> None:
-    """Build a network without memory for its weights; run two clips through one of a user's own.
+    """Build the network without memory for its weights; a user's own network is run on two clips instead.
 
     Raises:
-        UsageError: it cannot be built, or fails on two clips.
+        UsageError: the network cannot be built, or fails on the clips.
     """
     from fvc_lib.detectors.network import build_detector  # torch takes a second to load
     from fvc_lib.engine.device import without_memory
@@ -411,7 +412,7 @@ def _try_two_clips(config: RunConfig) -> Any:
     A network that needs another device or more memory is not tried.
 
     Raises:
-        UsageError: it fails on them, or gives another shape than logits (2,).
+        UsageError: the network fails on the clips, or does not return logits of shape (2,).
     """
     import torch
 
@@ -443,9 +444,10 @@ def _try_two_clips(config: RunConfig) -> Any:
 
 
 def _refuse_wrong_corpus(config: RunConfig) -> None:
-    """Refuse a corpus that nothing can be trained on, and unknown target corpora, by folders, lists and names.
+    """Raise an error if a corpus cannot be trained on, or a target corpus is unknown.
 
-    A stage would refuse them after the run has begun; very large corpora are left to that stage.
+    Only folders, lists and names are read, no videos. Without this check a stage would fail after the run has begun.
+    Corpora with more than 20,000 files are not checked here.
     """
     if config.protocol == CROSS_CORPUS:
         from fvc_lib.corpus.protocols.protocol import refused_targets  # polars, for this alone

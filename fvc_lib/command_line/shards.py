@@ -1,4 +1,4 @@
-"""``run_notebooks.py shard``: the work on files of one shard of a stage, done before the stage's notebook."""
+"""``run_notebooks.py shard``: process one shard (share of the files) of a stage before the stage's notebook runs."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -23,18 +23,18 @@ from fvc_lib.services.tasks import AUGMENTATION, DATA_INDEX, FOLD_TRAINING, FORE
 @click.argument("shard", metavar="NUMBER/OF")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
-    """Do the work on files of one shard of STAGE of RUN, so that its notebook finds it done.
+    """Process the files of one shard (share) of STAGE of RUN before the stage's notebook runs.
 
     \b
     python run_notebooks.py shard latest 03 0/4        the first of four
     python run_notebooks.py --resume latest            all tables, whatever shards were done
 
-    STAGE is 01 (files are probed), 03 (decoded), 03b (measured), or 04 where a frozen trunk sees the clips (what it
-    says of them is computed). On one machine the notebooks alone use all cores.
+    STAGE is 01 (files are probed), 03 (decoded), 03b (measured), or 04 if a frozen trunk sees the clips (its features
+    are computed). On one machine the notebooks alone use all cores.
 
-    Files are dealt out by name or content: each is in one shard of four, whoever asks. What is found goes into the
-    cache that the notebook reads first; shards may run at once, on any number of machines that share it. Done again, a
-    shard does what is missing.
+    Files are dealt out by name or content, so that a file is in the same shard on every machine. Results go into the
+    cache that the notebook reads first; shards may run at once, on any number of machines that share it. A repeated
+    shard does only what is missing.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     config, one, of_stage = run_config(paths), Shard.named(shard), stage_named(stage)
@@ -53,7 +53,7 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGUSR1 end the block with ``StoppedError``, by whose exit code its job is requeued."""
+    """End the block with ``StoppedError`` at SIGTERM or SIGUSR1; its exit code makes SLURM's job requeue itself."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield

@@ -1,6 +1,6 @@
-"""``sweep``: one ordinary run for every combination of some values on the same folds, and their comparison.
+"""``sweep``: make one ordinary run for every combination of values, on the same folds, and compare the runs.
 
-A run is recognised by its hash, so the same command, repeated after a kill, skips finished runs and goes on.
+A run is recognised by the hash of its configuration. So the same command, repeated after a kill, skips finished runs.
 """
 
 import itertools
@@ -36,7 +36,7 @@ _STOPPED = (75, 130, 143)
 
 @dataclass
 class Combination:
-    """One run of a sweep, made or to be made."""
+    """One combination of values, and its run if there is one."""
 
     name: str  # such as ``model frame_cnn, seed 0``
     given: GivenValues
@@ -46,7 +46,7 @@ class Combination:
     exit_code: int = 0  # of its command in this sweep
 
     def look(self) -> None:
-        """Set ``run`` to the newest run with this hash, a finished one first, and ``state`` to its state."""
+        """Set ``run`` to the newest finished run with this hash, else to the newest one, and ``state`` to its state."""
         runs = list_runs(self.given.config.runs_dir, self.given.config.experiment)
         own = [run for run in runs if read_json_object(run.run_json).get("config_hash") == self.run_hash]
         states = {run: _state(run, self.given) for run in reversed(own)}
@@ -61,10 +61,10 @@ class Combination:
 
 
 def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the values of each field; a field that is named once has them between commas.
+    """Return ``{field: values}`` of the pairs ``over``; if a field is named once, its values are separated by commas.
 
     Raises:
-        UsageError: an unknown field or value, or a field in which compared runs may not differ.
+        UsageError: a field or value is unknown, or compared runs may not differ in the field.
     """
     texts: dict[str, list[str]] = {}
     for name, text in over:
@@ -96,7 +96,7 @@ def combinations(
     """Return every combination of the values in ``over``, with its run if there is one; writes nothing.
 
     Raises:
-        UsageError: unknown or excluded names and values, or a single or repeated combination.
+        UsageError: a name or value is unknown or not allowed, a combination is repeated, or there is only one.
     """
     swept = values_to_sweep(over)
     if twice := sorted(swept.keys() & {name for name, _ in values}):
@@ -143,7 +143,7 @@ def _state(run: RunPaths, given: GivenValues) -> str:
 
 
 def compare(members: Sequence[Combination]) -> int:
-    """Run the comparison's notebook over the runs; return the exit code."""
+    """Execute the comparison notebook on the runs of ``members``; return 1 if it fails, else 0."""
     from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
     from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
 
@@ -172,7 +172,7 @@ def compare(members: Sequence[Combination]) -> int:
 
 
 def show(members: Sequence[Combination]) -> None:
-    """Print every run with its name, state and id."""
+    """Print the name, state and run id of every combination."""
     width, config = max(len(member.name) for member in members), members[0].given.config
     done = sum(member.state == "finished" for member in members)
     folder = Path(config.runs_dir) / config.experiment
@@ -184,9 +184,9 @@ def show(members: Sequence[Combination]) -> None:
 
 
 def execute(members: Sequence[Combination], jobs: int | None, executor: Executor) -> int:
-    """Make the missing runs one after the other, then compare the finished ones; return the exit code.
+    """Make the missing runs one after the other, then compare the finished runs; return the exit code.
 
-    The first combination with a finished run is the reference. A run that fails stops no other.
+    The first combination with a finished run is the reference. After a run that fails the others are still made.
     """
     again = command_text(*sys.argv[1:])
     for number, member in enumerate(members, start=1):
@@ -257,7 +257,7 @@ def sweep(
     python run_notebooks.py sweep -p corpus ~/videos --over model efficientnet_lite0,frame_cnn --dry-run
     python run_notebooks.py sweep -p corpus ~/videos --over learning_rate 1e-3,3e-3 --executor slurm
 
-    Each is an ordinary run; they share clips and the features of frozen networks. Runs are made one after the other.
+    Every combination is an ordinary run; runs share clips and features of frozen networks, and are made in turn.
     After a kill, or with more values, the same command goes on and skips finished runs. A run that fails stops no
     other.
 

@@ -1,4 +1,4 @@
-"""Pages with evidence on judged videos, and the judging of uploaded ones."""
+"""Write pages with evidence on judged videos, and judge uploaded videos."""
 
 import re
 import time
@@ -39,21 +39,22 @@ def write_video_pages(
     overview: str = "../verdicts.html",
     progress: Report = not_reported,
 ) -> dict[str, str]:
-    """Write ``folder/videos/NNNN_NAME.html`` for each file with a score.
+    """Write ``folder/videos/NNNN_NAME.html`` for the files with a score.
 
-    A page of the same verdict is kept, unless a part of it failed. Pages of other files are deleted.
+    A page that already shows the same verdict is not written again, unless a part of it failed. Pages of other files
+    are deleted.
 
     Args:
-        verdicts: of all files.
-        model: folder of the run or bundle that judged.
-        folder: of the verdicts.
-        most: number of files with a page; -1: all.
-        map_minutes: time limit of the maps of all pages together; 0: no maps.
-        overview: the page of all verdicts, relative to a page; empty: none.
-        progress: receives the number of pages done, and the part of the next that is at work.
+        verdicts: the verdicts on all files.
+        model: folder of the run or bundle that judged the files.
+        folder: the folder of the verdicts.
+        most: the largest number of pages, for the first files; -1: all files.
+        map_minutes: time limit in minutes of the maps (where a video looks fake) of all pages together; 0: no maps.
+        overview: link to the page of all verdicts, relative to a video's page; empty: no link.
+        progress: called with the numbers of finished and of all pages, and the part of a page that is being made.
 
     Returns:
-        The page of each file, relative to ``folder``, by the file's ``path`` in the table.
+        ``{path of the file in the table: its page, relative to folder}``.
 
     Raises:
         OSError: a page cannot be written.
@@ -95,7 +96,10 @@ def write_video_pages(
 
 
 def _scored(verdicts: Verdicts, most: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first ``most`` rows with a score, or all for -1, numbered from 1."""
+    """Yield ``(number, row)`` of the first ``most`` rows with a score, or of all for -1.
+
+    ``number`` counts all rows from 1, also those without a score.
+    """
     rows = ((number, row) for number, row in enumerate(verdicts.rows(), 1) if row["score"] is not None)
     return rows if most < 0 else islice(rows, most)
 
@@ -114,7 +118,7 @@ def page_name(number: int, path: str) -> str:
 
 
 def page_parts(evidence: FileEvidence, known: Known) -> dict[str, Any]:
-    """Return the evidence as the template ``video.html`` shows it."""
+    """Return the evidence as keyword arguments of ``write_video_page``."""
     curve, mapped = evidence.windows, evidence.occlusion
     parts: dict[str, Any] = {
         "notes": (*evidence.notes, *evidence.failures),
@@ -139,7 +143,7 @@ def page_parts(evidence: FileEvidence, known: Known) -> dict[str, Any]:
 
 
 def known_scores(verdicts: Verdicts) -> Known:
-    """Return the out-of-fold scores of the run's videos, and where the rule answers."""
+    """Return the out-of-fold scores of the run's videos, and the scores from which on the rule says real or fake."""
     tested = verdicts.detector.known.tested
     reals, fakes = (tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake"))
     return Known(reals, fakes, *score_bounds(verdicts.detector.known, verdicts.rule))
@@ -150,8 +154,8 @@ def upload_judge(
 ) -> Callable[[Path], dict[str, Any]]:
     """Return a function that judges one uploaded file, for ``UploadServer``.
 
-    It returns ``verdict``, ``score`` with its range, ``reasons``, and ``page``, the HTML of the file's own page. The
-    page is made next to the file, which lies in a folder of its own.
+    The function returns ``verdict``, ``score`` with its interval as text, ``reasons``, and ``page``, the HTML of the
+    page with evidence. It writes into the folder ``answer`` next to the file.
     """
     rule = rule_of(error_rate, withheld=not detector.is_above_control)
 

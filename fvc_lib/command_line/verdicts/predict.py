@@ -1,4 +1,4 @@
-"""``run_notebooks.py predict``: is this video fake?"""
+"""``run_notebooks.py predict``: say whether videos are fake."""
 
 import json
 import os
@@ -104,13 +104,13 @@ def predict(
     With --final the run's one network of all groups judges new videos (-p train_final true trains it), in a fifth of
     the time of five folds. When to answer is still decided by the folds' out-of-fold scores.
 
-    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), a page of each judged video with evidence
-    below videos/ (a second decoding each: --pages), and notebook 30_verdicts as executed. What is
-    found of a file is kept at once in findings.jsonl: with the same --out a call that was stopped or killed goes on,
-    and another rule scores nothing again. A file that has changed is judged again.
+    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), a page with evidence for each judged video
+    below videos/ (the video is decoded again for it: --pages), and notebook 30_verdicts as executed. The findings on a
+    file are stored at once in findings.jsonl: with the same --out a call that was stopped or killed goes on, and
+    another rule scores nothing again. A file that has changed is judged again.
 
-    With --executor slurm an array of jobs finds out about a share of the files each, and a last job does what they left
-    and writes tables, pages and the notebook, the same to the bit; 'status FOLDER' says how far they are. By hand:
+    With --executor slurm every job of an array judges a share of the files. A last job does the rest and writes tables,
+    pages and the notebook, the same to the bit; 'status FOLDER' says how far they are. By hand:
     --shard 0/4 to 3/4 with one --out, at once and on any machines that share it, then the command without --shard.
 
     A run or bundle of task image gives pictures classes and numbers, one of task video_text gives videos captions and
@@ -230,16 +230,16 @@ def _print_verdicts(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Work:
-    """One call of predict, for any kind of answer.
+    """One call of ``predict``, whatever the model answers (verdicts, or predictions of another task).
 
     Attributes:
-        stage: the name of the work in records and in the queue.
-        kind: a word for one file.
-        model: the run, ensemble or bundle.
-        files: absolute paths, each once.
-        folder: for everything that is written.
-        written: names of the answers there, without journals and records.
-        options: of the command that goes on.
+        stage: the name of the work in records and in SLURM's queue.
+        kind: a word for one file, for example ``video``.
+        model: folder of the run, ensemble or bundle.
+        files: absolute paths without duplicates.
+        folder: the folder for everything that is written.
+        written: names of the files with answers in ``folder``, without journals and records.
+        options: options of the command that continues after a stop.
     """
 
     stage: str
@@ -252,19 +252,19 @@ class _Work:
 
     @property
     def command(self) -> list[str]:
-        """The command that goes on after a stop."""
+        """The arguments of run_notebooks.py that continue after a stop."""
         return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
 
     def is_left_to_jobs(
         self, shard: Shard | None, site: Site | None, find_out: Callable[[list[Path], Report], None], *, is_dry: bool
     ) -> bool:
-        """Do the ``shard``, or show or submit the jobs of ``site``; return whether one of these was asked for.
+        """Process ``shard``, or show or submit the jobs of ``site``; return False if both are None.
 
         Args:
             shard: this call's share of the files; None: all.
             site: the cluster; None: no jobs.
-            find_out: called with a shard's files and a callback for progress.
-            is_dry: only show the jobs.
+            find_out: called with the shard's files and a callback for progress.
+            is_dry: whether to show the jobs without submitting them.
         """
         run = RunPaths(self.folder)
         if shard is not None:
@@ -289,10 +289,10 @@ class _Work:
         return shard is not None or site is not None
 
     def _refuse_foreign(self) -> None:
-        """Refuse a folder with files that another command wrote.
+        """Check that no other command has written into the folder.
 
         Raises:
-            UsageError: such a folder.
+            UsageError: it has files with the names of answers, but no journal and no notebook of this command.
         """
         from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
@@ -304,11 +304,11 @@ class _Work:
 
     @contextmanager
     def folder_taken(self) -> Iterator[None]:
-        """Lock the folder, delete an earlier call's answers, and print the command that goes on.
+        """Lock the folder, delete the answers of an earlier call, and print the command that continues after a stop.
 
         Raises:
-            UsageError: another command's files are there, or another call is writing there.
-            OSError: it cannot be written.
+            UsageError: the folder has another command's files, or another call has locked it.
+            OSError: the folder cannot be written.
         """
         from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 

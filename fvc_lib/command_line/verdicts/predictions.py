@@ -1,4 +1,4 @@
-"""``predict`` with a model that gives no verdicts but classes, numbers, captions or nearest texts."""
+"""``predict`` for models that give classes, numbers, captions or nearest texts instead of verdicts."""
 
 import base64
 import sys
@@ -26,12 +26,13 @@ _SHOWN = 20
 def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, workers: int) -> None:
     """Write two tables and a page (``FILES``) into ``folder``, and print the answers.
 
-    A journal there keeps each file's findings at once, so that a killed call goes on, and takes in those of shards.
+    A journal in ``folder`` stores the findings on a file at once, so that a killed call can continue. The journals of
+    shards (shares of the files that other processes handled) are merged into it.
 
     Raises:
-        DataError: no file could be read; everything is written.
-        FvcError: as ``Predictor.findings`` has it.
-        OSError: something cannot be written.
+        DataError: no file could be read; tables and page are written before.
+        FvcError: as in ``Predictor.findings``.
+        OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.figures.gallery import Card  # torch and plotly take seconds to load
     from fvc_lib.analysis.pages.answers import MOST_CARDS, write_predictions_page
@@ -99,15 +100,15 @@ def find_out_predictions(
     workers: int,
     progress: Report,
 ) -> None:
-    """Write the findings of one shard's files into a journal in ``folder``, which ``predict_files`` takes in.
+    """Write the findings on a shard's files into a journal in ``folder``, which ``predict_files`` merges.
 
     Args:
         predictor: the model.
         mine: the shard's files.
         files: all files.
-        folder: where the journal is.
-        shard: its name, such as ``3_of_16``.
-        workers: processes that decode.
+        folder: the folder for the journal.
+        shard: the shard's name, such as ``3_of_16``.
+        workers: number of processes that decode; 0: one per core.
         progress: called with the number of finished files.
 
     Raises:
@@ -123,7 +124,10 @@ def find_out_predictions(
 def _finder(
     predictor: "OneNetwork", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
-    """Return a function that yields the findings of some of ``files``, with pictures of those that the page shows."""
+    """Return a function that yields the findings on a list of files.
+
+    Findings on the first ``MOST_CARDS`` of ``files``, which the page shows, have a picture.
+    """
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
     from fvc_lib.analysis.pages.answers import MOST_CARDS
 

@@ -1,7 +1,7 @@
-"""``run_notebooks.py verdict-page``: a page for people who do not program, on which videos are dropped and judged.
+"""``run_notebooks.py verdict-page``: a web page for people who do not program; it judges the videos dropped on it.
 
-One process serves the page. Uploads lie in a temporary folder until their answer is made; the main thread judges them
-one after the other. The page asks no other server for anything.
+One process serves the page. Uploads stay in a temporary folder until they have been judged; the main thread judges them
+one after the other. The page loads nothing from other servers.
 """
 
 import hmac
@@ -63,7 +63,7 @@ def verdict_page(
     no_browser: bool,
     runs_dir: Path | None,
 ) -> None:
-    """Serve a page on which videos are dropped, judged by MODEL, and their pages read and downloaded.
+    """Serve a web page: users drop videos on it, MODEL judges them, and the page shows the answers for download.
 
     MODEL is 'latest', a run id, a part of one, a run folder, or an exported bundle. Only this machine sees the page,
     unless --host says otherwise. The printed address holds a token, without which nobody enters. Uploads are deleted
@@ -95,13 +95,13 @@ def verdict_page(
 
 
 class UploadServer(ThreadingHTTPServer):
-    """A server of the page; its threads take uploads, and whoever calls ``judge_all`` answers them.
+    """The server of the page. Its threads receive uploads, and the thread that calls ``judge_all`` judges them.
 
     Args:
         host: address to listen on.
-        port: 0 takes any that is free.
-        folder: of this process alone.
-        limit_bytes: of one file.
+        port: port to listen on; 0: any free port.
+        folder: folder for uploads, used by no other process.
+        limit_bytes: the largest size of an upload.
 
     Raises:
         UsageError: the address cannot be used.
@@ -121,7 +121,7 @@ class UploadServer(ThreadingHTTPServer):
         self.address = f"http://{shown}:{self.server_address[1]}/?token={self.token}"
 
     def judge_all(self, judge: Callable[[Path], Answer]) -> None:
-        """Judge uploads one after the other, without end."""
+        """Call ``judge`` with the path of each upload, one after the other; never returns."""
         while True:
             path, answer = self._waiting.get()
             try:
@@ -130,7 +130,7 @@ class UploadServer(ThreadingHTTPServer):
                 answer.set_result({"refused": str(error) if isinstance(error, FvcError) else repr(error)})
 
     def take(self, name: str, size: int, stream: BufferedIOBase) -> Answer:
-        """Store an upload of ``size`` bytes, wait for its answer, and delete it."""
+        """Store an upload of ``size`` bytes, wait until it is judged, delete it, and return the answer."""
         if not 0 < size <= self.limit_bytes:
             limit = self.limit_bytes // _MEGABYTE
             return {"refused": f"This file has {size:,} bytes. The page takes files of 1 byte to {limit:,} MB."}
@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send("application/json", json.dumps(answer))
 
     def _asked(self) -> dict[str, str]:
-        """Return the query; without ``token`` where it is not ours."""
+        """Return the query's parameters; ``token`` is left out if it is wrong."""
         asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
         if not hmac.compare_digest(asked.get("token", "").encode(), self.server.token.encode()):
             asked.pop("token", None)
