@@ -232,7 +232,7 @@ class RunCommand:
         return self._hand_to_slurm(self.run, make) if self._submits else self._run(self.run, make)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which trainings are kept though their code has changed, and the number chosen for ``num_ranks auto``."""
+        """Print which trainings are kept though their code has changed, and the number for ``num_ranks auto``."""
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         other_code = line_of_other_code(self.run, finished) if self.run is not None else ""
         for line in filter(None, (other_code, self._chosen)):
