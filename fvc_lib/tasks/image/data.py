@@ -1,4 +1,4 @@
-"""Pictures as training samples: their labels, their parts, and the crop that the network sees."""
+"""Pictures as training samples: labels, the split into parts, and the crop that the network sees."""
 
 import hashlib
 import math
@@ -29,10 +29,10 @@ _NAMED_AT_MOST = 10
 
 @dataclass(frozen=True)
 class ImageLabels:
-    """Names of the C classes and T targets, and the scaling of the targets; saved with the model.
+    """Names of the C classes and T targets (numbers to predict), and the scaling of the targets.
 
-    ``units`` may be empty. ``means`` and ``deviations`` (standard deviations; 1 if all values are equal) are those of
-    the training pictures with a value.
+    They are saved with the model. A unit may be an empty text. ``means`` and ``deviations`` are mean and standard
+    deviation of each target over the training pictures that have a value; a deviation is 1 if all values are equal.
     """
 
     classes: tuple[str, ...]
@@ -42,7 +42,7 @@ class ImageLabels:
     deviations: tuple[float, ...] = ()
 
     def scaled(self, values: FloatArray) -> FloatArray:
-        """Scale values (..., T) to mean 0 and standard deviation 1 in training."""
+        """Return values (..., T) minus the training mean, divided by the training standard deviation."""
         return np.asarray((values - np.array(self.means)) / np.array(self.deviations))
 
     def in_units(self, scaled: FloatArray) -> FloatArray:
@@ -53,7 +53,7 @@ class ImageLabels:
 def labels_of_training(
     classes: tuple[str, ...], targets: tuple[str, ...], units: tuple[str, ...], values: FloatArray
 ) -> ImageLabels:
-    """Return the labels, scaled by the training part's ``values``: float64 (N, T), NaN where unknown.
+    """Return the labels, with means and deviations of ``values``: float64 (N, T) of the training part, NaN if unknown.
 
     Raises:
         DataError: no training picture has a value of a target.
@@ -73,9 +73,9 @@ class ImageRecords:
     """N pictures in the order of their ids.
 
     Attributes:
-        image_ids, group_ids: N.
-        paths: N, relative to the corpus' root, as tables have them.
-        class_indices: int64 (N,), places in ``ImageLabels.classes``; -1 where none is known.
+        image_ids, group_ids: N ids each.
+        paths: N paths relative to the corpus's root, as text for the tables.
+        class_indices: int64 (N,), indices into ``ImageLabels.classes``; -1 where no class is known.
         values: float64 (N, T) in the targets' units; NaN where not known.
     """
 
@@ -91,7 +91,7 @@ class ImageRecords:
 
 @dataclass(frozen=True)
 class ImageParts:
-    """A split corpus; ``fingerprint`` covers contents, labels, values and parts, but no paths."""
+    """A corpus split into parts; ``fingerprint`` is a digest of ids, labels, values and parts, not of paths."""
 
     labels: ImageLabels
     train: ImageRecords
@@ -172,11 +172,11 @@ def require_files(root: Path, parts: ImageParts) -> None:
 
 _LEAST_AREA = 0.7
 _WIDEST = 1.15  # width over height
-_COLOUR = 0.15  # brightness, contrast and saturation between 1 - this and 1 + this
+_COLOUR = 0.15  # brightness, contrast and saturation are scaled by 1 - this to 1 + this
 
 
 def decoded_side(size: int, *, training: bool) -> int:
-    """Return the length in pixels that the shorter side needs so that a view of ``size`` is not enlarged."""
+    """Return the least length of the shorter side, in pixels, from which a crop of side ``size`` is never enlarged."""
     return math.ceil(size / math.sqrt(_LEAST_AREA / _WIDEST)) if training else size
 
 
@@ -212,7 +212,14 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
 
 
 def _placed(length: int, crop: int, side: int, draw: float) -> slice:
-    """Return the place of a crop on an axis of ``length``, around its middle ``side``; ``draw`` is in [0, 1)."""
+    """Return the pixels of a crop on one axis.
+
+    Args:
+        length: pixels of the axis.
+        crop: pixels of the crop.
+        side: pixels of the centred square, inside of which a smaller crop stays.
+        draw: in [0, 1), the position within the allowed range.
+    """
     crop = max(1, min(length, crop))
     first = (length - max(side, crop)) // 2 + math.floor(draw * (max(side, crop) - crop + 1))
     first = min(max(0, first), length - crop)
@@ -245,19 +252,20 @@ class ImageDataset:
 
     - ``image`` uint8 (3, S, S);
     - ``class_target`` float32 (C,): the weight of each class in the loss; all zero without a class;
-    - ``class_index`` int64 (): the picture's own class, also when another picture is mixed in; -1 without a class;
+    - ``class_index`` int64 (): the class of the picture itself, even if another one is mixed in; -1 without a class;
     - ``values`` float32 (T,): scaled; 0 where unknown;
     - ``known`` float32 (T,): 1 where the value is known, else 0. A mixed value is known where both pictures have it.
 
     Attributes:
-        root: of the corpus.
+        root: folder of the corpus.
         records: the pictures.
-        labels: of the corpus.
+        labels: classes and targets of the corpus.
         size: S, in pixels.
-        class_weights: loss weights float64 (C,); None: 1 each.
-        mixing: set for training: then views are random and differ between epochs.
+        class_weights: loss weights float64 (C,); None: all 1.
+        mixing: settings of mixup and cutmix. If given, the samples are for training: crops are random and differ
+            between epochs. None: centred squares.
         seed: seed, picture and epoch determine everything random.
-        epoch: 0-based.
+        epoch: number of the epoch, from 0.
     """
 
     root: Path
@@ -327,13 +335,13 @@ class ImageDataset:
         }
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
-        """Return a generator for one picture and epoch; order, process and batch do not matter."""
+        """Return a generator seeded by ``purpose``, seed, picture and epoch; order, process and batch do not matter."""
         image_id = self.records.image_ids[index]
         return np.random.default_rng(stable_seed(f"image {purpose}", self.seed, image_id, self.epoch))
 
 
 def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
-    """Return loss weights float64 (C,) that give all classes equal influence, with mean 1 over labelled pictures."""
+    """Return loss weights float64 (C,), inverse to the number of pictures per class; their mean over pictures is 1."""
     counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
     weights: FloatArray = counts.sum() / (num_classes * np.maximum(counts, 1))
     return weights

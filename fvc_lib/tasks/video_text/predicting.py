@@ -1,4 +1,7 @@
-"""Caption any videos and find their nearest texts, decoded and described as a finished training's test part was."""
+"""Write captions and find the nearest texts for new videos with a trained network.
+
+Videos are decoded and described like those of the training's test part.
+"""
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -31,17 +34,18 @@ NEAREST = 5
 _TEXTS_AT_ONCE = 256
 _TOKENIZER, _TEXTS, _EMBEDDINGS = "tokenizer.json", "texts.parquet", "text_embeddings.safetensors"
 _FILLER = "a video"  # the text given with every video; no embedding or caption of a video depends on it
-_UNIT = 1e-3  # largest difference of an embedding's length from 1
+_UNIT = 1e-3  # largest difference of an embedding's L2 norm from 1
 
 
 class VideoTextPredictor(OneNetwork):
-    """See ``Predictor``.
+    """Predictor of task video_text; see ``Predictor``.
 
     Args:
-        trained: the network.
-        tokenizer: of captions and texts.
-        texts: KNOWN_TEXTS; empty where the network does not compare videos with texts.
-        embedded: their embeddings, unit vectors float32 (M, E); None: they are computed where they are needed.
+        trained: the trained network.
+        tokenizer: tokenizer of captions and texts.
+        texts: the run's M texts (KNOWN_TEXTS); empty where the network does not compare videos with texts.
+        embedded: embeddings of ``texts``, unit vectors float32 (M, E); None: computed here if the network compares
+            videos with texts.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class VideoTextPredictor(OneNetwork):
 
     @property
     def decode_hash(self) -> str:
-        """The clip store's digest of decoding."""
+        """Return the clip store's digest of the code and library that decode."""
         return ClipStore.of(self.config).decode_hash
 
     def identity_of_parts(self) -> Any:
@@ -146,7 +150,17 @@ class VideoTextPredictor(OneNetwork):
                     yield self._described(path, content, frames, picture)
 
     def _described(self, path: str, content: str, frames: Pixels, picture: Picture) -> Finding:
-        """Return the finding on a clip, uint8 (T, 3, S, S)."""
+        """Return the finding on one video.
+
+        Args:
+            path: absolute path, as text for the tables.
+            content: SHA-256 of the file.
+            frames: uint8 (T, 3, S, S), the clip.
+            picture: called with ``path`` and ``frames``.
+
+        Raises:
+            DataError: a similarity is not finite.
+        """
         tensors = {"frames": torch.from_numpy(frames)[None], **self._filler}
         if self._plan.masked:
             tensors["hidden"] = torch.zeros(1, len(frames), dtype=torch.bool)

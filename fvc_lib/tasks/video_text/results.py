@@ -1,7 +1,8 @@
-"""Results of task video_text: each metric of the test part with an interval over groups, next to a control's.
+"""Results of task video_text: metrics of the test part with intervals over groups, for the model and for controls.
 
-``chance`` is the expected score of a random ranking, computed exactly. ``most_frequent_caption`` writes the most
-frequent training text for every video. Intervals cover the choice of test groups, not of training runs.
+A control answers without looking at the video. ``chance`` is the expected score of a random ranking, computed exactly.
+``most_frequent_caption`` writes the most frequent training text for every video. An interval shows how a metric varies
+with the test groups that were drawn. It does not show how it varies between training runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +40,8 @@ def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str
     """Return the metrics of model and controls (TASK_RESULTS), and write them to ``task_results.feather``.
 
     Args:
-        paths: a run with ranks, captions and embeddings.
-        config: k of recall@k, memory, replicates, confidence and seed.
+        paths: paths of a run whose training has written ranks, captions and embeddings.
+        config: gives replicates, confidence and seed.
         log: called with lines on the number of embeddings and how similarities are streamed.
 
     Raises:
@@ -67,7 +68,11 @@ def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str
 
 
 def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
-    """Return float64 (M,): the probability that the first positive has rank 1, ..., M in a random order."""
+    """Return the distribution of the best positive's rank in a random order of M candidates.
+
+    Returns:
+        float64 (M,): entry k - 1 is the probability that the first of the positives has rank k.
+    """
     before = np.arange(num_candidates, dtype=np.float64)
     left = num_candidates - before
     wrong = np.maximum(left - num_positives, 0)
@@ -76,9 +81,14 @@ def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
 
 
 def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequence[int]) -> dict[str, float]:
-    """Return the expected metrics of a random ranking for queries with these numbers of candidates and positives (Q,).
+    """Return the expected metrics of a random ranking, by name.
 
-    The median rank is that of the mixture of all queries' rank distributions.
+    The median rank is the median of the mixture of all queries' rank distributions.
+
+    Args:
+        num_candidates: int64 (Q,), number of candidates of each query.
+        num_positives: int64 (Q,), number of right candidates of each query.
+        ks: where recall is wanted.
     """
     kinds, counts = np.unique(np.stack([num_candidates, num_positives]), axis=1, return_counts=True)
     share = counts / counts.sum()
@@ -111,7 +121,7 @@ def read_embeddings(path: Path) -> "dict[str, Tensor]":
 
 
 def _direction_rows(direction: str, ranks: pl.DataFrame, found: "RetrievalMetrics", config: RunConfig) -> list[Row]:
-    """Return a row per metric; those that are means over queries get an interval."""
+    """Return the rows of one direction, for model and chance; the model's means over queries have an interval."""
     measured = getattr(found, direction)
     if not np.array_equal(measured.ranks, ranks["rank"].to_numpy()):
         raise DataError(
@@ -154,7 +164,7 @@ def _caption_rows(pairs: pl.DataFrame, captions: pl.DataFrame, config: RunConfig
 def _measured_rows(
     source: str, subject: str, measures: Mapping[str, Metric], groups: Sequence[str], config: RunConfig
 ) -> list[Row]:
-    """Return a row per measure."""
+    """Return one result row with an interval per measure."""
     intervals = intervals_over_groups(
         [*measures.values()], groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
@@ -163,7 +173,10 @@ def _measured_rows(
 
 
 def _check_queries(pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFrame) -> None:
-    """Raise ``DataError`` for rows that are not of the test part; videos without a clip may be missing."""
+    """Raise ``DataError`` where ``ranks`` or ``captions`` have a query outside of the test part.
+
+    Queries may be missing, since a video may have no clip.
+    """
     test = pairs.filter(pl.col("part") == "test")
     for name, found, due in (
         ("retrieval_ranks", ranks.filter(pl.col("direction") == "video_to_text")["query_id"], test["video_id"]),

@@ -1,4 +1,4 @@
-"""Task video_text: samples of clips with texts, the losses, and the outputs of a pass."""
+"""Task video_text: samples that pair a clip with a text, the losses, and the collected outputs."""
 
 import hashlib
 import logging
@@ -51,17 +51,19 @@ def make_clips(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> tuple[ClipSource, tuple[str, ...]]:
-    """Make the clips of ``pairs`` in the shared store; clips with these settings that exist are reused.
+    """Make the clips of ``pairs`` in the shared store; existing clips with the same settings are used again.
 
     Args:
-        config: ``num_frames`` and ``fixed_size`` decide the clips, ``corpus`` and ``data_dir`` where the videos lie.
+        config: ``num_frames`` and ``fixed_size`` decide the clips; ``corpus`` and ``data_dir`` name the folder.
         pairs: a VIDEO_TEXTS table.
         progress: called with (videos done, videos).
         stop: called after each video; returns True to stop.
 
+    The reason for a missing clip is logged. Shards are written too if ``clip_source`` needs them.
+
     Returns:
-        The source of the clips, each uint8 (num_frames, 3, fixed_size, fixed_size), and the sorted ids of the videos
-        without a clip. The reason for each is logged. Shards are written too if ``clip_source`` needs them.
+        ``(source, missing)``: the source of the clips, uint8 (num_frames, 3, fixed_size, fixed_size), and the sorted
+        ids of the videos without a clip.
 
     Raises:
         DataError: more than ``max_rejected_share`` of the videos have no clip.
@@ -95,7 +97,7 @@ def make_clips(
 
 
 def clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
-    """Return AUGMENTED rows: one original clip per video, without labels; ``without``: ids of videos with no clip."""
+    """Return AUGMENTED rows without labels: the original clip of each video whose id is not in ``without``."""
     videos = pairs.filter(~pl.col("video_id").is_in(without)).select("video_id").unique().sort("video_id")
     return videos.select(
         pl.format("{}_0", "video_id").alias("clip_id"),
@@ -109,7 +111,7 @@ def clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> p
 
 
 def pairs_fingerprint(source: ClipSource, pairs: pl.DataFrame) -> str:
-    """Return a hex SHA-256 of the clip settings and of each pair's id, text and part."""
+    """Return a hex SHA-256 of the clip settings and of the ids, texts and parts of all pairs."""
     digest = hashlib.sha256(source.settings_hash.encode())
     for row in pairs.sort("pair_id").select("pair_id", "text", "part").iter_rows():
         digest.update(("\x1f".join(row) + "\n").encode())
@@ -117,22 +119,22 @@ def pairs_fingerprint(source: ClipSource, pairs: pl.DataFrame) -> str:
 
 
 def numbered(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Return VIDEO_TEXTS with ``video_index`` and ``text_index``, dense ranks of the ids."""
+    """Return VIDEO_TEXTS with columns ``video_index`` and ``text_index``: numbers from 0 of the sorted distinct ids."""
     number = {column: pl.col(f"{column}_id").rank("dense").cast(pl.Int64) - 1 for column in ("video", "text")}
     return pairs.with_columns(video_index=number["video"], text_index=number["text"])
 
 
 class VideoTextDataset:
-    """Pairs as samples, in the order of the table.
+    """Pairs of a clip and a text as samples, in the order of the table.
 
     A sample has ``frames`` uint8 (T, 3, S, S), ``tokens`` int64 (L,), ``video_index`` int64 () and ``text_index``
     int64 (). Equal indices mean the same video or text.
 
     Args:
         source: the clips of all videos of ``pairs``.
-        pairs: rows of ``numbered``.
-        tokenizer: makes the tokens.
-        max_tokens: L, with the tokens for beginning and end.
+        pairs: rows of the table that ``numbered`` returns.
+        tokenizer: turns texts into tokens.
+        max_tokens: L, the number of tokens per text, beginning and end included.
 
     Raises:
         DataError: a clip is missing.
@@ -154,7 +156,7 @@ class VideoTextDataset:
 
     @property
     def stream(self) -> Stream | None:
-        """The order of the clips in shards that are read as a stream; None for random access."""
+        """Return the order of the clips in shards that are read as a stream; None for random access."""
         return stream_of(self._source, [(video_id, 0) for video_id in self._video_ids])
 
     def __len__(self) -> int:
@@ -175,9 +177,9 @@ class VideoTextDataset:
 
 @dataclass(frozen=True)
 class HiddenFrames:
-    """The ``num_hidden`` frames of each clip that masked modelling hides in ``epoch``.
+    """Choose which ``num_hidden`` frames of each clip masked modelling hides in ``epoch``.
 
-    They depend on the seed, the epoch and the sample id alone, not on order, batch, worker or rank.
+    The choice depends on the seed, the epoch and the sample id only, not on order, batch, worker or rank.
     """
 
     num_frames: int
@@ -186,7 +188,7 @@ class HiddenFrames:
     epoch: int = 0
 
     def of(self, sample_id: str) -> Tensor:
-        """Return bool (T,): True for the hidden frames of a sample."""
+        """Return a mask of the sample's frames, bool (T,): True where a frame is hidden."""
         generator = np.random.default_rng(stable_seed("hidden frames", self.seed, self.epoch, sample_id))
         hidden = torch.zeros(self.num_frames, dtype=torch.bool)
         hidden[generator.permutation(self.num_frames)[: self.num_hidden].tolist()] = True
@@ -195,12 +197,12 @@ class HiddenFrames:
 
 @dataclass(frozen=True)
 class PreparedSamples:
-    """Samples of ``data`` with more tensors.
+    """The N samples of ``data`` with further tensors.
 
     Attributes:
         data: a data set with ``__len__`` and ``__getitems__``, and perhaps a ``stream``.
-        beside: further tensors by name, (N, ...) with a row per sample.
-        hidden: makes the mask ``hidden`` (T,) of each sample; None: no mask.
+        beside: further tensors by name, (N, ...), one row per sample.
+        hidden: makes the tensor ``hidden``, bool (T,), the mask of a sample's hidden frames; None: no mask.
     """
 
     data: Any
@@ -211,7 +213,7 @@ class PreparedSamples:
 
     @property
     def stream(self) -> Stream | None:
-        """The stream of ``data``."""
+        """Return the stream of ``data``; None where it has none."""
         return self.data.stream if isinstance(self.data, StreamedSampleSet) else None
 
     def __len__(self) -> int:
@@ -230,7 +232,7 @@ class PreparedSamples:
         return Batch(batch.sample_ids, tensors)
 
     def at_epoch(self, epoch: int) -> "PreparedSamples":
-        """Return the samples with the frames hidden that ``epoch`` (0-based) hides."""
+        """Return the same samples with the masks of ``epoch`` (from 0)."""
         return self if self.hidden is None else replace(self, hidden=replace(self.hidden, epoch=epoch))
 
 
@@ -241,9 +243,9 @@ class RetrievalSet:
     Attributes:
         video_embeddings: float32 (N, E), unit vectors.
         text_embeddings: float32 (M, E), unit vectors.
-        pairs: int64 (P, 2), unique rows (video, text) that belong together.
-        video_places: int64 (N,), the first accumulated pair of each video.
-        text_places: int64 (M,), the first accumulated pair of each text.
+        pairs: int64 (P, 2), distinct pairs (video row, text row) that belong together.
+        video_places: int64 (N,), index of the first collected sample of each video.
+        text_places: int64 (M,), index of the first collected sample of each text.
     """
 
     video_embeddings: Tensor
@@ -264,7 +266,7 @@ def measured_retrieval(found: RetrievalSet) -> RetrievalMetrics:
 
 
 class VideoTextOutputs(SampleColumns):
-    """Collect each pair's embeddings, losses, indices and written captions, as far as the network returns them."""
+    """Collect the embeddings, losses, indices and written captions of all pairs that the network returns."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -280,11 +282,11 @@ class VideoTextOutputs(SampleColumns):
 
     @property
     def caption_tokens(self) -> Tensor | None:
-        """Tokens of the captions, int32 (P, L); None if none were written."""
+        """Return the tokens of the written captions, int32 (P, L) for P samples; None if none were written."""
         return self.column(_TOKENS) if _TOKENS in self else None
 
     def retrieval_set(self) -> RetrievalSet | None:
-        """Return the distinct videos and texts; None without embeddings."""
+        """Return the distinct videos and texts with their embeddings; None if the network returns no embeddings."""
         if not all(name in self for name in _EMBEDDINGS):
             return None
         videos, texts = (self.column(name) for name in _EMBEDDINGS)
@@ -295,7 +297,10 @@ class VideoTextOutputs(SampleColumns):
         return RetrievalSet(videos[video_places], texts[text_places], pairs, video_places, text_places)
 
     def compute(self) -> dict[str, float]:
-        """Return mean losses, and recall@k and MRR in both directions; NaN if an embedding is not finite."""
+        """Return the mean losses, and recall@k and MRR (mean reciprocal rank) in both directions.
+
+        The retrieval metrics are NaN if an embedding is not finite, and left out without embeddings.
+        """
         metrics = {name: float(self.column(name).double().mean()) for name in _LOSSES if name in self}
         retrieval = self.retrieval_set()
         if retrieval is None:
@@ -310,14 +315,13 @@ class VideoTextTask:
     """Contrastive learning, captioning and masked modelling, each with its weight.
 
     Every sample weighs 1; a caption's loss is the mean over its tokens. The contrastive loss compares all samples of
-    the effective batch, so it is the engine's joint loss.
+    the effective batch, so it is the engine's joint loss (a loss over the outputs of all micro-batches).
 
     Args:
-        training: samples with the tensors that ``VideoTextNetwork.forward`` reads.
-        validation: the same.
-        plan: the network.
-        config: weights of the losses (above 0 exactly for the parts of ``plan``) and the settings of retrieval and
-            captions.
+        training: training samples with the tensors that ``VideoTextNetwork.forward`` reads.
+        validation: validation samples with the same tensors.
+        plan: sizes and parts of the network.
+        config: weights of the losses. A weight is above 0 exactly where ``plan`` has the part of that loss.
     """
 
     joint_tensors = _INDICES
@@ -330,7 +334,7 @@ class VideoTextTask:
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
-        """Names of the outputs that the joint loss compares."""
+        """Return the names of the outputs that the joint loss compares; empty without a contrastive loss."""
         return _EMBEDDINGS if self._plan.contrastive else ()
 
     def build_model(self) -> nn.Module:
@@ -339,7 +343,7 @@ class VideoTextTask:
 
     @contextmanager
     def writing_captions(self) -> Iterator[None]:
-        """Make ``forward`` also write captions, ``caption_tokens`` (B, L), if there is a decoder."""
+        """Make ``forward`` also return written captions, ``caption_tokens`` (B, L), if the network has a decoder."""
         self._writing = True
         try:
             yield
@@ -352,7 +356,7 @@ class VideoTextTask:
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the weighted sum of captioning and masked modelling; every sample weighs 1."""
+        """Return the weighted captioning and masked-modelling losses, summed over the samples; each weighs 1."""
         device = next(iter(outputs.values())).device
         total = torch.zeros((), device=device)
         if self._plan.captions:

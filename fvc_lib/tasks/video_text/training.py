@@ -37,7 +37,7 @@ from fvc_lib.tasks.video_text.task import RetrievalSet, VideoTextOutputs, VideoT
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
-_MASKED_SHARE = 0.3  # of a clip's frames, hidden in masked modelling
+_MASKED_SHARE = 0.3  # share of a clip's frames that masked modelling hides
 _TEXT_WIDTH, _TEXT_LAYERS, _TEXT_HEADS = 128, 2, 4  # of the text transformer and the decoder
 
 
@@ -53,7 +53,7 @@ def train_video_text(
     Raises:
         DataError: too many videos have no clip, a part is empty, or an embedding of the test part is not finite.
         UsageError: as ``check_config``.
-        FvcError: as ``recipe.train``, which explains the options.
+        FvcError: as ``recipe.train``, which explains ``options``.
     """
     pairs, stop = read_table(paths.video_texts, VIDEO_TEXTS), options.get("stop")
     check_config(config)
@@ -115,20 +115,26 @@ def check_config(config: RunConfig) -> None:
 
 
 def tokenizer_file(paths: RunPaths) -> Path:
-    """Return the path of ``tokenizer.json``."""
+    """Return the path of the run's ``tokenizer.json``."""
     return paths.stage_training(STAGE) / "tokenizer.json"
 
 
 @dataclass(frozen=True)
 class VideoTextParts:
-    """Numbered pairs whose videos have clips, the clips, and the tokenizer of the training part."""
+    """What a training reads.
+
+    Attributes:
+        pairs: VIDEO_TEXTS with indices (``task.numbered``), only videos that have a clip.
+        source: the clips.
+        tokenizer: tokenizer that was trained on the texts of the training part.
+    """
 
     pairs: pl.DataFrame
     source: ClipSource
     tokenizer: TextTokenizer
 
     def of(self, part: str) -> pl.DataFrame:
-        """Return the pairs of train, validation or test."""
+        """Return the pairs of ``part``: train, validation or test."""
         return self.pairs.filter(pl.col("part") == part)
 
     def samples(self, part: str, config: RunConfig) -> video_text.PreparedSamples:
@@ -181,7 +187,11 @@ def read_parts(
 
 
 def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[TrainingRecord]:
-    """Return the training of ``parts`` that ``config`` describes; ``UsageError`` for a missing text encoder."""
+    """Return the training of ``parts`` that ``config`` describes, without scoring of the test part.
+
+    Raises:
+        UsageError: the text encoder is missing.
+    """
     task = VideoTextTask(
         parts.samples("train", config),
         parts.samples("validation", config),
@@ -203,7 +213,7 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
 
 
 def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
-    """Return the plan of the network; a loss with weight 0 adds no part."""
+    """Return the plan of the network that ``config`` describes; a loss with weight 0 adds no part to the network."""
     return NetworkPlan(
         trunk=config.model,
         num_frames=config.clips.num_frames,
@@ -225,21 +235,29 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
 
 
 def _encoder_folder(config: RunConfig) -> str:
-    """Return the folder of the transformers encoder, or an empty text."""
+    """Return the folder of the text encoder from the transformers library; empty where FVC's encoder is used."""
     return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
 
 
 def text_tensors(config: RunConfig, tokenizer: TextTokenizer, texts: Sequence[str]) -> dict[str, Tensor]:
-    """Return the network's inputs for ``texts``, a row each: tokens, and the inputs of a transformers encoder."""
+    """Return the network's inputs for N ``texts`` by name, one row per text.
+
+    These are ``tokens`` int64 (N, L), and the inputs of a transformers text encoder if one is used.
+    """
     folder = _encoder_folder(config)
     beside = encoder_tensors(folder, texts, config.max_text_tokens) if folder else {}
     return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(beside)
 
 
 def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet, metrics: RetrievalMetrics) -> pl.DataFrame:
-    """Return RETRIEVAL_RANKS of every video and text, in the order of the embeddings.
+    """Return the table RETRIEVAL_RANKS with a row per video and per text, in the order of the embeddings.
 
-    A text of several groups counts for the first of them by name.
+    A text whose videos are of several groups gets the first of these group ids in sorted order.
+
+    Args:
+        pairs: rows in the order in which the outputs were collected.
+        retrieval: embeddings and pairs of the test part.
+        metrics: the ranks in both directions.
     """
     pairs = pairs.with_columns(first_group=pl.col("group_id").min().over("text_id"))
     tables = []
@@ -262,7 +280,7 @@ def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet, metrics: Retri
 
 
 def written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer) -> pl.DataFrame:
-    """Return CAPTIONS of every video, sorted by id."""
+    """Return the table CAPTIONS with one row per video, sorted by id; empty if no captions were written."""
     tokens = outputs.caption_tokens
     if tokens is None:
         return frame_of(None, CAPTIONS)
