@@ -36,12 +36,12 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation with its parameters for one clip.
+    """An augmentation, such as a blur, with the parameters that were drawn for one clip.
 
     Attributes:
-        name: in the configuration and in tables.
-        probability: of a clip to receive it, at a strength of 1 or more.
-        fewest_frames: that a clip needs.
+        name: how the configuration and the tables call the operation.
+        probability: chance that a clip receives the operation, at a strength of 1 or more.
+        fewest_frames: number of frames that a clip must have to receive the operation.
     """
 
     name: ClassVar[str]
@@ -57,7 +57,7 @@ class Operation:
         return cls()
 
     def apply(self, pixels: Float) -> Float:
-        """Return the changed pixels, which may exceed 0 to 255.
+        """Return the changed pixels, float32 (T, 3, H, W); values may lie outside 0 to 255.
 
         Args:
             pixels: float32 (T, 3, H, W) in grey levels 0 to 255; may be overwritten.
@@ -80,7 +80,7 @@ class _Reordered(Operation, name="", probability=0):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2):
-    """Leave some frames out and spread the others over the same length."""
+    """Drop some frames and repeat others in their stead, so that the clip keeps its number of frames."""
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -93,7 +93,7 @@ class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2)
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class FrameDuplicate(_Reordered, name="frame_duplicate", probability=0.3, fewest_frames=2):
-    """Show some frames twice and cut the end to the same length."""
+    """Show some frames twice, and cut the end so that the clip keeps its number of frames."""
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -123,7 +123,7 @@ class Flip(Operation, name="flip", probability=0.5):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Affine(Operation, name="affine", probability=0.5):
-    """Turn, scale and shift frames about the centre; pixels from outside are black."""
+    """Rotate and scale frames about their centre, and shift them. Uncovered areas become black."""
 
     rotation_degrees: float
     scale: float
@@ -200,7 +200,7 @@ class Blur(Operation, name="blur", probability=0.3):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Noise(Operation, name="noise", probability=0.5):
-    """Add Gaussian noise of one strength; like a sensor's, its pattern differs from frame to frame."""
+    """Add Gaussian noise. All frames have the same sigma, but another pattern, as from a camera sensor."""
 
     sigma: float  # grey levels
     seed: int
@@ -221,7 +221,7 @@ class Noise(Operation, name="noise", probability=0.5):
 class Cutout(Operation, name="cutout", probability=0.3):
     """Fill one rectangle in all frames with the clip's mean colour. DeVries and Taylor, arXiv:1708.04552."""
 
-    left: float  # as all four a share of the width or height
+    left: float  # all four are shares of the frame's width or height
     top: float
     width: float
     height: float
@@ -269,7 +269,7 @@ class Downscale(Operation, name="downscale", probability=0.3):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Recompress(Operation, name="recompress", probability=0.4):
-    """Encode and decode the frames as H.264 with one constant rate factor, 8 bit 4:2:0."""
+    """Compress the frames as H.264 (8 bit 4:2:0) at a constant rate factor, and decode them."""
 
     crf: int
 
@@ -286,7 +286,7 @@ class Recompress(Operation, name="recompress", probability=0.4):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Jpeg(Operation, name="jpeg", probability=0.3):
-    """Encode and decode each frame as JPEG: Pillow's quality, colour at half the resolution."""
+    """Compress each frame as JPEG (Pillow's quality scale, colour at half the resolution), and decode it."""
 
     quality: int
 
@@ -304,16 +304,25 @@ def _as_uint8(pixels: Float) -> Pixels:
 
 
 def through_jpeg(frame: Pixels, quality: int) -> Pixels:
-    """Return RGB uint8 (3, H, W) after a JPEG of ``quality`` (Pillow's 1 to 100), colour at half the resolution."""
+    """Compress an RGB frame as JPEG and return the decoded pixels.
+
+    Args:
+        frame: uint8 (3, H, W).
+        quality: Pillow's scale, 1 to 100. Colour is stored at half the resolution.
+
+    Returns:
+        uint8 (3, H, W).
+    """
     stream = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(np.moveaxis(frame, 0, -1))).save(stream, "JPEG", quality=quality)
     return np.moveaxis(np.asarray(Image.open(stream)), -1, 0)
 
 
 def _to_planes(frames: Pixels) -> Pixels:
-    """Convert (T, 3, H, W) to packed yuv420p (T, 3 H' / 2, W'); odd sides get their last row or column twice.
+    """Convert RGB (T, 3, H, W) to packed yuv420p (T, 3 H' / 2, W').
 
-    Pillow converts in integers, so the result is the same on every machine.
+    H' and W' are H and W rounded up to even numbers: the last row or column is repeated. Pillow converts in integers,
+    so the result is the same on every machine.
     """
     height, width = (side + side % 2 for side in frames.shape[-2:])
     packed = np.empty((len(frames), height * 3 // 2, width), np.uint8)
@@ -342,7 +351,7 @@ _X264 = {"preset": "medium", "mbtree": "0", "threads": "1", "flags": "+bitexact"
 
 
 def _encoded_and_decoded(packed: Pixels, crf: int) -> Pixels:
-    """Return packed yuv420p (T, 3 H / 2, W) after H.264 in memory."""
+    """Compress packed yuv420p (T, 3 H / 2, W) as H.264 in memory and return the decoded frames, same shape."""
     encoder = av.CodecContext.create("libx264", "w")
     encoder.height, encoder.width = packed.shape[1] * 2 // 3, packed.shape[2]
     encoder.pix_fmt, encoder.time_base, encoder.thread_count = "yuv420p", Fraction(1, 25), 1
@@ -364,12 +373,15 @@ def _between(generator: np.random.Generator, low: float, high: float) -> float:
 
 
 def _factor(generator: np.random.Generator, reach: float) -> float:
-    """Draw a factor around 1 whose logarithm is uniform."""
+    """Draw a factor whose natural logarithm is uniform between ``-reach`` and ``reach``."""
     return round(math.exp(_between(generator, -reach, reach)), 6)
 
 
 def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
-    """Choose about a fifth of the frames at strength 1, at least one and at most half, numbered below ``before``."""
+    """Draw different frame indices below ``before``, in ascending order.
+
+    At strength 1 about a fifth of ``num_frames`` are drawn; always at least one and at most half of them.
+    """
     count = min(max(1, round(0.2 * strength * num_frames)), num_frames // 2)
     return sorted(generator.choice(before, count, replace=False).tolist())
 
@@ -416,7 +428,7 @@ class AugmentationSettings:
 
     @cached_property
     def settings_hash(self) -> str:
-        """Hex SHA-256; the order of the names does not count."""
+        """Hex SHA-256 of the settings, independent of the order of the names."""
         return sha256_of_json({"version": _VERSION, "names": sorted(set(self.names)), "strength": float(self.strength)})
 
 
@@ -427,7 +439,7 @@ class AugmentationPlan:
     operations: tuple[Operation, ...] = ()
 
     def to_json(self) -> str:
-        """Return a JSON list of objects, each an operation's name and parameters."""
+        """Return a JSON list with one object per operation: its name and its parameters."""
         return json.dumps([{"name": operation.name, **asdict(operation)} for operation in self.operations])
 
 
@@ -436,7 +448,8 @@ def draw_augmentation(
 ) -> AugmentationPlan:
     """Draw the operations of one augmented clip.
 
-    Each operation is taken with its probability, and at least one is. Index 0 is the original clip: its plan is empty.
+    Every operation of ``settings`` that suits ``num_frames`` is taken with its probability, and at least one is. The
+    plan is empty for index 0 (the original clip), for strength 0, and where no operation suits.
     """
     usable = [
         kind for name, kind in AUGMENTATIONS.items() if name in settings.names and num_frames >= kind.fewest_frames
@@ -476,7 +489,7 @@ def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
 
 
 def _content(frames: Pixels) -> tuple[slice, slice]:
-    """Return rows and columns without the outer ones that are black in every frame."""
+    """Return the rows and columns inside the letterbox bars, which are black in every frame; empty if all is black."""
     bright = frames.max(axis=(0, 1)) > 0
     rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
     if not len(rows):

@@ -29,12 +29,12 @@ def clip_header(shape: Shape) -> bytes:
 
 
 def clip_file_bytes(shape: Shape) -> int:
-    """Return the size of header and pixels of a clip of ``shape``."""
+    """Return the bytes that header and pixels of a clip of ``shape`` take, without the digest behind them."""
     return len(clip_header(shape)) + int(np.prod(shape))
 
 
 def write_clip_file(path: AnyPath, frames: Pixels) -> None:
-    """Replace ``path`` by a clip, uint8 (T, 3, S, S), atomically."""
+    """Write a clip, uint8 (T, 3, S, S), to ``path`` atomically; an existing file is replaced."""
     with atomic_output(path) as temporary, temporary.open("wb") as stream:
         write_with_digest(stream, clip_header((len(frames), 3, *frames.shape[2:])), np.ascontiguousarray(frames).data)
 
@@ -49,11 +49,11 @@ def write_with_digest(stream: BinaryIO, *parts: bytes | memoryview) -> None:
 
 
 def check_digest(path: AnyPath) -> None:
-    """Check that a file ends with the SHA-256 of the bytes before.
+    """Check that the last 32 bytes of a file are the SHA-256 of all bytes before them.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it does not.
+        OSError: the file cannot be read.
+        ValueError: the digest differs, so the file is damaged.
     """
     content = memoryview(Path(path).read_bytes())
     if hashlib.sha256(content[:-DIGEST_BYTES]).digest() != content[-DIGEST_BYTES:]:
@@ -76,9 +76,15 @@ def map_clip_file(path: AnyPath, shape: Shape) -> Pixels:
 
 
 def load_clip_file(path: AnyPath, frames: Pixels, shape: Shape, first: int = 0) -> None:
-    """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the frames from number ``first`` on of a file of ``shape``.
+    """Read t consecutive frames of a clip into ``frames``.
 
     This takes half the time of copying from the memory map.
+
+    Args:
+        path: the clip file.
+        frames: uint8 (t, 3, S, S) in C order; filled.
+        shape: (T, 3, S, S), of the whole clip.
+        first: index of the first frame to read.
 
     Raises:
         OSError: the file cannot be read.
@@ -103,6 +109,6 @@ def check_pixels(frames: Pixels, shape: Shape) -> None:
 
 
 def check_part(frames: Pixels, shape: Shape, first: int) -> None:
-    """Raise ``ValueError`` unless ``frames`` can hold the frames from number ``first`` on of a clip of ``shape``."""
+    """Raise ``ValueError`` unless a clip of ``shape`` has as many frames as ``frames`` holds, from ``first`` on."""
     fits = frames.ndim == 4 and first >= 0 and 0 < len(frames) <= shape[0] - first
     check_pixels(frames, (len(frames) if fits else shape[0], *shape[1:]))

@@ -1,7 +1,7 @@
 """Fill the clip store from an index: decode each video once in a worker process, then augment the stored clip.
 
-An untrusted file may crash, hang or exhaust its process: that costs one video. Augmenting is arithmetic on our own
-clips. It happens in threads, while other videos are decoded.
+An untrusted file may crash or hang its process, or use up its memory. Then only this video is lost. Augmenting is
+arithmetic on clips that were decoded before, so threads do it while other videos are decoded.
 """
 
 from collections import deque
@@ -36,7 +36,13 @@ Video = dict[str, Any]  # a row of INDEX
 
 @dataclass(frozen=True)
 class ClipReport:
-    """Numbers of clips made and reused, and (video id, reason) of the videos that failed."""
+    """The result of ``make_clips``.
+
+    Attributes:
+        made: number of clips that were made.
+        reused: number of clips that were in the store before.
+        failed: (video id, reason) of each video that has no clips.
+    """
 
     made: int
     reused: int
@@ -59,11 +65,11 @@ def make_clips(
         store: where clips are kept.
         index: an INDEX table.
         corpus_root: the folder that its ``path`` column is relative to.
-        augmentations_per_video: clips besides the original.
+        augmentations_per_video: number of augmented clips of every video; the original clip is not counted.
         metadata_csv: the table to write (AUGMENTED), one row per clip, in the order of ``index``. None: no table.
         progress: called with (videos done, videos in all).
-        workers: processes that decode, as memory allows, and threads that augment; 0: one per core. Clips do not
-            depend on it.
+        workers: number of decoding processes (fewer if memory is short) and of augmenting threads; 0: one per core.
+            The clips do not depend on it.
 
     Raises:
         OSError: clips or the table cannot be written. A video that fails is reported instead.
@@ -101,10 +107,10 @@ def make_clips(
 
 
 def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataFrame:
-    """Write and return the table of what each clip shows (SEEN_CLIPS), one row per clip of the videos of ``index``.
+    """Write the table SEEN_CLIPS: which frames and which part of the picture every clip shows. Return the table.
 
-    Videos without a clip have no row. The table is empty, and not written, if clips show whole pictures spread over
-    their video.
+    It has one row per clip of the videos of ``index``; videos without a clip have none. With the plain view (whole
+    pictures, spread over the video) the table is empty and no file is written.
 
     Raises:
         DataError: a record in the store is damaged.
@@ -128,9 +134,16 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
 
 
 def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
-    """Count notes by label, in columns ``note label clips of``: a note that is more frequent in one label tells it.
+    """Count the clips with each note, by label.
 
-    ``of`` is the number of all clips of the label.
+    A note says how a clip differs from the requested view. If it is more frequent for one label, a model can learn the
+    label from it.
+
+    Args:
+        seen: a SEEN_CLIPS table.
+
+    Returns:
+        A table with the columns ``note``, ``label``, ``clips`` (with this note) and ``of`` (all clips of the label).
     """
     of = seen.group_by("label").len("of")
     noted = seen.drop_nulls("note").group_by("note", "label").len("clips")
@@ -155,9 +168,12 @@ def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256:
 
 
 def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> dict[str, Any]:
-    """Return the arguments of ``run_isolated`` that limit processes, time and memory.
+    """Return the keyword arguments of ``run_isolated`` that limit processes, time and memory.
 
-    With ``recipes`` whole videos are re-encoded first, which takes longer.
+    Args:
+        store: its view decides time and memory.
+        workers: number of processes; 0: one per core.
+        recipes: allow the time for re-encoding whole videos before they are decoded.
     """
     seconds = REENCODE_SECONDS if recipes else TIMEOUT_SECONDS * store.view.clips
     memory = {"memory_bytes": CROP_ADDRESS_BYTES, "worker_bytes": _CROP_WORKER_BYTES} if store.view.crop else {}
@@ -165,7 +181,7 @@ def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> d
 
 
 def failure_of(value: dict[str, Any]) -> str:
-    """Return what is wrong with a video by the answer of ``DECODE_FUNCTION``; empty: nothing.
+    """Return why a video could not be decoded, from the answer of ``DECODE_FUNCTION``; empty if it was decoded.
 
     Raises:
         OSError: the clip could not be written, so no other could either.
@@ -193,7 +209,7 @@ def _missing(store: ClipStore, video_id: str, numbers: Iterable[int]) -> list[in
 def _decoded(
     store: ClipStore, videos: list[Video], missing: dict[str, list[int]], corpus_root: Path, workers: int
 ) -> Generator[tuple[str, str]]:
-    """Yield each video's id and why it has no original clip (else empty), in the order in which they are finished."""
+    """Yield (video id, reason) of every video when its original clip is ready; the reason is empty unless it failed."""
     todo, items = [], []
     for video in videos:
         video_id = video["video_id"]

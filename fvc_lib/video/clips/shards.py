@@ -43,7 +43,7 @@ class _Model(BaseModel):
 
 
 class ShardEntry(_Model):
-    """One shard: its file, size and digest, and (video id, augmentation index) of its clips in order."""
+    """A shard's file name, SHA-256 and size, and (video id, augmentation index) of its clips in order."""
 
     name: str = Field(pattern=r"^clips-[0-9]{6}\.tar$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -52,7 +52,14 @@ class ShardEntry(_Model):
 
 
 class ShardManifest(_Model):
-    """The shards of a folder, with clips of ``shape`` (T, 3, S, S) made with the settings of ``settings_hash``."""
+    """The list of all shards in a folder.
+
+    Attributes:
+        format: name and version of the format.
+        shape: shape of every clip file, (T, 3, S, S); T counts the frames of all clips of a video.
+        settings_hash: hash of the settings with which the clips were made.
+        shards: the shards.
+    """
 
     format: Literal["fvc clip shards 1"] = "fvc clip shards 1"
     shape: Shape
@@ -71,7 +78,7 @@ def member_names(video_id: str, augmentation_index: int) -> tuple[str, str]:
 
 
 def shards_folder(store: ClipStore, clips: pl.DataFrame) -> Path:
-    """Return the folder of the shards of ``clips`` (AUGMENTED), named by settings and rows."""
+    """Return the folder for the shards of ``clips``, an AUGMENTED table. Its name is a hash of settings and rows."""
     digest = hashlib.sha256(store.settings_hash.encode())
     for row in _in_shard_order(clips):
         digest.update(_as_line(row))
@@ -85,15 +92,15 @@ def write_shards(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:
-    """Write shards of ``clips`` (AUGMENTED) from the store, unless they exist undamaged.
+    """Copy clips from the store into shards. Nothing is written if undamaged shards of these clips exist.
 
-    The bytes depend on the clips alone. Clips are sorted by a hash of their ids, so every shard is a fair sample. The
-    manifest is written last: shards without a manifest do not count.
+    The bytes of the shards depend on the clips and ``shard_bytes`` alone. Clips are sorted by a hash of their ids, so
+    every shard is a random sample. The manifest is written last: shards without a manifest are ignored.
 
     Args:
-        store: the clips.
-        clips: their rows.
-        shard_bytes: size of a shard, about.
+        store: holds the clips.
+        clips: an AUGMENTED table, one row per clip.
+        shard_bytes: approximate size of a shard.
         progress: called with (clips done, clips in all).
 
     Returns:
@@ -130,7 +137,7 @@ def read_manifest(folder: AnyPath) -> ShardManifest:
     """Return the manifest of the shards in ``folder``.
 
     Raises:
-        DataError: it is missing or damaged, or names a clip or a shard twice.
+        DataError: the manifest is missing or damaged, or names a clip or a shard twice.
     """
     path = Path(folder) / MANIFEST
     try:
@@ -177,8 +184,9 @@ class ClipShards:
     processes.
 
     Args:
-        folder: of the shards.
-        buffer: for a stream: from how many clips the next one is drawn; 0: clips are read in any order.
+        folder: the folder of the shards.
+        buffer: size of the shuffle buffer: shards are streamed, and the next clip is drawn from this many clips. 0: no
+            streaming, clips are read in any order.
 
     Raises:
         DataError: there are no shards, or the manifest is damaged.
@@ -201,7 +209,7 @@ class ClipShards:
         return (video_id, augmentation_index) in self._places
 
     def place_of(self, video_id: str, augmentation_index: int) -> tuple[int, int]:
-        """Return the number of the clip's shard and the clip's place in it.
+        """Return the index of the clip's shard, and the clip's index within the shard.
 
         Raises:
             DataError: the manifest does not name the clip.
@@ -212,7 +220,7 @@ class ClipShards:
         return self._places[video_id, augmentation_index]
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the clip's frames from number ``first`` on.
+        """Read t consecutive frames of a clip, from index ``first`` on, into ``frames``, uint8 (t, 3, S, S) in C order.
 
         Raises:
             DataError: there is no such clip, or its shard is missing or damaged.

@@ -1,4 +1,7 @@
-"""Decoded clips, made once for all folds and runs: one uint8 ``.npy`` file each, named by content and settings."""
+"""A cache of decoded clips that all folds and runs share.
+
+Every clip is a uint8 ``.npy`` file. Its path depends on the video's id and the settings of decoding and augmentation.
+"""
 
 import contextlib
 import importlib
@@ -57,8 +60,9 @@ class ClipStore:
         num_frames: T, frames of one clip.
         fixed_size: S, side of a frame in pixels.
         augmentation: operations and strength of augmented copies.
-        view: how clips are taken of a video.
-        recipe: of ``video.reencode``, by which videos are re-encoded before they are decoded; empty: none.
+        view: which frames and which part of the picture the clips of a video show.
+        recipe: name of a recipe of ``video.reencode``: videos are re-encoded by it before they are decoded. Empty:
+            videos are decoded as they are.
     """
 
     cache_dir: Path
@@ -79,7 +83,7 @@ class ClipStore:
 
     @cached_property
     def decode_hash(self) -> str:
-        """Hex SHA-256 of what decides an original clip besides the video: settings, code and PyAV's version."""
+        """Hex SHA-256 of all that original clips depend on except the video: settings, code and PyAV's version."""
         recipe = recipe_named(self.recipe).digest if self.recipe else ""
         return sha256_of_json([self.decode_code, self.view.resized(self.fixed_size), self._decode_settings, recipe])
 
@@ -95,24 +99,24 @@ class ClipStore:
 
     @cached_property
     def crop_code(self) -> dict[str, object]:
-        """``crop_code`` of the view, as it was when the store's name was made."""
+        """The result of ``crop_code`` for the view, computed once: later edits of the crop do not change it."""
         return crop_code(self.view)
 
     @cached_property
     def augmentation_hash(self) -> str:
-        """Hex SHA-256 of what decides an augmented clip besides the original: settings and code."""
+        """Hex SHA-256 of all that augmented clips depend on except the original clip: settings and code."""
         return sha256_of_json(
             [self.augmentation.settings_hash, code_hash("fvc_lib.video.augmentations", "fvc_lib.video")]
         )
 
     @cached_property
     def settings_hash(self) -> str:
-        """Hex SHA-256 of what decides every clip besides the video."""
+        """Hex SHA-256 of all that clips, original and augmented, depend on except the video."""
         return sha256_of_json([self.decode_hash, self.augmentation_hash])
 
     @property
     def shape(self) -> Shape:
-        """Shape (N T, 3, S, S) of every file."""
+        """Shape (N T, 3, S, S) of the array in every file: N clips of T frames, S x S pixels."""
         return (self.view.clips * self.num_frames, 3, self.fixed_size, self.fixed_size)
 
     @property
@@ -138,11 +142,11 @@ class ClipStore:
         return self.augmented_folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
     def seen_path(self, video_id: str) -> Path:
-        """Return the file next to a video's original clip that says which part of the video it shows."""
+        """Return the path of the JSON file that records which part of a video its original clip shows."""
         return self.clip_path(video_id, 0).with_suffix(".json")
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Return whether the clip exists; a file of another size does not count."""
+        """Return whether the store has the clip; a file of the wrong size does not count."""
         try:
             size_bytes = self.clip_path(video_id, augmentation_index).stat().st_size
         except FileNotFoundError:
@@ -159,7 +163,7 @@ class ClipStore:
             return map_clip_file(path, self.shape)
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the clip's frames from number ``first`` on.
+        """Read t consecutive frames of a clip, from index ``first`` on, into ``frames``, uint8 (t, 3, S, S) in C order.
 
         Raises:
             DataError: the file is missing or damaged.
@@ -198,7 +202,7 @@ class ClipStore:
             raise DataError(f"clip {str(path)!r}: {reason}. Delete the file and run 03_augmentation again.") from error
 
     def note_use(self) -> None:
-        """Note the settings of the clips and that they are used now, for ``clean``."""
+        """Record the clips' settings and the time of this use, which ``fvc clean`` shows."""
         augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
         note_use(self.originals_folder, self._decode_settings)
         note_use(self.augmented_folder, {**self._decode_settings, **augmentation})
@@ -207,12 +211,15 @@ class ClipStore:
 
 
 def decode_code(view: View) -> str:
-    """Return a hex SHA-256 of the code that decodes with ``view``."""
+    """Return the hex SHA-256 of the code that decodes clips of ``view``."""
     return code_hash(f"fvc_lib.video.decode.{'clip' if view == PLAIN_VIEW else 'views'}", "fvc_lib.video")
 
 
 def crop_code(view: View) -> dict[str, object]:
-    """Return name, code and package versions of the crop of ``view``; nothing without a crop.
+    """Return what identifies the crop of ``view`` (the function that finds the part of the picture to show).
+
+    The mapping holds the crop's identity, the hash of its code and the versions of its packages. It is empty for a
+    view without a crop.
 
     Raises:
         UsageError: the crop is unknown, or its file cannot be imported.
@@ -228,7 +235,10 @@ def crop_code(view: View) -> dict[str, object]:
 
 
 def note_use(folder: Path, settings: Mapping[str, object]) -> None:
-    """Set the time of the folder's settings file to now, or write it; do nothing in a read-only cache."""
+    """Set the modification time of the folder's settings file to now. Write the file if it is missing.
+
+    In a read-only cache nothing happens.
+    """
     path = folder / SETTINGS_FILE
     with contextlib.suppress(OSError):
         try:
@@ -253,7 +263,7 @@ def contact_sheet(clips: Sequence[Pixels], *, gap: int = 4, background: int = 25
     Args:
         clips: one or more arrays, uint8 (T, 3, H, W); T and the sizes may differ.
         gap: pixels between frames.
-        background: grey level of gaps and empty places.
+        background: grey level of gaps, and where a row has fewer or smaller frames.
 
     Returns:
         uint8 (rows, columns, 3).
@@ -296,8 +306,8 @@ class ClipSet:
         folder: ``clips/decode_<hash>/original``, ``.../{augmented,shards,features}_<hash>`` or ``reencoded/...``.
         kind: ``original``, ``augmented``, ``shards``, ``features`` or ``reencoded``.
         settings: as ``note_use`` wrote them; empty where unknown.
-        size_bytes: of all files of the set.
-        last_used: seconds since 1970.
+        size_bytes: size of all files of the set together.
+        last_used: latest modification time of a file, in seconds since 1970.
     """
 
     folder: Path

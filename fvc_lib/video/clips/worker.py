@@ -32,16 +32,21 @@ def make_original(item: Item) -> dict[str, Any]:
     Args:
         item: ``source`` and ``target`` (paths), ``num_frames``, ``fixed_size``, and
 
-            * ``content_sha256``: of the indexed video; empty: not compared.
+            * ``content_sha256``: hash of the video when it was indexed; empty: the content is not compared.
             * ``view``: the fields of a ``View``.
             * ``code``, ``crop``: what ``decode_code`` and ``crop_code`` returned when ``target`` was named.
-            * ``seen``: the file to write with what the clips show; empty: none.
-            * ``recipe``: by which the video is re-encoded into a temporary file first; empty: none.
-            * ``encoded``: recipe of the run, cache that keeps re-encoded videos, and whether to add this one there.
+            * ``seen``: the file to write that records which part of the video the clips show; empty: none.
+            * ``recipe``: recipe by which the video is first re-encoded into a temporary file; empty: none.
+            * ``encoded``: empty, or the run's recipe, the cache for re-encoded videos, and whether to store this
+              re-encoded video in the cache.
 
     Returns:
-        Nothing, or one of: ``code_changed``, this process has loaded other code; ``video_error``, what is wrong with
-        the video; ``crop_error``, what is wrong with the function that crops; ``write_error``, errno, text and file.
+        An empty mapping on success, otherwise one key:
+
+            * ``code_changed``: this process has loaded other code than ``code`` and ``crop`` name.
+            * ``video_error``: why the video cannot be decoded.
+            * ``crop_error``: why the function that crops failed.
+            * ``write_error``: errno, message and file of the failed write.
     """
     view = View(**item["view"])
 
@@ -65,10 +70,11 @@ def make_windows(item: Item) -> dict[str, Any]:
     """Decode the whole video at ``source`` and write the frames of all windows to the file ``target``.
 
     Args:
-        item: as for ``make_original``; ``target`` is raw uint8 (F, 3, S, S).
+        item: as for ``make_original``; ``target`` receives the raw bytes of uint8 (F, 3, S, S).
 
     Returns:
-        The fields of ``Windows``, arrays as lists, and ``num_stored``, F; or an error as ``make_original``.
+        The fields of ``Windows``, with arrays as lists, and ``num_stored``, the number F of frames in ``target``. On
+        failure the same mapping as from ``make_original``.
     """
     num_stored = 0
 
@@ -90,7 +96,7 @@ def make_windows(item: Item) -> dict[str, Any]:
 
 
 def _reported(item: Item, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what ``make`` returns, or an error as ``make_original`` does."""
+    """Call ``make`` and return its result, or the error as ``make_original`` reports it."""
     if item["code"] != decode_code(View(**item["view"])):
         return {"code_changed": True}
     try:
@@ -104,10 +110,10 @@ def _reported(item: Item, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_indexed(item: Item) -> Path:
-    """Return the path ``source``.
+    """Return the path ``source`` of ``item`` after comparing the content with ``content_sha256``, unless that is empty.
 
     Raises:
-        UnreadableVideo: it cannot be read, or its content is not ``content_sha256`` (empty: not compared).
+        UnreadableVideo: the video cannot be read, or its content has changed since it was indexed.
     """
     path = Path(item["source"])
     try:
@@ -122,7 +128,10 @@ def as_indexed(item: Item) -> Path:
 
 @contextmanager
 def _prepared(item: Item) -> Iterator[Path]:
-    """Yield the video after its recipes: as it is, from the cache, or a temporary file next to the target."""
+    """Yield the path of the file to decode, after the recipes of ``item`` were applied.
+
+    It is the source itself, a file in the cache, or a temporary file next to the target, which is deleted afterwards.
+    """
     path, recipe, (encoded, *cache) = as_indexed(item), item["recipe"], item["encoded"] or ("",)
     if encoded and not recipe and (cache[1] or is_reencoded(path, encoded, cache[0])):
         yield reencoded(path, encoded, cache[0])
