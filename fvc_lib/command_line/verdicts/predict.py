@@ -96,10 +96,10 @@ def predict(
     python run_notebooks.py predict bundle_run_1 list.csv --fpr 0.01 --prior 0.001
     find ~/inbox -name '*.mp4' | python run_notebooks.py predict latest -
 
-    A video is called fake only where at most the stated share of the run's reals would be, and real likewise; else it
-    is undecided. So is every video, where the run is not shown to be above its controls, and any that is unlike the
-    run's videos in codec, size, length or rate. A video of the run gets its stored out-of-fold score; a near-duplicate
-    of one is named as such and gets no prediction.
+    A video is called fake only if at most the stated share of the run's reals would be called fake with it; real in the
+    same way; else it is undecided. Undecided is also every video if the run is not shown to be above its controls, and
+    any that is unlike the run's videos in codec, size, length or rate. A video of the run gets its stored out-of-fold
+    score; a near-duplicate of one is named as such and gets no prediction.
 
     With --final the run's one network of all groups judges new videos (-p train_final true trains it), in a fifth of
     the time of five folds. When to answer is still decided by the folds' out-of-fold scores.
