@@ -33,7 +33,7 @@ _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(\\))")
 
 
 def escape_text(text: str) -> str:
-    r"""Return ``text`` as valid UTF-8: surrogate-escaped bytes become ``\xNN``, a backslash ``\\``. Injective."""
+    r"""Return ``text`` as valid UTF-8, reversibly: surrogate-escaped bytes become ``\xNN``, a backslash ``\\``."""
     if text.isascii() and "\\" not in text:  # nearly every name
         return text
     return os.fsencode(text.replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
@@ -50,7 +50,7 @@ def path_to_text(path: PurePath | str) -> str:
 
 
 def path_from_text(text: str) -> Path:
-    """Return the path in a table text.
+    """Return the path from ``text``, which ``path_to_text`` wrote to a table.
 
     Raises:
         DataError: ``text`` holds a backslash that ``path_to_text`` cannot have written.
@@ -67,12 +67,12 @@ def path_from_text(text: str) -> Path:
 
 
 def utc_now() -> str:
-    """Return the time as ISO 8601 UTC with seconds."""
+    """Return the current time in UTC, such as ``2026-01-31T12:00:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def this_host() -> str:
-    """Return the name of the space in which pids are unique: the host and its pid namespace."""
+    """Return a text from host name and pid namespace; pids are unique among processes with the same text."""
     name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]
     namespace = Path("/proc/self/ns/pid")  # not on macOS
     return f"{name}-{namespace.stat().st_ino if namespace.exists() else 0}"
@@ -104,7 +104,7 @@ def _fsync(path: Path) -> None:
 
 
 def temporary_of(path: Path) -> Path:
-    """Return a temporary name in the folder of ``path``, unique to this thread, that ``sweep_temporaries`` knows."""
+    """Return a temporary path in the folder of ``path``, unique to this thread; ``sweep_temporaries`` can remove it."""
     # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
     stem = os.fsdecode(os.fsencode(path.name)[:160])
     return path.parent / f".{stem}.@{this_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
@@ -118,7 +118,7 @@ def atomic_output(path: AnyPath) -> Iterator[Path]:
         path: the final file. Its folder is created when missing.
 
     Raises:
-        OSError: as the file system gave it (``ENOSPC``, ``EROFS``, ...); ``path`` then still holds its old content.
+        OSError: writing failed (``ENOSPC``, ``EROFS``, ...); ``path`` keeps its old content.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def as_text(value: object) -> str | None:
 def sweep_temporaries(folder: Path) -> list[Path]:
     """Remove temporaries of dead writers anywhere under ``folder``; return their paths.
 
-    Temporaries of another host count as a dead writer's after a day without a change.
+    A temporary of another host is removed after a day without a change.
     """
     swept = []
     for path in sorted(folder.rglob(".*.tmp")):
@@ -190,7 +190,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below ``folder``; a link counts as itself."""
+    """Return the total size of all files below ``folder`` in bytes; links are not followed."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:
@@ -215,7 +215,10 @@ def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
 
 
 def content_digest(path: AnyPath) -> str:
-    """Return the SHA-256 of a file, or of the files directly in a folder; empty if there is none."""
+    """Return the SHA-256 of a file, or of names and contents of the files directly in a folder.
+
+    Return an empty text if ``path`` does not exist.
+    """
     path = Path(path)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))

@@ -1,4 +1,4 @@
-"""Which frames of a video make a clip, and which part of the picture they show."""
+"""Settings that choose the frames of a clip, and the part of the picture that they show."""
 
 import re
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ _SAMPLING, _FIT = re.compile(r"uniform|window:([1-9][0-9]{0,3})"), re.compile(r"
 
 @dataclass(frozen=True)
 class View:
-    """How clips are taken of a video.
+    """The rule by which clips are cut from a video: frames, picture and number.
 
     Attributes:
         sampling: ``uniform`` (spread over the video) or ``window:STRIDE`` (every STRIDE-th frame of a stretch).
         fit: ``letterbox`` (the whole picture, black bars), ``crop`` (the shorter side resized to the clip's, the middle
             cut out) or ``crop:SHARE`` (the shorter side resized to the clip's side / SHARE; 0.875 is usual).
-        clips: of one video.
-        crop: name in ``CROPS`` of the function that finds the part to show; empty: ``fit`` counts.
-        margin: share by which the side of the found part grows.
+        clips: number of clips per video.
+        crop: name in ``CROPS`` of the function that finds the part to show; empty: ``fit``
+            is used.
+        margin: share of its side by which that part is enlarged.
 
     Raises:
         ValueError: the sampling or fit is unknown.
@@ -33,7 +34,7 @@ class View:
 
     @property
     def stride(self) -> int:
-        """Distance of frames within a window; 0: no window."""
+        """The distance between the frames of a clip, in frames of the video, for ``window:STRIDE``; else 0."""
         match = _SAMPLING.fullmatch(self.sampling)
         return int(match[1] or 0) if match else 0
 

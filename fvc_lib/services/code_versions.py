@@ -4,9 +4,9 @@ A source depends on every module that it names and on all that these name in tur
 children are started as ``"fvc_lib.video.clips.making:make_original"``. A package followed by ``.*`` stands for all its
 modules; registries name their folders so. Imports are absolute in this project, and a test keeps them so.
 
-Each training notes the versions of the code that worked on it in ``code.json`` of its checkpoint folder. The functions
-of a version stand in ``code_<version>.json`` next to the checkpoint folders. Library code that changed repeats no
-training; a user's network file and the notebook's cells are inputs, and do.
+Every training records the versions of the code that trained it in ``code.json`` of its checkpoint folder. The digests
+of a version's functions are in ``code_<version>.json`` next to the checkpoint folders. Changed library code does not
+repeat a training. A changed network file of the user or a changed notebook cell does.
 """
 
 import ast
@@ -28,7 +28,7 @@ _MOST_NAMED = 4
 
 
 def code_behind(sources: Iterable[str], *, package: Path | None = None) -> dict[str, str]:
-    """Return the SHA-256 of each file that ``sources`` depend on, by dotted name, sorted.
+    """Return the SHA-256 of all files that ``sources`` depend on, by dotted module name, sorted.
 
     Args:
         sources: code, for example a notebook's cells.
@@ -42,7 +42,7 @@ def code_behind(sources: Iterable[str], *, package: Path | None = None) -> dict[
 
 @cache
 def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
-    """Return the SHA-256 of ``module`` and its dependencies in the packages ``within``; keys of caches hold it.
+    """Return one SHA-256 of ``module`` and its dependencies in the packages ``within``, for keys of caches.
 
     Raises:
         OSError: a module cannot be read.
@@ -118,7 +118,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def in_words(names: Iterable[str]) -> str:
-    """Return the first names of functions or modules, and how many more there are."""
+    """Return the first four of ``names`` as text, and the number of further names."""
     names = [name.removeprefix("fvc_lib.") for name in sorted(names)]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
@@ -183,12 +183,12 @@ FIELDS = "fvc_lib.services.config.RunConfig"  # a field changed there changes no
 
 
 def note_code(folder: Path, sources: Sequence[str], inputs: Mapping[str, Any]) -> None:
-    """Note in ``folder`` that the code behind ``sources`` trains, as it is now.
+    """Record in ``folder`` that the current version of the code behind ``sources`` trains.
 
     Args:
         folder: the training's checkpoint folder.
-        sources: code that names the modules that train.
-        inputs: what the user's files and the notebook's cells hold, as JSON values.
+        sources: source texts that name the modules that train.
+        inputs: the content of the user's files and the notebook's cells, as JSON values.
     """
     modules = {
         name: {"file": digest, "functions": functions_of_module(name)} for name, digest in code_behind(sources).items()
@@ -211,9 +211,9 @@ def files_of_note(folder: Path) -> list[Path]:
 
 
 def changed_functions(folder: Path) -> set[str]:
-    """Return the functions that trained ``folder`` and differ now, by dotted name.
+    """Return the dotted names of the functions that trained ``folder`` and have changed since.
 
-    Modules added since do not count: the code that trained calls none of them.
+    Modules added since are left out: the code that trained calls none of them.
     """
     now = code_behind(read_document(folder / NOTE).get("sources", ()))
     return {
@@ -226,7 +226,7 @@ def changed_functions(folder: Path) -> set[str]:
 
 
 def mixed_code(folders: Sequence[Path]) -> str:
-    """Return the functions in which the trainings in ``folders`` differ, in words; empty if one code trained all."""
+    """Return, as text, the functions that differ between the trainings in ``folders``; empty without differences."""
     versions = {version: folder for folder in folders for version in _versions(folder)}
     codes = [_modules(folder, version) for version, folder in versions.items()]
     return in_words(

@@ -1,4 +1,4 @@
-"""The errors a user can act on. Each message says what was got, what was wanted and what to do."""
+"""Errors that a user can act on. A message names the value found, the values allowed and the remedy."""
 
 import difflib
 import shlex
@@ -9,39 +9,42 @@ from fvc_lib import CHECKOUT
 
 
 class FvcError(Exception):
-    """Base of every error whose message is meant for the user; ``exit_code`` is the command's."""
+    """Base class of errors whose message is for the user; ``exit_code`` is the exit status of the command."""
 
     exit_code = 1
 
 
 class UsageError(FvcError):
-    """The request itself is wrong: a parameter, a file or an option that cannot be meant. Exit code 2."""
+    """The request is wrong: an invalid parameter, file or option. Exit code 2."""
 
     exit_code = 2
 
 
 class DataError(FvcError):
-    """The data cannot give an honest result: too little, unreadable, of one class. Exit code 3."""
+    """The data cannot give an honest result: it is too small, unreadable, or has a single class. Exit code 3."""
 
     exit_code = 3
 
 
 class LeakageError(DataError):
-    """Something that belongs to one side of a split was found on both. Exit code 3."""
+    """Data that must be on one side of a split (training or test) is on both. Exit code 3."""
 
 
 class StoppedError(BaseException):
     """The work was asked to stop, saved its state at a step boundary and can be resumed. Exit code 75.
 
-    Like ``KeyboardInterrupt`` no ``Exception``: a signal raises it at any line, an import of a user's file or a read of
-    a table among them, and whoever deals with those failing must not take it for their fault.
+    Like ``KeyboardInterrupt`` it is no ``Exception``. A signal raises it at any line, for example while a user's file
+    is imported. Code that handles a failed import must not catch it.
     """
 
     exit_code = 75
 
 
 def command_text(*arguments: object) -> str:
-    """``python run_notebooks.py ARGUMENTS``, quoted; outside the checkout's own folder with its path."""
+    """Return the shell command ``python run_notebooks.py ARGUMENTS``, quoted.
+
+    The script has its full path if the current folder is not the checkout.
+    """
     script = CHECKOUT / "run_notebooks.py"
     try:
         here = Path().samefile(CHECKOUT)
@@ -51,6 +54,6 @@ def command_text(*arguments: object) -> str:
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """Return a clause like `` Did you mean 'epochs'?`` with up to three near names, or an empty text."""
+    """Return `` Did you mean 'epochs'?`` with up to three names from ``known`` similar to ``got``; empty if none is."""
     close = difflib.get_close_matches(got, list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

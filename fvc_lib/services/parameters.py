@@ -1,4 +1,4 @@
-"""Merge defaults, params files, environment and command line into one configuration, and read a run's.
+"""Merge defaults, params files, environment and command line into one configuration, and read that of a run.
 
 Precedence: defaults < params file < environment < command line. Errors name the field and the remedy.
 """
@@ -20,9 +20,9 @@ from fvc_lib.services.tasks import CROSS_CORPUS, TASKS
 
 
 def run_config(run: RunPaths) -> RunConfig:
-    """Return the configuration a run was started with, from its ``params.yaml``.
+    """Return the configuration of ``run``, from its ``params.yaml``.
 
-    A field that is newer than the record has its neutral value, not today's default.
+    A field that the file lacks, because it is newer, gets its neutral value instead of the default.
 
     Raises:
         UsageError: the file is invalid.
@@ -31,11 +31,15 @@ def run_config(run: RunPaths) -> RunConfig:
 
 
 def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
-    """Return the mapping of names to values in a YAML file of ours, or of a user (``typed`` false: ``read_yaml``).
+    """Return the parameters in a YAML file, by name.
+
+    Args:
+        path: the file.
+        typed: True for a run's own file; False for a user's, whose values stay text (``read_yaml``).
 
     Raises:
-        UsageError: it cannot be read, holds no mapping, or (a user's) a name or value that no field takes.
-        DataError: it is a run's, and damaged.
+        UsageError: the file cannot be read, has no mapping, or a user's file has an invalid name or value.
+        DataError: the file belongs to a run and is damaged.
     """
     origin = f"params file {str(path)!r}"
     try:
@@ -50,13 +54,13 @@ def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
 
 
 def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the values of the documented variables that are set and not empty, by field name."""
+    """Return the values of the environment variables in ``ENVIRONMENT`` that are not empty, by field name."""
     environ = os.environ if environ is None else environ
     return {name: environ[variable] for variable, name in ENVIRONMENT.items() if environ.get(variable)}
 
 
 def parse_text_value(name: str, text: str) -> Any:
-    """Return a text of the command line or environment as the type of field ``name``; raise ``UsageError``."""
+    """Convert ``text`` to the type of field ``name``; raise ``UsageError`` if it is invalid."""
     require_known(name)
     if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
         return None
@@ -84,9 +88,9 @@ def resolve_config(
 
 
 def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """Return ``values`` with ``model`` and ``backbone``, and their weights, under the name that ``task`` has for them.
+    """Rename ``model`` and ``backbone`` (and their weights' fields) in ``values`` to the name that ``task`` uses.
 
-    Without a task, or if its own name is given as well, the values stay as they are.
+    ``values`` are returned unchanged for an unknown task. A name is also kept if the task's name is given as well.
     """
     own = TASKS[task].network if isinstance(task, str) and task in TASKS else ""
     other = {"model": "backbone", "backbone": "model"}.get(own, "")
@@ -140,7 +144,7 @@ _WANTED = {
 
 
 def _allowed(problem: Mapping[str, Any]) -> str:
-    """Return what is allowed, from the check's own message or pydantic's."""
+    """Return the allowed values as text, from the field's own check or from pydantic's message."""
     own = problem.get("ctx", {}).get("error")
     if isinstance(own, ValueError):
         return str(own)

@@ -11,7 +11,7 @@ class Report(Protocol):
     """A callback for work in countable units."""
 
     def __call__(self, done: int, total: int, part: str = "") -> None:
-        """Receive that ``done`` of ``total`` units are done; ``part`` describes the next one."""
+        """Receive that ``done`` of ``total`` units are finished; ``part`` describes the next unit."""
         ...
 
 
@@ -24,5 +24,5 @@ def not_reported(done: int, total: int, part: str = "") -> None:
 
 
 def part_text(part: str, done: int, total: int) -> str:
-    """Return such as ``judging windows, 40 of 120``, or the part alone if no number is known."""
+    """Return a text such as ``judging windows, 40 of 120``; only ``part`` if ``total`` is 0."""
     return f"{part}, {done:,} of {total:,}" if total else part

@@ -17,13 +17,13 @@ ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a n
 
 
 def beside_the_code(name: str) -> str:
-    """Return a folder in the checkout, or in the working folder of an installed package."""
+    """Return the path of folder ``name`` in the checkout; for an installed package, in the working folder."""
     base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
     return str(base / name)
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process holds the file ``lock``, or might: the file cannot be opened."""
+    """Return whether a process holds the lock file ``lock``; also True if the file cannot be opened."""
     if not lock.exists():
         return False
     try:
@@ -51,7 +51,10 @@ class _StageFile(Protocol):
 
 
 class _PathOfStage:
-    """A path of one stage, or one fold of it, as a method of ``RunPaths``; ``{}`` stands for ``stage_key``."""
+    """A path of a stage, or of one fold of a stage, as a method of ``RunPaths``.
+
+    ``{}`` in the pattern is replaced by ``stage_key``.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -71,7 +74,7 @@ class RunPaths:
 
     @property
     def run_id(self) -> str:
-        """The folder's own name, ``run_YYYYmmdd_HHMMSS_<hash8>``."""
+        """The name of the run folder, ``run_YYYYmmdd_HHMMSS_<hash8>``."""
         return self.root.name
 
     @property
@@ -144,7 +147,7 @@ class RunPaths:
         return self.tables / f"validation_predictions_fold_{fold}.parquet"
 
     def robustness_scores(self, level: str) -> Path:
-        """Return the path of the scores at one level of disturbance, one line per video."""
+        """Return the path of the scores at disturbance ``level``; the file has one line per video."""
         return self.root / "robustness" / f"{level}.jsonl"
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
@@ -156,11 +159,11 @@ class RunPaths:
         return self.root / "checkpoints" / f"fold_{fold}"
 
     def control_checkpoints(self, fold: int, name: str = "control") -> Path:
-        """Return the checkpoint folder of one of the fold's ``tasks.CONTROL_TRAININGS``."""
+        """Return the checkpoint folder of the fold's control training ``name`` (``tasks.CONTROL_TRAININGS``)."""
         return self.fold_checkpoints(fold) / name
 
     def fold_outcome(self, fold: int) -> Path:
-        """Return the path of one fold's outcome; written last, so its presence means finished."""
+        """Return the path of the fold's outcome; it is written last, so a fold with one has finished."""
         return self.fold_checkpoints(fold) / "outcome.json"
 
     def stage_training(self, stage: str) -> Path:
@@ -168,20 +171,20 @@ class RunPaths:
         return self.root / "checkpoints" / CHECKPOINT_FOLDERS.get(stage, stage)
 
     def stage_outcome(self, stage: str) -> Path:
-        """Return the path of its outcome; written last, so its presence means finished."""
+        """Return the path of the stage's outcome; it is written last, so a stage with one has finished."""
         return self.stage_training(stage) / "outcome.json"
 
 
 def stage_key(stage: str, fold: int | None = None) -> str:
-    """Return the name of a task's files, such as ``04_fold_training`` or ``04_fold_training_fold_2``."""
+    """Return the name of a stage, or of one of its folds, in file names, such as ``04_fold_training_fold_2``."""
     return stage if fold is None else f"{stage}_fold_{fold}"
 
 
 def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
-    """Check that ``new_run`` could make a folder there; return the lowest folder that exists.
+    """Check that ``new_run`` can create a folder there; return the deepest folder of the path that exists.
 
     Raises:
-        UsageError: ``experiment`` is not one plain folder name, or something that is no folder stands in its place.
+        UsageError: ``experiment`` is not a single folder name, or a file or broken link has its path.
     """
     if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
         raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
@@ -196,10 +199,12 @@ def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
 
 
 def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
-    """Create a run folder named by local time and the configuration's hash; a taken second waits for the next.
+    """Create a run folder, named by local time and ``config_hash``, and return its paths.
+
+    If the name is taken, wait for the next second.
 
     Raises:
-        UsageError: as ``refuse_runs_folder``.
+        UsageError: ``refuse_runs_folder`` refuses the folder.
     """
     runs_dir = Path(runs_dir)
     folder = runs_dir / experiment
@@ -219,7 +224,7 @@ def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
 
 
 def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths]:
-    """Return all runs, of one experiment if given, oldest first."""
+    """Return the runs of ``experiment`` (None: of all experiments), oldest first."""
     runs_dir = Path(runs_dir)
     pattern = f"{experiment or '*'}/run_*/run.json"
     return sorted(
@@ -231,7 +236,7 @@ def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> Run
     """Return the run called ``name``: ``latest``, a run id, a unique part of one, or a path to a run folder.
 
     Raises:
-        UsageError: none or several fit; the message lists what there is.
+        UsageError: no run fits, or several do; the message lists the runs.
     """
     as_path = Path(name)
     if (as_path / "run.json").is_file():

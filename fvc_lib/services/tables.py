@@ -1,11 +1,10 @@
 """Schemas of the tables that stages exchange, checked on every write and every read.
 
-Videos are named by ``video_id`` (from content, so it is the same in any folder of any machine); every table carries
-``group_id`` where a group is known, which has no default: rows of one group never sit on both sides of a split. Labels
-are ``real`` and ``fake`` here and 0 and 1 only inside a model.
+``video_id`` names a video by its content, so it is the same on any machine. ``group_id`` has no default: rows of one
+group are never on both sides of a split. Labels are ``real`` and ``fake`` in tables, and 0 and 1 only inside a model.
 
-The record of a finished stage (``checkpoints/stage_*.json``) lists the SHA-256 of each of its tables. Every read
-compares with it, because a table with a flipped bit may still fit its schema.
+The record of a finished stage (``checkpoints/stage_*.json``) lists the SHA-256 of its tables. Every read
+checks it, because a table with a flipped bit may still fit its schema.
 """
 
 import io
@@ -28,10 +27,10 @@ _ROWS_AT_ONCE = 1 << 16  # written to Parquet; an index takes some 3 KiB of memo
 
 
 def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) -> pl.DataFrame:
-    """Return ``frame`` when it fits ``schema``.
+    """Return ``frame`` unchanged if it fits ``schema``.
 
     Raises:
-        DataError: names the table, the column and what was found, with up to five failing values.
+        DataError: it does not fit; the message names table and column, with up to five failing values.
     """
     try:
         return schema.validate(frame, lazy=True)
@@ -62,21 +61,26 @@ def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) 
 
 
 def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFrameSchema) -> pl.DataFrame:
-    """Return columns by name, rows, or None (no rows) as a frame with the types of ``schema``, otherwise unchecked."""
+    """Return ``data`` (columns by name, rows, or None for no rows) as a frame with the column types of ``schema``.
+
+    Nothing else of the schema is checked.
+    """
     return pl.DataFrame(data, schema=column_types(schema), orient=None if isinstance(data, Mapping) else "row")
 
 
 def column_types(schema: pa.DataFrameSchema) -> dict[str, Any]:
-    """Return the polars type of each column."""
+    """Return the polars type of every column by name."""
     return {name: column.dtype.type for name, column in schema.columns.items()}
 
 
 def read_table(path: AnyPath, schema: pa.DataFrameSchema, without: Collection[str] = ()) -> pl.DataFrame:
-    """Read ``path`` and check it; the columns ``without`` are left out, and cost no memory where it is Parquet.
+    """Read the table at ``path``, check it against ``schema`` and return it.
+
+    The columns ``without`` are left out. From Parquet they are not even read.
 
     Raises:
-        DataError: the file is missing, unreadable, not what its stage wrote, or does not fit; the message names it
-            and the remedy.
+        DataError: the file is missing, unreadable, changed since its stage wrote it, or does not fit; the message
+            has the remedy.
     """
     path = Path(path)
     if not path.is_file():
@@ -98,10 +102,10 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema, without: Collection[st
 
 
 def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
-    """Return ``frame`` as CSV in which no text is a formula to a spreadsheet: such text begins with an apostrophe.
+    """Return ``frame`` as CSV in which a spreadsheet finds no formula: texts like one get an apostrophe in front.
 
-    A formula begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return; numbers written as text stay. Tables
-    that a stage reads are written by ``write_table``, as they are.
+    A formula begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return. Numbers stored as text stay unchanged.
+    Use ``write_table`` for tables that a stage reads.
     """
     text = pl.col(pl.String)
     is_formula = text.str.contains(r"(?s)^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
@@ -115,12 +119,12 @@ def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullabl
 
 
 def label_column() -> pa.Column:
-    """Return a column of ``real`` and ``fake``."""
+    """Return a text column that allows only ``real`` and ``fake``."""
     return text_column(checks=pa.Check.isin(LABELS))
 
 
 def group_column() -> pa.Column:
-    """Return the column of groups, which stay on one side of a split; it has no default."""
+    """Return a column of group names, which must not be empty."""
     return text_column(checks=pa.Check.str_length(min_value=1))
 
 
@@ -135,7 +139,7 @@ def _part() -> pa.Column:
 
 
 def _of_video(*, unique: bool = False) -> dict[str, pa.Column]:
-    """Return the columns of a video and of the fold that tests it."""
+    """Return the columns video_id, group_id, label, and fold (the fold that tests the video)."""
     of = {"video_id": text_column(unique=unique), "group_id": group_column(), "label": label_column()}
     return {**of, "fold": pa.Column(pl.Int64, pa.Check.ge(0))}
 
@@ -150,7 +154,7 @@ def _sha256(*, nullable: bool = False, unique: bool = False) -> pa.Column:
 
 
 def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> pa.DataFrameSchema:
-    """Return the schema of exactly these columns in this order; the values of ``key`` are unique."""
+    """Return a schema that allows exactly these columns, in this order, with unique rows in the columns ``key``."""
     return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
 
 

@@ -1,7 +1,7 @@
 """Patterns that name many tars at once: ``shards/train-{000..099}.tar``, ``{real,fake}/*.tar``, ``repo/**/*.tar``.
 
-Every tar that braces name must exist. ``*``, ``?`` and ``[...]`` match existing files, ``**`` any folders. A path that
-exists is no pattern.
+Every tar that braces name must exist. ``*``, ``?`` and ``[...]`` match existing files, and ``**`` matches any number of
+folders. An existing path is never read as a pattern.
 """
 
 import glob
@@ -20,13 +20,13 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?", re.ASCII)
 
 
 def is_pattern(corpus: str | os.PathLike[str]) -> bool:
-    """Return whether ``corpus`` names tars by braces or wildcards."""
+    """Return whether ``corpus`` is a pattern with braces or wildcards, and no existing path."""
     text = os.fspath(corpus)
     return any(mark in text for mark in "{*?[") and not os.path.lexists(text)
 
 
 def fixed_folder(corpus: str | os.PathLike[str]) -> Path:
-    """Return the part of a pattern before braces and wildcards: its tars are named relative to that folder."""
+    """Return the folder before the first part with braces or wildcards; names of tars are relative to it."""
     parts = Path(corpus).parts
     fixed = next((number for number, part in enumerate(parts) if any(mark in part for mark in "{}*?[")), len(parts))
     return Path(*parts[: min(fixed, len(parts) - 1)])
@@ -36,7 +36,7 @@ def tars_of(corpus: str | os.PathLike[str]) -> list[Path]:
     """Return the tars that a pattern names, sorted by name.
 
     Raises:
-        UsageError: the braces make no sense, a named tar is missing, wildcards match nothing, or a file is no tar.
+        UsageError: the braces are malformed, a named tar is missing, wildcards match nothing, or a file is no tar.
     """
     pattern = os.fspath(corpus)
     named = _expanded(pattern)
@@ -58,7 +58,7 @@ def tars_of(corpus: str | os.PathLike[str]) -> list[Path]:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Return the pattern for each choice in its braces, in order.
+    """Return all texts that the braces of ``pattern`` stand for, in order.
 
     Raises:
         UsageError: braces within braces, without an end or without a choice, or more than a million names.

@@ -31,12 +31,12 @@ _LOGS = ("metrics/", "memory/", "notebooks/")  # may grow after the stage: their
 
 
 def is_log(name: str) -> bool:
-    """Return whether the file ``name`` of a run is for people alone: a damaged one repeats no stage."""
+    """Return whether ``name`` is a log of a run, which only people read; its damage does not repeat a stage."""
     return name.startswith(_LOGS)
 
 
 def listed(paths: Iterable[Path], root: Path) -> dict[str, dict[str, Any]]:
-    """Return ``sha256`` and ``num_bytes`` of those of ``paths`` that exist, by path below ``root``."""
+    """Return ``sha256`` and ``num_bytes`` of every existing file in ``paths``, by path relative to ``root``."""
     sizes = {path: path.stat().st_size for path in paths if path.is_file()}
     return {
         str(path.relative_to(root)): {"sha256": content_hash(path, size), "num_bytes": size}
@@ -59,11 +59,11 @@ class _Listed:
         return self.record.parents[0 if self.name == PARAMS else 1]
 
     def is_damaged(self) -> bool:
-        """Return whether the file exists with other content than was written."""
+        """Return whether the file exists and its content differs from the recorded one."""
         return content_hash(self.root / self.name, self.num_bytes) not in ("", *self.digests)
 
     def damage(self) -> str:
-        """Return what is wrong, and the remedy."""
+        """Return a message for the user: the file is damaged, and the remedy."""
         stage = self.record.stem.removeprefix("stage_")
         writer = "the run" if self.name == PARAMS else f"stage {stage}"
         message = (
@@ -97,7 +97,7 @@ def _listed_in(root: Path) -> Iterator[_Listed]:
 
 
 def _listed_as(path: Path) -> _Listed | None:
-    """Return what the run of ``path`` lists of it; None if no record does. Errors as of ``undamaged_file``."""
+    """Return the entry of ``path`` in the records of its run, or None; raises like ``undamaged_file``."""
     root = next((folder for folder in path.absolute().parents if (folder / "run.json").is_file()), None)
     if root is None:
         return None
@@ -108,7 +108,10 @@ def _listed_as(path: Path) -> _Listed | None:
 
 
 def note_rewritten(path: Path, content: Path) -> None:
-    """Strike ``path`` off its stage's record before other ``content`` replaces it, as an interactive notebook does."""
+    """Delete the entry of ``path`` from its record if the file ``content``, which will replace it, differs.
+
+    An interactive notebook calls this.
+    """
     found = _listed_as(path)
     if found is not None and sha256_of_file(content) not in found.digests:
         document = read_document(found.record)
@@ -117,17 +120,19 @@ def note_rewritten(path: Path, content: Path) -> None:
 
 
 def undamaged_content(path: Path) -> bytes:
-    """Return the bytes of ``path``; errors as of ``undamaged_file``."""
+    """Return the bytes of ``path`` after checking its digest; raises like ``undamaged_file``."""
     with undamaged_file(path) as stream:
         return stream.read()
 
 
 @contextmanager
 def undamaged_file(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path``, checked: the content read is the content compared, even if another file takes its place meanwhile.
+    """Open ``path`` for reading after its digest was compared with the record.
+
+    The opened content is the checked one, even if another file replaces ``path`` meanwhile.
 
     Raises:
-        DataError: a record lists it with another digest, or is damaged itself; the message names file and remedy.
+        DataError: the digest differs from the record, or the record is damaged; the message has the remedy.
         OSError: it cannot be read.
     """
     for _ in range(2):  # between the two looks a stage may have replaced it
@@ -142,7 +147,7 @@ def undamaged_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def damage_of(path: Path) -> str:
-    """Return what is wrong with the file at ``path``; empty if nothing is known."""
+    """Return a message if the file at ``path`` differs from its record; empty if it does not or has no record."""
     found = _listed_as(path)
     return found.damage() if found is not None and found.is_damaged() else ""
 
@@ -154,7 +159,7 @@ _OWN = "document_sha256"
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace ``path`` with ``document`` as JSON with its own digest in it, atomically."""
+    """Write ``document`` as JSON to ``path`` atomically, with a digest of its content as a further field."""
     known = {name: value for name, value in document.items() if name != _OWN}
     write_json(path, {**known, _OWN: sha256_of_json(known)})
 
@@ -176,7 +181,7 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
 
 
 def document_damage(path: Path, document: Mapping[str, Any]) -> str:
-    """Return what is wrong with ``document``, read from ``path``; empty if nothing is known."""
+    """Return a message if ``document``, read from ``path``, differs from its digest; empty if not, or without one."""
     if _OWN not in document or _is_whole(document):
         return ""
     return (
@@ -186,7 +191,7 @@ def document_damage(path: Path, document: Mapping[str, Any]) -> str:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return what ``write_document`` wrote to ``path``; empty where it is missing, damaged or has no digest."""
+    """Return what ``write_document`` wrote to ``path``; an empty dict if it is missing, damaged or has no digest."""
     document = read_json_object(path)
     return {name: value for name, value in document.items() if name != _OWN} if _is_whole(document) else {}
 
@@ -199,7 +204,7 @@ def _documents(root: Path) -> list[Path]:
 
 
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
-    """Return what is wrong with the files of the run in ``root``, with or without its ``logs``."""
+    """Return a message for every damaged file of the run in ``root``; ``logs``: check its logs as well."""
     found = [_damage_of_document(path) for path in _documents(root)]
     damaged = {each for each in _listed_in(root) if (logs or not is_log(each.name)) and each.is_damaged()}
     if damaged:  # a stage may have replaced its record and files since
@@ -208,6 +213,6 @@ def run_damage(root: Path, *, logs: bool = True) -> list[str]:
 
 
 def refuse_damaged(*roots: Path, logs: bool = True) -> None:
-    """Raise ``DataError`` where a file of the runs in ``roots`` is damaged; the message names each."""
+    """Raise ``DataError`` if files of the runs in ``roots`` are damaged; the message names all of them."""
     if found := [each for root in roots for each in run_damage(root, logs=logs)]:
         raise DataError("\n".join(found))

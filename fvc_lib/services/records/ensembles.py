@@ -1,7 +1,7 @@
-"""Ensembles of finished runs on the disk: their folders, their records, and how they are found by name.
+"""Read and find ensembles (combined finished runs, the members) on the disk.
 
-An ensemble's folder has the tables of a run where a run has them, and no ``run.json``: nothing can be resumed, and what
-was trained lies in its members. Its record is written last, so that a folder with one is whole.
+An ensemble's folder has tables at the same paths as a run, but no ``run.json``: it cannot be resumed, and the trained
+weights lie in its members. Its record is written last, so a folder with a record is complete.
 """
 
 from pathlib import Path
@@ -26,10 +26,11 @@ class _Strict(BaseModel):
 
 
 class MemberRecord(_Strict):
-    """One run: its path relative to the ensemble's folder, its model, and digests of its weights and predictions.
+    """One member run: its path relative to the ensemble's folder, its model, and digests.
 
-    ``detector`` is the place of its detector among the ensemble's: runs that differ in their seed alone share one.
-    ``weights`` are each fold's (``weights_digest``), empty where the run does not tell; ``predictions`` each table's.
+    ``detector`` is an index in ``EnsembleRecord.detectors``; runs that differ only in their seed share a detector.
+    ``weights`` has a digest (``weights_digest``) per fold, and is empty if the run has none. ``predictions`` has a
+    digest per table.
     """
 
     run_id: str
@@ -43,10 +44,10 @@ class MemberRecord(_Strict):
 
 
 class FoldRule(_Strict):
-    """How the detectors' log odds become those of the ensemble in one fold, and from which score on it says fake.
+    """The weights that combine the detectors' log odds in one fold, and the score from which a video counts as fake.
 
-    ``num_videos`` and ``num_groups`` are what stacking was fitted on; 0 of a mean. ``base_rate`` is the share of fakes
-    at which the scores are probabilities; None: not known.
+    ``num_videos`` and ``num_groups`` count the data to which stacking was fitted; 0 for a mean. The scores are
+    probabilities for a share of fakes of ``base_rate``; None: unknown.
     """
 
     weights: Annotated[list[_Number], Field(min_length=1)]
@@ -58,7 +59,7 @@ class FoldRule(_Strict):
 
 
 class EnsembleRecord(_Strict):
-    """``ensemble.json``; ``files`` are the SHA-256 of what the ensemble was found to say, by name in its folder."""
+    """The content of ``ensemble.json``; ``files`` has the SHA-256 of the ensemble's tables, by path in its folder."""
 
     format: int
     name: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]
@@ -78,23 +79,23 @@ class EnsembleRecord(_Strict):
 
     @property
     def detector_of_member(self) -> list[int]:
-        """For each member the place of its detector."""
+        """The index of every member's detector."""
         return [member.detector for member in self.members]
 
     @property
     def lead(self) -> int:
-        """The place of the member with the largest weight."""
+        """The index of the member with the largest weight."""
         return max(range(len(self.members)), key=self.weight_of_member)
 
     def weight_of_member(self, number: int) -> float:
-        """Return the mean weight of its detector over folds, shared by the runs of that detector."""
+        """Return the weight of member ``number``: its detector's mean over folds, divided by the detector's runs."""
         place = self.members[number].detector
         shared = self.detector_of_member.count(place)
         return sum(rule.weights[place] for rule in self.folds) / len(self.folds) / shared
 
 
 def is_ensemble(path: str | Path) -> bool:
-    """Return whether a folder is a finished ensemble."""
+    """Return whether the folder ``path`` has the record of a finished ensemble."""
     return (Path(path).expanduser() / RECORD).is_file()
 
 
@@ -126,7 +127,7 @@ def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
     """Return the runs of the ensemble in ``folder``.
 
     Raises:
-        DataError: one is not there.
+        DataError: a run is missing.
     """
     found = [RunPaths((folder / path_from_text(member.path)).resolve()) for member in record.members]
     for run, member in zip(found, record.members, strict=True):
@@ -147,10 +148,10 @@ def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
 
 
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
-    """Return an ensemble by its folder or a part of its folder's name, or a run as ``find_run`` does.
+    """Return the ensemble with this folder or part of its folder's name, else the run that ``find_run`` returns.
 
     Raises:
-        UsageError: none or several fit.
+        UsageError: no ensemble or run fits, or several do.
     """
     if is_ensemble(name):
         return RunPaths(Path(name).expanduser().absolute())
