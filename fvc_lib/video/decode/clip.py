@@ -1,6 +1,6 @@
-"""Decode a few frames of a video, chosen by their place in the presentation.
+"""Decode a few frames of a video, chosen by their index in presentation order (the order in which they are shown).
 
-``plan.py`` finds the frames. Memory holds the wanted frames and those that the decoder itself needs.
+``plan.py`` decides which packets to decode. Memory holds the wanted frames and those that the decoder itself needs.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fvc_lib.video.decode.plan import decode, plan_decoding
 from fvc_lib.video.decode.source import open_video
 
 MAX_FRAMES = 100_000
-PlacesOf = Callable[[int], IntArray]  # chooses ascending places of the presentation order, given the number of frames
+PlacesOf = Callable[[int], IntArray]  # takes the number of frames; returns ascending frame indices (presentation order)
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Clip:
 
     Attributes:
         frames: uint8 (T, 3, H, W), RGB, upright.
-        pts_seconds: float64 (T,), times of presentation as in ``plan.Decoded``.
-        frame_indices: int64 (T,), places in the presentation order, 0 to ``num_source_frames - 1``.
-        num_source_frames: frames the video has.
-        content: where the picture lies in ``frames``; the rest is black.
+        pts_seconds: float64 (T,), presentation times in seconds, on the clock of ``plan.Decoded.seconds``.
+        frame_indices: int64 (T,), indices of the frames in presentation order, 0 to ``num_source_frames - 1``.
+        num_source_frames: number of frames of the whole video.
+        content: the rectangle of ``frames`` that holds the picture; the rest is black.
     """
 
     frames: npt.NDArray[np.uint8]
@@ -39,7 +39,12 @@ class Clip:
 
     @classmethod
     def of(cls, sink: FrameSink, seconds: Seconds) -> "Clip":
-        """Return the clip of a full sink, given the times (n,) of all frames."""
+        """Return the clip of a sink that has received all its frames.
+
+        Args:
+            sink: the sink.
+            seconds: float64 (n,), presentation times of all n frames of the video.
+        """
         return cls(sink.frames, seconds[sink.places], sink.places, len(seconds), sink.content)
 
 
@@ -66,7 +71,16 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
 
 
 def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
-    """Decode the frames at ``places_of(num_source_frames)``; otherwise as ``decode_clip``."""
+    """Decode the frames whose indices ``places_of`` returns.
+
+    Args:
+        path: a local file.
+        places_of: is called with the number of frames of the video; returns ascending indices in presentation order.
+        size: as for ``decode_clip``.
+
+    Raises:
+        VideoError: as ``decode_clip``.
+    """
     with open_video(path) as opened:
         table = read_frame_table(opened)
         done = decode(opened, table, lambda source, count, _: FrameSink(source, size, places_of(count)))
@@ -74,7 +88,11 @@ def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
 
 
 def explain_clip(path: AnyPath, num_frames: int, size: int = 112) -> str:
-    """Describe in a few sentences how ``decode_clip`` finds its frames, after trying it; errors as there."""
+    """Decode a clip as ``decode_clip`` does, and return a few sentences that explain how its frames were found.
+
+    Raises:
+        VideoError: as ``decode_clip``.
+    """
     with open_video(path) as opened:
         table = read_frame_table(opened)
         places = uniform_places(max(1, table.num_shown), num_frames)
@@ -89,5 +107,5 @@ def explain_clip(path: AnyPath, num_frames: int, size: int = 112) -> str:
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> IntArray:
-    """Return int64 (num_frames,): round(linspace(0, num_source_frames - 1, num_frames))."""
+    """Return int64 (num_frames,), frame indices spread evenly from 0 to ``num_source_frames - 1``, rounded."""
     return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)

@@ -38,7 +38,7 @@ class FilePart:
     path: Path
     start: int
     size_bytes: int
-    mtime_ns: int  # of the file
+    mtime_ns: int  # modification time of the file
 
     def read(self, size: int | None = None) -> bytes:
         """Return the bytes, or the first ``size`` of them.
@@ -62,7 +62,7 @@ class FilePart:
 
     @property
     def url(self) -> str:
-        """The name by which ffmpeg opens the part, with the protocols ``file`` and ``subfile``."""
+        """The URL by which ffmpeg opens the part. ffmpeg needs its protocols ``file`` and ``subfile``."""
         # An absolute name behind "file:" keeps a colon or a dash in it from being read as a protocol or an option.
         name = "file:" + os.path.abspath(self.path)  # noqa: PTH100 - Path.absolute() keeps ".."
         return f"subfile,,start,{self.start},end,{self.start + self.size_bytes},,:{name}" if self.start else name
@@ -72,7 +72,7 @@ def part_at(path: Path) -> FilePart:
     """Return the part that ``path`` names: a regular file, or a plain member of a tar.
 
     Raises:
-        OSError: there is none, it is no regular file, it cannot be read, or the tar is damaged.
+        OSError: the file or member does not exist, is not regular or cannot be read, or the tar is damaged.
         ValueError: the path holds a NUL character.
     """
     archive, name = _split(path)
@@ -90,7 +90,12 @@ def part_at(path: Path) -> FilePart:
 
 
 def parts_of(path: Path) -> list[FilePart]:
-    """Return the pictures of a folder in their order, or the one part of a file; errors as ``part_at``."""
+    """Return one part per picture of a folder, in the order of ``picture_names``, or the single part of a file.
+
+    Raises:
+        OSError: as ``part_at``.
+        ValueError: as ``part_at``.
+    """
     return [part_at(path / name) for name in picture_names(path)] or [part_at(path)]
 
 
@@ -113,7 +118,12 @@ def picture_names(path: AnyPath) -> list[str]:
 
 
 def sha256_of_video(path: AnyPath) -> str:
-    """Return the hex SHA-256 of a file, or of the joined pictures of a folder; errors as ``part_at``."""
+    """Return the hex SHA-256 of a file, or of all pictures of a folder joined in their order.
+
+    Raises:
+        OSError: as ``part_at``.
+        ValueError: as ``part_at``.
+    """
     digest = hashlib.sha256()
     for part in parts_of(Path(path)):
         for chunk in part.chunks():
@@ -122,7 +132,7 @@ def sha256_of_video(path: AnyPath) -> str:
 
 
 def _split(path: Path) -> tuple[Path | None, str]:
-    """Return the tar that ``path`` leads into and the member's name, or None and the empty text."""
+    """Return the tar that ``path`` leads into, and the member's name; None and the empty text without a tar."""
     text, separator = str(path), f"{SUFFIX}{os.sep}"
     place = text.lower().find(separator)
     while place >= 0:
@@ -134,16 +144,16 @@ def _split(path: Path) -> tuple[Path | None, str]:
 
 
 class Contents(NamedTuple):
-    """What a tar holds, as far as its headers can be read."""
+    """The members of a tar, as far as its headers can be read."""
 
-    members: Mapping[str, FilePart | str]  # by name, in the tar's order; a text says why a member is not read
-    folders: Mapping[str, list[str]]  # the names of the plain members in each folder
-    damage: str = ""  # why reading stopped before the end; empty: it did not
+    members: Mapping[str, FilePart | str]  # part of each member by name, in the tar's order; a text: why it is refused
+    folders: Mapping[str, list[str]]  # folder to the names of the plain members in it
+    damage: str = ""  # why reading stopped before the end; empty: the whole tar was read
     last: str = ""  # the name in the last header, also where the member's content is cut off
 
 
 def contents_of(archive: Path) -> Contents:
-    """Read the headers of a tar, once per process and state of the file. Members that share a name are not read.
+    """Read the headers of a tar. The result is cached until the file changes. Members that share a name are refused.
 
     Raises:
         OSError: the file cannot be read, is compressed or is no tar.
@@ -153,7 +163,7 @@ def contents_of(archive: Path) -> Contents:
 
 
 class _Headers(io.BufferedReader):
-    """A tar of which ``tarfile`` reads at most ``HEADER_BYTES`` bytes of headers per member, whatever they state."""
+    """A tar file opened for reading, which lets ``tarfile`` read at most ``HEADER_BYTES`` of headers per member."""
 
     left = HEADER_BYTES  # until the next member is found
 
@@ -201,7 +211,7 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
 
 
 def _refusal(member: tarfile.TarInfo, name: str) -> str:
-    """Return why a member is not read, or the empty text."""
+    """Return why a member must not be read; the empty text if it may be read."""
     if member.sparse is not None:
         return "is stored with holes (tar --sparse)"
     if not member.isreg():

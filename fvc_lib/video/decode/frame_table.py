@@ -31,12 +31,12 @@ class FrameTable:
         pts, dts: int64 (N,), times of presentation and decoding in ``time_base`` units; ``NO_PTS`` where missing.
         num_bytes: int64 (N,), size of each packet.
         is_key: bool (N,), decoding can start here.
-        is_closed: bool (N,), decoding can start here, and from here on a missing reference is damage. In H.264 only IDR
-            pictures are closed.
+        is_closed: bool (N,), decoding can start here, and no later packet refers to one before. A missing reference is
+            damage then. In H.264 only IDR pictures are closed.
         is_shown: bool (N,), the packet yields a frame: it is not trimmed by an edit list, nor a hidden reference.
-        doubt: why frame i of the presentation may not be the packet with the i-th smallest pts; empty: it is.
-        stores_pts: the container states times of presentation, so that their order is the order of the frames.
-        damage: what the container promises and the file lacks; empty: nothing.
+        doubt: why the i-th frame shown may not be the packet with the i-th smallest pts; empty if it surely is.
+        stores_pts: the container states presentation times, so their order is the order of the frames.
+        damage: which data the container promises but the file lacks; empty if none.
     """
 
     pts: IntArray
@@ -73,10 +73,16 @@ class FrameTable:
         return int((decoded - np.arange(len(order))).max(initial=0))
 
     def decoding_starts(self, positions: IntArray) -> IntArray:
-        """Return where decoding must start so that the packets at ``positions`` decode exactly; without ``doubt`` only.
+        """Return the packet at which decoding must start for every wanted packet. Only valid without ``doubt``.
 
-        That is the last keyframe before each. For a leading picture of an open group it is the keyframe before that: a
-        leading picture is shown before the keyframe it follows and refers to the previous group.
+        Decoding starts at the last keyframe before a wanted packet. For a leading picture it starts one keyframe
+        earlier: such a picture is shown before the keyframe it follows, and refers to the previous group.
+
+        Args:
+            positions: int64 (P,), wanted packets, as indices in decoding order.
+
+        Returns:
+            int64 (P,), indices of keyframes in decoding order.
         """
         keys = np.flatnonzero(self.is_key)
         last = np.searchsorted(keys, positions, side="right") - 1
@@ -85,7 +91,7 @@ class FrameTable:
 
 
 def seconds_of(pts: IntArray, time_base: Fraction | None) -> Seconds:
-    """Return float64 seconds of integer times, rounded once, so that they equal the float of the exact fraction."""
+    """Convert integer times to float64 seconds, each the nearest float to the exact fraction; 0 without a time base."""
     return pts * time_base.numerator / time_base.denominator if time_base else np.zeros(len(pts))
 
 
@@ -99,8 +105,8 @@ def read_frame_table(source: VideoSource) -> FrameTable:
     """Read the packets of a freshly opened video. The container's position is undefined afterwards.
 
     Raises:
-        TruncatedVideo: it holds no packet, though its index promises some.
-        CorruptVideo: it holds no packet.
+        TruncatedVideo: the video holds no packet, though reading failed or its container promises some.
+        CorruptVideo: the video holds no packet, for no known reason.
     """
     is_hidden, is_mp4 = _HIDDEN_PACKETS.get(source.codec_name), source.container_name == "mov"
     is_h264, extradata = source.codec_name == "h264", source.stream.codec_context.extradata or b""
@@ -152,7 +158,7 @@ def _doubt_of_codec(source: VideoSource, stores_pts: bool, pts: IntArray, smalle
 
 
 def _doubt_of_times(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> str:
-    """Return why the pts (N,) of packets do not name their frames; empty: none is missing or twice."""
+    """Return why the pts (N,) of packets do not identify the frames; empty if they do."""
     if not is_shown.any():
         return "no packet is shown"
     if not is_key[0]:
@@ -177,11 +183,13 @@ _SLACK_BYTES = 16  # writers round sizes up
 
 
 def missing_bytes(head: bytes, size_bytes: int) -> int:
-    """Return how many bytes an AVI or Matroska file states and lacks; 0 where it states nothing.
+    """Return how many bytes an AVI or Matroska file is shorter than its header states; 0 if it states no size.
+
+    Differences of at most 16 bytes count as 0.
 
     Args:
         head: the first bytes of the file.
-        size_bytes: its size.
+        size_bytes: actual size of the file.
     """
     match = _STATED_SIZE.match(head)
     if match is None:
@@ -195,7 +203,7 @@ def missing_bytes(head: bytes, size_bytes: int) -> int:
 
 
 def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
-    """Return what a video lacks by MP4's index of all packets, or by the size its container states."""
+    """Return which data are missing, by the packet index of an MP4 or the size the container states; empty: none."""
     entries = source.stream.index_entries if source.container_name == "mov" else ()
     promised = len(entries) if len(entries) <= len(pts) else sum(entry.size > 0 for entry in entries)
     missing = max(num_cut, promised - len(pts))
@@ -208,7 +216,7 @@ def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
 
 
 def _reaches_stated_end(source: VideoSource, pts: IntArray) -> bool:
-    """Whether the last frame ends where the container states the end of the video, give or take a frame."""
+    """Return whether the last frame ends no more than about one frame before the duration the container states."""
     stated, time_base = source.container.duration, source.stream.time_base
     if not stated or not time_base or not len(pts) or (pts == NO_PTS).any():
         return False
@@ -236,7 +244,10 @@ def _vp8_is_hidden(data: memoryview) -> bool:
 
 
 def _vp9_is_hidden(data: memoryview) -> bool:
-    """VP9 bitstream specification, 6.2 (uncompressed header) and annex B (superframes end with a shown frame)."""
+    """Return whether a VP9 packet yields no frame.
+
+    See the VP9 bitstream specification, 6.2 (uncompressed header) and annex B (superframes end with a shown frame).
+    """
     if (data[-1] & 0xE0) == 0xC0:
         return False
     bits = f"{data[0]:08b}{data[1] if len(data) > 1 else 0:08b}"

@@ -26,7 +26,7 @@ _GBRP_TO_RGB = (2, 0, 1)
 
 
 def _unnamed_kind(cls: Any, value: object) -> Any:
-    """Make a member for a kind of side data that PyAV does not name, such as EXIF in PyAV 18."""
+    """Return a new enum member for a kind of side data that PyAV does not name, such as EXIF in PyAV 18."""
     member = object.__new__(cls)
     member._name_, member._value_ = f"KIND_{value}", value
     return member
@@ -52,7 +52,7 @@ class Orientation:
 
     @classmethod
     def from_display_matrix(cls, matrix: bytes) -> "Orientation":
-        """Read ffmpeg's 3 x 3 fixed-point matrix; any angle is rounded to a quarter turn, nonsense to none."""
+        """Convert ffmpeg's 3 x 3 fixed-point matrix. Angles are rounded to quarter turns."""
         a, b, _, c, d = np.frombuffer(matrix, np.int32, count=5).astype(np.int64)
         if abs(a) + abs(d) >= abs(b) + abs(c):
             return cls(False, bool(a < 0), bool(d < 0))
@@ -66,7 +66,7 @@ class Orientation:
 
     @property
     def rotation_degrees(self) -> int:
-        """Clockwise turn in {0, 90, 180, 270} that display applies, after mirroring left to right where it mirrors."""
+        """Clockwise turn for display in {0, 90, 180, 270}. A mirrored video is mirrored left to right before."""
         if self.transposed:
             return 90 if self.mirrored_x else 270
         return 180 if self.mirrored_y else 0
@@ -95,7 +95,10 @@ class Box:
 
 
 def fit(display_width: Fraction, display_height: Fraction, width: int, height: int) -> Box:
-    """Return the largest centred box of that aspect ratio in ``width`` x ``height`` pixels, at least 1 x 1."""
+    """Return the largest centred box within ``width`` x ``height`` pixels that keeps the display's aspect ratio.
+
+    The box has at least 1 x 1 pixels.
+    """
     scale = min(width / display_width, height / display_height)
     content_width = min(width, max(1, round(display_width * scale)))
     content_height = min(height, max(1, round(display_height * scale)))
@@ -105,13 +108,13 @@ def fit(display_width: Fraction, display_height: Fraction, width: int, height: i
 class FrameConverter:
     """Writes frames of one video into a uint8 array (3, H, W), upright; one scaler is reused for all of them.
 
-    A bitstream may state the orientation with its keyframes only (ITU-T H.264, D.2.27): it holds until the next. So
-    show the converter all frames between, with ``observe``.
+    A bitstream may state the orientation with its keyframes only (ITU-T H.264, D.2.27). It then holds until the next
+    keyframe. So pass every decoded frame to ``observe``, also the unwanted ones.
 
     Args:
         size: side of the square each frame is letterboxed to with black bars. None keeps the pixels of the first
-            frame as stored (turned upright, not stretched where pixels are not square), and fits later frames of
-            another size into that.
+            frame as stored (turned upright, not stretched where pixels are not square). Later frames of another size
+            are fitted into the size of the first.
         sample_aspect_ratio: width of a pixel over its height as the container states it, or None.
     """
 
@@ -132,13 +135,13 @@ class FrameConverter:
             self.orientation = Orientation()
 
     def output_shape(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return (H, W) of every output; without a given size the first frame that is asked about decides it."""
+        """Return (H, W) of every output. Without a given ``size``, the first frame passed here decides it."""
         if self._shape is None:
             self._shape = (frame.width, frame.height) if self.orientation.transposed else (frame.height, frame.width)
         return self._shape
 
     def content_box(self, frame: VideoFrame) -> Box:
-        """Return where the picture lies in the output; the rest is black."""
+        """Return the rectangle of the output that holds the picture of ``frame``; the rest is black."""
         key = (frame.width, frame.height, self.orientation, self.sample_aspect_ratio)
         if key not in self._boxes:  # for small frames fractions take as long as decoding
             height, width = self.output_shape(frame)
@@ -148,7 +151,7 @@ class FrameConverter:
         return self._boxes[key]
 
     def convert(self, frame: VideoFrame, out: Pixels) -> None:
-        """Fill ``out``, uint8 (3, H, W), with the frame that was observed last, as RGB."""
+        """Write ``frame`` as RGB into ``out``, uint8 (3, H, W). Pass the frame to ``observe`` before."""
         orientation, box = self.orientation, self.content_box(frame)
         stored = (box.height, box.width) if orientation.transposed else (box.width, box.height)
         planar = self._reformatter.reformat(frame, stored[0], stored[1], "gbrp", interpolation=int(SCALER), threads=1)
@@ -166,7 +169,7 @@ class FrameSink:
     Args:
         source: the open video the frames come from.
         size: see ``FrameConverter``.
-        places: int64 (T,), ascending places in the presentation order; a place may stand more than once.
+        places: int64 (T,), ascending indices of the wanted frames in presentation order; may repeat.
 
     Attributes:
         frames: uint8 (T, 3, H, W).
@@ -182,7 +185,10 @@ class FrameSink:
         self._converter = FrameConverter(size, None)
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Convert a decoded frame into every slot that wants ``place``; the frame itself is not kept."""
+        """Convert a decoded frame and store its pixels wherever ``places`` holds the index ``place``.
+
+        Unwanted frames only update the orientation.
+        """
         converter = self._converter
         converter.observe(frame)
         if place is None or place not in self.wanted:

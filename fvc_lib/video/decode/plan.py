@@ -1,8 +1,8 @@
-"""Decode wanted frames of a video, as decoding the whole video gives them.
+"""Decode wanted frames of a video; the pixels equal those of decoding the whole video.
 
-Where time stamps name every frame, only runs of packets go to the decoder: from a keyframe to the last wanted frame
-behind it. Where that is not known to be exact, or turns out not to be, the whole video is decoded; a second time if the
-first pass shows that the packets promised another number of frames.
+Where time stamps identify every frame, only runs of packets are decoded: from a keyframe to the last wanted frame
+behind it. Otherwise, or if that fails, the whole video is decoded. It is decoded a second time if the first pass finds
+another number of frames than the packets promised.
 """
 
 import itertools
@@ -32,22 +32,24 @@ from fvc_lib.video.decode.source import (
 
 
 class Sink(Protocol):
-    """Takes the frames of one video that stand at the ``wanted`` places of the presentation order."""
+    """Receives decoded frames of one video; ``wanted`` holds the frame indices (presentation order) still to come."""
 
     wanted: set[int]
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Take a decoded frame, and remove its place from ``wanted``.
+        """Take a decoded frame, and remove its index from ``wanted``.
+
+        The sink is offered every frame that the decoder puts out, in presentation order within a run of packets.
 
         Args:
-            place: of the frame; None where it is known not to be wanted.
-            frame: each frame that the decoder puts out, in presentation order within a run.
+            place: index of the frame in presentation order; None if the frame is known not to be wanted.
+            frame: the frame.
         """
 
 
 S = TypeVar("S", bound=Sink)
-# Makes a sink for an attempt, from the open video, its number of frames n and float64 (n,) their times in seconds. The
-# times are None where they are known after a pass only.
+# Makes a sink for one attempt at decoding, from the open video, its number of frames n and their times in seconds,
+# float64 (n,). The times are None if they are only known after a pass through the video.
 SinkOf = Callable[[VideoSource, int, Seconds | None], S]
 
 
@@ -56,10 +58,10 @@ class DecodePlan:
     """How frames are going to be decoded.
 
     Attributes:
-        runs: half-open ranges of packets in decoding order that go to the decoder, apart and ascending.
-        why: why the whole video is decoded instead; empty: it is not.
-        reorder_depth: frames that the decoder has to hold back.
-        leaves_out: frames in ``runs`` to which no other refers are not decoded, unless they are wanted.
+        runs: (start, end) of the packets to decode, as half-open, disjoint, ascending ranges in decoding order.
+        why: why the whole video must be decoded instead; empty if the runs suffice.
+        reorder_depth: number of frames that the decoder has to hold back to put them out in presentation order.
+        leaves_out: whether unwanted frames in ``runs`` are skipped if no other frame refers to them.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -79,7 +81,7 @@ _SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
 
 
 def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int]) -> DecodePlan:
-    """Plan how to decode the frames at ``wanted`` places in the presentation order, each named once.
+    """Return a plan for decoding the frames whose indices in presentation order are ``wanted`` (without repeats).
 
     Raises:
         TruncatedVideo: the file lacks what its container promises.
@@ -107,9 +109,9 @@ class Decoded(Generic[S]):
 
     Attributes:
         sink: the sink.
-        seconds: float64 (n,), times of the video's n frames on the container's own clock; from the nominal rate if the
-            container has no usable times.
-        is_sparse: only runs of packets were decoded, not the whole video.
+        seconds: float64 (n,), presentation times of all n frames, on the container's clock. They follow from the
+            nominal frame rate if the container has no usable times.
+        is_sparse: whether only runs of packets were decoded, not the whole video.
     """
 
     sink: S
@@ -118,13 +120,13 @@ class Decoded(Generic[S]):
 
 
 def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_order: bool = False) -> Decoded[S]:
-    """Give a sink the frames that it wants.
+    """Decode a video until a sink has all frames that it wants.
 
     Args:
-        opened: the video, from which only ``table`` was read so far. It may be closed, to be opened again.
-        table: its packets.
-        sink_of: makes the sink, for each attempt another.
-        in_order: the sink takes frames in presentation order only, and needs their times before.
+        opened: the video, from which nothing but ``table`` was read so far. It may be closed and opened again.
+        table: the packets of the video.
+        sink_of: makes a new sink for every attempt at decoding.
+        in_order: give the sink its frames in presentation order only, and the times of all frames beforehand.
 
     Raises:
         VideoError: the file is truncated, corrupt or refused, or its frames come in another order.
@@ -145,7 +147,11 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
 
 
 def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: Sink, in_order: bool) -> bool:
-    """Return whether every wanted frame turned up whole; otherwise the sink is incomplete and must be discarded."""
+    """Decode the runs of ``plan`` into ``sink``.
+
+    Returns:
+        Whether the sink has received every wanted frame, undamaged. If not, it must be discarded.
+    """
     if table.is_closed[[start for start, _ in plan.runs]].all():
         source.be_strict()
     context, cursor = source.stream.codec_context, _PacketCursor(source, table)
@@ -174,7 +180,7 @@ def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: S
 
 @dataclass
 class _Taker:
-    """Hands frames on by their times; ``place_of`` holds those that are wanted and still to come."""
+    """Passes decoded frames to a sink; ``place_of`` maps the pts of the frames still wanted to their indices."""
 
     sink: Sink
     place_of: dict[int, int]
@@ -240,9 +246,9 @@ class _PacketCursor:
 
 
 def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: bool) -> Decoded[S]:
-    """Decode the whole video, trusting that it has as many frames as its packets promise; if not, decode it again.
+    """Decode the whole video; a second time if it has another number of frames than its packets promise.
 
-    A sink that needs the times of all frames before is given frames in the second pass only.
+    With ``in_order`` the first pass only collects the times, and the sink receives frames in the second pass.
     """
     times: list[int | None] = []
     sink: S | None = None
@@ -316,16 +322,24 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
 
 
 def _is_a_join(source: VideoSource, table: FrameTable, number: int) -> bool:
-    """Whether a packet was flagged only because two MPEG-TS recordings were joined: their counters do not continue."""
+    """Return whether a packet was flagged as corrupt only because two MPEG-TS recordings were joined there.
+
+    Their packet counters do not continue, which ffmpeg takes for a loss.
+    """
     return source.container_name == "mpegts" and bool(table.is_key[number + 1 : number + 1 + _PACKETS_TO_JOIN].any())
 
 
 def _order_and_seconds(source: VideoSource, times: list[int | None], table: FrameTable) -> tuple[IntArray, Seconds]:
-    """Order the frames that a decoder put out at ``times``.
+    """Sort decoded frames into presentation order.
+
+    Args:
+        source: the video.
+        times: pts of the n frames in the order in which the decoder put them out; None where unknown.
+        table: the packets of the video.
 
     Returns:
-        int64 (n,), for each place in the presentation the number of the frame as decoded, and float64 (n,), the time of
-        each place in seconds, ascending; by the nominal rate where ``times`` make no sense.
+        int64 (n,), indices into ``times`` in presentation order, and float64 (n,), ascending presentation times in
+        seconds. Without usable ``times`` the order stays and the nominal frame rate gives the seconds.
     """
     stream = source.stream
     pts = np.array([time for time in times if time is not None], np.int64)

@@ -1,4 +1,4 @@
-"""Describe a video file: its stream, its frames and how its packets are distributed."""
+"""Measure facts about a video file: format, size, number of frames, rate, and statistics of its packets."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ _MAX_SECONDS = 1_000_000  # eleven days: a file that claims more has damaged tim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacketFacts:
-    """How a video was encoded, as its packets show; None where they do not.
+    """Statistics of a video's packets, which show how it was encoded. A value is None where it cannot be computed.
 
     Attributes:
         packet_bytes_mean, packet_bytes_std: mean and standard deviation of the packets' sizes.
@@ -29,7 +29,8 @@ class PacketFacts:
         key_bytes_ratio: mean size of a keyframe over that of the other frames.
         key_distance_mean, key_distance_max: packets from one keyframe to the next; None with a single keyframe.
         reordered_share: share of packets shown before the one that is decoded before them (B-frames).
-        bits_per_second_std, bits_per_second_max: over the whole seconds of the presentation; None below two of them.
+        bits_per_second_std, bits_per_second_max: standard deviation and maximum of the bits shown in each full second;
+            None for fewer than two full seconds.
     """
 
     packet_bytes_mean: float | None = None
@@ -46,7 +47,12 @@ class PacketFacts:
 
 
 def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
-    """Return the facts of ``table``, which holds at least one packet; ``time_base`` is the unit of its times."""
+    """Compute the statistics of at least one packet.
+
+    Args:
+        table: the packets.
+        time_base: seconds per unit of the packets' times; None if the times mean nothing.
+    """
     low, median, high = np.percentile(table.num_bytes, (10, 50, 90)).tolist()
     of_keys, of_others = table.num_bytes[table.is_key], table.num_bytes[~table.is_key]
     distances = np.diff(np.flatnonzero(table.is_key))
@@ -68,7 +74,10 @@ def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
 
 
 def _bits_of_whole_seconds(table: FrameTable, time_base: Fraction | None) -> Seconds:
-    """Return the bits shown in each second but the last, which is seldom a whole one; empty without times."""
+    """Return float64 (seconds,), the bits shown in each full second; empty without usable times.
+
+    The last second is left out, because it is seldom full.
+    """
     if table.doubt or time_base is None:
         return np.empty(0)
     seconds = seconds_of(table.pts - table.pts.min(), time_base).astype(np.int64)
@@ -79,7 +88,7 @@ def _bits_of_whole_seconds(table: FrameTable, time_base: Fraction | None) -> Sec
 
 @dataclass(frozen=True, slots=True)
 class VideoProbe(PacketFacts):
-    """Facts about one video file, with those about its packets.
+    """Facts about one video file, in addition to the statistics of its packets.
 
     Attributes:
         codec: compression format, e.g. ``h264``, ``av1``.
@@ -87,11 +96,11 @@ class VideoProbe(PacketFacts):
         pixel_format: ffmpeg's name, e.g. ``yuv420p``.
         width, height: pixels as stored, before rotation.
         frames_per_second: average over the video; None for a single frame without a stated rate, and for pictures.
-        num_frames: counted, from the packets or, where they do not tell, by decoding.
-        duration_seconds: from the first frame's start to the last one's end; None where unknown.
+        num_frames: counted from the packets, or by decoding if packets do not identify the frames.
+        duration_seconds: from the start of the first frame to the end of the last frame; None where unknown.
         rotation_degrees: clockwise turn in {0, 90, 180, 270} for display.
-        has_audio: there is a sound track.
-        size_bytes: of the file, or of all pictures in a folder.
+        has_audio: whether there is a sound track.
+        size_bytes: size of the file, or of all pictures in a folder.
         bits_per_second: size over duration; None where the duration is unknown.
     """
 
@@ -110,7 +119,7 @@ class VideoProbe(PacketFacts):
 
 
 def probe_video(path: AnyPath) -> VideoProbe:
-    """Read all packets of ``path`` and decode its first frame; where the packets do not name the frames, decode all.
+    """Read all packets of ``path`` and decode its first frame, or all frames if packets do not identify them.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
@@ -123,7 +132,10 @@ def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]
 
     Args:
         path: a local file.
-        wanted: for each clip ``places_of`` and ``size`` as ``clip.decode_places`` takes them.
+        wanted: one tuple (``places_of``, ``size``) per clip, as ``clip.decode_places`` takes them.
+
+    Returns:
+        The facts, and one clip per entry of ``wanted``.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
