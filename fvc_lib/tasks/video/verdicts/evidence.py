@@ -1,14 +1,15 @@
 """Evidence on a judged file: its score over time, an occlusion map, and its provenance.
 
-The score over time judges every window of the whole video. ``video/decode/windows.py`` defines the windows.
+For the score over time the networks judge windows (short runs of frames) over the whole video;
+``video/decode/windows.py`` defines the windows.
 
-An occlusion map shows how much each part of a clip raises the networks' logit of fake. Replace one tile by the local
-mean of its frame; the drop of the logit is the tile's value (Zeiler and Fergus, "Visualizing and understanding
+An occlusion map shows how much each part of a clip raises the networks' logit of fake. One tile is replaced by the
+local mean of its frame; the drop of the logit is the tile's value (Zeiler and Fergus, "Visualizing and understanding
 convolutional networks", ECCV 2014). This works for any network. A map can look convincing and mean nothing, so it must
 pass a deletion check: deleting what it marks must lower the logit more than deleting the same shape elsewhere in the
 clip (after Petsiuk et al., "RISE", BMVC 2018).
 
-One file is in memory at a time. A part that fails leaves the others as they are.
+One file is in memory at a time. If one part of the evidence fails, the others are still made.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +66,7 @@ class WindowScores:
         scores: float64 (W, K), the calibrated probability of fake by each network.
         middles: uint8 (W, 3, H, W), the middle frame of each window without black bars.
         seconds: length of the video.
-        note: how the windows cover the video, a sentence.
+        note: a sentence on how much of the video the windows show.
     """
 
     begins: Floats
@@ -78,14 +79,15 @@ class WindowScores:
 
 @dataclass(frozen=True)
 class OcclusionMap:
-    """The parts of a clip that look fake.
+    """A map of the parts of one clip that raise the networks' logit of fake.
 
     Attributes:
         picture: uint8 (T, 3, H, W), the clip without black bars.
-        values: float32 (T, H, W) in [0, 1], constant within a tile; 0 where nothing speaks for fake.
-        top: the drop of the logit that 1 stands for.
-        p_value: of the deletion check, one-sided; None where there was nothing to check.
-        why_hidden: why the map must not be shown; empty: it passed.
+        values: float32 (T, H, W) in [0, 1], constant within a tile; 0 where deleting a tile does not lower the logit.
+            None if no map was made.
+        top: the largest drop of the logit by a tile; a value of 1 stands for it.
+        p_value: one-sided p-value of the deletion check; None if no map was made.
+        why_hidden: why the map must not be shown; empty if it passed the check.
     """
 
     picture: Pixels
@@ -100,12 +102,12 @@ class FileEvidence:
     """The evidence on one file; a part that failed or does not apply is None.
 
     Attributes:
-        clips: uint8 (N, T, 3, H, W), the frames that its score is of, without black bars.
+        clips: uint8 (N, T, 3, H, W), the clips that the file's score was computed from, without black bars.
         windows: the score over time.
-        occlusion: where it looks fake.
-        provenance: where it says it comes from.
-        notes: why parts do not apply, a sentence each.
-        failures: the errors of parts that failed; trying again may help.
+        occlusion: the map of the parts that raise the score.
+        provenance: what the file claims about its origin.
+        notes: sentences on why parts do not apply.
+        failures: the errors of parts that failed; another attempt may succeed.
     """
 
     clips: Pixels | None = None
@@ -122,14 +124,15 @@ def file_evidence(
     """Gather the evidence on one file.
 
     Args:
-        networks: that judged it.
-        known: the run's videos; one of them is judged by the fold that had not seen it.
-        row: of VERDICTS, with a score.
-        map_minutes: the most that a map may take; 0: no map.
-        tell: receives the part at work.
+        networks: the networks that judged the file.
+        known: the run's videos; a file among them is judged by the fold network that had not seen it.
+        row: the file's row of VERDICTS, with a score.
+        map_minutes: time limit for the occlusion map in minutes; 0: no map.
+        tell: called with the name of the current part, and how much of it is done.
 
     Raises:
-        MemoryError: and any other error that is no fault of the file.
+        MemoryError: memory is full. ``FvcError``, ``OSError``, ``ValueError`` and ``RuntimeError`` do not raise; they
+            are listed in ``failures``.
     """
     path, failures = path_from_text(row["path"]), list[str]()
 
@@ -166,12 +169,12 @@ def file_evidence(
 
 @contextmanager
 def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tuple[Windows, Pixels]]:
-    """Decode a whole video as the run decodes its clips, in a worker process.
+    """Decode a whole video in a worker process, as the run decodes its clips.
 
-    Yields the windows and their frames, uint8 (F, 3, S, S), which lie on the disk until the end.
+    Yields the windows, and their frames, uint8 (F, 3, S, S), as a file on the disk that is deleted at the end.
 
     Raises:
-        DataError: the video cannot be decoded within the limits, or has another content.
+        DataError: the video cannot be decoded within the limits, or its content is not ``content_sha256``.
         OSError: the frames cannot be written.
     """
     store, side = networks.store, networks.store.fixed_size
@@ -190,7 +193,7 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tup
 
 
 def _picture(found: Windows) -> tuple[Any, slice, slice]:
-    """Return the index of the picture in frames (..., S, S), without black bars."""
+    """Return the index that cuts the black bars off frames (..., S, S)."""
     left, top, width, height = found.content
     return ..., slice(top, top + height), slice(left, left + width)
 
@@ -202,10 +205,10 @@ def score_windows(
 
     Args:
         networks: of the run or bundle.
-        folds: K.
+        folds: numbers of the K folds whose networks judge.
         found: the windows, as ``decoded`` yields them.
-        frames: their frames.
-        tell: receives the number of windows done and their total.
+        frames: the frames of the windows, uint8 (F, 3, S, S).
+        tell: called with the number of windows done and their total.
     """
     stored, size = found.stored[found.num_clips :], networks.batch_size
     logits = np.empty((len(stored), len(folds)))
@@ -251,15 +254,15 @@ def occlusion_map(
     max_minutes: float = np.inf,
     tell: Tell = silent,
 ) -> OcclusionMap:
-    """Map the one of ``clips`` with the highest mean logit; deterministic.
+    """Return the occlusion map of the clip with the highest mean logit over networks; deterministic.
 
     Args:
         networks: of a run or bundle.
-        folds: whose networks' mean logit is explained.
+        folds: numbers of the folds; the map explains the mean logit of their networks.
         clips: uint8 (N, T, 3, S, S), as the networks see them.
-        picture: index of the picture in frames (..., S, S), without black bars.
-        max_minutes: no map is made where a timed batch shows that it would take longer.
-        tell: receives the number of forward passes done and their total.
+        picture: index that cuts the black bars off frames (..., S, S).
+        max_minutes: time limit; no map is made if a timed batch shows that it would take longer.
+        tell: called with the number of forward passes done and their total.
 
     Raises:
         FvcError: as ``Networks.logits``.
@@ -283,7 +286,7 @@ def occlusion_map(
     empty = _without_detail(seen, max(1, clip.shape[-1] // 8) // 2 * 2 + 1)
 
     def mean_logits(deleted: Sequence[npt.NDArray[np.bool_]]) -> Floats:
-        """Return the mean logit (M,) of the clip without the tiles of each mask (num_tiles,)."""
+        """Return the mean logit over networks, (M,), of the clip without the tiles of each of M masks (num_tiles,)."""
         nonlocal done
         logits = np.zeros(len(deleted))
         for fold in folds:
@@ -312,15 +315,19 @@ def occlusion_map(
 
 
 def _without_detail(picture: Pixels, side: int) -> Pixels:
-    """Return a picture, uint8 (T, 3, H, W), averaged over ``side`` pixels, which is odd, to fill deleted tiles."""
+    """Return the frames, uint8 (T, 3, H, W), blurred to fill deleted tiles.
+
+    Each pixel becomes the mean of a square of ``side`` (odd) pixels around it.
+    """
     means = F.avg_pool2d(torch.from_numpy(picture).float(), side, 1, side // 2, count_include_pad=False)
     return np.asarray(means.round().byte().numpy())
 
 
 def _deletion_check(mean_logits: Callable[[Sequence[npt.NDArray[np.bool_]]], Floats], drops: Floats) -> float:
-    """Return the p-value of a map by rank: how often deleting it elsewhere lowers the logit as much.
+    """Return the p-value of a map, by a rank test against ``PLACEMENTS`` moved copies of it.
 
-    Compare the area under the curve of the logit while a growing share of the clip is deleted. Ties count against.
+    Tiles are deleted in the order of their values. The statistic is the area under the curve of the logit over the
+    deleted share; a small area is good. The p-value is the share of maps, this one included, with no larger area.
     """
     counts = sorted({round(share * drops.size) for share in _SHARES})
     masks = [np.zeros(drops.size, bool), np.ones(drops.size, bool)]
@@ -334,9 +341,10 @@ def _deletion_check(mean_logits: Callable[[Sequence[npt.NDArray[np.bool_]]], Flo
 
 
 def _elsewhere(drops: Floats) -> Iterator[Floats]:
-    """Yield ``drops`` in ``PLACEMENTS`` other places: rolled along each axis, perhaps mirrored.
+    """Yield ``PLACEMENTS`` moved copies of ``drops``: rolled along each axis at random, and mirrored at random.
 
-    At most half of the fifth that ``drops`` marks most is marked again, as far as ``_TRIES`` draws find such places.
+    The fifth of the tiles with the highest values overlaps with that of ``drops`` by at most half, if ``_TRIES`` draws
+    find such a copy.
     """
     generator, size = np.random.default_rng(0), min(round(_MARKED * drops.size), int((drops > 0).sum()))
     marked = np.argsort(-drops.ravel(), kind="stable")[:size]

@@ -1,12 +1,14 @@
-"""Verdicts on any number of files: fake, real or undecided.
+"""Give verdicts on any number of files: fake, real or undecided.
 
-Fake or real is said where the other answer is unlikely at a stated rate, by the run's own out-of-fold scores
-(``metrics/abstention.py``); else undecided. Undecided, too, is a video whose codec, size, length or rate is beyond
-those of the run's videos, and every video where the run is not shown to be above its controls.
+The verdict is fake or real only if the run's out-of-fold scores show that the other answer is unlikely at a stated rate
+(``metrics/abstention.py``). Otherwise it is undecided. A video is also undecided if its codec, size, length or rate is
+outside the range of the run's videos. If the run is not shown to be above its controls (predictors that see no pixel or
+learned other labels), all videos are undecided.
 
-Files are looked at in blocks, so memory does not grow with their number. Each finding is appended to a journal at once:
-a call that was killed goes on with the same folder and scores nothing twice. The journal holds no verdicts, so another
-rule scores nothing again. Shards of the files (``find_out_shard``) have a journal each.
+Files are processed in blocks, so memory does not grow with their number. Each finding (the scores of a file) is
+appended to a journal at once. If a call is killed, another call with the same folder continues and scores no file
+twice. The journal holds no verdicts, so a call with another rule uses the same findings. Files can be split into shards
+(``find_out_shard``), each with its own journal.
 """
 
 import json
@@ -59,14 +61,18 @@ _COUNTED = {
 
 
 def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
-    """Return the files that ``named`` names, absolute, each once and in this order.
+    """Return the absolute paths of the files that ``named`` stands for, in its order and without duplicates.
 
-    A folder names all files below it with a suffix of the ``kind``; a table (CSV, TSV, Parquet) the files in its column
-    ``path``, relative to the table's folder; ``-`` the lines of standard input. Anything else is a file, whether it
-    exists or not.
+    An entry of ``named`` is one of these:
+
+    - a folder: all files below it with a suffix of ``kind``;
+    - a table (CSV, TSV, Parquet): the files in its column ``path``, relative to the table's folder;
+    - ``-``: the lines of standard input;
+    - anything else: a file, whether it exists or not.
 
     Raises:
-        UsageError: nothing is named, a folder without videos, a table without that column, or a name with a NUL byte.
+        UsageError: no file is named, a folder has no file of ``kind``, a table has no column ``path``, or a name has a
+            NUL byte.
     """
     files: dict[Path, None] = {}
     for text in named:
@@ -102,10 +108,12 @@ class Verdicts:
     Attributes:
         table: VERDICTS of the first ``_MOST_SHOWN`` files.
         counts: the number of ``fake``, ``real``, ``undecided``, ``no prediction`` and ``not read``.
-        num_resumed: files whose findings an earlier call had stored.
-        detector, rule: that judged.
-        limits: sentences.
-        files: the rows of all files, as CSV with reasons as one text, and as JSON lines with reasons as a list.
+        num_resumed: number of files whose findings an earlier call had stored.
+        detector: the detector that scored the files.
+        rule: the rule that gave the verdicts.
+        limits: sentences on what the verdicts do not show.
+        files: paths of two files with the rows of all videos: CSV, where reasons are one text, and JSON lines, where
+            they are a list.
     """
 
     table: pl.DataFrame
@@ -117,14 +125,14 @@ class Verdicts:
     files: tuple[Path, ...]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows of VERDICTS; one is in memory."""
+        """Yield the rows of VERDICTS of all files, read one at a time from the JSON lines."""
         with self.files[1].open(encoding="utf-8") as lines:
             for line in lines:
                 row: dict[str, Any] = json.loads(line)
                 yield row | {"reasons": "\n".join(row["reasons"])}
 
     def answer(self) -> str:
-        """Return the counts as one sentence."""
+        """Return the number of videos by verdict as one sentence."""
         number = sum(self.counts.values())
         parts = [
             f"{self.counts[word]:,} {text}"
@@ -144,16 +152,16 @@ def judge_files(
     file_seconds: float = 0.0,
     progress: Report = not_reported,
 ) -> Verdicts:
-    """Write a verdict on each of ``files``, in their order, to ``folder``.
+    """Judge all ``files``, and write their verdicts to ``folder`` in the order of ``files``.
 
     Args:
-        detector: of a run, ensemble or bundle.
-        files: absolute, each once.
-        rule: when an answer is given.
-        folder: of the tables and the journal; journals of shards are merged into it.
-        workers: processes that decode; 0: one per core.
-        file_seconds: time limit of a file; 0: a minute, and a second for each megabyte.
-        progress: called with the number of files done.
+        detector: the detector of a run, ensemble or bundle.
+        files: absolute paths without duplicates.
+        rule: the conditions under which a video is called fake or real.
+        folder: folder for the tables and the journal; journals of shards in it are merged first.
+        workers: number of processes that decode; 0: one per core.
+        file_seconds: time limit for a file; 0: one minute plus one second per megabyte.
+        progress: called with the number of files done and their total.
 
     Raises:
         FvcError: as ``VideoDetector.findings``.
@@ -195,9 +203,9 @@ def find_out_shard(
     file_seconds: float = 0.0,
     progress: Report = not_reported,
 ) -> None:
-    """Store the findings on the ``files`` of one ``shard``, such as ``3_of_16``, in ``folder``, for ``judge_files``.
+    """Score the ``files`` of one ``shard``, such as ``3_of_16``, and store the findings in ``folder``.
 
-    The other arguments, and errors, as of ``judge_files``.
+    ``judge_files`` with the same folder turns them into verdicts. Other arguments and errors are as in ``judge_files``.
     """
     find = partial(detector.findings, workers=workers, file_seconds=file_seconds)
     find_out(Journal(folder, detector.identity, Finding, shard=shard), files, find, progress)
@@ -219,7 +227,10 @@ def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
 def _table(
     detector: VideoDetector, findings: Sequence[Finding], answers_of_known: Mapping[str, str], rule: Rule
 ) -> pl.DataFrame:
-    """Return VERDICTS, in the order of ``findings``; ``answers_of_known``: at the stated rates, by content."""
+    """Return VERDICTS, in the order of ``findings``.
+
+    ``answers_of_known`` are the answers for the run's tested videos at the rule's error rates, by content SHA-256.
+    """
     known = detector.known
     new = [each for each in findings if each.logits and not each.is_known]
     answers = answers_to(np.array([each.logits for each in new]), known, rule) if new else []
@@ -245,7 +256,7 @@ def _table(
 def _of_known(
     video: Mapping[str, Any], logits: Sequence[float], answer: str, known: KnownVideos, rule: Rule
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return columns of VERDICTS for a video of the run, and the reasons."""
+    """Return the VERDICTS columns ``score probability verdict`` for a video of the run, and the reasons."""
     verdict, reasons = _concluded(answer, video["score"], known, rule)
     rate = known.base_rates[video["fold"] : video["fold"] + 1]
     stored = f"its score is that of the one network that had not seen it (fold {video['fold']})."
@@ -255,14 +266,22 @@ def _of_known(
 
 
 def answers_to(logits: FloatArray, known: KnownVideos, rule: Rule) -> list[str]:
-    """Return the answers at the stated rates to M new videos by K networks, log odds float64 (M, K)."""
+    """Return the answers for M new videos at the rule's error rates, from log odds by K networks, float64 (M, K)."""
     return known.answers_to(p_values(known.witnesses, logits), rule)
 
 
 def judged(
     logits: FloatArray, answer: str, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return columns of VERDICTS for a new video with calibrated log odds float64 (K,), and the reasons."""
+    """Return the score and verdict columns of VERDICTS for a new video, and the reasons.
+
+    Args:
+        logits: float64 (K,), calibrated log odds of fake by K networks.
+        answer: the answer at the rule's error rates (``answers_to``).
+        known: the run's videos.
+        rule: the conditions of a verdict.
+        unfamiliar: sentences on how the video is unlike the run's; any makes it undecided.
+    """
     scores = probabilities(logits, 1.0).tolist()
     score, probability = fmean(scores), at_prior(logits, known.judges_rates, rule.prior)
     verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
@@ -275,7 +294,7 @@ def judged(
 def _concluded(
     answer: str, score: float, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
-    """Return the verdict and the reasons; each of ``unfamiliar`` alone makes it undecided."""
+    """Return the verdict and its reasons; a single sentence in ``unfamiliar`` is enough to make it undecided."""
     against = [*([WITHHELD] if rule.withheld else []), *unfamiliar]
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")

@@ -1,6 +1,6 @@
-"""Look at one untrusted file that is to be judged, in a worker process: probe it and make its clip from one decoding.
+"""Probe one untrusted file that is to be judged, and make its clip, from a single decoding in a worker process.
 
-Every worker imports this module, so it imports no polars and no torch.
+Every worker imports this module, so it imports neither polars nor torch.
 """
 
 from pathlib import Path
@@ -21,14 +21,14 @@ from fvc_lib.video.decode.views import CropError, seen_of, wanted_of
 def look(item: dict[str, Any]) -> dict[str, Any]:
     """Probe the video at ``source`` as ``probe_file`` does, and decode its clip into ``target``.
 
-    Any trouble is left to ``probe_file`` and ``make_original``, one after the other, so its message is the usual one.
-    So are runs that re-encode every video first, whose clips are of another file.
+    If that fails, ``probe_file`` and then ``make_original`` are called instead, so error messages are the usual ones.
+    They are also called for runs that re-encode every video first, because the clips are then made from another file.
 
     Args:
         item: as for ``make_original``, without ``content_sha256``, ``seen`` and ``recipe``.
 
     Returns:
-        The result of ``probe_file``; where that has no ``reason``, with the result of ``make_original``.
+        The result of ``probe_file``. If ``make_original`` was called, its result is merged in.
     """
     view, path = View(**item["view"]), Path(item["source"])
     num_frames, side = item["num_frames"], item["fixed_size"]

@@ -1,8 +1,8 @@
-"""The provenance that a file claims: its signed C2PA manifest, and the metadata of its container.
+"""Read what a file claims about its origin: its signed C2PA manifest, and the metadata of its container.
 
 ``c2pa-python`` (extra ``verdicts``) reads the manifest and checks its signature. No list of trusted signers is used, so
-nobody vouches for the signer. Anybody can write container metadata, so nothing is concluded from it. A worker process
-reads the files, and nothing is fetched.
+the identity of the signer is not checked. Anybody can write container metadata, so nothing is concluded from it. A
+worker process reads the files, and nothing is fetched from the network.
 """
 
 import json
@@ -41,11 +41,11 @@ _INVALID = (
 
 @dataclass(frozen=True)
 class Provenance:
-    """The claims of a file about itself.
+    """What a file claims about its origin.
 
     Attributes:
-        sentences: on its signed manifest, or why there is none; claims only where the signature holds.
-        metadata: names and values of container and streams.
+        sentences: on its signed manifest, or why there is none. Claims are listed only if the signature is valid.
+        metadata: (name, value) pairs of container and streams.
     """
 
     sentences: tuple[str, ...]
@@ -53,7 +53,7 @@ class Provenance:
 
 
 def provenance_of(path: Path) -> Provenance:
-    """Read the provenance of ``path``; a file that cannot be read gives a sentence."""
+    """Return the provenance of ``path``. If the file cannot be read, a sentence in the result says why."""
     with closing(run_isolated(_FUNCTION, [str(path)], workers=1, timeout_seconds=_TIMEOUT_SECONDS)) as answers:
         answer = next(answers)
     if answer.failure:
@@ -64,7 +64,10 @@ def provenance_of(path: Path) -> Provenance:
 
 
 def manifest_sentences(store: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences on a manifest as c2pa-python reads it: signer, signature, and claims if the signature holds."""
+    """Yield sentences on the signer, the signature and, if it is valid, the claims.
+
+    ``store`` is the manifest store, as c2pa-python returns it.
+    """
     manifest = (store.get("manifests") or {}).get(store.get("active_manifest")) or {}
     signature = manifest.get("signature_info") or {}
     names = [_short(signature[each]) for each in ("common_name", "issuer") if signature.get(each)]
@@ -101,7 +104,10 @@ def _short(value: object) -> str:
 
 
 def read_file(path: str) -> tuple[Any, str, list[tuple[str, str]]]:
-    """Return the manifest of ``path`` as c2pa-python reads it, the problem without one, and the metadata; JSON."""
+    """Return the manifest store, the reason if there is none, and (name, value) metadata of the file ``path``.
+
+    All three are JSON values. The manifest is as c2pa-python returns it, the reason is empty if there is one.
+    """
     manifest, problem = None, ""
     try:
         manifest = _manifest(path)

@@ -1,10 +1,12 @@
-"""The rule by which a verdict is given, and its effect on the run's own out-of-fold scores.
+"""The rule that turns scores into verdicts, and its error rates on the run's out-of-fold scores.
 
-Fake or real is said where the other answer is unlikely at a stated rate (``metrics/abstention.py``); else undecided.
+The verdict is fake or real only if the other answer is unlikely at a stated rate (``metrics/abstention.py``). Otherwise
+it is undecided.
 
-No video is left to test the network of all groups. The rule therefore uses the folds' out-of-fold scores, which other
-networks gave. The videos that chose its epoch and temperature were not trained on and have out-of-fold scores as well,
-so both can be compared on them. That they chose makes it look a little better than it is.
+No video is left to test the network of all groups. For its verdicts the rule therefore uses the out-of-fold scores,
+which the folds' networks gave. The videos that chose its epoch and temperature were not trained on and have out-of-fold
+scores, so the two kinds of scores can be compared on them. Because these videos chose its epoch, the network looks a
+little better on them than it is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,13 +53,16 @@ TAKEN_OVER = (
 
 @dataclass(frozen=True)
 class Rule:
-    """The conditions of an answer.
+    """The conditions under which a video is called fake or real.
 
     Attributes:
-        called_fake, called_real: which share of the reals may be called fake, and of the fakes real; inside (0, 1).
-        point: an operating point on the run's out-of-fold scores, which an answer must agree with; None: no such point.
-        prior: share of fakes where the videos come from, for ``probability``; None: no such number.
-        withheld: no answer is given whatever the score, because the run is not shown to be above its controls.
+        called_fake: the share of reals that may be called fake, inside (0, 1).
+        called_real: the share of fakes that may be called real, inside (0, 1).
+        point: an operating point on the run's out-of-fold scores; an answer that disagrees with its threshold becomes
+            undecided. None: no such condition.
+        prior: share of fakes where the new videos come from, for the column ``probability``; None: no such column.
+        withheld: whether every video is undecided, because the run is not shown to be above its controls (predictors
+            that see no pixel or learned other labels).
     """
 
     called_fake: float
@@ -73,7 +78,10 @@ class Rule:
 
 
 def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *, withheld: bool = False) -> Rule:
-    """Return the rule for a user's words: ``decide_at`` is empty, ``fpr=0.01`` or ``cost=5:1``; ``prior`` 0 is none.
+    """Return the rule for a user's options.
+
+    ``decide_at`` is empty, or an operating point such as ``fpr=0.01`` or ``cost=5:1``. ``prior`` 0 means none. With
+    ``fpr`` that rate replaces ``error_rate`` for reals called fake.
 
     Raises:
         UsageError: a rate outside (0, 1), or another operating point.
@@ -94,12 +102,13 @@ class KnownVideos:
     """A run's videos with the scores of networks that had not seen them.
 
     Attributes:
-        rows: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature final_logit`` of
-            all; the last five null where no score is stored. Of a run the columns of INDEX as well. ``final_logit`` is
-            the calibrated log odds by the network of all groups, of the videos that chose its epoch.
+        rows: one row per video: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature
+            final_logit``. The last five are null where no score is stored. For a run also the other columns of INDEX.
+            ``final_logit`` is the calibrated log odds by the network of all groups, only for videos that chose its
+            epoch.
         tested: the rows with a score, in the order of ``witnesses``.
-        base_rates: of each fold, the share of fakes at which its scores are probabilities; None: not known.
-        judges_rates: the same of each network that judges new videos.
+        base_rates: for each fold, the share of fakes at which its scores are probabilities; None: not known.
+        judges_rates: the same for each network that judges new videos.
     """
 
     def __init__(
@@ -121,7 +130,10 @@ class KnownVideos:
         *,
         final_temperature: float = 0.0,
     ) -> Self:
-        """Read those of a run or ensemble; with ``final_temperature`` log odds by its network of all groups, too."""
+        """Return the videos of a run or ensemble.
+
+        A ``final_temperature`` above 0 adds the log odds by the network of all groups, divided by that temperature.
+        """
         scores = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
         by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
         if final_temperature:
@@ -134,7 +146,7 @@ class KnownVideos:
 
     @classmethod
     def of_final(cls, run: RunPaths) -> Self:
-        """Read those of a run with a network of all groups.
+        """Return the videos of a run that has a network of all groups, with its log odds.
 
         Raises:
             UsageError: the run has no such network, or a fold is not finished.
@@ -144,14 +156,14 @@ class KnownVideos:
         return cls.of(run, sorted(folds.keys() - {FINAL}), final_temperature=folds[FINAL].temperature)
 
     def anonymous(self) -> pl.DataFrame:
-        """Return KNOWN_VIDEOS in an order by content, with numbers for groups."""
+        """Return KNOWN_VIDEOS without names: groups are numbered, and rows are sorted by content hash."""
         number = pl.col("group_id").rank("dense").cast(pl.String)
         rows = self.rows.with_columns(group_id="group_" + number).select(list(KNOWN_VIDEOS.columns))
         return rows.sort("content_sha256", "label", "fold")
 
     @cached_property
     def witnesses(self) -> Witnesses:
-        """The tested videos, on the scale logit / temperature."""
+        """The tested videos with known labels; their scores are logit / temperature."""
         labels, scores = self.tested.select(
             (pl.col("label") == FAKE).cast(pl.Int64), pl.col("logit") / pl.col("temperature")
         )
@@ -159,7 +171,7 @@ class KnownVideos:
 
     @cached_property
     def left_out(self) -> PValues:
-        """The p-values of each tested video against those of other groups."""
+        """The p-values of each tested video, computed from the tested videos of other groups."""
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def threshold(self, rule: Rule) -> float | None:
@@ -169,21 +181,21 @@ class KnownVideos:
         return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
 
     def telling(self, rule: Rule) -> frozenset[str]:
-        """Return the answers that the run's videos of their own class get more often than those of the other."""
+        """Return the answers that are right more often than wrong on the run's videos, by more than chance."""
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
 
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:
-        """Return the answers at the stated rates; an answer that tells nothing becomes undecided."""
+        """Return the answers at the rule's error rates; answers that are not in ``telling`` become undecided."""
         telling = self.telling(rule)
         return [answer if answer in telling else UNDECIDED for answer in p_values.answers(rule.rates)]
 
     def agreed(self, p_values: PValues, scores: FloatArray, rule: Rule) -> list[str]:
-        """Return ``answers_to``, undecided where the operating point says otherwise of the score."""
+        """Return ``answers_to``, but undecided where the threshold of the operating point gives another answer."""
         pairs, threshold = zip(self.answers_to(p_values, rule), scores.tolist(), strict=True), self.threshold(rule)
         return [agreeing(answer, score, threshold) for answer, score in pairs]
 
     def answers(self, rule: Rule) -> list[str]:
-        """Return the rule's answer to each tested video, set against videos of other groups alone."""
+        """Return the rule's answer to each tested video, from the scores of videos of other groups."""
         return self.agreed(self.left_out, self.tested["score"].to_numpy(), rule)
 
     def rates(self, rule: Rule) -> AbstentionRates:
@@ -192,7 +204,7 @@ class KnownVideos:
 
 
 def agreeing(answer: str, score: float, threshold: float | None) -> str:
-    """Return the answer if the threshold, if any, gives the same; else undecided."""
+    """Return ``answer`` if there is no threshold or it gives the same answer for ``score``; else undecided."""
     if threshold is None or answer == (FAKE if score >= threshold else REAL):
         return answer
     return UNDECIDED
@@ -204,7 +216,7 @@ def percent(share: float) -> str:
 
 
 def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
-    """Return sentences on the rule, its errors on the run's own videos, and the limits of so few groups."""
+    """Return sentences on the rule, its error rates on the run's videos, and which answers it can never give."""
     rates, telling = known.rates(rule), known.telling(rule)
     reals, fakes = rates.num_groups
     shares = [percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)]
@@ -254,9 +266,10 @@ def _prior_sentence(known: KnownVideos, prior: float) -> str:
 
 
 def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | None]:
-    """Return the highest score that is called real and the lowest that is called fake, where all networks agree.
+    """Return the highest score that is called real, and the lowest that is called fake.
 
-    None: never, as for any score where the rule is withheld.
+    Both assume that all networks give the same score. A bound is None if no score gets that answer, as for all scores
+    if the rule is withheld.
     """
     if rule.withheld:
         return None, None
@@ -268,19 +281,19 @@ def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | 
 
 
 def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: float | None) -> float | None:
-    """Return the mean probability of fake where the share ``prior`` of the videos are fakes.
+    """Return the mean over networks of the probability of fake, for a population with the share ``prior`` of fakes.
 
-    Between two populations that differ in how frequent fakes are alone, the odds of fake change by the ratio of the
-    prior odds, whatever the video: M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to
+    If two populations differ only in the share of fakes, the odds of fake of every video change by the ratio of the
+    prior odds: M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to
     new a priori probabilities", Neural Computation 14 (2002), equation 2.4.
 
     Args:
         logits: float64 (K,), calibrated log odds of fake by each network.
-        base_rates: K, the share of fakes at which each is calibrated.
-        prior: inside (0, 1); None: no probability.
+        base_rates: K shares of fakes at which the networks are calibrated.
+        prior: share of fakes, inside (0, 1), or None.
 
     Returns:
-        None without a prior, or where a base rate is not known.
+        The probability; None without a prior, or if a base rate is not known.
     """
     known = [rate for rate in base_rates if rate is not None]
     if prior is None or len(known) != len(logits):
@@ -292,10 +305,11 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
 
 
 def agreement_table(known: KnownVideos) -> pl.DataFrame:
-    """Compare it on the videos that chose its epoch, a row per label.
+    """Compare the network of all groups with the folds' networks, on the videos that chose its epoch.
 
-    Columns ``label videos groups this_network out_of_fold difference``; the last three are medians: of calibrated
-    probabilities of fake, and of the difference of log odds.
+    Returns one row per label with columns ``label videos groups this_network out_of_fold difference``. ``this_network``
+    and ``out_of_fold`` are medians of the calibrated probabilities of fake. ``difference`` is the median difference of
+    the log odds.
     """
     both = known.tested.drop_nulls("final_logit")
     return (
@@ -313,7 +327,10 @@ def agreement_table(known: KnownVideos) -> pl.DataFrame:
 
 
 def final_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
-    """Return the limits of its answers, and a comparison of its scores on the videos that chose its epoch."""
+    """Return sentences on the limits of the network of all groups.
+
+    The last one compares its scores with the out-of-fold scores, on the videos that chose its epoch.
+    """
     tested, all_of = known.tested, known.witnesses
     chosen = tested["final_logit"].is_not_null().to_numpy()
     if not chosen.any():

@@ -1,7 +1,7 @@
-"""Score video files by the networks of a finished training, decoded as the run decoded its own videos.
+"""Score video files with the networks of a finished run, decoded as the run decoded its videos.
 
-The code that makes training clips decodes the files in isolated processes. Clips lie on the disk until a batch is
-scored. The caller names the folds that judge a file: a fold's network must not judge a video of its training.
+Files are decoded in isolated processes, by the code that makes training clips. Clips are on the disk until a batch is
+scored. The caller names the folds whose networks judge a file: a network must not judge a video that trained it.
 """
 
 import logging
@@ -60,12 +60,13 @@ class FoldNetwork:
     """One fold's network, and how its logits become scores.
 
     Attributes:
-        trained: the network on the disk.
-        prior_logit: added to its logits, which are then divided by ``temperature``.
+        trained: the network as stored on the disk.
+        prior_logit: added to the network's output.
+        temperature: divisor of the sum.
         threshold: the lowest score of a video that is called fake.
-        base_rate: share of fakes at which its scores are probabilities, that of the inner validation videos; None: not
-            known, or they were of one class.
-        device: of its training; empty of a bundle.
+        base_rate: share of fakes at which the scores are probabilities: that of the inner validation videos. None if it
+            is not known, or these videos were of one class.
+        device: the device of the training; empty in a bundle.
     """
 
     trained: Trained
@@ -77,20 +78,21 @@ class FoldNetwork:
 
     @property
     def weights(self) -> str:
-        """Hex SHA-256 of its weights, as the training noted it."""
+        """Hex SHA-256 of the weights, as recorded by the training."""
         return self.trained.digest
 
 
 class Networks:
-    """The networks of a finished training of task video, each loaded when it is first needed.
+    """The networks of a finished run of task video; a network is loaded when it is first needed.
 
-    New videos are judged by those of all folds, or by the network of all groups (``FINAL``) alone where it is there.
+    New videos are judged by the networks of all folds. The network of all groups (``FINAL``)
+    judges alone if ``folds`` has it.
 
     Args:
-        name: of the run, for messages.
-        config: the run's.
-        folds: by number.
-        held: the most networks in memory at once; None: all.
+        name: name of the run, for messages.
+        config: parameters of the run.
+        folds: networks by number of the fold, or ``FINAL``.
+        held: the largest number of networks in memory at once; None: all.
     """
 
     def __init__(self, name: str, config: RunConfig, folds: Mapping[int, FoldNetwork], *, held: int | None = 1) -> None:
@@ -106,7 +108,7 @@ class Networks:
 
     @property
     def store(self) -> ClipStore:
-        """The run's settings of decoding; nothing is written to it."""
+        """The clip store of the run, for its decode settings; nothing is written to it."""
         return ClipStore.of(self.config)
 
     @property
@@ -116,12 +118,15 @@ class Networks:
 
     @property
     def base_rates(self) -> tuple[float | None, ...]:
-        """The base rate of each judge."""
+        """The base rates of the networks in ``judges``, in that order."""
         return tuple(self.folds[fold].base_rate for fold in self.judges)
 
     @cached_property
     def sees_order(self) -> bool:
-        """Whether a network's answer depends on the order of a clip's frames, as one that looks at motion."""
+        """Whether the logit depends on the order of a clip's frames, as for a network that looks at motion.
+
+        Tested with a random clip, the first network, and two other orders of the frames.
+        """
         if not self.sees_frames:
             return False
         clips = self.config.clips
@@ -132,13 +137,13 @@ class Networks:
         return bool(np.ptp(logits) > _SAME_LOGIT * max(1.0, float(np.abs(logits).max())))
 
     def logits(self, fold: int, clips: Pixels, features: list[Features] | None = None) -> Floats:
-        """Return the mean logit of each video, float64 (V,), at the training's share of fakes.
+        """Return the logit of each video, float64 (V,): the mean over its clips, with ``prior_logit`` added.
 
         Args:
-            fold: whose network judges.
-            clips: uint8 (V, N, T, 3, S, S), N clips of each video.
-            features: receives the inputs of the network's head from the same pass: float32 (V, F), the mean over time
-                and space and over each video's clips. It receives nothing where these are not one row per clip.
+            fold: the fold whose network judges.
+            clips: uint8 (V, N, T, 3, S, S), N clips of each of V videos.
+            features: a list to which the inputs of the network's head are appended: float32 (V, F), the mean over time,
+                space and the clips of a video. Nothing is appended if the head does not get one row per clip.
 
         Raises:
             DataError: the network returns values that are not finite.
@@ -155,9 +160,10 @@ class Networks:
         return np.asarray(values + self.folds[fold].prior_logit)
 
     def raw_logits(self, network: nn.Module, clips: Pixels, inputs: list[Tensor] | None = None) -> Floats:
-        """Return the output of ``network`` for clips uint8 (N, T, 3, S, S): float64 (N,), to the bit as of each alone.
+        """Return the output of ``network`` for N clips, uint8 (N, T, 3, S, S), as float64 (N,).
 
-        ``inputs`` receives the inputs of the network's head, float32 (N, F), in parts.
+        The output for a clip does not depend on the other clips, to the bit. The inputs of the network's head are
+        appended to ``inputs``, float32 (B, F) for every batch of B clips.
         """
         flat, logits, given = torch.from_numpy(np.ascontiguousarray(clips)), list[Tensor](), list[Tensor]()
         device, done = self.compute.device, 0
@@ -185,16 +191,16 @@ class Networks:
         return np.asarray(torch.cat(logits).numpy())
 
     def score(self, fold: int, logit: float) -> float:
-        """Return the calibrated probability of fake."""
+        """Return the calibrated probability of fake for ``logit``, by the temperature of ``fold``."""
         return float(probabilities(np.array([logit]), self.folds[fold].temperature)[0])
 
     def check(self) -> None:
-        """Load every network once; raise as ``Trained.built``."""
+        """Load every network once, to raise the errors of ``Trained.built`` before any file is decoded."""
         for fold in self.folds:
             self.network(fold) if self.sees_frames else self.fitted(fold)
 
     def fitted(self, fold: int) -> FittedModel:
-        """Return the model of ``fold`` on forensic features; raise as ``Trained.state``."""
+        """Return the fitted model of ``fold`` on features; raises as ``Trained.state`` and ``fitted_model``."""
         if fold not in self._fitted:
             trained = self.folds[fold].trained
             self._fitted[fold] = fitted_model(trained.weights, trained.state(), self.config)
@@ -228,7 +234,10 @@ class Networks:
 
 
 def _pooled(inputs: Tensor) -> Tensor:
-    """Return the inputs of a head, (B, F), (B, T, F) or (B, F, ...), averaged to float32 (B, F) on the CPU."""
+    """Return the inputs of a head as float32 (B, F) on the CPU.
+
+    They have shape (B, F), (B, T, F) or (B, F, ...), and are averaged over all dimensions but B and F.
+    """
     features = inputs.detach().float()
     if features.ndim == 3:
         features = features.mean(1)
@@ -236,14 +245,20 @@ def _pooled(inputs: Tensor) -> Tensor:
 
 
 def name_of(fold: int) -> str:
-    """Return ``fold 2``, or the name of ``FINAL``."""
+    """Return the name of a fold for messages, such as ``fold 2``; ``the network of all groups`` for ``FINAL``."""
     return "the network of all groups" if fold == FINAL else f"fold {fold}"
 
 
 def networks_of_run(
     paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1, final: bool = False
 ) -> Networks:
-    """Return the networks of a run's ``folds`` (None: all); with ``final`` the network of all groups, too.
+    """Return the networks of a run.
+
+    Args:
+        paths: the run.
+        folds: numbers of the folds; None: all.
+        held: the largest number of networks in memory at once; None: all.
+        final: whether to add the network of all groups, which then judges new videos alone.
 
     Raises:
         UsageError: the run is of another task, or one of its trainings is not finished.
@@ -264,7 +279,11 @@ def networks_of_run(
 
 
 def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
-    """Return the network of one finished training; raise ``UsageError`` where it is not finished."""
+    """Return the network of ``fold``, or of all groups for ``FINAL``.
+
+    Raises:
+        UsageError: its training is not finished.
+    """
     file, folder, stage, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), "04", list[str]()
     if fold == FINAL:
         file, folder = paths.stage_outcome(FINAL_TRAINING), paths.stage_training(FINAL_TRAINING)
@@ -289,10 +308,10 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
-    """Return the number, at least 1, that divides the log odds of the network of all groups.
+    """Return the number, at least 1, by which the log odds of the network of all groups are divided.
 
-    It makes that network no surer than the folds': over the videos that chose its epoch the median size of its log odds
-    is at most that of their out-of-fold log odds. Its own temperature was fitted on few videos that it knows well.
+    Its temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large. The
+    divisor is the median absolute value of its log odds on these videos over that of their out-of-fold log odds.
 
     Raises:
         UsageError: none of these videos has an out-of-fold score.
@@ -315,14 +334,14 @@ def held_back(paths: RunPaths, folds: Collection[int]) -> float:
 
 @dataclass(frozen=True)
 class FileScores:
-    """The logits of a file by fold, or the ``failure`` that prevented them.
+    """The logits of a file, or the ``failure`` that prevented them.
 
     Attributes:
-        position: of the file in the list.
-        logits: the mean over its clips, at the training's share of fakes.
-        features: the inputs of each network's head, float32 (F,), where known.
-        failure: empty where it was scored.
-        lasts: whether another attempt would fail the same; False after a crash or a timeout.
+        position: index of the file in the list.
+        logits: by fold, the mean logit over the file's clips, with ``prior_logit`` added.
+        features: by fold, the inputs of the network's head, float32 (F,); empty if not asked for or not available.
+        failure: why the file has no logits; empty if it was scored.
+        lasts: whether another attempt would fail in the same way; False after a crash or a timeout.
     """
 
     position: int
@@ -335,15 +354,15 @@ class FileScores:
 def score_files(
     networks: Networks, files: Sequence[FileToScore], *, workers: int = 0, stop: Callable[[], bool] = lambda: False
 ) -> Generator[FileScores]:
-    """Decode and score ``files``; yield each as soon as it is known, in any order.
+    """Decode and score ``files``; yield the result of a file as soon as it is known, in any order.
 
-    Put files of one fold together: its network is then loaded once.
+    Sort ``files`` by fold, so that the network of a fold is loaded only once.
 
     Args:
-        networks: of the run or bundle.
-        files: N.
-        workers: processes that decode; 0: one per core.
-        stop: asked between batches.
+        networks: the networks of a run or bundle.
+        files: the files, with the folds that judge them.
+        workers: number of processes that decode; 0: one per core.
+        stop: called after every decoded file; returns True to stop.
 
     Raises:
         StoppedError: ``stop`` returned True.
@@ -380,11 +399,11 @@ def score_clips(
     """Yield the scores of decoded ``files``, by their position in ``clips``; their clips are deleted.
 
     Args:
-        networks: of the run or bundle.
-        files: by position.
-        clips: file of each position.
+        networks: the networks of a run or bundle.
+        files: the files by position.
+        clips: clip files; ``clips[position]`` belongs to the file at that position.
         seen: called with the position and the clips of each file, uint8 (N, T, 3, S, S), before it is judged.
-        features: whether to return the inputs of the heads.
+        features: whether to return the inputs of the networks' heads.
     """
     positions, shape, number = list(files), networks.store.shape, networks.config.clips_per_video
     videos = np.empty((len(files), number, shape[0] // number, *shape[1:]), np.uint8)
@@ -408,7 +427,11 @@ def score_clips(
 
 
 def _score_features(networks: Networks, files: Mapping[int, FileToScore]) -> Iterator[FileScores]:
-    """Measure the forensic features of ``files`` and judge by them; raise as ``score_files``."""
+    """Measure the forensic features of ``files``, and yield the scores of the models on them.
+
+    Raises:
+        UsageError: a file is to be re-encoded first, which only networks support.
+    """
     if any(file.recipe for file in files.values()):
         raise UsageError(f"{networks.name}: its model sees features; only networks score disturbed videos.")
     positions, todo = list(files), [(file.path, file.content_sha256) for file in files.values()]

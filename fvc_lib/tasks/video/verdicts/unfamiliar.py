@@ -1,15 +1,17 @@
-"""Find videos that a run's own videos say nothing about.
+"""Find new videos to which the results on a run's videos do not apply.
 
-Such are codecs, sizes, lengths and rates beyond theirs, clips that show nothing, copies of them, and videos with other
-features. A network's features are the inputs of its head. A new video is compared with each fold's test videos, which
-that network had not seen. Each dimension is brought to mean 0 and deviation 1; the distance of a video is the mean
-Euclidean one to its nearest neighbours of other groups (as in Sun et al., "Out-of-Distribution Detection with Deep
-Nearest Neighbors", 2022, but over ranks). Its quantile is that of a cross-conformal test (``metrics/abstention``): of
-videos from where the run's videos come from at most about a share p has a quantile of p or less. Videos of one group
-are no independent witnesses, so each group has one vote, and few groups cannot show that anything is unlike them.
+These are videos with codecs, sizes, lengths or rates outside the range of the run's videos, clips that show nothing,
+copies of the run's videos, and videos with unlike features.
 
-For the network of all groups the known features are those of the videos that chose its epoch, which it was not trained
-on.
+A network's features are the inputs of its head. A new video is compared with each fold's test videos, which the fold's
+network had not seen. Every dimension is scaled to mean 0 and standard deviation 1. The distance of a video is the mean
+Euclidean distance to its five nearest neighbours; a test video has neighbours of other groups only (as in Sun et al.,
+"Out-of-Distribution Detection with Deep Nearest Neighbors", 2022, but over ranks). The quantile of a new video is the
+share of the run's videos with at least its distance. It is that of a cross-conformal test (``metrics/abstention``): of
+videos from the same source as the run's, at most about a share p has a quantile of p or less. Videos of one group are
+not independent, so every group has one vote, and with few groups no video can be called unlike them.
+
+For the network of all groups, new videos are compared with those that chose its epoch, which it was not trained on.
 """
 
 import logging
@@ -57,7 +59,10 @@ FAMILIARITY = (
 
 
 class NumberRange(Strict):
-    """A number's 1st and 99th percentile over videos (null: of none known), and of how many it is not known."""
+    """The range of a number over videos: its 1st percentile ``low`` and 99th percentile ``high``.
+
+    Both are null if it is known for no video. ``num_unknown`` is the number of videos for which it is not known.
+    """
 
     num_unknown: _Count
     low: _Number | None
@@ -73,10 +78,13 @@ class TrainingRanges(Strict):
     duration_seconds: NumberRange
     frames_per_second: NumberRange
     bits_per_second: NumberRange
-    share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # of these very videos
+    share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the run's videos, outside these ranges
 
     def reasons(self, facts: Mapping[str, Any]) -> list[str]:
-        """Return one sentence on how a video is outside, or none; ``facts``: of its probe, named as in INDEX."""
+        """Return one sentence on how a video is outside the ranges; an empty list if it is inside.
+
+        ``facts`` are the values of the video's probe, named as in INDEX.
+        """
         odd, unknown = list[str](), list[str]()
         if facts["codec"] not in self.codec:
             odd.append(f"codec {facts['codec']} ({', '.join(sorted(self.codec))})")
@@ -95,7 +103,7 @@ class TrainingRanges(Strict):
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
-    """Return the ranges of videos (INDEX); percentiles are values of videos."""
+    """Return the codecs and ranges of the videos in ``index`` (INDEX); percentiles are not interpolated."""
     videos = index.with_columns(
         shorter_side_pixels=pl.min_horizontal("width", "height"),
         longer_side_pixels=pl.max_horizontal("width", "height"),
@@ -130,12 +138,15 @@ def is_black(clips: npt.NDArray[np.uint8]) -> bool:
 
 
 def is_frozen(clips: npt.NDArray[np.uint8]) -> bool:
-    """Return whether no cell changes between the frames of ``clips``, uint8 (N, T, 3, H, W)."""
+    """Return whether no cell of the picture changes over all frames of ``clips``, uint8 (N, T, 3, H, W)."""
     return bool(np.ptp(_cells(clips), axis=0).max() < _FROZEN)
 
 
 def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
-    """Return means of luma (BT.601) over a grid, float64 (N * T, G, G) in grey levels; G is smaller for tiny frames."""
+    """Return the mean luma (BT.601) of each cell of a G x G grid, float64 (N * T, G, G), 0 to 255.
+
+    G is ``_GRID``, or the number of pixels per side if that is smaller.
+    """
     cells = np.tensordot(clips.reshape(-1, *clips.shape[2:]), np.array([0.299, 0.587, 0.114]), (1, 0))
     for axis in (1, 2):
         parts = np.array_split(cells, min(_GRID, cells.shape[axis]), axis)
@@ -147,7 +158,7 @@ def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
 
 
 class KnownFootage:
-    """The run's videos by their perceptual hashes, None where there is none, to look for copies of them."""
+    """The perceptual hashes of the run's videos (None if missing), to find copies of them among new videos."""
 
     def __init__(self, hashes: Sequence[str | None], max_bits: int) -> None:
         self._max_bits, self._hashes = max_bits, hashes
@@ -155,9 +166,9 @@ class KnownFootage:
         self._table = parse_hashes([text for text in hashes if text is not None and max_bits])[0]
 
     def copied(self, new: str | None) -> list[int]:
-        """Return the places of the videos that show the same footage as a new video; none for 0 bits.
+        """Return the indices into ``hashes`` of the videos that show the same footage as a video with hash ``new``.
 
-        A real and a fake made of it may both be found.
+        Both a real and a fake made from it may be among them. Empty if ``new`` is None or ``max_bits`` is 0.
         """
         if new is None or not self._table.size:
             return []
@@ -180,11 +191,11 @@ UNKNOWN = (
 
 @dataclass(frozen=True)
 class FoldReference:
-    """Test videos of one fold.
+    """The features of one fold's test videos, with which new videos are compared.
 
     Attributes:
-        features: float32 (N, F), by the network of the fold.
-        groups: int64 (N,), the same number for the same group in all folds.
+        features: float32 (N, F), computed by the network of the fold.
+        groups: int64 (N,), the number of each video's group; a group has the same number in all folds.
     """
 
     features: Features
@@ -192,11 +203,16 @@ class FoldReference:
 
     @cached_property
     def own(self) -> Floats:
-        """The distance of each video to those of other groups, float64 (N,); infinite without any."""
+        """The distance of each video to videos of other groups, float64 (N,); infinite if there is no other group."""
         return self.distances(self.features, self.groups[:, None] == self.groups)
 
     def distances(self, features: Features, ignored: npt.NDArray[np.bool_] | None = None) -> Floats:
-        """Return the distances of videos, float64 (M,), of features (M, F); ``ignored`` (M, N): not of these."""
+        """Return the mean distance of each of M videos to its nearest neighbours here, float64 (M,).
+
+        Args:
+            features: float32 (M, F).
+            ignored: bool (M, N), True for neighbours that do not count; None: all count.
+        """
         values = self.features.astype(np.float64)
         deviation = values.std(0)
         deviation[deviation == 0] = 1.0
@@ -209,11 +225,11 @@ class FoldReference:
 
 
 class FeatureDistance:
-    """All folds' references.
+    """How far a new video's features are from those of the run's videos, over all folds.
 
     Attributes:
-        folds: by number.
-        num_groups: G, of all folds together.
+        folds: references by the fold's number.
+        num_groups: number of groups in all folds together.
     """
 
     def __init__(self, folds: Mapping[int, FoldReference]) -> None:
@@ -224,10 +240,13 @@ class FeatureDistance:
         self._too_few = f"{self.num_groups} groups are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed"
 
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
-        """Return the share of the run that is at least as far out as each new video, float64 (M,) in (0, 1].
+        """Return the quantile of each of M new videos, float64 (M,) in (0, 1].
+
+        It is the share of the run's groups that are at least as far from the others, with the new video counted as one
+        more group. A group's vote is divided equally among its videos.
 
         Args:
-            features: (M, F) of the same videos, by the network of each fold.
+            features: float32 (M, F) of the same M videos for each fold, by the fold's network.
 
         Raises:
             DataError: the features are not of these networks.
@@ -241,16 +260,16 @@ class FeatureDistance:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of everything that decides a quantile."""
+        """SHA-256 digest of the stored features and groups."""
         return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
 
     @property
     def tells(self) -> bool:
-        """Whether there are enough groups to call a video unlike them."""
+        """Whether the run has enough groups for any video to be called unlike them."""
         return 1 / (1 + self.num_groups) <= UNFAMILIAR_AT
 
     def is_unlike(self, quantile: float) -> bool:
-        """Return whether a quantile is rare among familiar videos; a rounded last digit decides nothing."""
+        """Return whether ``quantile`` is at most ``UNFAMILIAR_AT``, up to rounding."""
         return quantile <= UNFAMILIAR_AT * (1 + 1e-9)
 
     def limit(self) -> str:
@@ -269,13 +288,17 @@ class FeatureDistance:
         return f"Unfamiliar: its features are unlike those of the run's videos: {share} (this video counted)."
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """``fold_K`` and ``groups_K`` of each network, for a file."""
+        """Return the arrays to store in a file: ``fold_K`` (features) and ``groups_K`` for each fold K."""
         named = {f"fold_{fold}": each.features for fold, each in self.folds.items()}
         return named | {f"groups_{fold}": each.groups for fold, each in self.folds.items()}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
-        """Return the reference in ``arrays`` for these networks; raise ``ValueError`` for anything else."""
+        """Return the references stored in ``arrays`` (see the method ``arrays``).
+
+        Raises:
+            ValueError: ``arrays`` are not exactly those of ``folds``, or have a wrong shape, dtype or value.
+        """
         if set(arrays) != {f"{name}_{fold}" for fold in folds for name in ("fold", "groups")}:
             raise ValueError(f"got the arrays {', '.join(sorted(arrays)[:6])}, wanted two of each network")
         references = {fold: FoldReference(arrays[f"fold_{fold}"], arrays[f"groups_{fold}"]) for fold in sorted(folds)}
@@ -290,14 +313,15 @@ class FeatureDistance:
 
 
 def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
-    """Return the features of the run's tested videos, from the stored clips; None where clips or the head are missing.
+    """Return the features of the run's tested videos, computed from the stored clips or read from the cache.
 
-    At most ``MOST_VIDEOS`` videos are taken, whole groups in an order by their names. The features are cached.
+    At most ``MOST_VIDEOS`` videos are taken: whole groups, in an arbitrary but fixed order. Returns None if no video is
+    tested, a clip is missing, the model sees no frames, or the head does not get one row per clip.
 
     Args:
-        networks: of the run.
-        known: its videos.
-        tell: receives the progress.
+        networks: the networks of the run.
+        known: the run's videos.
+        tell: called with the progress.
 
     Raises:
         DataError: a stored clip is damaged.
