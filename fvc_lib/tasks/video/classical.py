@@ -85,7 +85,7 @@ class FeatureTable:
         return augmentation_index == 0 and video_id in self._values
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
-        """Return float64 (N, F) of ``rows``; NaN where missing."""
+        """Return the features of N ``rows``, float64 (N, F); NaN where missing."""
         return np.stack([self._values[row.video_id] for row in rows])
 
 
@@ -107,7 +107,7 @@ class EmbeddedClips:
         return tuple(f"{trunk}_{number}" for number, trunk in enumerate(self.families))
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
-        """Return float64 (N, F): the mean over the frames of a clip and over the clips of a video."""
+        """Return the features of N ``rows``, float64 (N, F): means over the frames and clips of a video."""
         number = self.config.clips_per_video
         clips = [(row.video_id, row.augmentation_index, clip) for row in rows for clip in range(number)]
         means = self.features.features(clips).numpy().astype(np.float64).mean(1)
@@ -233,7 +233,7 @@ def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, l
 
 
 def labels_of(rows: Sequence[ClipRow]) -> IntArray:
-    """Return int64 (N,): 1 is fake."""
+    """Return the labels of N ``rows``, int64 (N,): 0 is real, 1 is fake."""
     return np.array([row.label for row in rows])
 
 
@@ -300,7 +300,7 @@ def described_in(path: Path) -> dict[str, Any]:
     """Return the ``description`` in the file ``path``.
 
     Raises:
-        DamagedCheckpointError: its header cannot be read.
+        DamagedCheckpointError: the header of the file cannot be read.
     """
     try:
         with safetensors.safe_open(path, "numpy") as opened:
@@ -311,7 +311,7 @@ def described_in(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A fitted model on forensic features; ``names`` are the columns that it sees."""
+    """A fitted model on forensic features; ``names`` are the F feature columns that it expects, in order."""
 
     model: ClassicalModel
     arrays: Arrays

@@ -165,7 +165,7 @@ def metadata_only(
         if np.unique(is_fake[~test]).size < 2 or not features.shape[1]:
             continue  # there is nothing to learn but the prior
         model = _boosting(int((~test).sum()), len(categories), rounds)
-        # On so few rows threads take a hundred times longer than one, where other processes want the cores as well.
+        # On so few rows many threads take a hundred times longer than one if other processes use the cores as well.
         with threadpool_limits(1, user_api="openmp"):
             model.fit(features[~test], is_fake[~test])
             scores[test] = model.predict_proba(features[test])[:, 1]
@@ -216,7 +216,7 @@ def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> p
     judged = run.with_columns(label="control_label")
     if trainings is None:
         return _scored(judged, run["control_score"].to_numpy())
-    # Shuffling keeps the share of fakes that each was trained on, to a group.
+    # Shuffling keeps the share of fakes in a training part, up to one group.
     priors = {n: (rows.filter(pl.col("fold") != n)["label"] == "fake").mean() for n, rows in enumerate(trainings)}
     return judged.select(*SCORED_COLUMNS[:4], score="control_score", threshold=pl.col("fold").replace_strict(priors))
 

@@ -28,7 +28,7 @@ from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, note_use
 
 _logger = logging.getLogger(__name__)
-STREAM_BUFFER = 1000  # clips among which the next one of a stream is drawn
+STREAM_BUFFER = 1000  # number of read clips among which the next sample of a stream is drawn
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
         rows = TrainingRows(table)
     else:
         rows = all_rows(table) if fold is None else training_rows(table, fold)
-    # Shuffle by group within each outer fold, so that other folds' labels tell nothing of this one's.
+    # Shuffle by group within an outer fold, so that labels of other folds reveal nothing about its labels.
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 

@@ -239,7 +239,7 @@ class VideoDetector(Predictor):
             place.parent.mkdir(exist_ok=True)
             write_bundle(member, place, f"# {member.name}\n\nA member of {self.name}: see README.md there.\n")
             members.append(stated.model_copy(update={"path": f"{MEMBERS}/{number}"}))
-        names = {member.detector: member.model for member in reversed(members)}  # without places of this machine
+        names = {member.detector: member.model for member in reversed(members)}  # without paths of this machine
         changed = {"members": members, "detectors": [names[place] for place in sorted(names)], "files": {}}
         return Section(ensemble=self.ensemble.model_copy(update=changed)).model_dump(mode="json")
 
@@ -285,7 +285,7 @@ class VideoDetector(Predictor):
 
     @property
     def is_above_control(self) -> bool:
-        """Whether the model is shown to be above its controls."""
+        """Whether the model is shown to be better than its controls."""
         return self.standing.standing == "above control"
 
     @cached_property
@@ -465,7 +465,7 @@ def known_sentence(video: Mapping[str, Any]) -> str:
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
     """Return a caution if the decoding code or library may differ from that of the run's videos; else nothing."""
-    if not networks.sees_frames:  # no clips; each fitted model names the code that measured
+    if not networks.sees_frames:  # no clips; a fitted model names the code that measured its features
         return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
     if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:

@@ -38,7 +38,7 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
             probe, (small, wanted) = probe_and_decode(path, [of_hash, wanted_of(path, num_frames, side, view)])
             answer, frames = probed(path, probe, small), seen_of(wanted, num_frames, side, view)[0]
             if item["crop"] == crop_code(view):  # afterwards: a user's file may be edited at any time
-                # Not synchronised, as a clip that stays would be: this one is read at once and goes.
+                # Not synchronised to the disk, because this clip is read at once and then deleted.
                 with Path(item["target"]).open("wb") as stream:
                     stream.write(clip_header((len(frames), 3, *frames.shape[2:])))
                     stream.write(frames.data)

@@ -114,7 +114,7 @@ def read_file(path: str) -> tuple[Any, str, list[tuple[str, str]]]:
         problem = "" if manifest else _NO_MANIFEST
     except ImportError:
         problem = NO_LIBRARY
-    except Exception as error:  # noqa: BLE001 - a library of its own on a file that nobody vouches for
+    except Exception as error:  # noqa: BLE001 - a foreign library reads an untrusted file
         problem = f"Its signed manifest (C2PA) could not be read: {_short(error)}."
     return manifest, problem, [(_short(name), _short(value)) for name, value in _metadata(path)][:_MAX_METADATA]
 

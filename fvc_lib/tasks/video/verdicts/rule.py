@@ -73,7 +73,7 @@ class Rule:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """``called_fake`` and ``called_real``."""
+        """The error rates ``(called_fake, called_real)``."""
         return self.called_fake, self.called_real
 
 
@@ -175,13 +175,13 @@ class KnownVideos:
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def threshold(self, rule: Rule) -> float | None:
-        """Return the lowest score that the rule's operating point calls fake; None without one."""
+        """Return the lowest score that the rule's operating point calls fake; None if the rule has no such point."""
         if rule.point is None:
             return None
         return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
 
     def telling(self, rule: Rule) -> frozenset[str]:
-        """Return the answers that are right more often than wrong on the run's videos, by more than chance."""
+        """Return the answers (fake, real) that videos of that class get at a higher rate than others, beyond chance."""
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
 
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:

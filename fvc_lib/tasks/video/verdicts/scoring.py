@@ -113,7 +113,7 @@ class Networks:
 
     @property
     def judges(self) -> tuple[int, ...]:
-        """The folds whose networks judge new videos, or ``FINAL``."""
+        """Numbers of the folds whose networks judge new videos; ``(FINAL,)`` with a network of all groups."""
         return (FINAL,) if FINAL in self.folds else tuple(sorted(self.folds))
 
     @property

@@ -127,7 +127,7 @@ def _shown(value: float) -> str:
 _GRID = 16  # cells per side of a frame that are compared
 _BLACK = 20.0  # grey levels of 255: a black frame is darker than this on average, and
 _FLAT = 8.0  # no cell of it is further from the average
-_FROZEN = 1.0  # grey levels: a still changes less in every cell; a coarsely coded one may change more and is not named
+_FROZEN = 1.0  # grey levels: every cell of a still changes less; a coarsely coded still may change more and is missed
 
 
 def is_black(clips: npt.NDArray[np.uint8]) -> bool:
