@@ -1,8 +1,8 @@
-"""Leakage groups: connected components over everything that makes two videos the same footage.
+"""Make leakage groups: sets of videos that show the same footage and must not be divided by a split.
 
-Videos are linked by one stated group (an FVC cascade), one source id, one content, or near perceptual hashes. Split by
-row instead, an oracle that only recognises the cascade scores AUC 0.996 on FVC-2018; split by these groups it scores
-0.5.
+Two videos are linked by equal stated groups (such as an FVC cascade), equal source ids, equal content, or near
+perceptual hashes. A group is a connected component of these links. They matter: on FVC-2018, an oracle that only
+recognises the cascade scores AUC 0.996 if single videos are split, and 0.5 if these groups are split.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class Merge:
-    """One link between sets of videos that the label source keeps apart."""
+    """A link that joined two groups of videos which the label source states as different."""
 
     group_id: str  # the group they are in now
     why: _Why
@@ -39,14 +39,18 @@ class Merge:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Group ids in the order of the members, and the links that merged groups."""
+    """Result of ``join_groups``: the group id of each member, in their order, and the links that joined groups."""
 
     group_ids: tuple[str, ...]
     merges: tuple[Merge, ...]
 
 
 class Components:
-    """Connected components of ``count`` things: ``label``, int64 (count,), is equal for connected ones."""
+    """Connected components of ``count`` items, numbered from 0.
+
+    Attributes:
+        label: int64 (count,), equal for items that are connected.
+    """
 
     def __init__(self, count: int) -> None:
         self.label = np.arange(count)
@@ -60,7 +64,10 @@ class Components:
         return other
 
     def join(self, left: int, right: int) -> bool:
-        """Connect two things; return false if they are connected already. The smaller side is relabelled."""
+        """Connect two items; return False if they were connected already.
+
+        The smaller of the two components gets the label of the larger one.
+        """
         larger, smaller = int(self.label[left]), int(self.label[right])
         if larger == smaller:
             return False
@@ -82,10 +89,10 @@ def join_groups(
 ) -> Grouping:
     """Give every member the id of its connected component.
 
-    A component with exactly one stated group keeps that name. With several it is named after the first of them in
-    sorted order, as ``f138+3 more``. Without any it is ``video <first 16 hex of its smallest content hash>``, or
-    ``source <source id>`` where there is no content. Ids and merges do not depend on the order of the arguments.
-    Lacking a stated group joins nothing.
+    A component with one stated group has its name. One with several is named after the first in sorted order, such as
+    ``f138+3 more``. One without a stated group is called ``video <first 16 hex digits of its smallest content hash>``,
+    or ``source <source id>`` if a member has no content. Two videos are not joined because both lack a stated group.
+    Ids and merges do not depend on the order of the arguments.
 
     Args:
         members: the videos; files with one content are separate members.

@@ -1,10 +1,11 @@
-"""All pairs of 64-bit codes that differ in few bits, exactly, without comparing all.
+"""Find all pairs of 64-bit codes that differ in few bits, exactly, without comparing all pairs.
 
-Multi-index hashing (Norouzi, Punjani and Fleet 2012): codes that differ in few bits differ in even fewer bits of at
-least one of several blocks. So each block is looked up with every choice of that few bits flipped, and the whole code
-then decides. The number of codes decides how they are cut into blocks (``blocks_for``); a few hundred are all compared.
+Multi-index hashing (Norouzi, Punjani and Fleet 2012): codes are cut into blocks of bits. Two codes that differ in few
+bits differ in even fewer bits in at least one block. So the bits of a block (its key) are looked up with every choice
+of that few bits flipped. The entries with such a key are candidates, and their whole codes are compared. The number of
+codes decides how they are cut into blocks (``blocks_for``); a few hundred codes are all compared.
 
-Codes that thousands share in a block are compared as a matrix, and the caller may leave out some of these pairs.
+The queries and entries of a key that thousands share are compared as a matrix. The caller may skip some of these pairs.
 """
 
 import itertools
@@ -33,19 +34,22 @@ _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
 
 @dataclass(frozen=True)
 class Block:
-    """``size`` bits of a code from bit ``start`` on, of which at most ``radius`` may differ in a pair found by them."""
+    """``size`` bits of a code from bit ``start`` on. Pairs found by it differ in at most ``radius`` of them."""
 
     start: int
     size: int
     radius: int
 
     def keys(self, codes: Codes) -> Codes:
-        """Return the bits of each code as one small number."""
+        """Return the bits of this block in each code, as a number below ``2**size``; same shape as ``codes``."""
         return (codes >> np.uint64(self.start)) & np.uint64((1 << self.size) - 1)
 
 
 def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block, ...]:
-    """Return the blocks that find the pairs within ``max_bits`` in least time. One without bits: compare all."""
+    """Return the blocks by which pairs that differ in at most ``max_bits`` are found in the least estimated time.
+
+    A single block of size 0 means that all pairs are compared.
+    """
     ways: dict[tuple[Block, ...], float] = {(Block(0, 0, 0),): num_queries * num_entries * _COMPARED_NS + _STEP_NS}
     for number in range(2, _MOST_BLOCKS + 1):
         # Of each pair at least one block differs in at most its radius; blocks of radius -1 are not needed.
@@ -66,7 +70,7 @@ def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block
 
 
 def _width(num_entries: int, num_keys: int) -> int:
-    """Return a number of entries that nearly no key exceeds."""
+    """Return a number of entries that hardly any key has more of, if entries are spread evenly over the keys."""
     mean = num_entries / num_keys
     return math.ceil(1 + mean + math.sqrt(mean))
 
@@ -80,12 +84,12 @@ class Sorted:
     position: npt.NDArray[np.uint32]  # among the codes that were given
 
     def part(self, some: slice) -> "Sorted":
-        """Return some of them."""
+        """Return the codes in the slice ``some``."""
         return Sorted(self.codes[some], self.keys[some], self.position[some])
 
 
 def sorted_by(block: Block, codes: Codes) -> Sorted:
-    """Sort at most 2**32 codes by their keys in ``block``."""
+    """Return ``codes``, at most 2**32, sorted by their keys in ``block``."""
     # As one number key and position sort ten times as fast as by argsort.
     order = (block.keys(codes) << np.uint64(32)) | np.arange(len(codes), dtype=np.uint64)
     order.sort()
@@ -94,7 +98,10 @@ def sorted_by(block: Block, codes: Codes) -> Sorted:
 
 
 class BlockSearch:
-    """Look up at most 2**31 entries by the block ``number``; pairs that an earlier block finds are left out."""
+    """Search of queries among at most 2**31 entries, by block ``number`` of ``blocks``.
+
+    Pairs that an earlier block finds are left out, so all blocks together find each pair once.
+    """
 
     def __init__(self, entries: Codes, blocks: Sequence[Block], number: int, max_bits: int) -> None:
         self._block, self._earlier, self._max_bits = blocks[number], blocks[:number], max_bits
@@ -106,11 +113,11 @@ class BlockSearch:
         self._most_of_a_key = int(np.diff(self._starts).max())
 
     def pairs(self, queries: Sorted, choose: Choose | None = None) -> Iterator[tuple[Places, Places]]:
-        """Yield the positions (K,), (K,) of pairs within ``max_bits``, each once.
+        """Yield (query positions, entry positions), both (K,), of pairs that differ in at most ``max_bits``.
 
         Args:
-            queries: sorted by the same block.
-            choose: chooses among the pairs of keys that many queries and entries share; None: all that are near.
+            queries: codes sorted by the same block.
+            choose: chooses which pairs to yield where many queries and entries share a key; None: all near pairs.
         """
         _, start_of, times = np.unique(queries.keys, return_index=True, return_counts=True)
         has_large = self._most_of_a_key * int(times.max(initial=0)) >= _LARGE_PAIRS
@@ -130,11 +137,11 @@ class BlockSearch:
     def _one_by_one(
         self, queries: Codes, first: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
     ) -> Iterator[tuple[Places, Places]]:
-        """Yield places among the sorted of the near pairs of each query and its ``counts`` entries from ``first``.
+        """Yield (query indices, entry indices), both (K,), of the near pairs, as indices into the sorted codes.
 
-        Each query is compared with a fixed number of entries, its own and others that follow: copying neighbours and
-        sorting out the few near ones is faster than counting. Queries with more entries are compared with the next
-        ones, twice as many at a time.
+        Query i is compared with its candidates: ``counts[i]`` entries from ``first[i]`` on. For speed, all queries are
+        compared with the same number of entries at once, and pairs with entries beyond the candidates are dropped.
+        Queries with more candidates are compared with the next entries, twice as many in every round.
         """
         width, asked = min(_width(len(self._codes), len(self._starts) - 1), len(self._codes)), np.flatnonzero(counts)
         first, counts = first[asked], counts[asked]
@@ -170,7 +177,10 @@ class BlockSearch:
         return is_new
 
     def _in_matrix(self, queries: Sorted, some: slice, choose: Choose | None) -> Iterator[tuple[Places, Places]]:
-        """Yield the pairs of all ``queries`` and ``some`` entries, few rows at first: the caller learns from them."""
+        """Yield (query positions, entry positions), both (K,), of the near pairs of all queries and ``some`` entries.
+
+        The first matrices have few rows, so that ``choose`` can skip pairs that these have already connected.
+        """
         codes, entry = self._codes[some], self._position[some].astype(np.int64)
         query = queries.position.astype(np.int64)
         start, num_rows = 0, 1
@@ -196,7 +206,7 @@ def _all_near(query: Places, entry: Places, near: Callable[[Places], Flags]) -> 
 
 
 def _masks(block: Block) -> Iterator[np.uint32]:
-    """Yield all numbers of the block's size with at most its radius of bits set."""
+    """Yield all numbers of ``block.size`` bits of which at most ``block.radius`` are set."""
     for flipped in range(block.radius + 1):
         for chosen in itertools.combinations(range(block.size), flipped):
             yield np.uint32(sum(1 << bit for bit in chosen))

@@ -1,9 +1,10 @@
-"""Judges of pairs whose hashes are near: do two pictures show one photograph, two videos one footage?
+"""Decide whether two pictures show one photograph, or two videos one footage, after their hashes were found near.
 
-Pictures: 64 bits tell too little of a single picture, so the thumbnail of one is fitted by the other's window.
-Brightness and contrast are free, and so are small shifts and scales, for which its slopes stand in (one step of B. D.
-Lucas and T. Kanade, "An iterative image registration technique", IJCAI 1981). Colours, where both have any, must vary
-alike: a table seen from above has one luma and many cloths.
+Pictures: a hash of 64 bits is too little to recognise a single picture. So the thumbnail of one picture is fitted by a
+window of the other's thumbnail. Brightness and contrast may differ. Small shifts and scales may differ, too; they are
+fitted by the slopes of the thumbnail (one step of B. D. Lucas and T. Kanade, "An iterative image registration
+technique", IJCAI 1981). If both pictures are coloured, their colours must vary in the same way: tables seen from above
+may have equal luma and cloths of different colours.
 
 Measured with near_duplicate_bits 10 and 20 kinds of edits of 120 drawn dishes (JPEG quality 30 to 90, half to twice the
 size, brightness, contrast, saturation, grey, blur, crops of 2 to 10%, mirrors, a caption, a turn by a degree): 98.4% of
@@ -36,7 +37,12 @@ _RIGHT = np.array([right for _, right in perceptual_hash.WINDOWS])
 
 
 def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
-    """Return the Base64 thumbnail of a picture, uint8 (3, H, W) RGB, whose ``luma_grids`` is (160, 160)."""
+    """Return the thumbnail of a picture as Base64 text.
+
+    Args:
+        grid: the picture's luma on a grid, (160, 160) (``perceptual_hash.luma_grids``).
+        picture: RGB, uint8 (3, H, W).
+    """
     # Matrix products: ten times as fast as grid_average, and exact enough here.
     down, right = (_shares(np.linspace(0, side, COLOUR_SIDE + 1), side) for side in picture.shape[1:])
     rgb = down @ picture.astype(np.float32) @ right.T
@@ -49,10 +55,13 @@ def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
 
 
 class SamePictures:
-    """Judge pairs for ``near_duplicate_links`` by the texts of ``thumbnail_text``.
+    """Decide for ``near_duplicate_links`` whether pairs of pictures show one photograph, by their thumbnails.
+
+    Args:
+        thumbnails: N texts of ``thumbnail_text``.
 
     Raises:
-        ValueError: a text that is no thumbnail.
+        ValueError: a text is no thumbnail.
     """
 
     def __init__(self, thumbnails: Sequence[str]) -> None:
@@ -66,9 +75,15 @@ class SamePictures:
         self._colour = values[:, size:].reshape(-1, 2, COLOUR_SIDE, COLOUR_SIDE)
 
     def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
-        """Return (K,): whether ``one``, mirrored where ``mirror`` is not 0, shows the ``window`` of ``other``.
+        """Return whether picture ``one`` shows a window of picture ``other``, for K pairs, bool (K,).
 
-        Of two whole pictures either may explain the other, so their order does not matter.
+        If the window is the whole picture, the pair is also compared in the other order, and one match suffices.
+
+        Args:
+            one: (K,), numbers of pictures.
+            other: (K,), numbers of pictures.
+            window: (K,), numbers of windows of ``other`` (``perceptual_hash.WINDOWS``).
+            mirror: (K,), ``MIRROR_BITS`` where ``one`` is to be mirrored, else 0.
         """
         same = np.zeros(len(one), np.bool_)
         turned = mirror == perceptual_hash.MIRROR_BITS
@@ -90,7 +105,10 @@ class SamePictures:
 
 
 def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.float32]:
-    """Return the matrix of averages over the spans between ``borders``; each row sums to 1."""
+    """Return a matrix (spans, num_cells) that averages cells over the spans between ``borders``.
+
+    Borders are in cells; each row sums to 1.
+    """
     cells = np.arange(num_cells)
     overlap = (np.minimum(borders[1:, None], cells + 1) - np.maximum(borders[:-1, None], cells)).clip(0)
     shares: npt.NDArray[np.float32] = (overlap / overlap.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -98,7 +116,10 @@ def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.
 
 
 def span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
-    """Return the averages of a thumbnail's cells over a patch's cells, per span, (10, patch_side, side)."""
+    """Return matrices that cut each of the 10 spans out of ``side`` cells and average it to ``patch_side`` cells.
+
+    The result is (10, patch_side, side).
+    """
     borders = [
         side / perceptual_hash.STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in perceptual_hash.SPANS
     ]
@@ -112,7 +133,13 @@ _COLOUR_AVERAGES = span_averages(COLOUR_SIDE, _COLOUR_PATCH_SIDE)
 def patches(
     thumbnails: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32], window: Places | None = None
 ) -> _Patches:
-    """Cut a window of each thumbnail, (K, side, side) or (K, channels, side, side); the whole by default."""
+    """Return a window of each thumbnail, averaged to a patch.
+
+    Args:
+        thumbnails: (K, side, side) or (K, channels, side, side).
+        averages: result of ``span_averages``; decides the side of the patches.
+        window: (K,), numbers of windows; None: the whole thumbnails.
+    """
     window = np.zeros(len(thumbnails), np.int64) if window is None else window
     down, right = averages[_DOWN[window]], averages[_RIGHT[window]].transpose(0, 2, 1)
     if thumbnails.ndim == 4:
@@ -122,13 +149,16 @@ def patches(
 
 
 def mirrored_where(pictures: _Patches, is_mirrored: npt.NDArray[np.bool_]) -> _Patches:
-    """Mirror pictures (K, ..., side, side) left to right if ``is_mirrored`` (K,)."""
+    """Return ``pictures`` (K, ..., side, side), mirrored left to right where ``is_mirrored`` (K,) is true."""
     is_mirrored = is_mirrored.reshape(-1, *[1] * (pictures.ndim - 1))
     return np.where(is_mirrored, pictures[..., ::-1], pictures)
 
 
 def _colours_agree(one: _Patches, other: _Patches) -> npt.NDArray[np.bool_]:
-    """Return (K,): whether colours (K, 2, 6, 6) vary alike except white balance and saturation. Grey always agrees."""
+    """Return whether the colours (K, 2, 6, 6) of two pictures vary in the same way over the picture, bool (K,).
+
+    White balance and saturation may differ. A grey picture agrees with every picture.
+    """
     first, second = (values - values.mean(axis=(2, 3), keepdims=True) for values in (one, other))
     common = (first * second).mean(axis=(1, 2, 3))
     first, second = (np.square(values).mean(axis=(1, 2, 3)) for values in (first, second))
@@ -138,7 +168,10 @@ def _colours_agree(one: _Patches, other: _Patches) -> npt.NDArray[np.bool_]:
 
 
 def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
-    """Return (K,): share of the variance of ``one`` that a positive linear function of a shifted ``other`` explains."""
+    """Return how much of ``one`` a shifted and scaled ``other`` of other contrast explains, as share of variance, (K,).
+
+    The share is 0 if the best fit inverts the contrast, or if ``one`` is too plain.
+    """
     count = len(one)
     down, right = np.gradient(other, axis=1), np.gradient(other, axis=2)
     place = np.linspace(-1, 1, _PATCH_SIDE, dtype=np.float32)
@@ -184,10 +217,10 @@ _COLOUR_PLACES = span_averages(perceptual_hash.LOOK_COLOUR_SIDE, 5)
 
 
 class SameFootage:
-    """Judge pairs of videos by the looks of their frames.
+    """Decide whether pairs of videos show one footage, by the looks (tiny pictures) of their frames.
 
     Args:
-        looks: of N videos; videos without looks (zeros) agree with everything.
+        looks: looks of N videos, uint8 (N, T, 216); a video without looks (zeros) agrees with every video.
     """
 
     def __init__(self, looks: Looks) -> None:
@@ -203,10 +236,15 @@ class SameFootage:
     def agree(
         self, one: Places, other: Places, window: Places, mirror: Codes, view: TimeView, is_near: _Flags
     ) -> _Flags:
-        """Return (K,): whether ``one``, mirrored where ``mirror`` is not 0, shows the ``window`` of ``other``.
+        """Return whether video ``one`` shows a window of video ``other``, for K pairs, bool (K,).
 
-        ``view`` names the T pairs of frames to compare. ``is_near`` (K, T) marks those whose hashes agree, at least
-        one in each row.
+        Args:
+            one: (K,), numbers of videos.
+            other: (K,), numbers of videos.
+            window: (K,), numbers of windows of ``other`` (``perceptual_hash.WINDOWS``).
+            mirror: (K,), ``MIRROR_BITS`` where ``one`` is to be mirrored, else 0.
+            view: the T pairs of frame indices to compare.
+            is_near: (K, T), true for pairs of frames whose hashes agree. Only these are compared; every row has one.
         """
         same = np.ones(len(one), np.bool_)
         asked = np.flatnonzero(self._is_known[one] & self._is_known[other])
@@ -251,18 +289,28 @@ def _total(values: _Frames) -> _Values:
 
 
 def _ratio(part: _Values, whole: _Values) -> _Values:
-    """Return the ratio, 1 if there is nothing to compare. Rounding makes it independent of the order of sums."""
+    """Return ``part / whole``, (K,), or 1 where ``whole`` is nearly 0.
+
+    It is rounded, so that the order in which sums were added does not matter.
+    """
     return np.asarray(np.where(whole > 1e-6, part / np.maximum(whole, 1e-6), 1.0).round(6))
 
 
 def _share_off_median(luma: _Frames, is_near: _Flags) -> _Values:
-    """Return (K,): the share of a picture off its median, averaged over the near frames."""
+    """Return the share of a frame's cells that differ from the frame's median luma, (K,).
+
+    It is the mean over the frames that ``is_near`` marks.
+    """
     off = np.abs(luma - np.median(luma, axis=(3, 4), keepdims=True)) > _PLAIN_LEVELS
     return np.asarray((off.mean(axis=(2, 3, 4)) * is_near).sum(axis=1) / is_near.sum(axis=1))
 
 
 def _colours(first: _Frames, second: _Frames, used: _Frames) -> tuple[_Values, _Values]:
-    """Return (K,) each: mean cosine of the hues if both have one, and likeness of the saturations."""
+    """Return (hue, saturation): how similar the colours of two videos are, both (K,).
+
+    ``hue`` is the mean cosine between the colours of both, weighted by their strength; 1 if either is colourless.
+    ``saturation`` is near 1 for equal hue and equal strength, and lower the more the strengths differ.
+    """
     num_used = _total(used)
     shrunk = []
     for values in (first, second):
@@ -279,7 +327,10 @@ def _colours(first: _Frames, second: _Frames, used: _Frames) -> tuple[_Values, _
 
 
 def _motion_alike(luma: tuple[_Frames, _Frames], colour: tuple[_Frames, _Frames], used: _Frames) -> _Values:
-    """Return (K,): correlation of the deviations from the mean frame, in luma and colour; 1 if nothing moves."""
+    """Return how similarly two videos change over time, (K,), in luma and colour.
+
+    It is the correlation of the frames' deviations from the mean frame; 1 if neither video moves.
+    """
     num_used = used.sum(axis=1, keepdims=True)
     together = np.zeros(len(used))
     energy = [np.zeros(len(used)), np.zeros(len(used))]

@@ -1,10 +1,12 @@
-"""Pairs of videos that show the same footage, by their perceptual hashes.
+"""Find pairs of videos that show the same footage, by their perceptual hashes.
 
-Two videos do when one looks like a window of the other, the right way round or mirrored, in more than half of its
-frames. Frames at the same relative times are compared. If a fifth may have been cut off one video's start, end or both,
-the nearest sampled frames are compared. One frame from the middle must agree closely at the same relative time; it
-finds the candidates. First and last frames find none, so that thousands of videos with one title or closing card do not
-all become candidates. Where hashes come with looks (``likeness``), these can only take links away.
+Two videos show the same footage if one looks like a window (the whole picture or a part) of the other in more than half
+of its frames. It may be mirrored. Frames at the same relative times are compared. Because a fifth may have been cut off
+the start, the end or both ends of one video, the frames that are then nearest in time are compared as well.
+
+Candidates are pairs of videos that agree closely in a middle frame at the same relative time. First and last frames are
+not used for this: else thousands of videos with the same title card would all be candidates. If the hashes have looks
+(tiny pictures, ``likeness``), these can reject a pair, but never add one.
 
 Measured with 10 bits on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low rates, other
 sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from either end):
@@ -43,17 +45,17 @@ def near_duplicate_links(
 ) -> list[tuple[int, int]]:
     """Return the fewest index pairs (i < j), ascending, that connect all videos of the same footage.
 
-    Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Memory
-    is bounded, but for the hashes and some 24 bytes a video and thread. Time grows with the number of videos to the
-    power of about 1.4 (``docs/measurements.md``). It is proportional to the number of copies of one video; many videos
-    that share a frame and nothing else take some 30 nanoseconds a pair.
+    Two frames agree if their codes differ in at most ``max_bits`` of 64 bits. They agree closely if the codes differ in
+    at most ``max_bits - 3`` bits. Besides the hashes and about 24 bytes per video and thread, memory is bounded. Time
+    grows with the number of videos to the power of about 1.4 (``docs/measurements.md``), and linearly with the number
+    of copies of one video. Videos that share only one frame take about 30 nanoseconds per pair.
 
     Args:
         hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing. Their order decides which pairs are
             chosen.
         max_bits: 0 to 64.
-        confirm: receives pairs whose hashes agree and decides; None: hashes decide.
-        threads: how many search at once; 0: one per available core. The links do not depend on it.
+        confirm: decides on pairs whose hashes agree; None: every such pair is linked.
+        threads: number of searching threads; 0: one per available core. The links do not depend on it.
 
     Raises:
         ValueError: a text is no perceptual hash.
@@ -82,7 +84,10 @@ def near_duplicate_links(
 
 
 def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
-    """Return ``near_duplicate_links`` of the first file of each content; none for 0 bits."""
+    """Return the near-duplicate pairs among files, as positions; of files with equal content only the first is used.
+
+    The list is empty if ``max_bits`` is 0. See ``near_duplicate_links``.
+    """
     if not max_bits:
         return []
     places = sorted({content: place for place, content in reversed(list(enumerate(contents)))}.values())
@@ -90,9 +95,14 @@ def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits:
 
 
 def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
-    """Return the rows of ``table``, (N, T, 30), that may show the footage of ``one``, (T, 30).
+    """Return the row numbers of the videos in ``table`` that may show the footage of ``one``.
 
-    They include all that ``near_duplicate_links`` links with it directly.
+    They include all videos that ``near_duplicate_links`` would link with it directly.
+
+    Args:
+        table: codes of N videos, (N, T, 30).
+        one: codes of a video, (T, 30).
+        max_bits: as of ``near_duplicate_links``.
     """
     closely, near = max(0, max_bits - _CLOSER_BITS), np.zeros(len(table), np.bool_)
     for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
@@ -103,7 +113,10 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
 
 
 def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> npt.NDArray[np.uint8]:
-    """Return the number of bits in which codes differ; 255 where one is zero, which matches nothing."""
+    """Return the number of bits in which ``whole``, mirrored by the bits ``mirror``, and ``part`` differ.
+
+    It is 255 if either code is 0 (too plain to be compared).
+    """
     return np.where((whole != 0) & (part != 0), np.bitwise_count(whole ^ mirror ^ part), np.uint8(255))
 
 
@@ -112,7 +125,16 @@ def _mirrors(candidates: Candidates) -> Codes:
 
 
 class Judge:
-    """Decides whether candidates show the same footage; numbers count the videos that have a hash."""
+    """Decides whether candidates (pairs of videos) show the same footage.
+
+    Videos are numbered among those that have a hash. For the arguments see ``near_duplicate_links``.
+
+    Attributes:
+        known: position in ``hashes`` of each numbered video.
+        table: codes of the numbered videos, (N, T, 30).
+        max_bits: largest difference of agreeing frames, in bits.
+        closely: largest difference of closely agreeing frames, in bits.
+    """
 
     def __init__(self, hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None) -> None:
         self.known = np.array([place for place, text in enumerate(hashes) if text is not None], np.int64)
@@ -122,7 +144,11 @@ class Judge:
         self._confirm = confirm
 
     def hashes_agree(self, candidates: Candidates, looks: SameFootage | None = None) -> Flags:
-        """Return (K,): whether over half of the frames agree in some view of time, and a middle one closely."""
+        """Return whether more than half of the frames agree, and a middle frame closely, for K candidates, bool (K,).
+
+        A candidate agrees if its frames do in any of the ``_time_views``. With ``looks``, the looks must agree in the
+        same view.
+        """
         one, other, window, _ = candidates
         mirrors, num_frames = _mirrors(candidates), self.table.shape[1]
         whole, part = self.table[one, :, 0], self.table[other, :, window]
@@ -145,7 +171,10 @@ class Judge:
         return same
 
     def agree(self, near: Candidates, *, have_one_look: bool = False) -> Flags:
-        """Return (K,): whether candidates whose hashes agree look the same; expensive."""
+        """Return whether candidates whose hashes agree also agree in their looks and by ``confirm``, bool (K,).
+
+        This is expensive. ``have_one_look`` says that both videos of each pair have the same looks.
+        """
         same = np.ones(near.shape[1], np.bool_)
         if self._looks is not None and not have_one_look:
             same = self.hashes_agree(near, self._looks)
@@ -163,7 +192,7 @@ def _apart(clusters: Components, candidates: Candidates) -> Candidates:
 def _link(
     clusters: Components, judge: Judge, parts: Iterable[Candidates], *, have_one_look: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """Connect the candidates that show the same footage; yield each pair that connects anything."""
+    """Connect candidates that show the same footage in ``clusters``; yield the pairs that joined two components."""
     for candidates in parts:
         for start in range(0, candidates.shape[1], _PAIRS_AT_ONCE):
             near = _apart(clusters, candidates[:, start : start + _PAIRS_AT_ONCE])
@@ -180,7 +209,14 @@ def _link(
 
 
 class _FrameSearch:
-    """Search of one middle frame: whole pictures, plain and mirrored, among all windows of some videos."""
+    """Search by one middle frame: whole pictures, plain and mirrored, are looked up among the windows of videos.
+
+    Args:
+        judge: decides on the candidates.
+        frame: index of the middle frame.
+        distinct: numbers of the videos whose whole pictures are looked up.
+        some: numbers of the videos whose windows are searched.
+    """
 
     def __init__(self, judge: Judge, frame: int, distinct: Places, some: Places) -> None:
         self._judge, self._frame, self._videos = judge, frame, some
@@ -191,10 +227,10 @@ class _FrameSearch:
         self._queries = np.concatenate([wholes, wholes ^ MIRROR_BITS])
 
     def links(self, clusters: Components, pool: Executor) -> Iterator[tuple[int, int]]:
-        """Connect videos in which this frame agrees closely.
+        """Connect the videos of one footage whose frame agrees closely in ``clusters``; yield the pairs that join.
 
-        Each task begins with the connections of the rounds before it, and the tasks' links are joined in their order:
-        so the links do not depend on the number of threads.
+        Every task starts from the connections of earlier rounds, and the results of tasks are joined in a fixed order.
+        So the links do not depend on the number of threads.
         """
         blocks = blocks_for(self._judge.closely, len(self._queries), len(self._codes))
         for number, block in enumerate(blocks):
@@ -220,7 +256,10 @@ class _FrameSearch:
         return np.stack([one, self._videos[other], window, is_mirrored])
 
     def _gathered(self, pairs: Iterable[tuple[Places, Places]], clusters: Components) -> Iterator[Candidates]:
-        """Yield unconnected candidates in portions; two whole pictures are paired once."""
+        """Yield the candidates that are not connected yet, in portions of bounded size.
+
+        A pair of whole pictures is found in both directions, and yielded once.
+        """
         waiting: list[Candidates] = []
         for pair in pairs:
             found = self._candidates(*pair)
@@ -233,7 +272,7 @@ class _FrameSearch:
             yield np.concatenate(waiting, axis=1)
 
     def _chooser(self, clusters: Components) -> Callable[..., tuple[Places, Places]]:
-        """Return a function that chooses the pairs of a matrix that are not connected and may show the same."""
+        """Return a function for ``BlockSearch.pairs`` that skips pairs which are connected or cannot be linked."""
         table, telling = self._judge.table, _telling_frames(self._judge.table.shape[1], self._frame)
 
         def choose(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
@@ -257,9 +296,9 @@ class _FrameSearch:
 
 @cache
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
-    """Return pairs of frames of which at least one agrees whenever more than half of a view's do.
+    """Return pairs of frame indices such that any videos of one footage agree in at least one of these pairs.
 
-    The pair of ``frame`` with itself is not among them; a single frame has none.
+    The pair ``(frame, frame)`` is never among them, because it was compared already. Empty for a single frame.
     """
     views = _time_views(num_frames)
     uses = Counter(pair for view in views for pair in view)
@@ -275,7 +314,10 @@ def _middle_frames(num_frames: int) -> range:
 
 
 def _time_views(num_frames: int) -> tuple[TimeView, ...]:
-    """Return pairs of frames at equal relative times, and the nearest ones if either video was cut."""
+    """Return the ways to pair the frames of two videos: the first pairs frames at equal relative times.
+
+    The others pair the nearest frames if a fifth was cut off the start, the end or both ends of either video.
+    """
     last = num_frames - 1
     views = [tuple((frame, frame) for frame in range(num_frames))]
     for start, end in _CUT_FIFTHS:

@@ -2,8 +2,9 @@
 
 Coarsened exact matching (S. Iacus, G. King and G. Porro, "Causal inference without balance checking: coarsened exact
 matching", Political Analysis 20, 2012): videos are sorted into cells of equal codec and similar length and size, and as
-many reals as fakes are taken from each cell. Within a wide cell a remaining difference can still tell the label. So
-cells are halved until a classifier on the matched columns alone is at chance; the last cells hold equal values only.
+many reals as fakes are taken from each cell. Reals and fakes in a wide cell may still differ enough to reveal the
+label. So cells are halved until a classifier that sees only the matched columns is at chance. The narrowest cells hold
+videos of equal values.
 """
 
 from collections.abc import Callable
