@@ -1,1 +1,1 @@
-"""Queries over finished and running runs, figures, reports."""
+"""Analysis of finished and running runs: queries, figures, reports, dashboard and audit."""

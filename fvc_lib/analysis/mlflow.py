@@ -1,8 +1,7 @@
 """Export a run to MLflow after the fact, and bundles to its model registry; the run folder is only read.
 
-A run becomes one MLflow run in an experiment of the same name. The tag ``fvc.run_key`` finds it again: a new export
-replaces the earlier one, which goes to MLflow's trash. So exporting twice doubles nothing, and the next export repeats
-one that was killed.
+A run becomes one MLflow run in an experiment of the same name. The tag ``fvc.run_key`` identifies it. A new export of
+the same run replaces the earlier one, which goes to MLflow's trash. After an export that was killed, export again.
 
 Keys of metrics: ``fold_0/train/loss`` as notebook 04 logged them (``STAGE/phase/metric`` of other stages);
 ``all/model/roc_auc`` with ``/low`` and ``/high`` for results over all folds, ``all/metadata_only/roc_auc`` for a
@@ -71,19 +70,19 @@ Point = tuple[str, int, int, float]  # key, step, milliseconds, value
 
 @dataclass(frozen=True)
 class RunContent:
-    """Everything of a run that goes to MLflow.
+    """Everything of a run that is exported to MLflow.
 
     Attributes:
-        experiment: its name.
-        run_id: of the run.
-        status: in MLflow's words.
-        times: of start and end, in milliseconds.
-        params: texts by name.
-        tags: texts by name.
-        points: at most one per key and step.
+        experiment: name of the experiment.
+        run_id: id of the run.
+        status: state of the run as MLflow names it, such as ``FINISHED``.
+        times: start and end, in milliseconds since 1970 (UTC); 0 if not recorded.
+        params: parameters by name, as text.
+        tags: tags by name, as text.
+        points: metric values, at most one per key and step.
         files: the report, plotly.js, parameters and records.
-        tables: CSV by path.
-        notes: on what could not be read.
+        tables: CSV text by path of the artifact.
+        notes: sentences on files that could not be read.
     """
 
     experiment: str
@@ -99,9 +98,9 @@ class RunContent:
 
 
 def run_content(run: RunPaths) -> RunContent:
-    """Return everything of ``run`` that goes to MLflow, as far as it has come.
+    """Return everything of ``run`` that is exported to MLflow, from what it has recorded so far.
 
-    A run is known by the ``run_id`` in its ``run.json``: a folder that was renamed or copied is the same run.
+    The ``run_id`` in ``run.json`` identifies a run, so a renamed or copied folder counts as the same run.
     """
     record, status, headline = read_json_object(run.run_json), run_status(run), run_headline(run)
     run_id = stored_text(as_text(record.get("run_id")) or path_to_text(run.run_id))
@@ -151,7 +150,7 @@ def key_of(*parts: str) -> str:
 
 
 def stored_text(value: object) -> str:
-    """Return ``value`` as it is stored: JSON unless it is a text; no lone surrogates, no NUL."""
+    """Return ``value`` as text: a string unchanged, any other value as JSON; lone surrogates and NUL are escaped."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
@@ -161,7 +160,7 @@ def _milliseconds(utc: object) -> int:
 
 
 def _log_points(curves: pl.DataFrame, otherwise: int) -> list[Point]:
-    """Return the points of ``queries.learning_curves``."""
+    """Return the points of ``queries.learning_curves``; a line without a time gets ``otherwise`` (milliseconds)."""
     place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
     time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(otherwise)
     rows = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan))
@@ -170,7 +169,10 @@ def _log_points(curves: pl.DataFrame, otherwise: int) -> list[Point]:
 
 
 def _bounded_points(table: pl.DataFrame, ended: int, name_of: Callable[[dict[str, Any]], list[str]]) -> Iterator[Point]:
-    """Yield the points at step 0 of each row's value and bounds; none of a null."""
+    """Yield the points of each row, all at step 0: value, interval ends, and mean and standard deviation over folds.
+
+    Null values are left out. ``name_of`` returns the parts of the key before the metric.
+    """
     for row in table.iter_rows(named=True):
         key = key_of(*name_of(row), row["metric"])
         for name in ("value", "low", "high", "fold_mean", "fold_std"):
@@ -181,7 +183,7 @@ def _bounded_points(table: pl.DataFrame, ended: int, name_of: Callable[[dict[str
 
 
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of the whole run; MLflow shows ``mlflow.note.content`` above it, as Markdown."""
+    """Return the tags of a run; MLflow shows the tag ``mlflow.note.content`` as Markdown at the top of its page."""
     attempts = record.get("attempts")
     last = as_mapping(attempts[-1]) if isinstance(attempts, list) and attempts else {}
     code, hardware = as_mapping(last.get("code")), as_mapping(last.get("hardware"))
@@ -224,7 +226,7 @@ def _note(headline: ReportHeadline) -> str:
 
 
 def export_run(run: RunPaths, *, tracking_uri: str) -> list[str]:
-    """Bring MLflow at ``tracking_uri``, a database or a server, to what ``run`` holds now, finished or not.
+    """Export what ``run`` holds now, finished or not, to MLflow at ``tracking_uri`` (a database or a server).
 
     Returns:
         Lines for the terminal.
@@ -264,7 +266,7 @@ def _export(client: Any, experiment: str, content: RunContent) -> None:
 
 
 def experiment_id(client: Any, name: str, tracking_uri: str) -> str:
-    """Return the id of the experiment called ``name``, which is created if it is missing."""
+    """Return the id of the MLflow experiment ``name``; create it if it is missing."""
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
     location = None  # the server decides
@@ -284,7 +286,11 @@ _MODEL = re.compile(rf"{SCHEME}(?P<name>[^/@:]+)(?:@(?P<alias>[^/@:]+)|/(?P<vers
 
 
 def model_and_alias(text: str) -> tuple[str, str]:
-    """Return the parts of ``NAME`` or ``NAME@ALIAS``; raise ``UsageError`` for anything else."""
+    """Return ``(name, alias)`` of the text ``NAME`` or ``NAME@ALIAS``; the alias may be empty.
+
+    Raises:
+        UsageError: the text has another form.
+    """
     found = re.fullmatch(r"([^/@:]+)(?:@([^/@:]+))?", text)
     if found is None:
         raise UsageError(f"--register: got {text!r}, wanted NAME or NAME@ALIAS, such as news@champion.")
@@ -294,18 +300,18 @@ def model_and_alias(text: str) -> tuple[str, str]:
 def register_bundle(
     bundle: Path, name: str, alias: str, *, experiment: str, run_id: str, tracking_uri: str
 ) -> tuple[str, bool]:
-    """Make ``bundle`` a version of the model ``name``, as a pyfunc model; the same content makes no second version.
+    """Register ``bundle`` as a version of the model ``name``; the same content makes no second version.
 
     Args:
-        bundle: folder of an exported bundle.
-        name: of the registered model, made if it is missing.
-        alias: that points at the version from now on; empty: none.
-        experiment: of MLflow, in which the bundle's files lie.
-        run_id: of the run that was exported.
-        tracking_uri: of the store.
+        bundle: folder of an exported bundle (a detector with its weights).
+        name: name of the registered model, which is created if it is missing.
+        alias: alias that points at the version from now on; empty: none.
+        experiment: MLflow experiment that holds the bundle's files.
+        run_id: id of the run that was exported.
+        tracking_uri: address of MLflow, a database or a server.
 
     Returns:
-        The version, and whether it is new.
+        The version, and whether it was created by this call.
 
     Raises:
         UsageError: MLflow is not installed.
@@ -340,13 +346,13 @@ def register_bundle(
 
 
 class _ServedBundle:
-    """A bundle as MLflow's pyfunc flavor calls it."""
+    """Adapter that gives a bundle the interface of MLflow's pyfunc models."""
 
     def __init__(self, path: str) -> None:
         self._detector = fvc_lib.load_detector(path)
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
-        """Return a row of values per file; ``files`` are paths, or a table with a column ``path``."""
+        """Return one dict of predicted values per file; ``files`` are paths, or a table with a column ``path``."""
         return [row.values for row in self._detector.predict(list(getattr(files, "path", files)))]
 
 
@@ -358,12 +364,12 @@ def _load_pyfunc(path: str) -> _ServedBundle:
 def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
     """Return the cached folder of the bundle ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
 
-    A bundle is fetched once; an alias is looked up each time. The SHA-256 of its ``digests.json`` is checked here, all
-    other files when it is loaded.
+    A bundle is downloaded once, but an alias is resolved in every call. Here the SHA-256 of ``digests.json`` is
+    checked; all other files are checked when the bundle is loaded.
 
     Raises:
-        UsageError: MLflow is not installed, or ``uri`` names nothing, or no bundle.
-        FvcError: what was fetched is not what was registered.
+        UsageError: MLflow is not installed, there is no store, or ``uri`` does not name a registered bundle.
+        FvcError: the downloaded bundle differs from the one that was registered.
         TrackingError: MLflow refused or cannot be reached.
     """
     asked = _MODEL.fullmatch(uri)
@@ -414,11 +420,11 @@ _UNLESS_SET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIME
 
 
 class TrackingError(FvcError):
-    """MLflow, or the way to it, refused; the same command repeats the export."""
+    """MLflow refused a request or cannot be reached; the same command repeats the export."""
 
 
 def default_tracking_uri(runs_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Return ``MLFLOW_TRACKING_URI``, or the SQLite database next to the runs."""
+    """Return ``MLFLOW_TRACKING_URI``; if it is not set, the address of the SQLite file ``runs_dir/mlflow.db``."""
     # SQLAlchemy decodes '%' and takes '?' for the beginning of options.
     database = str(runs_dir.absolute() / "mlflow.db").replace("%", "%25").replace("?", "%3F")
     return environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
@@ -443,11 +449,11 @@ def _without_secrets(text: str, uri: str) -> str:
 
 @contextlib.contextmanager
 def connected(tracking_uri: str) -> Iterator[Any]:
-    """Yield an ``MlflowClient`` of ``tracking_uri``; MLflow prints nothing meanwhile.
+    """Yield an ``MlflowClient`` connected to ``tracking_uri``; warnings and logs are silent inside the block.
 
     Raises:
         UsageError: MLflow is not installed.
-        TrackingError: it cannot be reached or refuses something; the message holds no secret of the URI.
+        TrackingError: MLflow cannot be reached or refuses a request. The message hides passwords in the URI.
     """
     wanted = {**_UNLESS_SET, **{name: os.environ[name] for name in _UNLESS_SET if name in os.environ}, **_ENVIRONMENT}
     before, disabled = {name: os.environ.pop(name, None) for name in wanted}, logging.root.manager.disable

@@ -1,1 +1,1 @@
-"""Anyone's scores: what a table of scores says of its detectors, and what it cannot say."""
+"""Audit of scores from any source: what a table of scores shows about its detectors, and what it does not."""

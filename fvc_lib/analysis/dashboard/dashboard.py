@@ -1,7 +1,7 @@
-"""The live dashboard: widgets choose runs, metrics, folds and smoothing, and panels follow them.
+"""The live dashboard: widgets choose runs, metrics, folds and smoothing, and panels show the choice.
 
-Panels are ordinary displays that are redrawn in place, so a notebook that runs without a front end holds the same
-figures for the default choice. The panels are those that ``fvc_lib.analysis.figures.*`` registers.
+Panels are ordinary notebook displays that are redrawn in place. A notebook that runs without a front end therefore
+holds the same figures for the default choice. The panels are those that ``fvc_lib.analysis.figures.*`` registers.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _SEVERAL = ("runs", "metrics", "folds")
 
 
 class Dashboard:
-    """Widgets and the panels that they redraw; ``selection`` is shown now."""
+    """Widgets, and the panels that they redraw; ``selection`` is the present choice."""
 
     def __init__(self, runs_dir: Path, selection: Selection) -> None:
         self.runs_dir = runs_dir
@@ -56,7 +56,7 @@ class Dashboard:
     # --- Widgets
 
     def make_widgets(self) -> Any:
-        """Return the widgets laid out, filled and connected."""
+        """Create the widgets, fill their lists, connect their events, and return the box that holds them."""
         import ipywidgets as ipw  # heavy, and only the live dashboard needs it
 
         look: dict[str, Any] = {"style": {"description_width": "90px"}}
@@ -84,7 +84,7 @@ class Dashboard:
         return ipw.VBox([ipw.HBox([ipw.VBox(of_runs), ipw.VBox(of_curves)]), ipw.HBox(list(below.values()))])
 
     def offer(self) -> None:
-        """Fill the lists with the present runs, metrics and folds, and mark the chosen ones."""
+        """Fill the lists of the widgets with the runs, metrics and folds on disk, and select the present choice."""
         if not self.widgets:
             return
         runs, chosen = list_runs(self.runs_dir)[::-1], self.selection.runs
@@ -117,9 +117,10 @@ class Dashboard:
     # --- Redrawing
 
     def choose(self, **changes: Any) -> Selection:
-        """Change fields of the selection, redraw the panels that follow them, and return the selection.
+        """Change fields of the selection, redraw the panels that depend on them, and return the selection.
 
-        Another run in detail begins with all its folds; one of another task with that task's metrics.
+        If the run in detail changes, all its folds are selected. If its task changes too, the default metrics of the
+        new task are selected.
         """
         before = self.selection
         self.selection = replace(before, **changes)
@@ -134,7 +135,7 @@ class Dashboard:
         return self.selection
 
     def refresh(self) -> None:
-        """Look for new runs, read the chosen ones again and redraw what has changed."""
+        """Look for new runs, read the chosen ones again, and redraw the panels whose content has changed."""
         self.offer()
         for number in range(len(self._handles)):
             self._show(number, self._panels[number].bundle(self.selection))
@@ -157,7 +158,10 @@ class Dashboard:
     # --- Following a run at work
 
     def follow(self, *, is_on: bool) -> None:
-        """Begin or end refreshing the panels that are drawn from logs."""
+        """Start or stop refreshing the panels that are drawn from logs, every ``LIVE_SECONDS``.
+
+        Refreshing stops by itself when no chosen run is at work.
+        """
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -1,7 +1,7 @@
-"""Panels of the dashboard, and the choices of a reader.
+"""Panels of the dashboard, and the reader's selection.
 
-A panel is declared in the file of ``analysis/figures`` that draws it, with ``@PANELS.register_panel``: its name, its
-place, the choices it follows and the tasks it is for. So a new figure is one file, and no list names it.
+A panel is one figure, table or text. The file of ``analysis/figures`` that draws it registers it with
+``@PANELS.register_panel``. A new figure therefore needs one file, and no list has to name it.
 """
 
 import fnmatch
@@ -33,14 +33,14 @@ Shown = Any  # a figure, a table or a text; plotly has no types
 
 @dataclass(frozen=True)
 class Selection:
-    """The choices that the dashboard shows.
+    """What the reader has chosen to see.
 
     Attributes:
-        runs: the chosen runs.
-        detail: the run shown in detail; None or no chosen run: the first.
-        metrics: learning curves, of at most three.
-        folds: empty: all.
-        smoothing: of learning curves, in [0, 1).
+        runs: the chosen runs, at least one.
+        detail: the run shown in detail. If it is None or not in ``runs``, the first run is shown.
+        metrics: metrics with learning curves; the first ``MOST_METRICS`` are drawn.
+        folds: outer folds to show; empty: all.
+        smoothing: smoothing of learning curves, in [0, 1); 0 is none.
     """
 
     runs: tuple[RunPaths, ...]
@@ -56,11 +56,11 @@ class Selection:
 
 
 def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
-    """Return the named run (or the newest) in detail, with the newest others of its experiment.
+    """Return a selection of ``run`` (None: the newest) and the newest other runs of its experiment.
 
     Raises:
-        UsageError: no such run.
-        DataError: a file of it is damaged.
+        UsageError: there is no such run.
+        DataError: a file of the run is damaged.
     """
     chosen = find_run(runs_dir, run or "latest")
     refuse_damaged(chosen.root)
@@ -69,7 +69,10 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
 
 
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
-    """Return the metrics whose learning curves the run's task names (``TaskSpec.curves``)."""
+    """Return the metrics whose learning curves are shown by default for the run's task (``TaskSpec.curves``).
+
+    Of the metrics that match a pattern with ``*``, the first logged one is used.
+    """
     logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
     names = ([name] if "*" not in name else fnmatch.filter(logged, name)[:1] for name in TASKS[task_of(run)].curves)
     return tuple(name for some in names for name in some)
@@ -83,12 +86,12 @@ class Panel:
     """One figure, table or text of the dashboard.
 
     Attributes:
-        name: unique.
-        at: panels stand in ascending order.
+        name: unique name.
+        at: position; panels are shown in ascending order.
         draw: returns the content for a selection.
-        follows: fields of ``Selection`` that change it, besides the run in detail.
-        is_live: whether it is drawn from logs, which grow while a run trains.
-        tasks: of the run in detail with something to show; empty: all.
+        follows: fields of ``Selection`` whose change redraws the panel. A change of the run in detail always does.
+        is_live: whether the panel is drawn from logs, which grow while a run trains.
+        tasks: tasks of the run in detail for which the panel is shown; empty: all.
     """
 
     name: str
@@ -99,7 +102,7 @@ class Panel:
     tasks: tuple[str, ...] = ()
 
     def bundle(self, selection: Selection) -> Bundle:
-        """Return the panel's content; nothing for a run of another task."""
+        """Return the panel's content by mimetype; an invisible text if the run in detail has another task."""
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
         shown = self.draw(selection) if is_meant else NOTHING
         if isinstance(shown, go.Figure):
@@ -113,7 +116,10 @@ class PanelRegistry(Registry[Panel]):
     """The panels, registered by the functions that draw them."""
 
     def register_panel(self, name: str, *, at: float, **more: Any) -> Callable[..., Callable[[Selection], Shown]]:
-        """Return a decorator that registers a function as a panel; ``more`` are further fields of ``Panel``."""
+        """Return a decorator that registers a function of a ``Selection`` as a panel.
+
+        ``more`` are further fields of ``Panel``.
+        """
 
         def registered(draw: Callable[[Selection], Shown]) -> Callable[[Selection], Shown]:
             self.register(Panel(name, at, draw, **more))
@@ -150,13 +156,13 @@ def table_of(selection: Selection, name: str) -> pl.DataFrame:
 
 
 def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``frame`` of the chosen folds."""
+    """Return the rows of ``frame`` that belong to the chosen folds; all rows if no fold is chosen."""
     return frame.filter(pl.col("fold").is_in(selection.folds)) if selection.folds else frame
 
 
 @PANELS.register_panel("notes", at=90, is_live=True)
 def notes(selection: Selection) -> str:
-    """Return sentences about lines of the run in detail that could not be read, and panels that failed to load."""
+    """Return lines of text on panels that failed to load, and on log lines of the run in detail that are unreadable."""
     missing = [f"Panels of {module} are missing: {reason}" for module, reason in PANELS.broken.items()]
     unread = [note for read in SQL_TABLES.values() for note in read([selection.detailed]).notes]
     return "\n".join(dict.fromkeys(missing + unread)) or "All lines of the run in detail could be read."

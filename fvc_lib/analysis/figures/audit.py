@@ -1,6 +1,6 @@
 """Figures of an audit: detectors with intervals, their ROC curves, and their agreement.
 
-``audit`` holds the numbers, ``videos`` and ``scores`` the table they come from.
+``audit`` holds the numbers. ``videos`` and ``scores`` are the arguments of ``audit_scores`` that they come from.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _NAME = metric_name(MAIN_METRIC)
 
 
 def detectors_figure(audit: Audit) -> go.Figure:
-    """Return the main metric of every detector, and of the first one's controls, as points with intervals."""
+    """Return a figure of the ROC AUC of every detector, and of the controls of the first detector, with intervals."""
     rows = []
     for detector in audit.detectors:
         tick = figure_text(theme.shortened(detector, 26))
@@ -47,7 +47,10 @@ def detectors_figure(audit: Audit) -> go.Figure:
 
 
 def roc_figure(audit: Audit, videos: pl.DataFrame, scores: pl.DataFrame) -> go.Figure:
-    """Return the ROC curve of every detector on the videos that it answered; the five highest have colours."""
+    """Return a figure of the ROC curve of every detector, on the videos that it answered.
+
+    The five detectors with the highest ROC AUC are coloured, the others grey.
+    """
     drawn = theme.figure(
         "Share of the fakes that are found, for each share of reals called fake",
         f"{theme.in_groups(audit.num_videos, 'video', audit.num_groups)}; "
@@ -72,7 +75,7 @@ def roc_figure(audit: Audit, videos: pl.DataFrame, scores: pl.DataFrame) -> go.F
 
 
 def agreement_figure(audit: Audit) -> go.Figure:
-    """Return the rank correlation of every pair of detectors."""
+    """Return a heat map of Spearman's rank correlation for every pair of detectors."""
     if audit.correlations is None:
         return theme.nothing_to_show("Agreement", "There is one detector, or no video that all answered.")
     pairs = audit.correlations[np.triu_indices(len(audit.detectors), 1)]

@@ -1,4 +1,7 @@
-"""Figures that set results side by side: targets of a protocol, disturbed videos, detectors, and pairs of runs."""
+"""Figures that compare results: targets of a protocol, disturbed videos, detectors, and pairs of runs.
+
+A target is a corpus or generator that a protocol only tests on.
+"""
 
 import math
 
@@ -22,20 +25,21 @@ _NAME = metric_name(_MAIN)
 
 
 def targets_of(results: pl.DataFrame) -> list[str]:
-    """Return the targets in ``results`` (tables.RESULTS), the model's worst first."""
+    """Return the names of the targets in ``results`` (tables.RESULTS), the model's lowest ROC AUC first."""
     model = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=_MAIN)
     return [scope.removeprefix(TARGET_SCOPE) for scope in model.sort("value", "scope", nulls_last=True)["scope"]]
 
 
 def target_scores(results: pl.DataFrame, target: str) -> tuple[Score, ...]:
-    """Return the scores of the model and its controls at one target."""
+    """Return the ROC AUC of the model and of its controls at one target, the model first."""
     return overall_scores(results.filter(scope=f"{TARGET_SCOPE}{target}").with_columns(scope=pl.lit("all")))
 
 
 def target_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per target, worst first.
+    """Return one row per target, the model's lowest ROC AUC first.
 
-    Columns are ``target videos groups``, the ROC AUC of the model and of each control with intervals, ``standing``.
+    Columns are ``target videos groups``, the ROC AUC of the model and of each control as text with intervals, and
+    ``standing`` (whether the model is above its controls).
     """
     rows = []
     for target in targets_of(results):
@@ -48,7 +52,7 @@ def target_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """Return the model at each target with its interval, worst first, and its best honest control."""
+    """Return a figure of the ROC AUC at each target, the lowest first, and of the best honest control there."""
     targets = targets_of(results)
     if not targets:
         return theme.nothing_to_show("Targets", "This run's protocol has none: its folds are all of one kind.")
@@ -83,7 +87,7 @@ def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
 
 
 def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """Return the ROC AUC of each level with its interval, worst first, undisturbed on top."""
+    """Return a figure of the ROC AUC at each level of disturbance: undisturbed on top, then the lowest first."""
     known = results.filter(metric=_MAIN).drop_nulls("value").to_dicts()
     if len(known) < 2:
         return theme.nothing_to_show(f"{_NAME} by level", "No level has been scored.")
@@ -112,9 +116,9 @@ _COSTS = {"milliseconds_per_clip": "Forward pass of one clip (ms)", "num_paramet
 
 
 def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
-    """Return the ROC AUC of each detector, with its interval, against one of its costs on a logarithmic axis.
+    """Return a figure of the ROC AUC of each detector, with its interval, against its ``cost`` on a logarithmic axis.
 
-    Hollow points: not every run of the detector is above its controls.
+    A point is hollow if a run of the detector is not above its controls.
     """
     shown = [detector for detector in comparison.detectors if detector.cost.get(cost)]
     if not shown:
@@ -153,7 +157,10 @@ _MOST_PAIRS = 20  # the table has all
 
 
 def difference_figure(comparison: Comparison) -> go.Figure:
-    """Return each pair's difference with its interval, filled where a difference is shown."""
+    """Return a figure of the difference of each pair with its interval; a point is filled if the difference is shown.
+
+    At most 20 pairs are drawn.
+    """
     name, pairs = metric_name(comparison.metric), comparison.pairs
     if not pairs:
         # A bar between reasons: one may end with a command, which the next must not seem to continue.

@@ -18,10 +18,10 @@ def _or_other(column: str, names: list[str], other: str) -> pl.Expr:
 
 
 def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
-    """Return videos by label and one property; rare values are added up as "other".
+    """Return a bar chart of the number of videos by label and one property; rare values are summed as "other".
 
     Args:
-        counts: of ``queries.index_counts``: ``value label num_videos``.
+        counts: rows of ``queries.index_counts`` with ``value label num_videos``.
         by: name of the property.
     """
     if counts.is_empty():
@@ -47,7 +47,10 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
 
 
 def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
-    """Return the videos of each outer fold by label; ``balance`` is of ``queries.fold_balance``."""
+    """Return a bar chart of the number of videos in each outer fold by label.
+
+    ``balance`` holds the rows of ``queries.fold_balance``.
+    """
     if balance.is_empty():
         return theme.nothing_to_show("Folds", "No folds are recorded yet.")
     number = pl.col("num_videos")
@@ -68,7 +71,10 @@ def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
 
 
 def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
-    """Return rows of the label tables by platform and label, with the labels that no network is trained on."""
+    """Return a bar chart of the rows of the label tables by platform and label.
+
+    It includes labels other than real and fake, which no network is trained on.
+    """
     if annotations.is_empty():
         return theme.nothing_to_show("Labels by platform", "The label tables hold no row.")
     shown = annotations.select(pl.col("platform").fill_null("not stated"), pl.col("label").fill_null("no label"))
@@ -93,11 +99,11 @@ def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
 
 
 def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> go.Figure:
-    """Return the number of groups by size, in doubling steps, and by the labels of their members.
+    """Return a bar chart of the number of groups by size (1, 2 to 3, 4 to 7, ...) and by the labels of their members.
 
     Args:
-        members: a row each, with ``group_id label``.
-        members_are: their name in the singular.
+        members: one row per member of a group, with ``group_id label``.
+        members_are: name of a member in the singular, such as ``video``.
     """
     if members.is_empty():
         return theme.nothing_to_show("Sizes of the groups", f"There is no {members_are} yet.")

@@ -1,4 +1,7 @@
-"""Forensic features: their ties to label, size and codec, and which of them a model relied on."""
+"""Forensic features: how they follow label, size and codec, and which of them a model relied on.
+
+A tie is a number in [0, 1] that says how closely a feature follows another property of the video.
+"""
 
 from collections.abc import Mapping
 
@@ -25,10 +28,10 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
     """Return how closely each column of ``features`` (FEATURES) follows size, length, bit rate and codec.
 
     Returns:
-        ``feature size length bit_rate codec strongest auc missing``, the strongest tie first. Ties lie in [0, 1]:
-        the absolute rank correlation (Spearman) with a number, the correlation ratio of ranks with the codec. They
-        are null below five videos, or if either does not vary. ``auc`` is that of the feature alone in its better
-        direction (0.5 to 1). ``missing`` is the share of videos without a value.
+        One row per feature: ``feature size length bit_rate codec strongest auc missing``, the strongest tie first. A
+        tie to a number is the absolute rank correlation (Spearman), a tie to the codec the correlation ratio of ranks.
+        Ties are null with fewer than five videos, or if one of the two does not vary. ``auc`` is the ROC AUC of the
+        feature alone, in the direction that makes it at least 0.5. ``missing`` is the share of videos without a value.
     """
     facts = features.join(index.drop("group_id", "label", strict=False), on="video_id", how="left")
     facts = facts.with_columns(**TIES, codec=pl.col("codec").fill_null(""))
@@ -51,7 +54,11 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 
 
 def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
-    """Return the tie of two columns: of ranks to a number, or to the codec the root of the variance between codecs."""
+    """Return the tie between the feature ``name`` and the column ``other``; None with too few values.
+
+    For a number it is the absolute rank correlation. For the codec it is the root of the share of the variance of ranks
+    that lies between codecs.
+    """
     pairs = known.select(pl.col(name).rank(), other).drop_nulls()
     if pairs.height < _FEWEST or min(column.n_unique() for column in pairs) == 1:
         return None
@@ -62,12 +69,14 @@ def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
 
 
 def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
-    """Draw one family's features in real and in fake videos as boxes of quartiles; whiskers at 5 and 95 percent.
+    """Return a box plot of the features of one family in real and in fake videos.
+
+    Boxes are quartiles, and whiskers end at 5 and 95 percent.
 
     Args:
-        features: FEATURES schema.
-        family: its name.
-        columns: name and unit of the feature in each column to draw.
+        features: rows of FEATURES.
+        family: name of the family.
+        columns: by column of ``features`` to draw, the name of the feature and its unit.
     """
     shown = {column: text for column, text in columns.items() if features[column].drop_nulls().len()}
     if not shown:
@@ -102,9 +111,10 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
 
 
 def _auc_interval(known: pl.DataFrame) -> tuple[float, float, float] | None:
-    """Return the AUC of a feature alone with its 95% interval over groups; None with one label or two groups.
+    """Return ``(value, low, high)``: the ROC AUC of a feature alone, with its 95% interval over groups.
 
-    ``known`` has the feature, then ``label group_id``, without nulls. The AUC is above 0.5 if fakes are higher.
+    None if there is one label only, or fewer than three groups. ``known`` has the feature as its first column, then
+    ``label group_id``, without nulls. The value is above 0.5 if the feature is higher in fakes.
     """
     if known["label"].n_unique() < 2 or known["group_id"].n_unique() < 3:
         return None
@@ -114,7 +124,11 @@ def _auc_interval(known: pl.DataFrame) -> tuple[float, float, float] | None:
 
 
 def importance_figures(families: pl.DataFrame, *, confidence: float = 0.95) -> list[go.Figure]:
-    """Draw ``family features auc_lost low high`` as points with intervals; nothing for a trunk's unnamed features."""
+    """Return a list with one figure: how far the AUC falls without each family of features.
+
+    ``families`` has the columns ``family features auc_lost low high``. If it is empty, which is so if the features have
+    no names, the list is empty.
+    """
     if families.is_empty():
         return []
     needed = families.filter(pl.col("low") > 0)["family"].head(3).to_list()

@@ -1,4 +1,4 @@
-"""Pictures in a record: small JPEG files with their captions, escaped whatever a file or a class is called."""
+"""Pictures in a record (an executed notebook): small JPEG files with captions, whose text is escaped."""
 
 import base64
 import contextlib
@@ -37,10 +37,10 @@ class Card:
     """One picture with its text.
 
     Attributes:
-        picture: JPEG bytes; None: the picture is gone.
-        shows: its alternative text.
-        title: plain text.
-        lines: further plain text.
+        picture: JPEG bytes; None: the file could not be read.
+        shows: alternative text of the picture.
+        title: first line below the picture, plain text.
+        lines: further lines, plain text.
     """
 
     picture: bytes | None
@@ -51,7 +51,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Cards in rows; ``caption`` is a sentence above them."""
+    """Cards shown in rows, at most 48; ``caption`` is a sentence above them."""
 
     cards: tuple[Card, ...]
     caption: str
@@ -72,7 +72,7 @@ class Gallery:
 
 
 def card_html(card: Card) -> str:
-    """Return one card as HTML; its texts are escaped, a clean line each."""
+    """Return ``card`` as HTML; its texts are escaped, and each fills one line."""
     shows, title, *lines = (escape(clean_text(text)) for text in (card.shows, card.title, *card.lines))
     text = "<br>".join([f"<b>{title}</b>", *lines])
     width = _SIDE if card.picture is None else max(_SIDE, Image.open(io.BytesIO(card.picture)).width)
@@ -95,7 +95,10 @@ def thumbnail(image: Pixels, side: int = _SIDE) -> bytes:
 
 
 def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
-    """Return a few frames of ``clip``, uint8 (T, 3, H, W), in a row as a JPEG file."""
+    """Return at most five frames of ``clip``, uint8 (T, 3, H, W), next to each other in one JPEG file.
+
+    ``side`` is the longer side of a frame in pixels.
+    """
     frames = [Image.fromarray(frame) for frame in clip[thinned(len(clip), _FRAMES)].transpose(0, 2, 3, 1).copy()]
     for frame in frames:
         frame.thumbnail((side, side), Image.Resampling.LANCZOS)
@@ -109,12 +112,12 @@ def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
 def cards_of(
     rows: Iterable[Row], picture: Callable[[Row], bytes], describe: Callable[[Row], Sequence[str]]
 ) -> tuple[Card, ...]:
-    """Return a card for each of ``rows``, which have a ``path``.
+    """Return one card per row.
 
     Args:
-        rows: of a table.
-        picture: returns the JPEG bytes; an unreadable file is marked as gone.
-        describe: returns the title and further lines.
+        rows: rows of a table with a column ``path``.
+        picture: returns the JPEG bytes of a row. If it raises, the card says that the file cannot be shown.
+        describe: returns the title and further lines of a row.
     """
     cards = []
     for row in rows:
@@ -131,7 +134,10 @@ def _picture_of(root: Path, read: ReadPicture) -> Callable[[Row], bytes]:
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
-    """Return the samples of a batch: uint8 pictures (B, 3, H, W) or clips (B, T, 3, H, W)."""
+    """Return a gallery of a batch.
+
+    ``samples`` are uint8 pictures (B, 3, H, W) or clips (B, T, 3, H, W), ``names`` their B names.
+    """
     clips = samples if samples.ndim == 5 else samples[:, None]
     cards = [Card(strip(clip, _SIDE), f"sample {name}", name) for name, clip in zip(names, clips, strict=True)]
     what = "clips, a few frames of each" if samples.ndim == 5 else "pictures"
@@ -144,7 +150,15 @@ def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
 def example_images(
     images: pl.DataFrame, targets: pl.DataFrame, root: Path, read: ReadPicture, *, count: int = 18
 ) -> Gallery:
-    """Return ``count`` training images, each class in turn, one of a group, with their numbers."""
+    """Return a gallery of at most ``count`` training images, spread evenly over classes, at most one per group.
+
+    Args:
+        images: rows of IMAGES.
+        targets: rows of IMAGE_TARGETS: the numbers to show below an image.
+        root: folder that the paths of the images are relative to.
+        read: returns the pixels of a file.
+        count: the most images.
+    """
     known: dict[str, list[str]] = {}
     for row in targets.iter_rows(named=True):
         known.setdefault(row["image_id"], []).append(f"{row['target']} {row['value']:,.4g} {row['unit']}".strip())
@@ -163,7 +177,15 @@ def example_images(
 
 
 def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
-    """Return wrongly recognised images (``tables.IMAGE_PREDICTIONS``) in the order given."""
+    """Return a gallery of images whose class was predicted wrongly.
+
+    Args:
+        mistakes: rows of ``tables.IMAGE_PREDICTIONS``, shown in this order.
+        num_images: number of all test images.
+        num_wrong: number of all wrongly recognised test images.
+        root: folder that the paths of the images are relative to.
+        read: returns the pixels of a file.
+    """
 
     def describe(row: Row) -> tuple[str, ...]:
         called = f"called {row['predicted_label']}, with probability {number_text(row['probability'], 2)}"
@@ -177,7 +199,10 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
 
 
 def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """Return training videos of ``tables.VIDEO_TEXTS`` with their texts, as strips of frames."""
+    """Return a gallery of at most ``count`` training videos as strips of frames, with up to four texts per video.
+
+    ``pairs`` are rows of ``tables.VIDEO_TEXTS``. At most one video per group is shown.
+    """
     texts = pl.col("text").unique(maintain_order=True).head(4)
     training = pairs.filter(part="train").sort("video_id").group_by("video_id", maintain_order=True)
     videos = training.agg(pl.col("path", "group_id").first(), texts)
@@ -187,9 +212,10 @@ def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -
 
 
 def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """Return captions of test videos (``tables.CAPTIONS``) by the model, with the references.
+    """Return a gallery of test videos with the model's captions and up to three reference captions.
 
-    Half of them repeat no reference, where there are enough; the ids decide which.
+    ``captions`` are rows of ``tables.CAPTIONS``. If there are enough, half of the captions shown equal a reference and
+    half do not. Videos are taken in the order of their ids.
     """
     repeats = pl.col("references").str.split("\n").list.contains(pl.col("caption"))
     same, other = (captions.filter(keep).sort("video_id") for keep in (repeats, ~repeats))
@@ -207,13 +233,13 @@ def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int =
 def mistakes_gallery(
     predictions: pl.DataFrame, index: pl.DataFrame, read_clip: ReadClip | None, count: int = 8
 ) -> Gallery:
-    """Return the videos furthest on the wrong side of their fold's threshold, with a few frames of each.
+    """Return a gallery of the wrongly decided videos whose scores are farthest from the threshold of their fold.
 
     Args:
-        predictions: of all folds.
-        index: with the videos' paths.
-        read_clip: None where the model sees no frames.
-        count: the most that are shown.
+        predictions: rows of PREDICTIONS of all folds.
+        index: rows of INDEX with ``video_id path manipulation``.
+        read_clip: returns the frames of a video; None if the model sees no frames, and then no pictures are shown.
+        count: the most videos.
     """
     score, threshold = pl.col("score"), pl.col("threshold")
     wrong = predictions.filter((score >= threshold) != (pl.col("label") == "fake"))
@@ -237,9 +263,9 @@ def mistakes_gallery(
 
 
 def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFrame:
-    """Return ``video_id group_id jpeg_base64``: frames of the first videos of ``scores`` whose clip can be read.
+    """Return VIDEO_FRAMES: ``video_id group_id jpeg_base64``, a strip of frames for the first 300 videos of ``scores``.
 
-    Nothing where ``read_clip`` is None.
+    Videos whose clip cannot be read are left out. Without ``read_clip`` the table is empty.
     """
     rows: list[tuple[str, str, str]] = []
     if read_clip is None:

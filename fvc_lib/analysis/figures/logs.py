@@ -1,4 +1,4 @@
-"""Figures of a run's logs, while and after it works: learning curves, and memory by phase, epoch and time."""
+"""Figures of a run's logs, during and after the run: learning curves, and memory by phase, epoch and time."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,12 +23,14 @@ _FEW_POINTS = 7  # a curve of at most this many shows its points
 
 
 def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smoothing: float = 0.0) -> go.Figure:
-    """Return a small panel per fold (and run), all on one scale, with train and validation.
+    """Return a figure with one small panel per run, stage and fold, with the curves of train and validation.
+
+    All panels have the same scale.
 
     Args:
-        curves: of ``queries.learning_curves``.
-        metric: its name.
-        smoothing: in [0, 1): 0 draws the logged values; towards 1 an exponential mean over more and more of them.
+        curves: rows of ``queries.learning_curves``.
+        metric: name of the metric to draw.
+        smoothing: strength of exponential smoothing in [0, 1); 0 draws the logged values.
     """
     name = "Loss" if metric == "loss" and set(TASK_OF_STAGE) & set(curves["stage"]) else metric_name(metric)
     rows = curves.filter(pl.col("value").is_not_null(), metric=metric)
@@ -67,12 +69,12 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
 
 
 def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
-    """Return the exponential mean with weight 1 - ``smoothing``, in (0, 1], on the newest value."""
+    """Return the exponential moving mean of ``values``; the newest value has weight 1 - ``smoothing``, in (0, 1]."""
     return values.cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True)
 
 
 def _panel_name(row: Mapping[str, Any], among: pl.DataFrame) -> str:
-    """Return the parts of run, stage and fold that tell this panel from the others."""
+    """Return the title of a panel: run, stage and fold, without a run or stage that all panels share."""
     parts = [row["run_id"]] if among["run_id"].n_unique() > 1 else []
     parts += [row["stage"]] if row["fold"] is None or among["stage"].n_unique() > 1 else []
     return ", ".join(parts + ([f"fold {row['fold']}"] if row["fold"] is not None else []))
@@ -91,7 +93,7 @@ _EVENT_STYLES = {
 
 
 def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
-    """Return the highest memory of each stage and phase, with its range over the folds."""
+    """Return a figure of the highest memory of each stage and phase over the folds; a line spans the folds' peaks."""
     if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
     rows, used = [], pl.col("used_mb")
@@ -112,7 +114,7 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def growth_figure(findings: MemoryFindings) -> go.Figure:
-    """Return the median memory of each training epoch with its fitted slope; leaks are red."""
+    """Return a figure of the median memory of each training epoch, with the fitted line; a leak is red."""
     points = memory.epoch_medians(findings.usage)
     if points.is_empty():
         return theme.nothing_to_show("Memory from epoch to epoch", "No training epoch has been sampled yet.")
@@ -144,7 +146,10 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
-    """Return memory over the working time of all stages, laid end to end, with events."""
+    """Return a figure of memory over time, with marks for events such as an out-of-memory.
+
+    Stages follow each other without the pauses between them.
+    """
     rows = findings.usage.filter(pl.col("seconds").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")
@@ -189,7 +194,7 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def _draw_events(drawn: go.Figure, events: pl.DataFrame, rows: pl.DataFrame) -> None:
-    """Draw marks at the moment of each event, at the height of the nearest sample."""
+    """Add marks at the time of each event, at the memory of the sample that is nearest in time."""
     fold = pl.col("fold").fill_null(-1)  # a null has no partner in a join
     line = rows.sort("seconds").select("run_id", "stage", fold, "seconds", "start", "used_mb")
     known = events.drop_nulls("seconds").filter(pl.col("kind").is_in(list(_EVENT_STYLES)))
@@ -211,7 +216,10 @@ def _draw_events(drawn: go.Figure, events: pl.DataFrame, rows: pl.DataFrame) -> 
 
 
 def _draw_budget(draw: Callable[..., Any], axis: str, findings: MemoryFindings) -> None:
-    """Draw the budget and its 90 % across ``axis``, unless they are far above the peak."""
+    """Add lines at the budget and at 90 % of it, unless the budget is more than 2.5 times the peak.
+
+    ``draw`` is the method of the figure that adds a line across ``axis``.
+    """
     peak = findings.peak
     if peak is None or peak["budget_mb"] is None or peak["budget_mb"] > _NEAR_FACTOR * peak["used_mb"]:
         return

@@ -1,7 +1,8 @@
 """Figures and tables of a result: the model and its controls, its scores, its slices, and the leakage audit.
 
-``results``, ``slices``, ``audit`` and ``predictions`` are one run's rows of the tables of that name;
-``confidence`` is the coverage of the intervals in them.
+``results``, ``slices``, ``audit`` and ``predictions`` are one run's rows of RESULTS, SLICES, LEAKAGE_AUDIT and
+PREDICTIONS in ``services.tables``. ``confidence`` is the coverage of the intervals in them. A control is a simple
+predictor that the model must beat.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ _MAIN = headline.HEADLINE_METRIC
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     """Return the model's metrics over all folds: ``metric better by_video by_group fold_mean fold_std``.
 
-    ``by_video`` and ``by_group`` count a vote for each video and for each group; both are text with intervals.
+    In ``by_video`` every video has the same weight, in ``by_group`` every group. Both are text with intervals.
     """
     model = results.filter(source="model")
     texts = [None if row[0] is None else interval_text(*row) for row in model.select("value", "low", "high").rows()]
@@ -51,7 +52,7 @@ _METRIC = (
 
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return every metric over all folds: ``metric better`` and a column for each source."""
+    """Return every metric over all folds: ``metric better``, and one column for the model and for each control."""
     # No control has a temperature, so metrics before it are the model's alone; the margin is between two rows.
     of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
@@ -60,15 +61,15 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | None, int, int]]) -> pl.DataFrame:
-    """Return the choices of each fold's inner validation part and the test videos they were applied to.
+    """Return for each fold what its inner validation part chose, and the size of its test part.
 
     Args:
-        predictions: of all folds.
-        epochs: by fold, the chosen epoch and the number of videos and groups that chose it.
+        predictions: predictions of all folds.
+        epochs: by fold, the chosen epoch, and the numbers of videos and groups in the inner validation part.
 
     Returns:
         ``fold epoch temperature threshold num_inner_videos num_inner_groups num_test_videos num_test_groups
-        called_fake_share``; null is not recorded.
+        called_fake_share``. Null means not recorded. ``called_fake_share`` is the share of test videos called fake.
     """
     names = dict.fromkeys(("fold", "epoch", "num_inner_videos", "num_inner_groups"), pl.Int64)
     inner = pl.DataFrame([(fold, *chosen) for fold, chosen in epochs.items()], schema=names, orient="row")
@@ -101,9 +102,9 @@ def failed_checks(audit: pl.DataFrame) -> list[str]:
 def controls_figure(
     results: pl.DataFrame, *, confidence: float = 0.95, verdict: headline.Verdict | None = None
 ) -> go.Figure:
-    """Return the headline's number of the model and of its controls as points with intervals.
+    """Return a figure of the ROC AUC of the model and of its controls over all folds, with intervals.
 
-    ``verdict`` is the run's; None: it is judged from ``results`` alone.
+    ``verdict`` is the verdict of the run, which becomes the title. None: the title is judged from ``results`` alone.
     """
     scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:
@@ -131,7 +132,7 @@ def controls_figure(
 
 
 def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
-    """Return the scores of reals and of fakes in bins of 0.05, with the decision thresholds of the folds."""
+    """Return a histogram of the scores of reals and of fakes in bins of 0.05, with the thresholds of the folds."""
     if predictions.is_empty():
         return theme.nothing_to_show("Scores", "No predictions are recorded.")
     is_right = (predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")
@@ -164,9 +165,9 @@ _MOST_OF_ALL = 0.8  # a slice of more of the videos repeats the overall result
 
 
 def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """Return the main metric in each slice with its interval, the property with the largest gap first.
+    """Return a figure of the ROC AUC in each slice, the videos with one value of a property.
 
-    Small slices are pale; undefined ones have no point.
+    The property whose slices differ most comes first. Small slices are pale. A slice of one class has no point.
     """
     rows, name = slices.filter(metric=_MAIN), metric_name(_MAIN)
     if rows.is_empty():
@@ -210,7 +211,10 @@ def _slice_name(row: Mapping[str, Any], characters: int = 32) -> str:
 
 
 def _num_videos(rows: pl.DataFrame) -> int:
-    """Return the number of all videos; slices by generator share their reals, slices by real source their fakes."""
+    """Return the number of all videos from ``rows`` of slices, the largest over properties.
+
+    Slices by generator share their reals, and slices by real source share their fakes, so these count once.
+    """
     real, fake, first = pl.col("num_real"), pl.col("num_fake"), pl.col("slice_by").first()
     total = (
         pl.when(first.is_in(["manipulation", "generator"])).then(fake.sum() + real.max())
@@ -245,7 +249,10 @@ def _slices_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("parameters", at=72, follows=("runs",))
 def _parameters_panel(selection: Selection) -> Shown:
-    """Return the parameters in which the chosen runs of this task differ, a column for each run."""
+    """Return a table of the parameters in which the chosen runs differ, with one column per run.
+
+    Only runs with the task of the run in detail are included.
+    """
     task = panels.task_of(selection.detailed)
     runs = [run for run in selection.runs if panels.task_of(run) == task]
     differing = parameter_differences(runs).frame

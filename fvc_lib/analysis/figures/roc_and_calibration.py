@@ -1,11 +1,12 @@
 """How well scores rank fakes above reals: ROC and precision-recall curves, calibration, and abstaining.
 
-Each fold has its own network, and scores of two networks need not share a scale. Curves are therefore made within folds
-and averaged vertically, each weighted by its pairs of a fake and a real: the area under the mean is the area metric
-within folds. Bands are pointwise, from the same half-samples of groups as the intervals of the metrics.
+Each fold has a different network, and scores of two networks need not share a scale. Curves are therefore computed
+within folds and averaged vertically. The weight of a fold is its number of pairs of a fake and a real, so the area
+under the mean curve equals the area metric within folds. Bands are pointwise, from the same half-samples (random halves
+of the groups) as the intervals of the metrics.
 
-``predictions`` are one run's rows of ``tables.PREDICTIONS``. ``replicates``, ``seed`` and ``confidence`` are those of
-the half-samples.
+``predictions`` are one run's rows of ``tables.PREDICTIONS``. ``replicates`` is the number of half-samples, ``seed``
+their seed, and ``confidence`` the coverage of intervals and bands.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,16 +39,16 @@ Heights = Callable[[ConfusionCurve, FloatArray], FloatArray]
 
 @dataclass(frozen=True)
 class CurveBand:
-    """A mean curve over folds on a grid of G points in [0, 1], ascending.
+    """A mean curve over folds, with a band.
 
     Attributes:
-        grid: float64 (G,).
-        mean: float64 (G,).
-        low: float64 (G,), pointwise; NaN where a class has fewer than two groups.
-        high: float64 (G,), likewise.
+        grid: float64 (G,), ascending x values in [0, 1].
+        mean: float64 (G,), heights of the mean curve.
+        low: float64 (G,), pointwise lower ends of the band; all NaN if a class has fewer than two groups.
+        high: float64 (G,), pointwise upper ends, likewise.
         area: exact value of the curve's area metric within folds.
-        folds: those with both classes.
-        fold_heights: float64 (F, G), the curve of each of ``folds``.
+        folds: numbers of the F folds with both classes.
+        fold_heights: float64 (F, G), the curves of ``folds``.
     """
 
     grid: FloatArray
@@ -73,22 +74,22 @@ def curve_band(
 ) -> CurveBand:
     """Return the average of the folds' curves, with a band over groups.
 
-    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006). With one
-    class in every fold, one pooled curve is drawn.
+    Curves are averaged vertically: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27
+    (2006). If no fold has both classes, the curve of all rows together is returned.
 
     Args:
         labels: int (N,); 1 is fake.
         scores: float (N,).
-        groups: N names.
+        groups: N group names.
         folds: int (N,).
-        heights: the curve.
-        area: the metric that is the area under one curve of ``heights``.
-        replicates: half-samples of the groups.
-        seed: of the half-samples.
-        confidence: of the band.
+        heights: function of a curve and a grid that returns the heights there.
+        area: the metric that equals the area under a curve of ``heights``.
+        replicates: number of half-samples of the groups.
+        seed: seed of the half-samples.
+        confidence: coverage of the band.
 
     Raises:
-        ValueError: labels are not 0 and 1, or scores are not finite or not as many.
+        ValueError: labels are not 0 and 1, scores are not finite, or there are not N scores.
     """
     checked = classification.check_labels(labels)
     values = classification.check_scores(scores, checked.size)
@@ -113,9 +114,9 @@ def curve_band(
 def _mean_curves(
     counts: FloatArray, group_of_row: IntArray, ranked: list[RankedRows], grid: FloatArray, heights: Heights
 ) -> FloatArray:
-    """Return heights (R, G) averaged over folds by their pairs; NaN where no fold has both classes.
+    """Return heights (R, G) averaged over folds, weighted by pairs of a fake and a real.
 
-    ``counts`` (R, groups) are the weights of the groups.
+    ``counts`` (R, groups) are R sets of weights of the groups. A row is NaN if no fold has both classes.
     """
     total, pairs = np.zeros((len(counts), grid.size)), np.zeros(len(counts))
     for of_fold in ranked:
@@ -127,7 +128,10 @@ def _mean_curves(
 
 
 def true_positive_rates(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
-    """Return the true positive rates (R, G) at the grid's false positive rates, the highest where several fit."""
+    """Return the true positive rates (R, G) at the false positive rates ``grid`` (G,).
+
+    Where the curve is vertical, the highest rate is returned.
+    """
     heights = np.full((len(curve.num_fake), grid.size), np.nan)
     for number in np.flatnonzero((curve.num_fake > 0) & (curve.num_real > 0)):
         # np.interp takes the last of several equal x, which is the top of a vertical piece.
@@ -136,11 +140,11 @@ def true_positive_rates(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
 
 
 def precisions(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
-    """Return precision (R, G) at the strictest threshold that finds at least the grid's recall.
+    """Return the precision (R, G) at the highest threshold whose recall is at least ``grid`` (G,).
 
-    NaN without fakes or reals. This is the step function whose area is the average precision. Straight lines between
-    its points would be too good: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves",
-    ICML 2006.
+    Rows without fakes or reals are NaN. The area of this step function is the average precision. Straight lines
+    between its points would overstate precision: J. Davis and M. Goadrich, "The relationship between precision-recall
+    and ROC curves", ICML 2006.
     """
     recalls = classification.divide(curve.true_positives, curve.num_fake[:, None])
     heights_at = classification.divide(curve.true_positives, curve.true_positives + curve.false_positives)
@@ -159,7 +163,7 @@ pr_band = partial(curve_band, heights=precisions, area=classification.average_pr
 
 @classification.weighted_metric
 def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the precision of guessing."""
+    """Return the weighted share of fakes, which is the precision of guessing."""
     del scores
     return classification.divide(weights @ labels, weights.sum(axis=1))
 
@@ -167,7 +171,7 @@ def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) ->
 def roc_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Return the ROC curve averaged over folds, with a band over groups and each fold's curve behind it."""
+    """Return a figure of the ROC curve averaged over folds, its band over groups, and the curves of single folds."""
     if predictions["label"].n_unique() < 2:
         return theme.nothing_to_show("ROC curve", _ONE_CLASS)
     band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
@@ -185,7 +189,7 @@ def roc_figure(
 def pr_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Return the precision-recall curve averaged over folds with a band, and the share of fakes."""
+    """Return a figure of the precision-recall curve averaged over folds, its band, and the share of fakes as a line."""
     if predictions["label"].n_unique() < 2:
         return theme.nothing_to_show("Precision and recall", _ONE_CLASS)
     band = pr_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
@@ -207,13 +211,13 @@ def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, list[str]
 
 
 def _within(metric: Metric, predictions: pl.DataFrame, band: CurveBand) -> float:
-    """Return ``metric`` within folds, or pooled where the band is of a pooled curve."""
+    """Return ``metric`` within folds; over all rows together if no fold of ``band`` has both classes."""
     labels, scores, _, folds = _columns(predictions)
     return float((within_folds(metric, folds) if band.folds else metric)(labels, scores))
 
 
 def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float, finding: str, hover: str) -> go.Figure:
-    """Draw the band, the folds' curves and their mean."""
+    """Return a figure with the band, the curves of single folds and their mean."""
     has_band = bool(np.isfinite([band.low, band.high]).all())
     note = f"band: {confidence:.0%} pointwise, over groups" if has_band else "too few groups for a band"
     drawn = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {note}", height=460)
@@ -239,12 +243,13 @@ def binned_shares(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> pl.DataFrame:
-    """Return the share of fakes in each filled bin, with an interval over groups.
+    """Return the share of fakes in each of the ten bins of scores that holds a video, with an interval over groups.
 
-    Replicates draw groups as the intervals of the metrics do; a bin that a replicate leaves empty has no share in it.
+    Half-samples that leave a bin empty do not count for that bin.
 
     Returns:
-        ``mean_score fake_share low high num_videos num_groups``; the ends are NaN in bins of one group.
+        One row per bin: ``mean_score fake_share low high num_videos num_groups``. ``low`` and ``high`` are NaN in bins
+        of one group.
     """
     bins = calibration.reliability_bins(labels, scores)
     filled = np.flatnonzero(bins.counts)
@@ -270,7 +275,10 @@ def binned_shares(
 def calibration_figure(
     predictions: pl.DataFrame, *, replicates: int = 1000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Return the share of fakes against the mean score in ten bins, before and after the temperature."""
+    """Return a figure of the share of fakes against the mean score in ten bins, before and after the temperature.
+
+    The temperature is the divisor of the logits that was chosen in training to calibrate scores.
+    """
     if predictions.is_empty():
         return theme.nothing_to_show("Calibration", "No predictions are recorded.")
     labels, scores, groups, _ = _columns(predictions)
@@ -307,7 +315,10 @@ def calibration_figure(
 def risk_coverage_figure(
     predictions: pl.DataFrame, *, replicates: int = 500, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Return the share of wrong decisions against the share of videos decided, the most certain first."""
+    """Return a figure of the share of wrong decisions if only the most certain videos are decided.
+
+    The x axis is the share of videos that are decided. Certainty is the distance of the score from the threshold.
+    """
     if predictions.is_empty():
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")
     labels, scores, groups, _ = _columns(predictions)
@@ -343,7 +354,7 @@ def risk_coverage_figure(
 
 
 def _risk_at(curve: calibration.RiskCoverage, coverages: FloatArray) -> FloatArray:
-    """Return the risk of the smallest decided set that covers at least each of ``coverages``."""
+    """Return the risk at the smallest coverage of ``curve`` that is at least ``coverages`` (C,): float64 (C,)."""
     index = np.searchsorted(curve.coverages, coverages - _SAME)
     return curve.risks[np.minimum(index, curve.risks.size - 1)]
 

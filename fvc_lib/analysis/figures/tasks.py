@@ -1,8 +1,8 @@
 """Figures and tables of the tasks image and video_text: numbers next to their controls, classes, targets.
 
-Frames are rows of the tables in ``services.tables`` that their names say: ``results`` of TASK_RESULTS, ``images`` of
-IMAGES, ``targets`` of IMAGE_TARGETS, ``predictions`` of IMAGE_PREDICTIONS.
-``confidence`` is the coverage of the intervals in them.
+Unless a docstring says otherwise, ``results`` are rows of TASK_RESULTS in ``services.tables``, ``images`` of IMAGES,
+``targets`` of IMAGE_TARGETS, and ``predictions`` of IMAGE_PREDICTIONS. A target is a number that a network predicts for
+an image. ``confidence`` is the coverage of the intervals.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +35,13 @@ _LOWEST_DRAWN = -1.0  # an R² has no lower end; its number stands next to the p
 def beside_controls_figure(
     results: pl.DataFrame, shown: Sequence[tuple[str, str]], *, counted: str, confidence: float = 0.95
 ) -> go.Figure:
-    """Return numbers without a unit as points with intervals, and below each its best control.
+    """Return a figure of metrics with intervals; the best control stands below each metric.
 
     Args:
-        results: of one run.
-        shown: subject and metric of each row; those not recorded are left out; higher must be better.
-        counted: the name of the samples, in the plural.
+        results: results of one run.
+        shown: pairs of subject and metric. A metric must have no unit, and higher must be better. Pairs that are not
+            recorded are left out.
+        counted: name of the samples, in the plural.
         confidence: coverage of the intervals.
     """
     rows: list[Row] = []
@@ -80,7 +81,10 @@ def _row(tick: str, score: Score, color: str) -> Row:
 
 
 def best_score(results: pl.DataFrame, subject: str, metric: str, *, of_controls: bool = False) -> Score | None:
-    """Return the model's ``metric``, or that of its best control; None where it is not recorded or undefined."""
+    """Return the score of the model, or with ``of_controls`` that of its best control.
+
+    None if ``metric`` of ``subject`` is not recorded or undefined.
+    """
     rows = results.filter((pl.col("source") != "model") == of_controls, subject=subject, metric=metric)
     rows = rows.drop_nulls("value")
     rows = rows.sort("value", "source", descending=[wording.better_direction(metric) == "higher", False])
@@ -88,11 +92,11 @@ def best_score(results: pl.DataFrame, subject: str, metric: str, *, of_controls:
 
 
 def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
-    """Return every metric of ``subjects`` next to its controls; a subject ``target:`` stands for all targets.
+    """Return every metric of ``subjects`` for the model and its controls; the subject ``target:`` means all targets.
 
     Returns:
-        ``of metric unit better Model``, a column for each control, ``num_samples num_groups``. Numbers are text with
-        their intervals. ``of`` and ``unit`` are left out where they say nothing.
+        ``of metric unit better Model``, one column per control, and ``num_samples num_groups``. Numbers are text with
+        intervals. ``of`` is left out if there is one subject, ``unit`` if no metric has one.
     """
     rows = pl.concat([results.clear(), *(results.filter(_about(subject)) for subject in subjects)])
     texts = pl.Series("text", [_value_text(row) for row in rows.iter_rows(named=True)], pl.String)
@@ -128,9 +132,10 @@ def _value_text(row: Mapping[str, Any]) -> str:
 
 
 def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
-    """Return the counts of each part of the split: ``part split num_rows`` and ``counted``.
+    """Return one row per part of the split: ``part split num_rows`` and the columns of ``counted``.
 
-    ``counted`` maps a column of the answer to the column of ``rows`` whose different values it counts.
+    A key of ``counted`` is the name of a column to return. Its value is the column of ``rows`` whose distinct values
+    are counted. ``split`` says where the split comes from.
     """
     counts = rows.group_by("part").agg(
         split=pl.col("split_source").unique().sort().str.join(", "),
@@ -142,7 +147,7 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
 
 
 def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
-    """Return the targets of the images: ``target unit num_images num_groups mean std least most``."""
+    """Return one row per target: ``target unit num_images num_groups mean std least most``, over ``images``."""
     known = targets.join(images.select("image_id"), on="image_id", how="semi")
     value = pl.col("value")
     statistics = {"mean": value.mean(), "std": value.std(), "least": value.min(), "most": value.max()}
@@ -151,13 +156,16 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
-    """Return the mean of each target over the training part: the answers of the mean predictor."""
+    """Return by target its mean over the training images; the control "mean predictor" always answers this mean."""
     training = targets.join(images.filter(part="train").select("image_id"), on="image_id", how="semi")
     return dict(training.group_by("target").agg(pl.col("value").mean()).sort("target").iter_rows())
 
 
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
-    """Return rejected files by reason, most frequent first: ``reason number one_of_them what_and_remedy``."""
+    """Return one row per reason of rejection, the most frequent first: ``reason number one_of_them what_and_remedy``.
+
+    ``one_of_them`` is the path of a rejected file, ``what_and_remedy`` the explanation recorded for a file.
+    """
     first = {"one_of_them": pl.col("path").first(), "what_and_remedy": pl.col("detail").first()}
     counts = rejected.group_by("reason").agg(number=pl.len(), **first)
     return counts.sort("number", "reason", descending=[True, False])
@@ -167,7 +175,7 @@ def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
 
 
 def class_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return each class, the worst F1 first: ``class precision recall f1 num_images num_groups``."""
+    """Return one row per class, the lowest F1 first: ``class precision recall f1 num_images num_groups``."""
     rows = results.filter(_about("class:"), source="model")
     metrics = {name: pl.col("value").filter(metric=name).first() for name in ("precision", "recall", "f1")}
     counts = {"num_images": pl.col("num_samples").max(), "num_groups": pl.col("num_groups").max()}
@@ -176,9 +184,9 @@ def class_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
-    """Return for the images of each class (rows) the share that was called each class (columns).
+    """Return a confusion matrix: rows are true classes, columns predicted classes, cells the share of the row.
 
-    Of more than 32 classes, those with most mistakes are drawn.
+    If there are more than 32 classes, the 32 with the most mistakes are drawn.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
@@ -221,12 +229,14 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
 def target_scatter_figure(
     predictions: pl.DataFrame, results: pl.DataFrame, means: Mapping[str, float], *, confidence: float = 0.95
 ) -> go.Figure:
-    """Return predicted over true numbers of the test images, a panel per target in its unit.
+    """Return scatter plots of predicted against true numbers of the test images, one panel per target.
+
+    At most eight targets are drawn.
 
     Args:
-        predictions: of TARGET_PREDICTIONS.
-        results: of the run.
-        means: of ``training_means``.
+        predictions: rows of TARGET_PREDICTIONS.
+        results: results of the run.
+        means: mean of each target, from ``training_means``.
         confidence: coverage of the intervals.
     """
     if predictions.is_empty():

@@ -1,4 +1,4 @@
-"""The look of all figures, and one helper for each kind of chart.
+"""Colours, fonts and layout of all figures, and one helper for each kind of chart.
 
 The colours are Okabe and Ito's ("Color Universal Design", 2008), which colour-blind readers can tell apart. They differ
 in lightness too, so a grey print tells real from fake and model from control.
@@ -88,7 +88,7 @@ def figure(finding: str, subtitle: str, *, height: int = 380) -> go.Figure:
 
 
 def nothing_to_show(what: str, why: str) -> go.Figure:
-    """Return a small figure with a sentence in place of data."""
+    """Return a small figure without data. Its title names ``what`` is missing, its subtitle says ``why``."""
     empty = figure(f"{what}: nothing to show", why, height=150)
     return empty.update_xaxes(visible=False).update_yaxes(visible=False)
 
@@ -99,28 +99,31 @@ def translucent(color: str, alpha: float) -> str:
 
 
 def shortened(text: object, characters: int) -> str:
-    """Return ``text`` cut to at most ``characters``."""
+    """Return ``text`` with at most ``characters`` characters; a cut text ends in "…"."""
     whole = str(text)
     return whole if len(whole) <= characters else f"{whole[: characters - 1]}…"
 
 
 def fake_labels(predictions: pl.DataFrame) -> npt.NDArray[np.int64]:
-    """Return ``label`` as int64 (N,); 1 is fake."""
+    """Return the column ``label`` as int64 (N,): 1 is fake, 0 is real."""
     return (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
 
 
 def in_groups(count: int, one: str, num_groups: int) -> str:
-    """Return ``n = 96 videos in 24 groups``."""
+    """Return text for a subtitle, such as ``n = 96 videos in 24 groups``."""
     return f"n = {count_text(count, one)} in {count_text(num_groups, 'group')}"
 
 
 def by_label(real: int, fake: int) -> str:
-    """Return ``n = 96 videos (48 real, 48 fake)``."""
+    """Return text for a subtitle, such as ``n = 96 videos (48 real, 48 fake)``."""
     return f"n = {count_text(real + fake, 'video')} ({real:,} real, {fake:,} fake)"
 
 
 def videos_and_groups(predictions: pl.DataFrame) -> str:
-    """Return ``n = 96 videos (48 real, 48 fake) in 24 groups``."""
+    """Return text for a subtitle, such as ``n = 96 videos (48 real, 48 fake) in 24 groups``.
+
+    ``predictions`` need the columns ``label`` and ``group_id``.
+    """
     fakes = int(fake_labels(predictions).sum())
     groups = count_text(predictions["group_id"].n_unique(), "group")
     return f"{by_label(predictions.height - fakes, fakes)} in {groups}"
@@ -135,12 +138,12 @@ class Row:
 
     Attributes:
         tick: name on the axis, escaped for plotly.
-        value: the point; None draws none.
+        value: position of the point; None: no point is drawn.
         low: lower end of the interval, if known.
         high: upper end of the interval, if known.
-        color: of point and interval, ``#RRGGBB``.
+        color: colour of point and interval, ``#RRGGBB``.
         hollow: whether the point is drawn as a ring.
-        text: to the right, escaped; empty: the value with its interval.
+        text: text to the right of the plot, escaped; empty: the value with its interval.
     """
 
     tick: str
@@ -163,7 +166,7 @@ def interval_chart(
     chance: float | None = 0.5,
     row_height: int = 40,
 ) -> go.Figure:
-    """Return rows of points with intervals, from top to bottom, their numbers to the right.
+    """Return a chart with one row per point: the point, its interval, and its number to the right.
 
     Args:
         finding: the title.
@@ -171,9 +174,9 @@ def interval_chart(
         rows: the first stands on top.
         names: title of the axis of names.
         values: title of the axis of values.
-        shown: range of values shown at least; None: plotly chooses.
-        chance: value of a dashed line; None: no line.
-        row_height: pixels.
+        shown: range that the axis of values covers at least; None: plotly chooses.
+        chance: position of a dashed line; None: no line.
+        row_height: height of a row in pixels.
     """
     drawn = figure(finding, subtitle, height=150 + row_height * len(rows))
     for place, row in enumerate(rows):
@@ -201,7 +204,7 @@ def interval_chart(
 def error_bar(
     values: Sequence[float] | Floats, low: Sequence[float] | Floats, high: Sequence[float] | Floats, color: str
 ) -> dict[str, Any]:
-    """Return plotly's error bar from ``low`` to ``high``, each (N,); NaN ends draw nothing."""
+    """Return plotly's error bars from ``low`` (N,) to ``high`` (N,) around ``values`` (N,); a NaN end is not drawn."""
     up, down = np.nan_to_num([np.subtract(high, values), np.subtract(values, low)])
     look = {"color": color, "thickness": 1.5, "width": 4}
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **look}
@@ -225,11 +228,12 @@ def bar_chart(
     Args:
         finding: the title.
         subtitle: sample size and method.
-        counts: columns name, series and number, in this order; other names and series are left out.
-        colors: of each series, in the order of stacking.
-        names: a bar each, from the top or from the left.
-        titles: of the axis of names and of the axis of numbers.
-        upright: whether the bars stand.
+        counts: three columns in this order: name of the bar, series and number. Rows with names or series that are not
+            in ``names`` and ``colors`` are left out.
+        colors: colour of each series, in the order of stacking.
+        names: names of the bars, from the top or from the left.
+        titles: titles of the axis of names and of the axis of numbers.
+        upright: whether bars are vertical.
     """
     drawn = figure(finding, subtitle, height=340 if upright else 150 + 34 * len(names))
     # Bars stand at numbers: plotly would read HTML in a name, and merge names that are equal when shortened.
@@ -250,7 +254,7 @@ def bar_chart(
 
 
 def commonest(values: pl.Series, limit: int) -> list[str]:
-    """Return the ``limit`` most frequent values, most frequent first."""
+    """Return the ``limit`` most frequent values, in descending order of frequency, then of value."""
     counts = values.rename("value").value_counts().sort(["count", "value"], descending=[True, False])
     return counts["value"].head(limit).to_list()
 
@@ -259,7 +263,10 @@ def commonest(values: pl.Series, limit: int) -> list[str]:
 
 
 def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: Any) -> go.Scatter:
-    """Add a line and return its trace; ``look`` may have ``dash``, ``width``, ``where`` and fields of the trace."""
+    """Add a line to the figure ``drawn`` and return its trace.
+
+    ``look`` may hold ``dash``, ``width``, ``where`` (row and column of a panel), and any field of the trace.
+    """
     line = {"color": color, "dash": look.pop("dash", "solid"), "width": look.pop("width", 2)}
     where = look.pop("where", {})
     drawn.add_trace(go.Scatter(x=x, y=y, name=figure_text(name), line=line, **{"mode": "lines", **look}), **where)
@@ -267,24 +274,24 @@ def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: An
 
 
 def add_reference(drawn: go.Figure, name: str, begin: float, end: float) -> None:
-    """Add a dashed line over [0, 1] from height ``begin`` to ``end``."""
+    """Add a dashed line from the point (0, ``begin``) to the point (1, ``end``)."""
     add_line(drawn, [0, 1], [begin, end], name, NEUTRAL, dash="dash", width=1, hoverinfo="skip")
 
 
 def add_band(drawn: go.Figure, x: Floats, low: Floats, high: Floats) -> None:
-    """Add the area between ``low`` and ``high``, each (N,)."""
+    """Add the area between the curves ``low`` (N,) and ``high`` (N,) over ``x`` (N,)."""
     around, heights = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
     look = {"width": 0, "fill": "toself", "fillcolor": translucent(MODEL, 0.13), "hoverinfo": "skip"}
     add_line(drawn, around, heights, "Interval", MODEL, **look)
 
 
 def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
-    """Return at most ``most`` places out of ``size``, evenly spread, with the first and the last."""
+    """Return at most ``most`` indices in [0, ``size``), int64, evenly spread, including the first and the last."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
 
 
 def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
-    """Name the axes of a figure whose values are shares in [0, 1]."""
+    """Set axis titles ``x`` and ``y`` and ranges for a figure whose values are shares in [0, 1]; return the figure."""
     drawn.update_xaxes(title_text=x, range=[-0.02, 1.02])
     return drawn.update_yaxes(title_text=y, range=[-0.02, 1.04])
 
@@ -295,7 +302,10 @@ def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
 def heat_map(
     drawn: go.Figure, z: Floats, x: Sequence[str], y: Sequence[str], *, colors: Sequence[str], low: float, **look: Any
 ) -> go.Figure:
-    """Draw ``z`` (Y, X) from ``low`` to 1 in evenly spaced ``colors``; the first row is on top."""
+    """Add a heat map of ``z`` (Y, X) to ``drawn``, with the first row on top, and return ``drawn``.
+
+    ``colors`` are spaced evenly from the value ``low`` to 1. ``x`` and ``y`` name columns and rows.
+    """
     scale = list(zip(np.linspace(0, 1, len(colors)).tolist(), colors, strict=True))
     drawn.add_trace(go.Heatmap(z=z, x=x, y=y, zmin=low, zmax=1, colorscale=scale, xgap=1, ygap=1, **look))
     drawn.update_yaxes(autorange="reversed", showgrid=False, type="category", dtick=1)
@@ -305,7 +315,16 @@ def heat_map(
 def panel_grid(
     finding: str, subtitle: str, titles: Sequence[str], *, columns: int, panel_height: int, **axes: Any
 ) -> tuple[go.Figure, list[dict[str, int]]]:
-    """Return a figure with a panel for each of ``titles`` (plain text), and the row and column of each panel."""
+    """Return a figure with one panel per title, and the position of each panel as ``{"row": ..., "col": ...}``.
+
+    Args:
+        finding: title of the figure.
+        subtitle: sample size and method.
+        titles: titles of the panels, plain text.
+        columns: the most panels in a row.
+        panel_height: height of a panel in pixels.
+        axes: further arguments of plotly's ``make_subplots``.
+    """
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
     height = 160 + panel_height * rows

@@ -1,4 +1,7 @@
-"""Verdicts on files: their scores and those of known reals and fakes. ``table`` is VERDICTS."""
+"""Verdicts on files: their scores next to those of videos with known labels.
+
+``table`` holds rows of VERDICTS (``services.tables``).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,9 @@ _COLORS = {**theme.LABEL_COLORS, "undecided": theme.MODEL}
 
 
 def ruler_figure(table: pl.DataFrame, tested: pl.DataFrame) -> go.Figure:
-    """Return the scores of files, with their range over networks, below those of the run's reals and fakes.
+    """Return a figure: scores of files with their range over networks, below the scores of the run's reals and fakes.
 
-    ``tested`` has ``label score`` of the run's videos, each by a network that had not seen it.
+    ``tested`` holds ``label score`` of the run's videos; a score is by a network that was not trained on the video.
     """
     scored = table.drop_nulls("score")
     shown = scored.head(_MOST_VIDEOS)
@@ -54,7 +57,10 @@ def ruler_figure(table: pl.DataFrame, tested: pl.DataFrame) -> go.Figure:
 
 
 def verdict_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return ``file verdict score reasons``, the score with its range as text, and ``probability`` where known."""
+    """Return one row per file: ``file verdict score reasons``, and ``probability`` before ``reasons`` if any is known.
+
+    ``score`` is text with the range over networks.
+    """
     scores = [
         "" if score is None else interval_text(score, low, high)
         for score, low, high in table.select("score", "score_low", "score_high").iter_rows()

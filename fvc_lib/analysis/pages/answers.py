@@ -1,6 +1,6 @@
-"""Offline pages of a run's answers on new files: one page for a judged video, one for all predictions of a task.
+"""Offline pages of a run's answers on new files: one page per judged video, and one for all predictions of a task.
 
-Drawings are SVG without scripts: plotly's script weighs 4.8 MB, and the page of a video is handed on by itself.
+Drawings are SVG without scripts, because plotly's script has 4.8 MB and the page of a video is a single file.
 """
 
 import base64
@@ -44,10 +44,10 @@ class Known:
     """Out-of-fold scores of the run's videos, and the scores at which the rule decides.
 
     Attributes:
-        reals: float64, of the real videos.
-        fakes: float64, of the fake videos.
-        real_to: the rule says real up to this score of all networks; None: never.
-        fake_from: the rule says fake from this score of all networks; None: never.
+        reals: float64, scores of the real videos.
+        fakes: float64, scores of the fake videos.
+        real_to: the rule decides "real" if the scores of all networks are at most this; None: never.
+        fake_from: the rule decides "fake" if the scores of all networks are at least this; None: never.
     """
 
     reals: Floats
@@ -57,18 +57,19 @@ class Known:
 
 
 def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp: str, **parts: Any) -> None:
-    """Write the page of one video, whole or not at all.
+    """Write the page of one video; the file is never left half written.
 
     Args:
-        path: of the page.
-        row: of VERDICTS, with a score.
-        known: scores that stand next to it.
-        stamp: identifies the content, for ``page.stamp_of``.
-        parts: of the template ``video.html``: ``frames``, ``over_time``, ``heat_map``, ``provenance`` as the functions
-            below return them; ``prior``, ``standing``, ``notes``, ``limits``, ``card`` and ``overview``.
+        path: path of the page.
+        row: row of VERDICTS with a score.
+        known: scores of videos with known labels, drawn next to that of the video.
+        stamp: text that identifies the content, for ``page.stamp_of``.
+        parts: further values for the template ``video.html``: ``frames`` from ``frame_pictures``, ``over_time`` and
+            ``heat_map`` from the functions of these names, ``provenance``, ``prior``, ``standing``, ``notes``,
+            ``limits``, ``card`` and ``overview``.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the page cannot be written.
     """
     ticks = {}
     for label, scores in (("fake", known.fakes), ("real", known.reals)):
@@ -82,27 +83,32 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
 
 
 def data_uri(frame: Pixels, side: int) -> str:
-    """Return a frame, uint8 (3, H, W), as a JPEG whose longer side has ``side`` pixels."""
+    """Return a frame, uint8 (3, H, W), as the data URI of a JPEG whose longer side has at most ``side`` pixels."""
     return f"data:image/jpeg;base64,{base64.b64encode(thumbnail(frame.transpose(1, 2, 0), side)).decode()}"
 
 
 def frame_pictures(clips: Pixels) -> dict[str, Any]:
-    """Return some frames of ``clips``, uint8 (N, T, 3, H, W), as pictures, and their number."""
+    """Return at most 12 frames of ``clips``, uint8 (N, T, 3, H, W), evenly spread.
+
+    Keys are ``pictures`` (data URIs) and ``number`` (of all frames, N * T).
+    """
     frames = clips.reshape(-1, *clips.shape[2:])
     chosen = theme.thinned(len(frames), _FRAMES)
     return {"pictures": [data_uri(frames[number], _FRAME_SIDE) for number in chosen], "number": len(frames)}
 
 
 def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float, known: Known) -> Any:
-    """Return the parts of the score over time; None where there is a single window.
+    """Return the values that the template needs to draw the score over time; None if there is a single window.
+
+    A window is a part of the video that the networks score. W is the number of windows, K that of networks.
 
     Args:
-        begins: (W,), seconds.
-        ends: (W,), seconds.
-        scores: (W, K), by each network.
-        middles: uint8 (W, 3, H, W), the middle frame of each window.
-        seconds: length of the video.
-        known: whose bounds are drawn.
+        begins: (W,), start of each window in seconds.
+        ends: (W,), end of each window in seconds.
+        scores: (W, K), scores in [0, 1].
+        middles: uint8 (W, 3, height, width), the middle frame of each window.
+        seconds: length of the video in seconds.
+        known: gives the scores at which the rule decides.
     """
     if len(begins) < 2:
         return None
@@ -132,12 +138,14 @@ def _points(xs: Floats, ys: Floats) -> str:
 
 
 def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
-    """Return frames of a clip without and with the map over them.
+    """Return the values that the template needs to draw frames of a clip without and with a heat map.
+
+    At most four frames are drawn, from different stretches of frames with the same map.
 
     Args:
         clip: uint8 (T, 3, H, W).
-        values: (T, H, W) in [0, 1].
-        top: the drop of the logit that 1 stands for.
+        values: (T, H, W), the map in [0, 1].
+        top: the fall of the logit where the map is 1.
     """
     begins = [0, *(np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1), len(values)]
     middles = [(first + end - 1) // 2 for first, end in itertools.pairwise(begins)]
@@ -151,7 +159,7 @@ def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
 
 
 def heated(frame: Pixels, values: Floats) -> Pixels:
-    """Return a frame, uint8 (3, H, W), in grey under a colour that is more opaque where the map (H, W) is higher."""
+    """Return ``frame``, uint8 (3, H, W), in grey under a colour whose opacity grows with ``values`` (H, W)."""
     color = np.frombuffer(bytes.fromhex(theme.FAKE[1:]), np.uint8)[:, None, None]
     cover = _MOST_OPACITY * values[None]
     grey = frame.mean(0, keepdims=True)
@@ -162,9 +170,9 @@ def heated(frame: Pixels, values: Floats) -> Pixels:
 
 
 def worth_of(run: RunPaths) -> tuple[str, ...]:
-    """Return sentences on how far the numbers of a run without folds can be trusted.
+    """Return sentences on how far the results of a run without folds can be trusted.
 
-    They are its standing, its cautions, and every number that a headline could have, with its controls.
+    They are its verdict against the controls, its cautions, and every main score of its task with the controls.
     """
     task = run_task(run_parameters(run))
     results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
@@ -191,20 +199,20 @@ def write_predictions_page(
     *,
     is_shown: bool,
 ) -> None:
-    """Write the page, whole or not at all.
+    """Write the page of all predictions; the file is never left half written.
 
     Args:
-        path: of the page.
-        title: plain text.
-        answer: the number of files, in one sentence.
-        worth: ``worth_of`` and further limits.
-        cards: of the first ``MOST_CARDS`` files that were read.
+        path: path of the page.
+        title: title of the page, plain text.
+        answer: a sentence with the number of files.
+        worth: sentences of ``worth_of`` and further limits.
+        cards: cards of the first ``MOST_CARDS`` files that were read.
         num_read: number of files that were read.
-        failures: path and reason of the others; the first ``MOST_CARDS`` are shown.
-        is_shown: whether the run is shown to be above its controls; else an alarm says so.
+        failures: path and reason of each file that was not read; the first ``MOST_CARDS`` are shown.
+        is_shown: whether the run is shown to be above its controls; if not, the page carries a warning.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the page cannot be written.
     """
     body = render(
         "predictions.html", title=title, answer=answer, worth=worth, cards=[Markup(card_html(card)) for card in cards],

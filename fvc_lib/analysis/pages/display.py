@@ -1,4 +1,4 @@
-"""How a notebook shows tables, sentences and figures: small, as data that its record keeps, with text escaped."""
+"""Displays of tables, sentences and figures in a notebook; text is escaped, and figures are stored as data."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ _INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]( [★☆])?$"
 
 
 class _Displayed:
-    """Mixin: offer ``_repr_html_`` and ``repr`` as a mimebundle."""
+    """Mixin that displays an object as HTML (``_repr_html_``), or as text (``repr``) where there is no browser."""
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}
@@ -45,16 +45,16 @@ class _Displayed:
 
 @dataclass(frozen=True, repr=False)
 class HtmlTable(_Displayed):
-    """A frame as a table: HTML where there is a browser, aligned text elsewhere.
+    """A frame displayed as a table: HTML in a browser, aligned text elsewhere.
 
     Attributes:
         frame: the rows.
         caption: one sentence above the table, plain text.
-        names: headings of columns whose own name does not read well.
+        names: headings by column; other headings are made from the column's name.
         digits: decimals of fractional numbers without a unit.
-        max_rows: further rows are counted below the table.
-        missing: stands for null.
-        links: by column, each row's address relative to the page; empty: none.
+        max_rows: the most rows in HTML; further rows are only counted below the table.
+        missing: text that stands for null.
+        links: by column, the address of each row relative to the page; an empty address makes no link.
         stacks: whether a phone shows the cells of a row one below the other, for long texts.
     """
 
@@ -103,7 +103,10 @@ class HtmlTable(_Displayed):
         return wording.clean_text(words[:1].upper() + words[1:]) + unit
 
     def _look(self, name: str, text: str = "", kind: str = "") -> str:
-        """Return the attributes of a heading or cell of column ``name``; numbers stay on one line."""
+        """Return the HTML attributes (class and style) of a heading or cell of column ``name``.
+
+        ``text`` is its text, ``kind`` a further CSS class. Numbers are aligned to the right and stay on one line.
+        """
         is_number = self.frame.schema[name].is_numeric() or re.match(_INTERVAL, text)
         classes = " ".join(filter(None, ["number" if is_number else "", kind]))
         return (f' class="{classes}"' if classes else "") + ("" if is_number else _LEFT)
@@ -133,14 +136,17 @@ class HtmlTable(_Displayed):
 
 
 def _unit_of(name: str) -> tuple[str, str, Callable[[float], str]]:
-    """Return suffix, unit and writer of a column; a metric has none of these."""
+    """Return suffix, unit for the heading, and formatting function of a column, from the ending of its name.
+
+    Metrics and unknown endings give two empty texts and ``str``.
+    """
     units = () if declaration(name) else _BY_SUFFIX
     return next((unit for unit in units if name.endswith(unit[0])), ("", "", str))
 
 
 @dataclass(frozen=True, repr=False)
 class HtmlSentences(_Displayed):
-    """Sentences as paragraphs, plain text; with ``has_lead`` the first one stands out as the answer."""
+    """Plain sentences displayed as paragraphs; with ``has_lead`` the first is emphasised as the answer."""
 
     sentences: Sequence[str]
     has_lead: bool = False
@@ -157,7 +163,7 @@ class HtmlSentences(_Displayed):
 
 
 def figure_bundle(figure: go.Figure) -> dict[str, Any]:
-    """Return plotly's small mimetype of a figure, with its title as plain text."""
+    """Return a figure by mimetype: plotly's JSON for browsers, and its title as plain text."""
     spec = figure.to_plotly_json()
     title = figure.layout.title.text or "figure"
     content = {"data": spec["data"], "layout": spec["layout"], "config": {"displaylogo": False}}
@@ -165,14 +171,14 @@ def figure_bundle(figure: go.Figure) -> dict[str, Any]:
 
 
 def show_figures(figures: Sequence[go.Figure]) -> None:
-    """Display ``figures`` in a notebook, each as its plotly mimetype, whatever plotly's default renderer is."""
+    """Display ``figures`` in a notebook with plotly's mimetype, regardless of plotly's default renderer."""
     for figure in figures:
         show_bundle(figure_bundle(figure))
 
 
 @contextmanager
 def only_shows() -> Iterator[None]:
-    """Display an error of the block in its place, so that it fails no stage whose results are finished."""
+    """Catch and display any error of the block, so that a display cannot fail a stage whose results are written."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  # the results are on record
@@ -183,7 +189,7 @@ def only_shows() -> Iterator[None]:
 
 
 def show_bundle(bundle: dict[str, Any]) -> Any:
-    """Send ``bundle`` to the front end, if any, and into the record; the handle returned can update it."""
+    """Display ``bundle`` (content by mimetype) in the notebook, and return a handle that can update the display."""
     from IPython.display import display  # only a notebook needs it
 
     return display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # IPython is half typed

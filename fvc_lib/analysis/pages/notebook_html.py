@@ -1,7 +1,7 @@
 """Executed notebooks as HTML: cells, outputs, and figures from the stored plotly mimetype.
 
-nbconvert's own templates fetch MathJax and widgets from the network and drop plotly's mimetype, so this uses a template
-of its own and nbconvert's filters. HTML inside a notebook is cleaned to an allow-list.
+The templates of nbconvert fetch MathJax and widgets from the network and drop plotly's mimetype. This module therefore
+uses the project's template with nbconvert's filters. HTML inside a notebook is reduced to a list of allowed tags.
 """
 
 import base64
@@ -63,14 +63,14 @@ class NotebookHtml:
     """A rendered notebook.
 
     Attributes:
-        title: its first heading, with the fold if the file name has one; plain text.
-        file_name: plain text.
-        body: HTML of all cells, for a page in the run's folder.
-        num_figures: in ``body``.
+        title: the first heading, and the fold if the file name has one; plain text.
+        file_name: name of the file, plain text.
+        body: HTML of all cells; links are relative to the run's folder.
+        num_figures: number of figures in ``body``.
         error: name and message of the first error, plain text; empty: none.
-        num_never_ran: code cells that were not reached.
-        num_code_cells: all code cells.
-        tells_its_end: whether it begins with the runner's account of its end.
+        num_never_ran: number of code cells that were not reached.
+        num_code_cells: number of code cells that are not empty.
+        tells_its_end: whether it has the cell in which the runner says how the notebook ended.
     """
 
     title: str
@@ -84,7 +84,7 @@ class NotebookHtml:
 
 
 def render_notebook(path: Path, prefix: str) -> NotebookHtml:
-    """Render an executed notebook; ``prefix`` starts the id of each figure.
+    """Return an executed notebook as HTML; the id of each figure begins with ``prefix``.
 
     Raises:
         DataError: the file is missing, is no notebook or is damaged.
@@ -128,7 +128,10 @@ def _refused(path: Path, why: str) -> DataError:
 
 
 def _take_title(cells: list[Any], name: str) -> str:
-    """Take the first heading out of ``cells`` and return it; without a heading the file's name."""
+    """Remove the first heading from ``cells`` and return its text; without a heading return ``name``.
+
+    If ``name`` ends in a fold, the fold is added to the heading.
+    """
     for cell in cells:
         heading = _TITLE.search(cell.source) if cell.cell_type == "markdown" else None
         if heading:
@@ -139,7 +142,7 @@ def _take_title(cells: list[Any], name: str) -> str:
 
 
 def _best(data: dict[str, Any]) -> tuple[str, Any]:
-    """Return the mimetype and content of the best form that needs neither a kernel nor the network."""
+    """Return mimetype and content of the richest form of an output that needs neither kernel nor network."""
     if isinstance(data.get(PLOTLY), dict):
         return PLOTLY, data[PLOTLY]
     plain = str(data.get("text/plain") or data.get("text/latex") or "")
@@ -151,7 +154,7 @@ def _best(data: dict[str, Any]) -> tuple[str, Any]:
 
 
 def clean_html(html: str) -> Markup:
-    """Reduce ``html`` to harmless tags and attributes: no script, no style sheet, nothing loaded from elsewhere."""
+    """Return ``html`` with allowed tags and attributes only: no scripts, no style sheets, nothing from the network."""
 
     def is_allowed(tag: str, name: str, value: str) -> bool:
         if (tag, name) == ("img", "src"):
@@ -164,9 +167,13 @@ def clean_html(html: str) -> Markup:
 
 
 def figure_html(spec: dict[str, Any], name: str) -> Markup:
-    """Return the HTML of a stored figure; the page's script draws it. ``name`` is the element's id.
+    """Return the HTML element of a stored plotly figure, which the page's script draws.
 
-    Title and subtitle of ``theme.figure`` stand above the figure as text, which wraps on a narrow screen.
+    Title and subtitle of ``theme.figure`` become text above the figure, because text wraps on a narrow screen.
+
+    Args:
+        spec: plotly's JSON with ``data`` and ``layout``.
+        name: id of the element.
     """
     layout, data, title = dict(spec.get("layout") or {}), spec.get("data") or [], Markup()
     layout.pop("width", None)

@@ -1,6 +1,6 @@
-"""The frame of all offline pages: templates, one style sheet, scripts, and a policy on what a page may load.
+"""The common parts of all offline pages: templates, style sheet, scripts, and the content security policy.
 
-Templates print values as one clean, escaped line, unless they are HTML already.
+Templates print a value as one escaped line without control characters, unless it is HTML (``Markup``).
 """
 
 import base64
@@ -55,7 +55,10 @@ def _environment() -> jinja2.Environment:
 
 
 def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> Markup:
-    """Draw a value with its interval on a scale from 0 to 1, with a mark for ``control``; empty without a value."""
+    """Return HTML that draws a score with its interval on a scale from 0 to 1; empty without a value.
+
+    ``control`` is the position of a mark; None: no mark.
+    """
     if score.value is None or not math.isfinite(score.value):
         return Markup()
     ends = (score.value, score.low, score.high, control)
@@ -67,18 +70,18 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
 def write_page(
     path: Path, title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", has_figures: bool = False
 ) -> None:
-    """Write a whole HTML document, or nothing; with figures plotly.js goes next to it.
+    """Write an HTML document; the file is never left half written.
 
     Args:
-        path: of the page.
-        title: of the document, plain text.
-        body: its content.
-        scripts: run after the body, embedded.
-        stamp: kept in the head, for ``stamp_of``.
-        has_figures: whether the page needs plotly.js.
+        path: path of the page.
+        title: title of the document, plain text.
+        body: HTML of the content.
+        scripts: JavaScript that is embedded and runs after the body.
+        stamp: text that identifies the content; ``stamp_of`` reads it back.
+        has_figures: whether the page needs plotly.js, which is then written next to it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
@@ -100,7 +103,7 @@ def write_page(
 
 
 def stamp_of(path: Path) -> str | None:
-    """Return the stamp in the head of a page, or None."""
+    """Return the stamp that ``write_page`` stored in a page; None if there is no page or no stamp."""
     head = path.read_text(encoding="utf-8", errors="replace")[:4000] if path.is_file() else ""
     found = re.search(r'<meta name="fvc-stamp" content="([^"]*)"', head)
     return found[1] if found else None

@@ -1,4 +1,8 @@
-"""The offline report of a run (the answer, each record, all videos, provenance), and ``runs/index.html``."""
+"""The offline report of a run, and ``runs/index.html``, the list of all runs.
+
+A record is the executed notebook of a stage. A report shows the answer, all records, all videos and the provenance
+(code, versions, machine and commands).
+"""
 
 import json
 import os
@@ -45,7 +49,10 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class Section:
-    """One record in a report; ``stage`` is its entry in the run's status."""
+    """One record in a report.
+
+    ``key`` names the stage and fold; ``stage`` is its entry in the run's status, empty if there is none.
+    """
 
     key: str
     notebook: NotebookHtml
@@ -53,7 +60,7 @@ class Section:
 
     @property
     def alarm(self) -> str:
-        """What is wrong with a record that is not whole; empty: it is whole."""
+        """Sentences on the error and the cells that never ran; empty if the record is complete."""
         notebook, stage = self.notebook, self.stage
         if not notebook.num_never_ran and not notebook.error and stage.get("state") not in ("failed", "interrupted"):
             return ""
@@ -69,7 +76,7 @@ class Section:
 
     @property
     def facts(self) -> str:
-        """Start, duration, peak memory and the like, in one line."""
+        """File name, start, duration, peak memory and further facts, as one line of text."""
         stage = self.stage
         seconds, peak = as_number(stage.get("duration_seconds")), as_number(stage.get("peak_rss_bytes"))
         facts = {
@@ -85,16 +92,16 @@ class Section:
 
 
 def records_of(run: RunPaths) -> dict[str, Path]:
-    """Return the newest record of each task, by the task's key."""
+    """Return the path of the newest record of each stage and fold, by its key, such as ``04_fold_training_fold_0``."""
     paths = sorted(run.notebooks.glob("[!.]*.ipynb"), key=lambda path: path.stat().st_mtime_ns)
     return dict(sorted({path.stem.removesuffix(_PARTIAL): path for path in paths}.items()))
 
 
 def write_run_report(run: RunPaths) -> None:
-    """Write ``report.html`` over the records so far; none without a record.
+    """Write ``report.html`` of a run from its present records; without a record no file is written.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     records = records_of(run)
     if not records:
@@ -121,13 +128,13 @@ def write_run_report(run: RunPaths) -> None:
 def write_report(
     notebooks: Sequence[Path], output: Path, *, title: str, answer: Sequence[str] = (), videos: Markup | str = ""
 ) -> None:
-    """Write an offline page over executed notebooks, a section each, the first one open.
+    """Write an offline page with one section per executed notebook; the first section is open.
 
     Args:
-        notebooks: executed.
-        output: the page; plotly.js goes next to it.
-        title: plain text.
-        answer: plain sentences at the head.
+        notebooks: paths of executed notebooks.
+        output: path of the page; plotly.js is written next to it if there are figures.
+        title: title of the page, plain text.
+        answer: sentences at the top, plain text.
         videos: HTML of the table of all videos.
 
     Raises:
@@ -147,15 +154,15 @@ def _write(output: Path, title: str, sections: Sequence[Section], **parts: Any) 
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    """Sort partial records first, then by ``_SECTION_ORDER``."""
+    """Return the sort key of a record's file name: partial records first, then the order of ``_SECTION_ORDER``."""
     position = next((i for i, stage in enumerate(_SECTION_ORDER) if name.startswith(stage)), len(_SECTION_ORDER))
     return (not name.endswith(f"{_PARTIAL}.ipynb"), position, name)
 
 
 def videos_html(run: RunPaths) -> Markup | str:
-    """Return the table of all tested videos (``tables/scores.csv``), or empty where the run has none.
+    """Return the HTML table of all tested videos; if the run has none, only notes on unreadable tables.
 
-    Of more than ``MOST_VIDEOS`` videos the first are shown.
+    At most the first ``MOST_VIDEOS`` videos are shown; a note says so.
     """
     stored, pictured = read_tables([("", run.scores)], SCORES), read_tables([("", run.video_frames)], VIDEO_FRAMES)
     notes = [*stored.notes, *pictured.notes]
@@ -194,7 +201,7 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 
 
 def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
-    """Return names and texts of further results of a task without folds (``tables.TASK_RESULTS``)."""
+    """Return at most six further results of a task without folds (``tables.TASK_RESULTS``), as (name, text)."""
     results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
     means = dict(results.filter(source="mean_predictor", metric="mae").select("subject", "value").iter_rows())
     facts = []
@@ -214,7 +221,10 @@ def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
 
 
 def provenance_html(run: RunPaths) -> Markup:
-    """Return code, versions, machine, attempts and the commands that repeat a run, for a page in its folder."""
+    """Return HTML with code, versions, machine, attempts and the commands that repeat the run.
+
+    Its links are relative to the run's folder.
+    """
     record = read_json_object(run.run_json)
     attempts = [as_mapping(each) for each in as_list(record.get("attempts"))]
     first = attempts[0] if attempts else {}
@@ -246,7 +256,7 @@ def provenance_html(run: RunPaths) -> Markup:
 
 
 def _facts(recorded: Mapping[str, Any]) -> dict[str, object]:
-    """Return recorded values by readable names, without empty ones."""
+    """Return recorded values as readable values by readable name; empty values are left out."""
     facts: dict[str, object] = {}
     for name, value in recorded.items():
         shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
@@ -262,12 +272,12 @@ def _facts(recorded: Mapping[str, Any]) -> dict[str, object]:
 
 
 def write_runs_index(runs_dir: Path) -> Path:
-    """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
+    """Write ``index.html``, the list of all runs in ``runs_dir``, newest first, and return its path.
 
-    Runs of an experiment that has a comparison or an ensemble stand together, below links to these.
+    If an experiment has a comparison or an ensemble, its runs are listed together below links to these.
 
     Raises:
-        DataError: an ``index.html`` is there that is no list of runs; it is kept.
+        DataError: there is another file of this name; it is not overwritten.
         OSError: the file cannot be written.
     """
     output = runs_dir / "index.html"
@@ -319,7 +329,7 @@ def _address(path: Path, runs_dir: Path) -> str:
 
 
 def summary_lines(run: RunPaths) -> list[str]:
-    """Return the run in a few lines of text: the model's number and its controls, peak memory and duration."""
+    """Return a summary of the run for the terminal: scores of the model and controls, peak memory and duration."""
     headline = headlines.run_headline(run)
     state = ", ".join(filter(None, (headline.state or NOT_RECORDED, naming.trial_text(naming.run_parameters(run)))))
     lines = ["", f"{headline.run_id}: {state}", *(f"  {note}" for note in headline.notes)]
@@ -343,7 +353,7 @@ def summary_lines(run: RunPaths) -> list[str]:
 
 
 def _not_used(run: RunPaths) -> list[str]:
-    """Return lines that count the listed files and indexed videos that the number does not cover."""
+    """Return lines that count the files that were rejected and the videos that the protocol leaves out."""
     lines = []
     rejected = read_tables([("", run.rejected)], REJECTED).frame
     if rejected.height:

@@ -1,1 +1,1 @@
-"""Reading runs: logs, records, tables, DuckDB queries, headlines, comparisons."""
+"""Read runs: logs, records, tables, DuckDB queries, headlines and comparisons."""
