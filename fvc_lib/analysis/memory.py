@@ -215,7 +215,7 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
 
 
 def where_text(row: Mapping[str, Any]) -> str:
-    """Return ``04_fold_training, fold 2`` for a row with a stage and a fold."""
+    """Return text for the stage and fold of ``row``, such as ``04_fold_training, fold 2``."""
     return str(row["stage"]) if row["fold"] is None else f"{row['stage']}, fold {row['fold']}"
 
 

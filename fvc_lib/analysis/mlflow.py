@@ -211,7 +211,7 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
 
 
 def _note(headline: ReportHeadline) -> str:
-    """Return the verdict, its cautions, and the numbers next to their controls, as Markdown."""
+    """Return the verdict, its cautions, and the scores of the model and its controls, as Markdown."""
     lines = [f"**{headline.verdict.standing}**: {headline.verdict.sentence}", *headline.cautions]
     lines += [text for text in (headline.failure, headline.measure.remark) if text]
     lines += [

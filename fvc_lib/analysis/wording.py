@@ -1,4 +1,4 @@
-"""Numbers, names and texts for readers: units, intervals, and text that no page or figure takes for markup."""
+"""Text for readers: numbers with units and intervals, readable names, and text escaped for figures and LaTeX."""
 
 import datetime
 import math
@@ -95,7 +95,10 @@ def megabytes_text(megabytes: float | None) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """Return seconds as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``."""
+    """Return a number of seconds as text such as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``.
+
+    "not recorded" for None, NaN and negative numbers.
+    """
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return NOT_RECORDED
     if seconds < 60:
@@ -114,12 +117,15 @@ def time_text(utc: str | None) -> str:
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
-    """Return ``1 video``, ``2 videos`` or ``12,000 videos``."""
+    """Return a count with its noun, such as ``1 video``, ``2 videos`` or ``12,000 videos``.
+
+    ``many`` is the plural; None: ``one`` with an "s".
+    """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def clean_text(text: object) -> str:
-    """Return ``text`` on one line and encodable: lone surrogates and control characters as escapes."""
+    """Return ``text`` on one line; lone surrogates and control characters are replaced by escapes."""
     line = " ".join(str(text).split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return shown.encode("utf-8", "backslashreplace").decode()

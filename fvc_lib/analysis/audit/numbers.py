@@ -256,8 +256,8 @@ def audit_scores(
             own.
         scores: one Float64 column per detector, null where it did not answer; rows as in ``videos``.
         how: the settings; None: the defaults.
-        controls: by name of the control, a frame with ``fold`` and ``score``; rows as in ``videos``, null where the
-            control has no score.
+        controls: maps the name of a control to a frame with ``fold`` and ``score``. Rows are as in ``videos``, null
+            where the control has no score.
         suspected: group ids (N,) from ``suspected_groups``; None: nothing is suspected.
 
     Raises:

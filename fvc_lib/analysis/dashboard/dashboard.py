@@ -187,10 +187,13 @@ class Dashboard:
 
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
-    """Return the dashboard over ``runs_dir``, for a cell's last expression.
+    """Return the dashboard over ``runs_dir``; as the last expression of a notebook cell it displays itself.
+
+    ``run`` names the run in detail; None: the newest.
 
     Raises:
-        UsageError: ``run`` names no single run.
+        UsageError: ``run`` fits no run or several.
+        DataError: a file of the run is damaged.
     """
     return Dashboard(Path(runs_dir), panels.default_selection(Path(runs_dir), run))
 

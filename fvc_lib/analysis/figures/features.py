@@ -76,7 +76,7 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
     Args:
         features: rows of FEATURES.
         family: name of the family.
-        columns: by column of ``features`` to draw, the name of the feature and its unit.
+        columns: maps each column of ``features`` to draw to the name of the feature and its unit.
     """
     shown = {column: text for column, text in columns.items() if features[column].drop_nulls().len()}
     if not shown:

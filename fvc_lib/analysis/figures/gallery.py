@@ -86,7 +86,7 @@ def card_html(card: Card) -> str:
 
 
 def thumbnail(image: Pixels, side: int = _SIDE) -> bytes:
-    """Return ``image``, uint8 (H, W, 3), as a JPEG file no larger than ``side`` pixels either way."""
+    """Return ``image``, uint8 (H, W, 3), as the bytes of a JPEG whose width and height are at most ``side`` pixels."""
     picture = Image.fromarray(np.ascontiguousarray(image))
     picture.thumbnail((side, side), Image.Resampling.LANCZOS)
     stream = io.BytesIO()

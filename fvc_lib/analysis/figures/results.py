@@ -65,7 +65,7 @@ def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | Non
 
     Args:
         predictions: predictions of all folds.
-        epochs: by fold, the chosen epoch, and the numbers of videos and groups in the inner validation part.
+        epochs: maps a fold to the chosen epoch, and the numbers of videos and groups in the inner validation part.
 
     Returns:
         ``fold epoch temperature threshold num_inner_videos num_inner_groups num_test_videos num_test_groups
@@ -85,14 +85,14 @@ def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | Non
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
-    """Return the leakage audit as ``check finding verdict``."""
+    """Return one row per leakage check, as text for readers: ``check finding verdict``."""
     words = {True: "passed", False: "FAILED", None: "for information"}
     verdict = pl.col("passed").replace_strict(words, return_dtype=pl.String)
     return audit.select(pl.col("check").str.replace_all("_", " ", literal=True), "finding", verdict=verdict)
 
 
 def failed_checks(audit: pl.DataFrame) -> list[str]:
-    """Return the findings of the checks that did not pass."""
+    """Return the findings of the leakage checks that did not pass; checks for information do not count."""
     return audit.filter(passed=False)["finding"].to_list()
 
 

@@ -70,12 +70,12 @@ TEMPLATE = go.layout.Template(
 
 
 def figure(finding: str, subtitle: str, *, height: int = 380) -> go.Figure:
-    """Return an empty figure with its title.
+    """Return a figure without data, with title, subtitle and the common layout.
 
     Args:
         finding: the title, one plain sentence that states the result.
         subtitle: the sample size and the method, plain text.
-        height: pixels with a title of one line; further lines add to it.
+        height: height in pixels if title and subtitle take one line; further lines add to it.
     """
     title = textwrap.wrap(finding, _TITLE_CHARACTERS, break_on_hyphens=False)
     below = textwrap.wrap(subtitle, _TITLE_CHARACTERS + 24, break_on_hyphens=False)
@@ -94,7 +94,7 @@ def nothing_to_show(what: str, why: str) -> go.Figure:
 
 
 def translucent(color: str, alpha: float) -> str:
-    """Return ``#RRGGBB`` as ``rgba(...)`` with ``alpha`` in [0, 1]."""
+    """Return the colour ``#RRGGBB`` as ``rgba(...)`` text with the opacity ``alpha`` in [0, 1]."""
     return f"rgba({int(color[1:3], 16)},{int(color[3:5], 16)},{int(color[5:7], 16)},{alpha:g})"
 
 

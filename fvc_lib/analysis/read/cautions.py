@@ -43,7 +43,7 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
-    """Return the cautions that follow from the run's parameters."""
+    """Return cautions that follow from the parameters: synthetic corpus, shuffled labels, re-encoding or rescaling."""
     what, rows = TASKS[run_task(parameters)].synthetic, parameters.get("rescale")
     synthetic = "The corpus is synthetic: the number shows that the pipeline works, not how well"
     if parameters.get("more_corpora"):
@@ -61,7 +61,7 @@ def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
 
 
 def trial_caution(parameters: Mapping[str, object]) -> str:
-    """Return the caution of a trial run on part of its corpus; empty for other runs."""
+    """Return the caution of a trial (a run on part of its corpus); empty for other runs."""
     trial = trial_text(parameters)
     return f"This is a {trial}: it claims nothing of the corpus." if trial else ""
 
@@ -149,7 +149,10 @@ def protocol_cautions(
 
 
 def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:
-    """Return a sentence on the leaks of the official split that a run trained on; empty if there are none."""
+    """Return a sentence on the leaks of the official split (the one that the corpus publishes).
+
+    Empty if the run uses another protocol or nothing leaks. ``audit`` holds rows of LEAKAGE_AUDIT.
+    """
     if protocol_name(parameters) != OFFICIAL:
         return ""
     rows = audit.filter(check=_OFFICIAL_LEAKS).select("count", "finding").rows()
@@ -162,7 +165,7 @@ def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str
 
 
 def leakage_audit_of(run: RunPaths) -> Answer:
-    """Return the run's LEAKAGE_AUDIT; no rows if there is none."""
+    """Return the run's table LEAKAGE_AUDIT with a ``run_id``; without rows if the run has none."""
     return read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
 
 

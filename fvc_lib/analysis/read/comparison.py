@@ -112,7 +112,7 @@ class JudgedRun:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Runs that are not compared, with the reason and a remedy."""
+    """Names of runs that are not compared; ``reason`` says why, and what helps."""
 
     runs: tuple[str, ...]
     reason: str
@@ -287,7 +287,7 @@ def difference_text(pair: PairComparison) -> str:
 
 
 def p_text(p_value: float) -> str:
-    """Return a p-value with three decimals, "<0.001" below that, or "undefined" if nothing was tested."""
+    """Return a p-value as text with three decimals; "<0.001" for smaller values, "undefined" for NaN (not tested)."""
     return "<0.001" if p_value < 0.001 else number_text(p_value)
 
 
@@ -298,9 +298,9 @@ class Comparison:
     Attributes:
         metric: name of the metric that was compared.
         confidence: coverage of the intervals. A difference is shown if its Holm p is at most 1 - confidence.
-        values: by name of a run or detector, the metric with its interval.
+        values: maps the name of a run or detector to the metric with its interval.
         pairs: the differences between two names.
-        spread: by name, the smallest and the largest value of a single run.
+        spread: maps a name to the smallest and the largest value of a single run.
         refusals: runs that are not compared, with reasons.
     """
 
@@ -457,10 +457,10 @@ class Detector:
         name: name, unique within the comparison.
         runs: the runs, ordered by seed.
         num_above_controls: number of runs that are above every control.
-        intervals: by metric, the mean over the runs, with an interval over groups.
-        spread: by metric, the smallest and the largest value of a run.
+        intervals: maps a metric to the mean over the runs, with an interval over groups.
+        spread: maps a metric to the smallest and the largest value of a run.
         cost: the entries of ``COSTS`` that are known.
-        marks: by metric, ``BEST`` or ``HIGHEST`` if the detector has the best value, else an empty text.
+        marks: maps a metric to ``BEST`` or ``HIGHEST`` if the detector has the best value, else to an empty text.
     """
 
     name: str

@@ -170,7 +170,7 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
 
 
 def paper_table(found: DetectorComparison) -> str:
-    """Return the main table as LaTeX, with the cautions of the runs in its caption."""
+    """Return the table of detectors as LaTeX for a paper; the caption ends with the cautions of the runs."""
     caption = (
         rf"Detectors on the same folds. AUC: mean over seeds with {100 * found.confidence:.0f}\% intervals over "
         r"groups; the AUC of single runs is a spread, no interval; $\Delta$: paired difference from the first row, $p$ "

@@ -108,8 +108,8 @@ class Measure:
         chance: the score of guessing; None if it depends on the corpus.
         remark: a sentence on the limits of the score.
         is_split_in_folds: whether folds cover all samples; else only a test part was judged.
-        strict_controls: by name, the controls that must have a value before the model can be above its controls. The
-            text is the command that computes the control.
+        strict_controls: the controls that must have a value before the model can be above its controls. Maps the name
+            of a control to the command that computes it.
         is_of_classes: whether the score covers all classes together.
         leaks: a sentence on the leaks of the official split that the run used; empty if there are none.
     """
@@ -328,7 +328,7 @@ def _is_uncertain_floor(score: Score) -> bool:
 
 
 def _missing(known: Mapping[str, Score], measure: Measure) -> str:
-    """Return a sentence on the strict controls that are missing, with the commands that add them; else empty."""
+    """Return sentences on the strict controls without a value, with the commands that compute them; empty if none."""
     how: defaultdict[str, list[str]] = defaultdict(list)
     for source, command in measure.strict_controls.items():
         if source not in known:

@@ -117,7 +117,7 @@ def run_labels(runs: Sequence[RunPaths]) -> list[str]:
 
 
 def corpus_text(run: RunPaths) -> str | None:
-    """Return the name of a run's corpus with the beginning of its fingerprint; None if none is recorded."""
+    """Return the name of a run's corpus with the first 12 digits of its fingerprint; None if no corpus is recorded."""
     recorded = _recorded_corpus(run)
     name, fingerprint = _corpus_name(recorded), as_text(recorded.get("fingerprint"))
     if not name:
@@ -138,14 +138,14 @@ def model_name(parameters: Mapping[str, object]) -> str | None:
 
 
 def ensemble_text(run: RunPaths) -> str:
-    """Return ``mean of frame_cnn + r2plus1d_small`` for an ensemble's folder; empty for a run."""
+    """Return method and detectors of an ensemble, such as ``mean of frame_cnn + r2plus1d_small``; empty for a run."""
     record = read_json_object(run.root / ENSEMBLE_RECORD)
     names = record.get("detectors")
     return f"{record.get('method')} of {' + '.join(map(clean_text, names))}" if isinstance(names, list) else ""
 
 
 def trial_text(parameters: Mapping[str, object]) -> str:
-    """Return ``trial on 20 groups`` for a run on part of its corpus (``dev_groups``); empty for other runs."""
+    """Return text such as ``trial on 20 groups`` for a run on part of its corpus (``dev_groups``); else empty."""
     number = parameters.get("dev_groups")
     return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
 

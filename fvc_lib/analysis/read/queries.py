@@ -53,8 +53,8 @@ def ask(
 
     Args:
         query: a SELECT.
-        frames: by table name.
-        parameters: values of the query's parameters, by name.
+        frames: maps a table name to its rows.
+        parameters: maps a parameter of the query to its value.
         limits: DuckDB settings such as the memory limit. If given, at most ``MAX_ROWS`` + 1 rows are returned.
 
     Raises:
@@ -221,8 +221,8 @@ def memory_samples(runs: Sequence[RunPaths]) -> Answer:
     """Return the memory samples of ``runs`` in file and line order.
 
     Columns: ``run_id stage fold attempt seconds line`` and those of the log. ``attempt`` counts the starts of a stage
-    from 1: its monotonic clock restarts at zero. ``seconds`` is the time at work in all attempts; pauses between them
-    do not count.
+    from 1; a new attempt is recognised by its clock, which restarts at zero. ``seconds`` is the working time since the
+    first start, without the pauses between attempts.
     """
     lines = _read_log_lines(runs, "memory", _MEMORY_LINES)
     query = f"""
@@ -339,10 +339,10 @@ _PARAMETERS = {"parameter": pl.String, "run_id": pl.String, "value": pl.String, 
 
 
 def read_parameters(runs: Sequence[RunPaths]) -> Answer:
-    """Return every parameter of every run, in the order of ``params.yaml``: ``parameter run_id value changes_numbers``.
+    """Return ``parameter run_id value changes_numbers``, one row per parameter and run, as ordered in ``params.yaml``.
 
-    ``value`` is null for a run that lacks the parameter. ``changes_numbers`` is false for parameters that only say
-    where and how to work, such as folders.
+    ``value`` is text, and null if the run lacks the parameter. ``changes_numbers`` is false for parameters that cannot
+    change a result, such as folders.
     """
     notes, known = [], {}
     for run, run_id in zip(runs, _names(runs), strict=True):
@@ -388,7 +388,7 @@ task_results = _stored("task_results")  # likewise
 
 
 def fold_table(runs: Sequence[RunPaths]) -> Answer:
-    """Return the model's metrics by run and fold: ``run_id fold num_videos num_groups`` and a column per metric."""
+    """Return one row per run and outer fold: ``run_id fold num_videos num_groups``, and the model's metrics."""
     stored = results(runs)
     fold = pl.col("scope").str.extract(r"^fold_([0-9]+)$").cast(pl.Int64)
     rows = stored.frame.filter(source="model").with_columns(fold=fold).drop_nulls("fold")
@@ -397,7 +397,10 @@ def fold_table(runs: Sequence[RunPaths]) -> Answer:
 
 
 def predictions(runs: Sequence[RunPaths]) -> Answer:
-    """Return the outer-fold predictions of ``runs``, folds in order: ``tables.PREDICTIONS`` with ``run_id``."""
+    """Return the predictions of ``runs`` on their outer test folds: ``run_id``, then ``tables.PREDICTIONS``.
+
+    Rows are ordered by run and fold.
+    """
     files = []
     for run_id, run in zip(_names(runs), runs, strict=True):
         found = run.tables.glob("predictions_fold_*.parquet")
@@ -485,10 +488,16 @@ def ask_sql(
     *,
     files: Mapping[str, Path | str] | None = None,
 ) -> Answer:
-    """Answer any SQL query over the tables of ``runs`` (``SQL_TABLES``) and over ``files``.
+    """Return the rows of a user's SQL query over the tables of ``runs`` (``SQL_TABLES``) and over ``files``.
 
-    ``files`` are Parquet, Feather, CSV or JSONL files by table name. The query can read nothing else and write nothing.
-    It may take 60 s and 2 GB; at most 100,000 rows are returned, and a note says if there are more.
+    The query can read nothing else and write nothing. It may take 60 s and 2 GB. At most 100,000 rows are returned, and
+    a note says if there are more.
+
+    Args:
+        runs: runs whose tables the query may name.
+        query: a SELECT.
+        parameters: maps a parameter of the query to its value.
+        files: maps a table name to a Parquet, Feather, CSV or JSONL file.
 
     Raises:
         ValueError: the query returns no rows, or a column has a type that polars lacks.

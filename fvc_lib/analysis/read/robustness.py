@@ -41,7 +41,7 @@ def robustness_results(
 
     Args:
         scored: rows of ROBUSTNESS. If ``target`` has several values, metrics are the plain mean over them.
-        strengths: by level, its strength in words.
+        strengths: maps a level to its strength in words.
         replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of the half-samples.
         confidence: coverage of every interval.

@@ -1,4 +1,4 @@
-"""Tables of scores by video, and the results as CSV and LaTeX."""
+"""Tables of the scores of single videos, and the results of a run as CSV and LaTeX."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ def score_table(
 
 
 def _trial_column(run: RunPaths | None) -> pl.Expr:
-    """Return ``trial on 20 groups`` for a trial run, else null."""
+    """Return a constant column: text such as ``trial on 20 groups`` for a run on part of its corpus, else null."""
     return pl.lit((run and trial_text(run_parameters(run))) or None, pl.String)
 
 
