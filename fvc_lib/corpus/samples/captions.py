@@ -1,7 +1,8 @@
-"""The generated corpus of task video_text: clips of moving drawn things, with captions.
+"""Generate the sample corpus of task video_text: clips of moving drawn things, with captions.
 
-Training, validation and test show different combinations of colour, shape, motion and ground: no test caption is in
-training, though every two of its words are. A model that finds the right one understands the parts.
+Training, validation and test show different combinations of colour, shape, motion and ground. No test caption occurs in
+training, but any two of its words occur together there. So a model that finds the right caption of a test clip has
+learned what the words mean.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,10 @@ _ENCODINGS = (("libx264", "mp4"), ("mpeg4", "avi"), ("libx264", "mkv"), ("mpeg4"
 
 @dataclass(frozen=True)
 class Drawing:
-    """One clip; equal values give equal bytes. ``name`` decides everything that is not in the caption."""
+    """Description of a clip; equal values give equal bytes.
+
+    ``name`` seeds everything that the caption does not say, such as size, position and encoding.
+    """
 
     name: str
     colour: str
@@ -71,25 +75,25 @@ class Drawing:
 
     @property
     def encoding(self) -> Encoding:
-        """Codec and container, drawn independently of the picture."""
+        """The encoding of the clip; codec and container are drawn independently of the picture."""
         codec, suffix = _ENCODINGS[int(generator_for("caption encoding", self.name).integers(len(_ENCODINGS)))]
         return Encoding(codec, suffix, FRAMES_PER_SECOND, _BITS_PER_PIXEL)
 
     @property
     def path(self) -> str:
-        """File of the clip, relative to the corpus folder, with '/'."""
+        """The path of the clip's file, relative to the corpus folder, with '/'."""
         return f"videos/{self.name}.{self.encoding.suffix}"
 
 
 def make_clip(drawing: Drawing) -> bytes:
-    """Return the content of a drawing's file."""
+    """Return the bytes of the video file of ``drawing``."""
     frames = draw(drawing)
     bits_per_second = drawing.encoding.target_bytes(frames) * 8 * FRAMES_PER_SECOND // NUM_FRAMES
     return encode_frames(frames, drawing.encoding, bits_per_second)
 
 
 def draw(drawing: Drawing) -> Planes:
-    """Draw uint8 (T, 3*H/2, W) planar yuv420p, video range."""
+    """Return the frames of ``drawing``, planar yuv420p in video range, uint8 (T, 3*H/2, W)."""
     rng = generator_for("caption drawing", drawing.name)
     ground, thing = _levels(GROUNDS[drawing.ground]), _levels(COLOURS[drawing.colour])
     shade = texture(rng, SIDE_PIXELS, SIDE_PIXELS, (32, 16, 16, 7), 26.0)
@@ -108,9 +112,10 @@ def draw(drawing: Drawing) -> Planes:
 
 
 def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -> npt.NDArray[np.float64]:
-    """Return (T, 2) centres in pixels (row, column): straight, at constant speed, inside the picture.
+    """Return the centres (row, column) of a thing in all frames, (T, 2), in pixels.
 
-    Its start along the way is drawn, so that a single frame does not tell the direction.
+    It moves straight at constant speed and stays inside the picture. Where it starts is drawn at random, so that a
+    single frame does not reveal the direction.
     """
     low, high = radius + 1, SIDE_PIXELS - radius - 1
     length = rng.uniform(0.6, 0.85) * (high - low)
@@ -123,7 +128,7 @@ def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -
 
 
 def _levels(colour: tuple[int, int, int]) -> Plane:
-    """Return (3,) luma and both chroma levels in video range, after ITU-R BT.601."""
+    """Return the luma level and both chroma levels of an RGB colour, (3,), in video range of ITU-R BT.601."""
     red, green, blue = (value / 255 for value in colour)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     return np.array([16 + 219 * luma, 128 + 224 * (blue - luma) / 1.772, 128 + 224 * (red - luma) / 1.402], np.float32)

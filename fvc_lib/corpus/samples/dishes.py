@@ -1,11 +1,12 @@
-"""The generated corpus of task image: photographs of drawn dishes, with their contents and nutrients.
+"""Generate the sample corpus of task image: photographs of drawn dishes, with their foods and nutrients.
 
-Several photographs show one dish: they are its group. Pieces of one kind have one mass and one composition, so mass and
-energy follow from what the picture shows: the food, and the numbers of pieces and berries. Some dishes were weighed
-only, some not at all, and a few have no class, as in real corpora.
+The photographs of one dish form a group, which a split does not divide. All pieces of a food have the same mass and
+composition. So mass and energy follow from what the picture shows: the food, and the numbers of pieces and berries. As
+in real corpora, some dishes were only weighed, some have no numbers, and a few have no class.
 
-The shape of the pieces alone tells the food: colours, plate, table, light and camera are drawn alike for all foods, and
-the pieces cover one area. Arithmetic is element-wise only, as in ``scenes``.
+Only the shape of the pieces tells the food. Colours, plate, table, light and camera are drawn in the same way for all
+foods, and pieces of all foods cover the same area. Arithmetic is element-wise only, as in ``scenes``, so equal versions
+of the code give equal bytes on every machine.
 """
 
 import io
@@ -82,7 +83,7 @@ _COMPOSITIONS = {
 
 @dataclass(frozen=True)
 class Dish:
-    """Contents of a plate, the same in all its photographs, and what is known of them."""
+    """What lies on a plate in all photographs of a dish, and which facts about it the manifest states."""
 
     name: str  # seeds everything that is drawn of it
     food: str  # a key of ``SHAPES``
@@ -93,25 +94,31 @@ class Dish:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Its photographs, relative to the corpus folder, with '/'."""
+        """The paths of the dish's photographs, relative to the corpus folder, with '/'."""
         return tuple(f"images/{self.name}_{number}.jpg" for number in range(PHOTOGRAPHS_PER_DISH))
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Amount of each of ``TARGETS`` in the whole dish, known or not."""
+        """The true amounts in the whole dish by the names in ``TARGETS``, whether the manifest states them or not."""
         piece, berry = _amounts(self.food), _amounts("berries")
         total = (self.num_pieces * p + self.num_berries * b for p, b in zip(piece, berry, strict=True))
         return {name: round(amount, 3) for name, amount in zip(TARGETS, total, strict=True)}
 
 
 def _amounts(food: str) -> tuple[float, ...]:
-    """Return the amounts in one piece in the order of ``TARGETS``; kcal by Atwater's factors 4, 4 and 9 per gram."""
+    """Return the amounts in one piece of ``food`` in the order of ``TARGETS``.
+
+    Energy is computed by Atwater's factors: 4, 4 and 9 kcal per gram of protein, carbohydrate and fat.
+    """
     mass, protein, carbohydrate, fat = _COMPOSITIONS[food]
     return 4 * protein + 4 * carbohydrate + 9 * fat, protein, carbohydrate, fat, mass
 
 
 def photograph(dish: Dish, number: int) -> bytes:
-    """Return photograph ``number`` of ``dish`` as JPEG of ``SIDE_PIXELS`` a side, with its own camera and light."""
+    """Return photograph ``number`` of ``dish`` as the bytes of a square JPEG with ``SIDE_PIXELS`` a side.
+
+    Camera, light and noise differ between the photographs of a dish.
+    """
     picture = _draw(dish, generator_for("photograph", dish.name, number))
     quality = int(generator_for("quality", dish.name, number).integers(72, 95))
     stream = io.BytesIO()
@@ -120,7 +127,7 @@ def photograph(dish: Dish, number: int) -> bytes:
 
 
 def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Draw uint8 (H, W, 3): the scene from a turned and shifted camera, with its own light and noise."""
+    """Return a picture of ``dish``, RGB, uint8 (H, W, 3); ``rng`` decides camera, light and noise."""
     look = generator_for("dish", dish.name)  # decides what all photographs of the dish share
     pieces, berries = _scattered(dish.num_pieces, look), _at_rim(dish.num_berries, look)
     food, plate, table, berry = (
@@ -159,7 +166,10 @@ def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
 
 
 def _scattered(count: int, rng: np.random.Generator) -> list[tuple[float, float, float]]:
-    """Return places (x, y, angle) around the middle, each in its own sector so that pieces hardly touch."""
+    """Return (x, y, angle) of ``count`` pieces around the middle of the plate, in radii of the plate and radians.
+
+    Every piece lies in a sector of the plate of its own, so that pieces hardly touch.
+    """
     first, places = rng.uniform(0, 2 * math.pi), []
     for number in range(count):
         radius = rng.uniform(*_RADII[count])
@@ -174,7 +184,10 @@ def _at_rim(count: int, rng: np.random.Generator) -> list[tuple[float, float]]:
 
 
 def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float32]:
-    """Return coordinates (H, W) in radii of the plate, and the width of a pixel in radii."""
+    """Return (x, y, pixel): the coordinates of all pixels, both (H, W), and the width of a pixel.
+
+    All are in radii of the plate, whose middle is the origin.
+    """
     angle, scale, tilt = rng.uniform(0, 2 * math.pi), rng.uniform(1.02, 1.16), rng.uniform(1.0, 1.12)
     across = (_STEPS[None, :] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale)
     down = (_STEPS[:, None] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale * tilt)
@@ -183,7 +196,7 @@ def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float
 
 
 def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
-    """Return the table's pattern as a factor: boards or checks."""
+    """Return the pattern of the table, boards or checks, as factors of brightness (H, W)."""
     period, strength = np.float32(rng.uniform(0.2, 0.5)), np.float32(rng.uniform(0.05, 0.18))
     boards = np.abs((x / period) % 1 - np.float32(0.5)) > np.float32(0.25)
     if rng.random() < 0.5:
@@ -192,7 +205,10 @@ def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
 
 
 def _paint(canvas: Field, distance: Field, colour: tuple[float, ...], blur: np.float32, opacity: float = 1.0) -> None:
-    """Cover what is inside (negative ``distance``) by ``colour``, with an edge ``blur`` wide."""
+    """Paint ``colour`` into ``canvas`` (H, W, 3), in place, where ``distance`` (H, W) is negative.
+
+    The edge is ``blur`` wide, in the unit of ``distance``.
+    """
     cover = np.clip(np.float32(0.5) - distance / blur, 0, 1) * np.float32(opacity)
     canvas += cover[..., None] * (np.array(colour, dtype=np.float32) - canvas)
 
@@ -221,7 +237,7 @@ def generate_sample_dishes(
     Equal versions of this code, numpy and Pillow write equal bytes.
 
     Returns:
-        The path of ``manifest.csv``: columns path, class, group and ``TARGETS``; an empty cell is not known.
+        The path of ``manifest.csv``: columns path, class, group and ``TARGETS``. Empty cells are unknown values.
     """
     dishes = plan_dishes()
     plan = {dish.paths: partial(_photographs, dish) for dish in dishes}

@@ -1,7 +1,7 @@
-"""Files of the generated corpora: encoding to a chosen size, with the same bytes every time, and writing.
+"""Encode clips of the sample corpora to a chosen file size, with the same bytes every time, and write the corpora.
 
-Manipulated footage compresses better or worse than camera footage, so at a fixed quality the bit rate would give the
-label away. Every file is therefore encoded again until it has the size of its profile.
+Manipulated footage compresses better or worse than camera footage. At a fixed quality, the bit rate would therefore
+reveal the label. So every clip is encoded repeatedly, until its file has the size that its ``Encoding`` states.
 """
 
 import csv
@@ -47,17 +47,17 @@ class Encoding:
     bits_per_pixel: float  # of every frame, container included
 
     def target_bytes(self, frames: Planes) -> int:
-        """Return the wanted file size of ``frames`` (T, 3*H/2, W)."""
+        """Return the wanted file size of ``frames`` (T, 3*H/2, W), in bytes."""
         pixels = frames.shape[0] * frames.shape[1] * 2 // 3 * frames.shape[2]
         return int(pixels * self.bits_per_pixel / 8)
 
 
 def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
-    """Encode (T, 3*H/2, W), adjusting the bit rate until the file is within 3% of its target or six tries are over.
+    """Encode frames (T, 3*H/2, W) to a file of the wanted size, and return its bytes.
 
-    The rate of the next try comes from the secant through the last two tries in logarithms of rate and size.
-
-    Returns the try that came closest.
+    The bit rate is adjusted until the size is within 3% of ``encoding.target_bytes``, six times at most. The next rate
+    follows from the line through the last two tries, in logarithms of rate and size (secant method). The file nearest
+    to the wanted size is returned.
     """
     target = encoding.target_bytes(frames)
     log_rate, slope = math.log(target * 8 * encoding.frames_per_second / len(frames)), 1.0
@@ -139,15 +139,17 @@ def generate(
 ) -> Path:
     """Write the missing files of a generated corpus to ``folder``, on a few threads.
 
-    Files of another version, which its ``NOTICE.txt`` tells, are made again. Files that the corpus does not name stay.
+    If ``NOTICE.txt`` in the folder names another version of the corpus, all its files are made again. Files that do not
+    belong to the corpus are left alone.
 
     Args:
         folder: created when missing.
         notice: text of ``NOTICE.txt``, with the version of the generator.
-        plan: functions that return the contents of files, by the tuple of their paths in the folder, with '/'.
+        plan: maps a tuple of paths (relative to the folder, with '/') to a function that returns the contents of these
+            files, in the same order.
         manifest: text of ``manifest.csv``.
-        progress: called with (files done, files in all) after each part of the plan.
-        stop: asked after each part.
+        progress: called with (files done, files in all) after each item of ``plan``.
+        stop: called after each item of ``plan``; true stops.
 
     Returns:
         The path of ``manifest.csv``.
@@ -185,13 +187,16 @@ def generate(
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return rows, the header first, as the text of a manifest."""
+    """Return ``rows``, of which the first is the header, as CSV text."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def write_if_other(path: Path, text: str) -> None:
-    """Replace ``path`` atomically unless it holds ``text``: an unchanged file keeps its time."""
+    """Write ``text`` to ``path`` atomically, unless the file has this content already.
+
+    So an unchanged file keeps its modification time.
+    """
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)

@@ -1,9 +1,9 @@
-"""The manipulations that make the fakes of the sample corpus, with the place and time of each change.
+"""Manipulate clips to make the fakes of the sample corpus.
 
 Footage is planar yuv420p, uint8 (T, 3*H/2, W). The manipulations are strong enough to be seen in six frames of 112
-pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. Each is drawn first as a ``Change``,
-without pixels. Then it is applied to the base footage, which stays unchanged, and donor footage of the same shape from
-another place and camera.
+pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. A manipulation first draws a
+``Change``: where and when the clip is changed. Then it returns a changed copy of the base footage. Some manipulations
+copy from donor footage, which has the same shape but another place and camera.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Region:
-    """An ellipse that wanders in a straight line through the clip; everything in shares of the frame's sides."""
+    """An ellipse that moves in a straight line through the clip; all numbers are shares of the frame's sides."""
 
     begin: tuple[float, float]  # centre (row, column) in the clip's first frame
     end: tuple[float, float]  # and in its last
@@ -61,7 +61,7 @@ class Manipulation:
 
 
 def _draw_region(num_frames: int, rng: np.random.Generator) -> Change:
-    """Draw a region of a fifth to a third of the view, in every frame."""
+    """Draw a change of all frames, in a moving region that covers a fifth to a third of the frame."""
     half_area = rng.uniform(0.20, 0.32) / np.pi
     stretch = rng.uniform(0.75, 1.35)
     half_height, half_width = np.sqrt(half_area) * stretch, np.sqrt(half_area) / stretch
@@ -71,7 +71,7 @@ def _draw_region(num_frames: int, rng: np.random.Generator) -> Change:
 
 
 def splice_region(base: Planes, donor: Planes, change: Change, _rng: np.random.Generator) -> Planes:
-    """Replace a moving part of the view by the donor's, which has another camera's grain and texture."""
+    """Return ``base`` with a moving region replaced by that of ``donor``, which has other grain and texture."""
     forged = base.copy()
     for target, source, mask in zip(forged, donor, _masks(base, change), strict=True):
         for to_plane, from_plane, step in zip(split_planes(target), split_planes(source), (1, 2, 2), strict=True):
@@ -80,7 +80,10 @@ def splice_region(base: Planes, donor: Planes, change: Change, _rng: np.random.G
 
 
 def resynthesise_region(base: Planes, _donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
-    """Generate a moving part of the view at low resolution: no grain, but an upsampler's lattice."""
+    """Return ``base`` with the luma of a moving region enlarged from a low resolution.
+
+    The region has no camera grain, but a lattice such as upsampling networks leave.
+    """
     forged = base.copy()
     height, width = base.shape[1] * 2 // 3, base.shape[2]
     factor = max(4, 4 * round(min(height, width) / 72))
@@ -94,14 +97,14 @@ def resynthesise_region(base: Planes, _donor: Planes, change: Change, rng: np.ra
 
 
 def _draw_stretch(num_frames: int, rng: np.random.Generator) -> Change:
-    """Draw about half of the clip."""
+    """Draw a change of the whole frame for about half of the clip."""
     length = round(num_frames * rng.uniform(0.45, 0.6))
     start = int(rng.integers(0, num_frames - length + 1))
     return Change(start, start + length, None)
 
 
 def duplicate_frames(base: Planes, _donor: Planes, change: Change, _rng: np.random.Generator) -> Planes:
-    """Repeat one frame for about half of the clip."""
+    """Return ``base`` with the frames of the change replaced by its first frame: the clip freezes."""
     source = np.arange(len(base))
     source[change.first_frame : change.end_frame] = change.first_frame
     return base[source]
@@ -112,7 +115,7 @@ def _draw_whole(num_frames: int, _rng: np.random.Generator) -> Change:
 
 
 def drop_frames(base: Planes, _donor: Planes, _change: Change, rng: np.random.Generator) -> Planes:
-    """Drop most frames at several places, and hold the last remaining frame in the gaps."""
+    """Return ``base`` with only a few of its frames, each repeated until the next one; the others are dropped."""
     hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
     source = np.arange(len(base))
     phase = int(rng.integers(0, hold))
@@ -121,14 +124,14 @@ def drop_frames(base: Planes, _donor: Planes, _change: Change, rng: np.random.Ge
 
 
 def _draw_splice(num_frames: int, rng: np.random.Generator) -> Change:
-    """Draw a third to a half of the clip, not at its beginning."""
+    """Draw a change of the whole frame for a third to a half of the clip, not at its beginning."""
     length = round(num_frames * rng.uniform(0.34, 0.5))
     start = int(rng.integers(num_frames // 6, num_frames - length + 1))
     return Change(start, start + length, None)
 
 
 def splice_time(base: Planes, donor: Planes, change: Change, _rng: np.random.Generator) -> Planes:
-    """Replace a third to a half of the clip by other footage."""
+    """Return ``base`` with the frames of the change replaced by those of ``donor``."""
     forged = base.copy()
     forged[change.first_frame : change.end_frame] = donor[change.first_frame : change.end_frame]
     return forged
@@ -144,7 +147,7 @@ MANIPULATIONS = {
 
 
 def forge(name: str, base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Change ``base`` by the manipulation called ``name``; ``rng`` chooses where and when."""
+    """Return ``base`` (T, 3*H/2, W) changed by the manipulation called ``name``; ``rng`` decides where and when."""
     manipulation = MANIPULATIONS[name]
     return manipulation.apply(base, donor, manipulation.draw(len(base), rng), rng)
 
@@ -155,7 +158,7 @@ def _masks(frames: Planes, change: Change) -> list[Mask]:
 
 
 def _lattice(height: int, width: int, period: int, amplitude: float) -> Plane:
-    """Return a checkerboard (H, W) of +-amplitude with the given period in pixels."""
+    """Return a checkerboard of +amplitude and -amplitude, (H, W), with the given period in pixels."""
     rows = (np.arange(height) // (period // 2) % 2)[:, None]
     columns = np.arange(width) // (period // 2) % 2
     return np.where(rows == columns, np.float32(amplitude), np.float32(-amplitude))

@@ -1,4 +1,4 @@
-"""Camera-like synthetic footage: textured places, moving things, hand shake, exposure drift, sensor noise.
+"""Render synthetic footage that looks filmed: textured places, moving things, hand shake, exposure drift, noise.
 
 Frames are planar yuv420p, uint8 (T, 3*H/2, W), as encoders and decoders use: no colour conversion is needed. Only
 element-wise arithmetic is used (no reductions, no BLAS): the bytes depend neither on thread counts nor on the width
@@ -41,20 +41,26 @@ class Shot:
 
 
 def generator_for(*parts: object) -> np.random.Generator:
-    """Return a generator seeded by the parts' text: the same on every machine and in any order of calls."""
+    """Return a random generator that is seeded by the texts of ``parts``, and by nothing else.
+
+    Equal parts give equal draws on every machine, whatever was drawn before.
+    """
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
 
 
 def draw_camera(name: str) -> Camera:
-    """Draw a handheld camera; all shots, real or to be manipulated, use these ranges."""
+    """Return a handheld camera with properties seeded by ``name``; they have the same ranges for reals and fakes."""
     rng = generator_for("camera", name)
     ranges = ((2.5, 4.5), (1.0, 3.5), (-18.0, 18.0), (-0.18, 0.18), (0.05, 0.25), (-8.0, 8.0))
     return Camera(*(rng.uniform(*limits) for limits in ranges))
 
 
 def render_shot(shot: Shot) -> Planes:
-    """Render uint8 (T, 3*H/2, W) planar yuv420p, video range; width and height are multiples of 4."""
+    """Return the frames of ``shot``, planar yuv420p in video range, uint8 (T, 3*H/2, W).
+
+    Width and height must be multiples of 4.
+    """
     rng = generator_for("shot", shot.name)
     place_luma, place_chroma = _draw_place(rng, shot)
     things = [_draw_thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
@@ -97,7 +103,15 @@ def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Pla
 
 
 def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int, ...], contrast: float) -> Plane:
-    """Draw value noise of several octaves, (height, width); ``cells`` are their sizes in pixels."""
+    """Return a random texture, (height, width), with values around 0: a sum of smooth noise of several scales.
+
+    Args:
+        rng: decides the texture.
+        height: in pixels.
+        width: in pixels.
+        cells: size of the spots of every scale, in pixels.
+        contrast: largest amplitude of one scale.
+    """
     total = np.zeros((height, width), np.float32)
     for cell in cells:
         grid = rng.uniform(-1.0, 1.0, (height // cell + 2, width // cell + 2))
@@ -117,7 +131,10 @@ class _Thing:
     pause_from: float  # share of the shot; the thing rests for a quarter of it
 
     def paste(self, luma: Plane, chroma: npt.NDArray[np.float32], share: float) -> None:
-        """Draw into (H, W) luma and (2, H/2, W/2) chroma at ``share`` of the shot, clipped at the borders."""
+        """Draw the thing into luma (H, W) and chroma (2, H/2, W/2), in place, clipped at the borders.
+
+        ``share`` is the time in the shot, from 0 to 1.
+        """
         moved = min(share, self.pause_from) + max(0.0, share - self.pause_from - 0.25)
         top, left = (
             2 * round((self.start[axis] + self.travel[axis] * moved - self.inside.shape[axis] / 2) / 2)
@@ -142,9 +159,9 @@ def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
 
 
 def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, npt.NDArray[np.float32]]:
-    """Return luma (H, W) at twice the frame's resolution plus margins, and chroma (2, H/2, W/2).
+    """Return (luma, chroma) of the place of a shot, (H, W) and (2, H/2, W/2).
 
-    Shake then moves by half pixels.
+    H and W are those of the frames plus margins, times two, so that the camera can move by half pixels.
     """
     height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
     luma = np.float32(rng.uniform(100, 140)) + texture(rng, height, width, (160, 90), 42)
@@ -159,7 +176,7 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, npt.NDArra
 
 
 def _add_block(rng: np.random.Generator, luma: Plane, chroma: npt.NDArray[np.float32]) -> None:
-    """Add a large still object: a rectangle with its own brightness, colour and texture."""
+    """Draw a large still rectangle of random place, brightness, colour and texture into luma and chroma, in place."""
     height, width = luma.shape
     h, w = (2 * int(rng.integers(side // 10, side // 3)) for side in (height // 2, width // 2))
     top, left = 2 * int(rng.integers(0, (height - h) // 2)), 2 * int(rng.integers(0, (width - w) // 2))
@@ -185,7 +202,10 @@ def _draw_thing(rng: np.random.Generator, shot: Shot) -> _Thing:
 
 
 def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
-    """Return offsets (T, 2) in half pixels from the canvas' corner: a slow pan plus a smoothed random walk."""
+    """Return the offsets (down, right) of the view from the canvas's corner, (T, 2), in half pixels.
+
+    They are a slow pan plus smoothed random shake.
+    """
     steps = rng.normal(0, shot.camera.shake_pixels, (shot.num_frames + 4, 2))
     shake = (steps[:-4] + 2 * steps[1:-3] + 3 * steps[2:-2] + 2 * steps[3:-1] + steps[4:]) / 4
     angle_share = rng.uniform(-0.4, 0.4)
@@ -196,7 +216,7 @@ def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
 
 
 def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
-    """Return brightness per frame (T,): a drift, and in some shots a lamp that is switched."""
+    """Return a factor of brightness per frame, (T,): a slow drift, and in 30% of the shots a lamp that is switched."""
     drift = 1.0 + shot.camera.exposure_drift * np.linspace(-0.5, 0.5, shot.num_frames)
     if rng.random() < 0.3:
         moment, strength = rng.uniform(0.2, 0.8), rng.uniform(-0.15, 0.15)

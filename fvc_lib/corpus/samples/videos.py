@@ -1,7 +1,8 @@
-"""A small corpus of synthetic real and fake clips, generated on the spot.
+"""Generate the sample corpus of task video: a small corpus of synthetic real and fake clips.
 
-Nothing in it was filmed. The whole pipeline runs on it, on any machine and without a download. It shows that leakage,
-controls and intervals are reported honestly. It tells nothing about forgeries in the wild.
+Nothing in it was filmed. The whole pipeline runs on it, on any machine and without a download. It shows that a run
+reports leakage, controls (models that must score at chance) and confidence intervals honestly. Results on it say
+nothing about real forgeries.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ class ClipPlan:
 
 @dataclass(frozen=True)
 class EventPlan:
-    """One scene; its clips are the footage (or its forgery) and near-duplicates."""
+    """One scene with its clips: the original, which is filmed or forged footage, and near-duplicates of it."""
 
     name: str  # the group
     label: str
@@ -91,7 +92,10 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
 
 
 def _deal(cards: Sequence[T], *seed: str) -> list[T]:
-    """Deal one card per event of a label, each about equally often, in an order drawn for each seed."""
+    """Return a card for each of the ``EVENTS_PER_LABEL`` events of a label, in an order that ``seed`` decides.
+
+    All cards are dealt about equally often.
+    """
     order = scenes.generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]
 
@@ -139,7 +143,10 @@ def make_event(event: EventPlan) -> tuple[bytes, ...]:
 
 
 def film(event: EventPlan, role: str, camera: Camera) -> Planes:
-    """Render a shot and pass it through the encoder of a device, as all real footage is."""
+    """Return the frames of a rendered shot after encoding and decoding, as if a device had recorded it.
+
+    ``role``, base or donor, distinguishes several shots of one event. The result is uint8 (T, 3*H/2, W).
+    """
     shot = Shot(f"{event.name} {role}", event.width, event.height, event.num_frames, camera)
     bits_per_pixel = scenes.generator_for("device", shot.name).uniform(0.7, 1.1)
     device = Encoding("mpeg4", "avi", event.clips[0].encoding.frames_per_second, bits_per_pixel)
@@ -149,7 +156,10 @@ def film(event: EventPlan, role: str, camera: Camera) -> Planes:
 
 
 def manifest_text(events: Sequence[EventPlan]) -> str:
-    """Return the manifest's CSV text, one row per clip. Phones have small sensors, and so more noise."""
+    """Return the manifest's CSV text, one row per clip.
+
+    The source of a real clip is phone or camcorder, by its camera's noise: phones have small sensors and more noise.
+    """
     header = ("path", "label", "group", "manipulation", "generator", "source", "variant", "variant_of")
     rows: list[Sequence[object]] = [header]
     for event in events:
@@ -179,7 +189,7 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
 
 
 def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
-    """Return top, left, height and width in pixels."""
+    """Draw the box of a cropped copy; return (top, left, height, width) in pixels."""
     rng = scenes.generator_for("variant", seed)
     share = rng.uniform(0.86, 0.94)
     h, w = 4 * round(height * share / 4), 4 * round(width * share / 4)
@@ -188,9 +198,12 @@ def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
 
 
 def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None, generate: bool = True) -> Path:
-    """Return the user's corpus, or the sample corpus in ``data_dir``; with ``generate`` write its missing files.
+    """Return the path of the run's corpus: ``config.corpus``, or the sample corpus in ``data_dir`` if that is empty.
 
-    ``progress`` is called with (clips done, clips in all).
+    Args:
+        config: uses ``corpus`` and ``data_dir``.
+        progress: called with (clips done, clips in all) while the sample corpus is written.
+        generate: write the missing files of the sample corpus; else its path is returned even if it does not exist.
     """
     if config.corpus:
         return Path(config.corpus)
@@ -199,7 +212,12 @@ def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None
 
 
 def names_of_corpora(config: RunConfig) -> list[str]:
-    """Return the names of the run's corpora without generating or writing anything; errors as of reading them."""
+    """Return the names of the run's corpora, without generating or writing anything.
+
+    Raises:
+        UsageError: see ``read_corpora``.
+        DataError: see ``read_corpora``.
+    """
     given = [each for each in (config.corpus, *config.more_corpora) if each]
     if not given:
         return [_SAMPLE]
@@ -209,7 +227,12 @@ def names_of_corpora(config: RunConfig) -> list[str]:
 
 
 def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:
-    """Return the listing of the run's corpora; errors as of reading them."""
+    """Return the listing of the run's corpora; ``generate`` is as of ``run_corpus``.
+
+    Raises:
+        UsageError: see ``read_corpora``.
+        DataError: see ``read_corpora``.
+    """
     return read_corpora(
         [run_corpus(config, generate=generate), *config.more_corpora],
         Path(config.cache_dir) / "index",
@@ -219,8 +242,9 @@ def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:
 
 
 def corpus_root(config: RunConfig, *, generate: bool = True) -> Path:
-    """Return the folder that the paths in the run's index are relative to; of several corpora, a folder of links.
+    """Return the folder that the paths in the run's index are relative to.
 
-    Without ``generate`` a missing sample corpus is an error.
+    For several corpora it is a folder with links to them. If the sample corpus is needed but missing, it is written
+    with ``generate``, and raises a ``UsageError`` without.
     """
     return run_listing(config, generate=generate).root

@@ -1,6 +1,7 @@
-"""Published corpora of faces that were swapped, re-enacted or lip-synced.
+"""Read published corpora of faces that were swapped, re-enacted or lip-synced.
 
-Layouts, from the releases and their readers:
+A group below is a leakage group: its videos share a person or a source, and a split never divides it. The layouts are
+taken from the releases and their readers:
 
 - FaceForensics++: ``original_sequences/youtube/C/videos/TTT.mp4`` are real. Fakes are
   ``manipulated_sequences/METHOD/C/videos/TTT_SSS.mp4``, the face of sequence SSS on sequence TTT. The compression C is
@@ -11,8 +12,8 @@ Layouts, from the releases and their readers:
 - DeeperForensics-1.0: ``manipulated_videos/VARIANT/TTT_ACTOR.mp4`` are fake. Its reals are FaceForensics++'s originals
   at c23, which the release does not bring. ``source_videos`` are recordings of the actors, no reals of the same kind.
 - Celeb-DF v2: ``Celeb-real/idA_N.mp4`` and ``YouTube-real/N.mp4`` are real, ``Celeb-synthesis/idA_idB_N.mp4`` is idA_N
-  with the face of idB. Each line of ``List_of_testing_videos.txt``, the first included, is a test video such as
-  ``1 YouTube-real/00170.mp4``; 1 is real. The training part shows people of the test part too.
+  with the face of idB. ``List_of_testing_videos.txt`` has no header; its lines name test videos, such as
+  ``1 YouTube-real/00170.mp4``, where 1 is real. People of the test part are in the training part, too.
 - Celeb-DF++ has the same reals, and fakes of 22 methods in ``Celeb-synthesis/FaceSwap/METHOD/idA_idB_N.mp4``,
   ``FaceReenact/METHOD`` likewise and ``TalkingFace/METHOD/idA_N_test_REF.mp4``, which names no second person.
 - DFDC: ``dfdc_train_part_N/metadata.json`` has label REAL or FAKE and the original of a fake by file name. Actors recur
@@ -88,13 +89,13 @@ DEEPERFORENSICS_RULES = (
 
 
 def read_faceforensics(folder: AnyPath) -> Listing:
-    """List ``original_sequences/`` and ``manipulated_sequences/``.
+    """List the videos of FaceForensics++ and DFD.
 
     The lists of the official split and ``conversion_dict.json`` may lie in the folder, in ``splits/`` or in
     ``dataset/``, as in the authors' repository. Missing ones are noted.
 
     Raises:
-        DataError: one list is there without the others, or a list is no JSON.
+        DataError: some of the three lists are missing, or a list is no JSON.
     """
     folder = Path(folder)
     youtube, parts, notes = _youtube_groups(folder), {}, []
@@ -120,7 +121,10 @@ def read_faceforensics(folder: AnyPath) -> Listing:
 
 
 def _youtube_groups(folder: Path) -> dict[str, str]:
-    """Return the group of the YouTube video by the group of a sequence; empty without ``conversion_dict.json``."""
+    """Map the group of a sequence to the group of the YouTube video that it was cut from.
+
+    The mapping is read from ``conversion_dict.json``; it is empty if that file is missing.
+    """
     path = first_of(folder, "conversion_dict.json", "dataset/conversion_dict.json", "splits/conversion_dict.json")
     table = read_json(path) if path else {}
     return {
@@ -130,10 +134,10 @@ def _youtube_groups(folder: Path) -> dict[str, str]:
 
 
 def read_deeperforensics(folder: AnyPath) -> Listing:
-    """List ``manipulated_videos/``.
+    """List the videos of DeeperForensics, which are all fake.
 
     Raises:
-        DataError: one list of the official split is there without the others.
+        DataError: only some lists of the official split are there.
     """
     folder = Path(folder)
     lists = split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
@@ -175,7 +179,7 @@ CELEB_DF_RULES = (
 
 
 def read_celeb_df(folder: AnyPath) -> Listing:
-    """List the three folders, with the official test part if its list is there.
+    """List the videos of Celeb-DF v2 or Celeb-DF++, with the official test part if its list is there.
 
     Raises:
         DataError: the list has a malformed line or a label that contradicts the folders.
@@ -216,7 +220,7 @@ _PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
 
 
 def read_dfdc(folder: AnyPath) -> Listing:
-    """List the parts that are there; the folder may also be one part with its table.
+    """List the videos of DFDC: of all parts in the folder, or of a folder that is itself a part.
 
     Raises:
         DataError: a table of labels is missing or has an unknown label.
@@ -233,10 +237,12 @@ def read_dfdc(folder: AnyPath) -> Listing:
 
 
 def _dfdc_tables(folder: Path) -> list[Path]:
-    """Return the outermost tables of labels, one per folder, in ``folder`` or at most two folders below.
+    """Return the sorted paths of the tables of labels, in ``folder`` or at most two levels below.
+
+    Tables below a folder that already has a table are left out.
 
     Raises:
-        DataError: a part has files and no table.
+        DataError: a part has files but no table.
     """
     tables = list[Path]()
     for pattern in ("{}", "*/{}", "*/*/{}"):
@@ -251,7 +257,14 @@ def _dfdc_tables(folder: Path) -> list[Path]:
 
 
 def _dfdc_rows(folder: Path, path: Path) -> dict[str, Entry]:
-    """Return the entries of a table by path. A table with ``is_fake``, or in ``test``, is of the test part."""
+    """Return the entries of a table of labels, by path below ``folder``.
+
+    Videos are in the official test part if their row has ``is_fake`` or the table is in a folder ``test``. All others
+    are in the training part.
+
+    Raises:
+        DataError: a row has an unknown label.
+    """
     if path.suffix == ".csv":
         labels = read_label_table(path)
         columns = [labels.require((name,)) for name in ("filename", "label")]
@@ -297,10 +310,10 @@ def _is_dfdc(path: Path) -> bool:
 
 
 def read_dfdc_preview(folder: AnyPath) -> Listing:
-    """List the videos of ``dataset.json``.
+    """List the videos of the DFDC preview, which are in ``dataset.json``.
 
     Raises:
-        DataError: it is no such table, or a row has no label or no id.
+        DataError: ``dataset.json`` is missing or malformed, or a row has no label or no id of a person.
     """
     folder, entries = Path(folder), {}
     require(folder, "DFDC preview", "dataset.json")
@@ -333,10 +346,10 @@ _COLUMNS = ("source", "target1", "target2", "method", "category", "type", "race"
 
 
 def read_fakeavceleb(folder: AnyPath) -> Listing:
-    """List the four folders, with people and methods from ``meta_data.csv``.
+    """List the videos of FakeAVCeleb, with people and methods from ``meta_data.csv``.
 
     Raises:
-        DataError: the table is missing, or a row has not ten values or no folder of the corpus.
+        DataError: the table is missing, or a row does not have ten values or a folder of the corpus.
     """
     folder = Path(folder)
     top = folder / "FakeAVCeleb" if (folder / "FakeAVCeleb").is_dir() else folder  # the release's outer folder
@@ -386,10 +399,10 @@ WILD_RULES = (
 
 
 def read_wilddeepfake(folder: AnyPath) -> Listing:
-    """List the sequences of pictures, with official parts by folder.
+    """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part.
 
     Raises:
-        DataError: no archive is unpacked.
+        DataError: there are archives, and none of them is unpacked.
     """
     folder = Path(folder)
     top = folder / _OUTER if (folder / _OUTER).is_dir() else folder

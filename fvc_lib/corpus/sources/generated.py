@@ -1,7 +1,10 @@
-"""Published corpora of videos that a generator made from text, pictures or videos.
+"""Read published corpora of videos that a generator made from text, pictures or videos.
+
+A group below is a leakage group, which a split never divides.
 
 - GenVideo: ``GenVideo-Val/Real/*`` are real and ``GenVideo-Val/Fake/GENERATOR/*`` fake: the official test part.
-  Training archives have the same layout in a folder of any other name. No list has groups, so looks alone make them.
+  Training archives have the same layout in a folder of any other name. No list has groups, so groups are made of
+  near-duplicates.
 - GenVidBench: ``Pair{1,2}/SOURCE/*.mp4``, or ``SOURCE/SOURCE/*.mp4``. The sources vript (Pair1) and hd_vg_130m (Pair2)
   are real. ``PairN_labels.txt`` has lines ``path 0`` (real) or ``path 1`` (fake). A real belongs to the YouTube video
   that its name begins with. Videos of Pair2 that begin with one number were made from one prompt.
@@ -79,10 +82,10 @@ def read_genvideo(folder: AnyPath) -> Listing:
 
 
 def read_genvidbench(folder: AnyPath) -> Listing:
-    """List both pairs: Pair1 is the training part and Pair2 the test part, as the authors use them.
+    """List the videos of GenVidBench: Pair1 is the training part and Pair2 the test part, as the authors use them.
 
     Raises:
-        DataError: a line of a list is malformed or contradicts its source.
+        DataError: a line of a list is malformed, or its label contradicts the folder.
     """
     folder, parts = Path(folder), {"Pair1": "train", "Pair2": "test"}
     listed, notes = list[str](), [f"{pair} is not there." for pair in parts if not (folder / pair).is_dir()]
@@ -100,9 +103,9 @@ def read_genvidbench(folder: AnyPath) -> Listing:
 
 
 def read_aigvdbench(folder: AnyPath) -> Listing:
-    """List ``Real/``, ``OpenSource/`` and ``ClosedSource/``.
+    """List the videos of AIGVDBench.
 
-    A video in two lists is in the stricter one: test before validation before train.
+    A video in several lists is put into the test part if that is among them, else into validation.
 
     Raises:
         DataError: one of the three lists is missing, or a row of a list has no ``Video_id``.

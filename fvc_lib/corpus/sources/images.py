@@ -1,4 +1,4 @@
-"""Corpora of images: Food-101, Nutrition5k, manifests, folders of classes, and folders of several corpora.
+"""List corpora of images: Food-101, Nutrition5k, manifests, folders of classes, and folders of several corpora.
 
 - Food-101 (Bossard et al., "Food-101 - Mining discriminative components with random forests", ECCV 2014):
   ``images/<class>/<number>.jpg`` and ``meta/{classes,train,test}.txt``, with lines such as ``apple_pie/1005649``.
@@ -59,7 +59,7 @@ class ImageListing:
     folder: str = ""  # of the corpus in a combined one
 
     def note_empty_classes(self, names: Iterable[str]) -> None:
-        """Add a note on classes that the corpus names without an image."""
+        """Add a note that names those of the corpus's classes that have no image, if there are any."""
         empty = sorted(set(names) - {image.class_label for image in self.images})
         if empty:
             shown = some_of([escape_text(name) for name in empty], 8)
@@ -74,10 +74,11 @@ def list_images(
     Args:
         corpus: a folder, or a manifest file.
         layout: one of ``IMAGE_LAYOUTS``, or auto.
-        allow_outside: as of ``read_corpus``.
+        allow_outside: take files outside the corpus folder, and follow links.
 
     Returns:
-        Its files, its layout, and one listing for each folder of a combined corpus, else one.
+        The access to the files, the name of the layout, and the listings. A combined corpus (a folder of several
+        corpora) has one listing per folder, any other corpus has one.
 
     Raises:
         UsageError: the corpus has none of the layouts, or not the requested one.
@@ -102,7 +103,7 @@ _FOOD_LISTS = {"test": "test.txt", "train": "train.txt"}  # test first: an image
 
 
 def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
-    """List the images of the folder ``below`` the root of ``files``, in their official parts.
+    """List the images of Food-101, with their official parts. The corpus is in the folder ``below`` of ``files``.
 
     Images of a class that ``classes.txt`` lacks, images in neither list, and lines without a file are rejected.
 
@@ -166,9 +167,10 @@ _Targets = tuple[tuple[str, float], ...]
 
 
 def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
-    """List the pictures of each described dish; the dish is the group of its pictures.
+    """List the pictures of the dishes of Nutrition5k; the pictures of a dish are a group.
 
-    Depth images and videos are skipped. Dishes without a picture or outside the official lists are rejected.
+    The corpus is in the folder ``below`` of ``files``. Depth images and videos are skipped. Dishes without a
+    picture or outside the official lists are rejected.
 
     Raises:
         UsageError: no table, or one of the two official lists is missing.
@@ -216,7 +218,14 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
 
 
 def _read_dishes(folder: Path, where: str, rejections: Rejections) -> dict[str, tuple[_Targets, int]]:
-    """Return the numbers and first row of each dish that is described without contradiction."""
+    """Return (numbers, row) for each dish: its named numbers, and the first row that has them.
+
+    Dishes that are listed twice with different numbers are left out and rejected, as are malformed rows. ``where`` is
+    the path of the tables' folder, for the rejections.
+
+    Raises:
+        UsageError: there is no table.
+    """
     described: defaultdict[str, list[tuple[_Targets, int, str]]] = defaultdict(list)
     tables = [name for name in _DISH_TABLES if (folder / name).is_file()]
     if not tables:
@@ -251,7 +260,12 @@ def _read_dishes(folder: Path, where: str, rejections: Rejections) -> dict[str, 
 
 
 def _read_parts(folder: Path) -> dict[str, str]:
-    """Return the official part of each dish; empty without lists."""
+    """Return the official part of each dish, train or test; empty if there are no lists.
+
+    Raises:
+        UsageError: one of the two lists is missing.
+        LeakageError: a dish is in both lists.
+    """
     if not any((folder / name).is_file() for name in _DISH_LISTS.values()):
         return {}
     names = {part: set(filter(None, read_lines(folder / name))) for part, name in _DISH_LISTS.items()}
@@ -274,14 +288,14 @@ _MANIFEST = (
 
 
 def list_manifest(files: CorpusFiles, below: str = "") -> ImageListing:
-    """List the images of the manifest ``below`` the root of ``files``, or of the only one in that folder.
+    """List the images of a manifest: the file ``below`` in ``files``, or the only table in the folder ``below``.
 
     Paths are relative to the manifest's folder. Optional columns are ``class`` (or ``label``), ``group`` and ``split``.
-    Each other column of numbers is a target; a suffix such as ``_kcal`` is its unit. Cells without a number are
-    unknown values. A column of which more than half the filled cells are no numbers is not read.
+    Every other column of numbers is a target; a suffix such as ``_kcal`` is its unit. A cell that is no number is an
+    unknown value. A column is not read if more than half of its filled cells are no numbers.
 
     Raises:
-        UsageError: not a table, without a path column, or with two columns of one meaning.
+        UsageError: the file is no table, has no path column, or has two columns of the same meaning.
     """
     manifest = label_table.find_table(files.root / below, f"Wanted {_MANIFEST}.")
     table, found = label_table.read_label_table(manifest), ImageListing()
@@ -346,10 +360,10 @@ def _is_manifest(path: Path) -> bool:
 
 
 def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
-    """List the images of the folder ``below`` the root of ``files``; the first folder below it is the class.
+    """List the images of a corpus with one folder per class. The corpus is in the folder ``below`` of ``files``.
 
-    If all those folders are called like parts (train, val, test), the class is the next folder. Images without a
-    folder of a class are rejected.
+    If all folders in it are named like parts (train, val, test), the classes are the folders inside these. Images
+    outside the folders of classes are rejected.
     """
     found, folders = ImageListing(), folders_in(files.root / below)
     depth = int(bool(folders) and all(name.lower() in PART_NAMES for name in folders))
@@ -382,7 +396,9 @@ def _lacks_folders(folder: Path) -> str:
 
 
 def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ...]:
-    """List each folder as a corpus by itself. Equal class names are one class; equal group names are two groups.
+    """List the corpora of a combined corpus: every folder in the root of ``files`` is a corpus.
+
+    Equal names of classes in two corpora mean the same class. Equal names of groups mean different groups.
 
     Raises:
         UsageError: there is no folder.
@@ -405,7 +421,7 @@ _COMBINED_RANK = 2
 
 
 def _inner(folder: Path) -> CorpusLoader | None:
-    """Return the loader of a published corpus or manifest in ``folder``, if it is one."""
+    """Return the loader for ``folder`` if it is a published corpus or has a manifest, else None."""
     loaders = (loader for loader in by_rank(IMAGE_LAYOUTS) if loader.rank < _COMBINED_RANK)
     return next((loader for loader in loaders if loader.recognises(folder)), None)
 

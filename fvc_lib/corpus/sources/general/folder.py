@@ -1,6 +1,7 @@
-"""A folder with ``real/`` and ``fake/`` in it, or parts with these: below them are videos of that label.
+"""Read corpora whose folders ``real/`` and ``fake/`` hold the videos of that label.
 
-A video is a file, or a folder of pictures, which are its frames.
+These folders may be inside folders of parts, such as ``train/real/``. A video is a file, or a folder of pictures, which
+are its frames.
 """
 
 from pathlib import Path
@@ -15,9 +16,10 @@ from fvc_lib.services.registry import CORPORA
 
 
 def read_label_folders(folder: AnyPath) -> Listing:
-    """List every video below the folders called ``real`` and ``fake``, or ``0_real``, in any case.
+    """List every video below the folders called ``real`` and ``fake``, or with a number, such as ``0_real``.
 
-    Where there are none, those in the folders ``train``, ``val`` and ``test`` count; these are the official parts.
+    Case is ignored. If there are no such folders, they are searched in the folders ``train``, ``val`` and
+    ``test``, which are the official parts.
     """
     folder = Path(folder)
     files, rejections, entries = CorpusFiles(folder), Rejections(), []
@@ -40,7 +42,7 @@ def read_label_folders(folder: AnyPath) -> Listing:
 
 
 def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
-    """Return each folder of a label: its path below ``folder``, the label, and its official part."""
+    """Return (path below ``folder``, label, official part or None) for each folder that is named like a label."""
     parts = [(name, PART_NAMES[name.lower()]) for name in folders_in(folder) if name.lower() in PART_NAMES]
     found = [
         (joined(top, name), match[1].lower(), part)

@@ -1,8 +1,8 @@
-"""FVC-2018 as label source: seed videos in ``FVC.csv``, their near-duplicates in ``FVC_dup.csv``.
+"""Read the corpus FVC-2018: seed videos in ``FVC.csv``, and their near-duplicates in ``FVC_dup.csv``.
 
-380 cascades of near-duplicates in 5,579 rows. The corpus is annotations only: videos are fetched one by one into
-``videos/<platform id>.<extension>``, and many are gone. Source: Papadopoulou et al., "A corpus of debunked and
-verified user-generated videos", Online Information Review 43(1), 2019.
+A cascade is a seed video with its near-duplicates; 5,579 rows form 380 cascades. The corpus consists of annotations
+only. Videos have to be fetched one by one into ``videos/<platform id>.<extension>``, and many were deleted. Source:
+Papadopoulou et al., "A corpus of debunked and verified user-generated videos", Online Information Review 43(1), 2019.
 """
 
 import re
@@ -33,7 +33,7 @@ _URLS = {
 
 
 def parse_video_url(url: str) -> tuple[str, str] | None:
-    """Return ``(platform, platform id)`` of a YouTube, Facebook or Twitter video URL, else None."""
+    """Return (platform, platform id) of the URL of a YouTube, Facebook or Twitter video; None for any other URL."""
     matches = ((platform, pattern.fullmatch(url.strip())) for platform, pattern in _URLS.items())
     return next(((platform, match[1]) for platform, match in matches if match), None)
 
@@ -41,8 +41,9 @@ def parse_video_url(url: str) -> tuple[str, str] | None:
 def read_fvc2018(folder: AnyPath) -> Listing:
     """List a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
 
-    Labels are the tables' own, also the 74 rows labelled real inside fake cascades. Rows labelled uncertain,
-    debunked or parody, and rows whose video is absent, are counted exclusions; all rows link cascades.
+    Labels are those of the tables, even for the 74 rows labelled real in fake cascades. Rows labelled uncertain,
+    debunked or parody, and rows whose video is missing, are rejected. But all rows, rejected or not, show which
+    cascades share a video.
 
     Raises:
         UsageError: a table is missing, unreadable or lacks ``cascade_id``, ``video_url`` or ``label``.
@@ -81,7 +82,10 @@ def _locate(row: Entry, path: str | None, files: CorpusFiles) -> str | Refusal:
 
 
 def _videos_by_id(files: CorpusFiles, listed: Collection[str], rejections: Rejections) -> dict[str, str]:
-    """Map platform ids, the case-sensitive file names up to the extension, to paths below the root."""
+    """Map platform ids to the paths of their files below the root; reject files that belong to no listed id.
+
+    The platform id is the file name without its extension; case matters.
+    """
     folder, videos = files.root / VIDEOS_FOLDER, dict[str, str]()
     for name in sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ():
         path, platform_id = f"{VIDEOS_FOLDER}/{name}", Path(name).stem

@@ -1,4 +1,4 @@
-"""A CSV or Parquet manifest as label source: one row per video, paths relative to the manifest's folder."""
+"""Read corpora from a CSV or Parquet manifest: one row per video, with paths relative to the manifest's folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +33,12 @@ def read_manifest(manifest: AnyPath) -> Listing:
     """List the rows of a manifest with ``path`` or ``video_path``, and ``label``.
 
     Optional columns are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
-    ``source``) and the official ``split`` (or ``part``). Each other column is kept as an attribute by which results are
-    sliced. Labels are compared without case and surrounding space; others than real and fake are counted exclusions.
+    ``source``) and the official ``split`` (or ``part``). Every other column is stored as an attribute, and results
+    are also reported per value of it. Case and surrounding space of labels are ignored. Rows with labels other than
+    real and fake are rejected.
 
-    A row may name a folder of pictures, which is a video. Rows that name pictures in one folder are joined to a video
-    (``label_table.join_frames``).
+    A row may name a folder of pictures, which is a video. Rows that name pictures in one folder are joined to one row
+    for their video (``label_table.join_frames``).
 
     Raises:
         UsageError: not a table, a needed column is missing, one is misspelt, or the split has an unknown part.
@@ -64,7 +65,12 @@ def read_manifest(manifest: AnyPath) -> Listing:
 
 
 def _checked_labels(table: LabelTable, label: str, split: str | None) -> list[str]:
-    """Return the cells of the label column; refuse a table whose columns, splits or labels are unusable."""
+    """Check the columns, parts and labels of a manifest; return the cells of the label column.
+
+    Raises:
+        UsageError: a column is misspelt, or the column ``split`` has a cell that names no part.
+        DataError: no row is labelled real or fake.
+    """
     table.refuse_misspelt(
         (*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_KINDS, *SOURCE_COLUMNS)
     )

@@ -1,4 +1,4 @@
-"""Tar files of whole videos in WebDataset's layout as label source; videos are read without unpacking."""
+"""Read corpora of tar files of videos in WebDataset's layout, without unpacking them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +20,13 @@ _FLAG_MEANS = {"true": "fake", "1": "fake", "false": "real", "0": "real"}
 def read_tar_shards(corpus: Path) -> Listing:
     """List every video in a tar, in the tars of a folder, or in the tars of a pattern.
 
-    The label is the content of ``KEY.cls``, or ``label``, ``cls``, ``fake`` or ``is_fake`` in ``KEY.json``; all given
-    ones must agree. The pictures of a folder, ``KEY/000.png``, are one video, labelled next to it or to each picture.
-    Further fields of ``KEY.json`` have the names of a manifest's columns. A manifest in the folder takes precedence.
+    The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``fake`` or ``is_fake`` of
+    ``KEY.json``. If several are given, they must agree. Other fields of ``KEY.json`` are read like the columns of a
+    manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video; their label is that of ``KEY``, or is given
+    for every picture. If the folder has a manifest, that is read instead.
 
     Raises:
-        UsageError: as ``tar_patterns.tars_of``, or as ``read_manifest``.
+        UsageError: a pattern of tars or a manifest is unusable (``tar_patterns.tars_of``, ``read_manifest``).
         DataError: no video has a usable label.
     """
     manifests = [corpus / name for name in PREFERRED_NAMES if corpus.is_dir() and (corpus / name).is_file()]
@@ -59,13 +60,13 @@ def read_tar_shards(corpus: Path) -> Listing:
 
 
 def _words(sample: TarSample) -> dict[str, str]:
-    """Return the labels that ``label_map`` applies to, by their place."""
+    """Return the labels of a sample that are words, by where they are stated; ``label_map`` applies to these."""
     cells = {f"{name!r} in KEY.json": cell_text(sample.cells, name) for name in _WORDS}
     return {where: word for where, word in {"KEY.cls": sample.label, **cells}.items() if word}
 
 
 def _label(sample: TarSample) -> tuple[str | None, Refusal | None]:
-    """Return ``real``, ``fake`` or another word, or None and a refusal."""
+    """Return (label, refusal): ``real``, ``fake`` or another word and None, or None and why there is no clear label."""
     stated = {where: listing.stated_label(word) for where, word in _words(sample).items()}
     for name in _FLAGS:
         if (flag := cell_text(sample.cells, name)) is not None:
