@@ -1,14 +1,17 @@
 """Abstention: answer fake or real only where the other answer is unlikely at a stated rate, else undecided.
 
-Cross-conformal prediction by class: a new video is set against the out-of-fold scores of the videos whose label is
-known. Its p-value of "real" is the share of reals that look at least as fake as it does, its p-value of "fake" the
-share of fakes that look at least as real. An answer is ruled out where its p-value is at or below the error rate. The
-verdict is the remaining answer, if there is one. Of the reals at most about that share is then called fake, and of the
-fakes called real, whatever the network is worth. A network that knows nothing calls its share of both alike, which is
-no answer: ``answers_that_tell`` says which answers are given to their own class more often than to the other.
+The method is cross-conformal prediction by class. A new video is compared with witnesses: videos whose label is known,
+with scores from networks that were not trained on them. The p-value of "real" is the share of reals that look at least
+as fake as the new video. The p-value of "fake" is the share of fakes that look at least as real. An answer is ruled out
+where its p-value is at most the error rate. If exactly one answer remains, it is the verdict; otherwise the video is
+undecided.
 
-Videos of one group are no independent witnesses, so each group has one vote, divided among its videos. A new video is
-compared with the videos of fold k by the network of fold k, which saw neither.
+Then at most about that rate of the reals is called fake, and of the fakes called real, however bad the network is. A
+network that knows nothing gives each answer to both classes equally often. ``answers_that_tell`` returns the answers
+that are given to the right class more often.
+
+Videos of one group are not independent, so each group has one vote, divided among its videos. A new video is compared
+with the videos of fold k by the network of fold k, which was trained on neither.
 
 V. Vovk, "Cross-conformal predictors", Annals of Mathematics and Artificial Intelligence 74 (2015); groups as in
 Y. Lee, R. F. Barber, R. Willett, "Distribution-free inference with hierarchical data" (2023), arXiv:2306.06342.
@@ -30,10 +33,10 @@ class Witnesses:
     """Scores of videos with known labels, each by a network that had not seen the video's group.
 
     Attributes:
-        scores: float64 (N,), higher for fake, of any scale that all networks share.
+        scores: float64 (N,), higher for fake, on any scale that all networks share.
         labels: int64 (N,), 0 real and 1 fake.
-        folds: int64 (N,), which of the networks 0 to K - 1 gave the score.
-        weights: float64 (N,), of each video: those of one group and label sum to 1.
+        folds: int64 (N,), number of the network, 0 to K - 1, that gave the score.
+        weights: float64 (N,), the vote of each video; the votes of one group and label sum to 1.
     """
 
     scores: FloatArray
@@ -43,22 +46,31 @@ class Witnesses:
 
     @property
     def num_groups(self) -> tuple[int, int]:
-        """Groups with reals, and groups with fakes."""
+        """Return ``(real, fake)``: the number of groups with reals, and of groups with fakes."""
         real, fake = (round(float(self.weights[self.labels == label].sum())) for label in (0, 1))
         return real, fake
 
     @property
     def least_rates(self) -> tuple[float, float]:
-        """The lowest rates at which a video can be called fake, and real, at all: with n groups 1 / (n + 1)."""
+        """Return the lowest error rates at which any video can be called fake, and real.
+
+        The first is 1 / (n + 1) for n groups with reals, the second likewise for fakes.
+        """
         real, fake = self.num_groups
         return 1 / (real + 1), 1 / (fake + 1)
 
 
 def witnesses(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, folds: npt.ArrayLike) -> Witnesses:
-    """Return out-of-fold scores (N,) with labels, groups of any type and folds; each group has one vote per label.
+    """Return ``Witnesses`` of N videos; each group has one vote per label.
+
+    Args:
+        labels: int (N,) of 0 (real) and 1 (fake).
+        scores: float (N,), higher for fake, each by a network that was not trained on the video's group.
+        groups: (N,) of group ids of any type.
+        folds: int (N,), number of the network that gave the score.
 
     Raises:
-        ValueError: labels or scores that cannot be meant, or arrays of other lengths.
+        ValueError: labels are not 0 and 1, scores are not finite, or lengths differ.
     """
     checked = check_labels(labels)
     values = check_scores(scores, checked.size)
@@ -72,7 +84,7 @@ def witnesses(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLik
 
 @dataclass(frozen=True)
 class PValues:
-    """P-values of each answer, both float64 (M,) in (0, 1]; a small one rules the answer out."""
+    """The p-values of both answers for M videos, float64 (M,) each in (0, 1]; a small p-value rules the answer out."""
 
     real: FloatArray
     fake: FloatArray
@@ -81,8 +93,8 @@ class PValues:
         """Return ``fake``, ``real`` or ``undecided`` for each video.
 
         Args:
-            error_rate: share of the reals that may be called fake and of the fakes that may be called real, each in
-                (0, 1); two numbers where they differ.
+            error_rate: share of the reals that may be called fake, and of the fakes that may be called real, in (0, 1).
+                A tuple ``(of_reals, of_fakes)`` where they differ.
 
         Raises:
             ValueError: a rate outside (0, 1).
@@ -93,21 +105,21 @@ class PValues:
                 raise ValueError(f"error rate: got {rate}, wanted a share inside (0, 1).")
         # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
         not_real, not_fake = self.real <= of_reals * (1 + 1e-12), self.fake <= of_fakes * (1 + 1e-12)
-        # Neither goes: a score between two classes that never come near it. That is no answer either.
+        # Both may be ruled out, by a score between the classes and far from both. Then the video is undecided too.
         said = np.where(not_real & ~not_fake, FAKE, np.where(not_fake & ~not_real, REAL, UNDECIDED))
         return [str(each) for each in said]
 
 
 def p_values(known: Witnesses, scores: npt.ArrayLike) -> PValues:
-    """Set M new videos against videos with known labels.
+    """Return the p-values of M new videos, compared with videos whose labels are known.
 
     Args:
-        known: the out-of-fold scores.
-        scores: float (M, K), of each video by the network of each fold; (M, 1) where one network judges and the
-            witnesses' scores are taken to be like its own.
+        known: videos with known labels and out-of-fold scores.
+        scores: float (M, K), the score of each video by the network of each fold; or (M, 1) by a single network. Then
+            all known scores are treated as if that network had given them.
 
     Raises:
-        ValueError: no such shape, a fold without a network, or scores that are not finite.
+        ValueError: another shape, a fold without a network, or scores that are not finite.
     """
     new = np.asarray(scores, dtype=np.float64)
     if new.ndim != 2 or not np.isfinite(new).all():
@@ -126,7 +138,14 @@ def p_values(known: Witnesses, scores: npt.ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return the weight of the reals that look at least as fake, or of the fakes that look at least as real, (M,)."""
+    """Return the summed weights, float64 (M,), of the videos that look at least as unlike ``label`` as each new score.
+
+    Args:
+        label: 0: sum over reals whose score is at least the new one; 1: over fakes whose score is at most the new one.
+        scores: float64 (N,), scores of known videos of class ``label``.
+        weights: float64 (N,), their votes.
+        new: float64 (M,), the new scores.
+    """
     order = np.argsort(scores, kind="stable")
     ascending, summed = scores[order], np.append(0.0, weights[order].cumsum())
     if label == 0:
@@ -135,10 +154,15 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
 
 
 def left_out_p_values(known: Witnesses, groups: npt.ArrayLike, scores: FloatArray | None = None) -> PValues:
-    """Set each witness (N,) against those of all other groups, whichever network gave their scores.
+    """Return the p-values (N,) of the known videos, each compared with the videos of all other groups.
 
-    These are the p-values that the rule would have used for videos with known labels. They show how often it errs and
-    abstains. With ``scores``, float64 (N,), each witness is judged by that score instead of its own.
+    They show how often the rule errs and abstains on videos with known labels. Scores of different networks are
+    compared with each other.
+
+    Args:
+        known: N videos with known labels.
+        groups: (N,) of group ids.
+        scores: float64 (N,), scores to judge the videos by; None: ``known.scores``.
     """
     asked = known.scores if scores is None else scores
     _, group_of = np.unique(np.asarray(groups), return_inverse=True)
@@ -159,15 +183,15 @@ def left_out_p_values(known: Witnesses, groups: npt.ArrayLike, scores: FloatArra
 
 
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
-    """Return the answers that are given to their own class more often than to the other, by more than chance.
+    """Return the answers that the right class gets more often than the wrong class, by more than chance.
 
-    Fisher's exact test, one-sided, each group with one vote. Without it a network that knows nothing calls the stated
-    share of reals fake, and as many fakes: the rate is kept, and half of the answers are wrong.
+    The test is Fisher's exact test, one-sided, with one vote per group. It is needed because a network that knows
+    nothing keeps the error rate too: it calls as large a share of the fakes fake as of the reals.
 
     Args:
-        known: videos with known labels.
-        answers: (N,), of each by the others (``left_out_p_values``).
-        level: how often an answer of a network that knows nothing may pass.
+        known: N videos with known labels.
+        answers: (N,), the answer for each video by comparison with the others (``left_out_p_values``).
+        level: significance level, the probability that an answer of a network that knows nothing is returned.
     """
     from scipy.stats import hypergeom  # half a second to load
 
@@ -188,8 +212,8 @@ class AbstentionRates:
     Attributes:
         called_fake: share of the reals that are called fake.
         called_real: share of the fakes that are called real.
-        undecided: share of all that get no answer.
-        num_groups: groups with reals, and with fakes.
+        undecided: share of all videos that get no answer.
+        num_groups: number of groups with reals, and of groups with fakes.
     """
 
     called_fake: float
@@ -199,7 +223,7 @@ class AbstentionRates:
 
 
 def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
-    """Return the rates of ``answers`` (N,), one for each witness."""
+    """Return the rates of ``answers`` (N,), the answers for the videos of ``known``."""
     said = np.array(answers)
 
     def share(of: npt.NDArray[np.bool_], answer: str) -> float:

@@ -7,9 +7,9 @@ from fvc_lib.metrics.classification import FloatArray
 
 
 def percentile_ranks(scores: npt.ArrayLike) -> FloatArray:
-    """Return, for each column of (N, D), the share of videos that score lower, with ties as one half.
+    """Return float64 (N, D): within each column, the share of the N videos that score lower; ties count one half.
 
-    The result is in (0, 1). It depends on all videos and is no probability.
+    A video counts as tied with itself, so values are in (0, 1). They depend on all videos and are no probabilities.
     """
     from scipy.stats import rankdata  # half a second to load
 
@@ -18,7 +18,7 @@ def percentile_ranks(scores: npt.ArrayLike) -> FloatArray:
 
 
 def rank_correlations(scores: npt.ArrayLike) -> FloatArray:
-    """Return Spearman's correlations (D, D) of the columns of (N, D), with midranks; NaN for a constant column."""
+    """Return Spearman's rank correlations (D, D) of the columns of (N, D); NaN for a constant column."""
     from scipy.stats import rankdata  # half a second to load
 
     ranks = rankdata(_checked(scores), axis=0)
@@ -29,13 +29,16 @@ def rank_correlations(scores: npt.ArrayLike) -> FloatArray:
 
 
 def shares_of_equal_decisions(decisions: npt.ArrayLike) -> FloatArray:
-    """Return (D, D), the share of N videos for which two of the D columns of 0 and 1 are equal."""
+    """Return (D, D): for each two columns of ``decisions`` (N, D) of 0 and 1, the share of videos where they agree."""
     called = _checked(decisions)
     return np.asarray((called.T @ called + (1 - called).T @ (1 - called)) / len(called), dtype=np.float64)
 
 
 def average_scores(scores: npt.ArrayLike) -> FloatArray:
-    """Return (N,), the mean of the columns of (N, D): of scores if all are in [0, 1], else of percentile ranks."""
+    """Return the mean score of each video, (N,), over the D columns of ``scores`` (N, D).
+
+    If a score is outside [0, 1], percentile ranks are averaged instead.
+    """
     table = _checked(scores)
     comparable = table.min() >= 0 and table.max() <= 1
     return np.asarray((table if comparable else percentile_ranks(table)).mean(axis=1), dtype=np.float64)

@@ -1,6 +1,6 @@
-"""Calibration of scores: bins of a reliability diagram, the error read from them, temperatures, and abstaining.
+"""Calibration of scores: reliability diagrams, calibration error, temperatures, and risk when abstaining.
 
-There are ten bins of one width over [0, 1], each half open, [k / 10, (k + 1) / 10), and the last one closed.
+A reliability diagram has ten bins of equal width over [0, 1]: bin k is [k / 10, (k + 1) / 10); the last includes 1.
 """
 
 import math
@@ -22,12 +22,12 @@ _INNER_EDGES = np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]
 
 @dataclass(frozen=True)
 class ReliabilityBins:
-    """The bins of a reliability diagram, (10,) each.
+    """The bins of a reliability diagram.
 
     Attributes:
-        counts: int64, videos per bin; empty bins stay, so that they can be shown as empty.
-        mean_scores: float64, mean probability of fake; NaN in an empty bin.
-        fake_shares: float64, share that is fake; NaN in an empty bin.
+        counts: int64 (10,), number of videos per bin; empty bins are included.
+        mean_scores: float64 (10,), mean probability of fake in the bin; NaN in an empty bin.
+        fake_shares: float64 (10,), share of the bin's videos that are fake; NaN in an empty bin.
     """
 
     counts: IntArray
@@ -36,7 +36,7 @@ class ReliabilityBins:
 
 
 def bin_of(scores: FloatArray) -> IntArray:
-    """Return the bin of each probability, int64 (N,) of 0 to 9."""
+    """Return the number of the bin, 0 to 9, of each probability: int64 (N,)."""
     return np.searchsorted(_INNER_EDGES, scores, side="right").astype(np.int64)
 
 
@@ -44,7 +44,7 @@ def reliability_bins(labels: npt.ArrayLike, scores: npt.ArrayLike) -> Reliabilit
     """Return counts, mean score and share of fakes per bin of ``scores`` (N,).
 
     Raises:
-        ValueError: labels are not 0 and 1, or scores are not as many probabilities.
+        ValueError: labels are not 0 and 1, or scores are not N probabilities.
     """
     checked = classification.check_labels(labels)
     probabilities = classification.check_probabilities(classification.check_scores(scores, checked.size))
@@ -59,7 +59,10 @@ def reliability_bins(labels: npt.ArrayLike, scores: npt.ArrayLike) -> Reliabilit
 
 
 def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return (N, 11): score minus label in the score's own bin, and a one to divide by."""
+    """Return columns (N, 11): score minus label in the column of the score's bin (else 0), and last a 1.
+
+    The sum of the last column is the divisor.
+    """
     columns = np.zeros((scores.size, NUM_BINS + 1))
     columns[np.arange(scores.size), bin_of(classification.check_probabilities(scores))] = scores - labels
     columns[:, -1] = 1.0
@@ -72,12 +75,12 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
 )  # fmt: skip
 @classification.sums_metric(_excess_by_bin, classification.SHARE, is_distance=True)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
-    """Return the distance between mean score and share of fakes, averaged over bins by their weight; lower is better.
+    """Return the absolute difference of mean score and share of fakes, averaged over bins by weight; lower is better.
 
-    The bins do not depend on the sample, so that a half-sample measures the same thing. Of the probability of fake, not
-    of the larger of two probabilities. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using
-    Bayesian binning", AAAI 2015. It is biased upwards in small samples: a calibrated score has an error above 0 too.
-    Defined with one class.
+    Scores are probabilities of fake, not the larger of two probabilities. The bins are fixed, so a half-sample measures
+    the same thing. The error is biased upwards in small samples: a calibrated score has an error above 0 too. It is
+    defined with one class. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian
+    binning", AAAI 2015.
 
     Raises:
         ValueError: scores outside [0, 1].
@@ -89,19 +92,17 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
 def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     """Return the temperature T in [0.05, 20] for which ``sigmoid(logits / T)`` fits ``labels`` best.
 
-    It minimises the negative log-likelihood: C. Guo et al., "On calibration of modern neural networks", ICML 2017; with
-    a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior a validation part that is ranked without a
-    mistake, which a few videos easily are, would ask for a temperature of 0 and for certainty about everything. So what
-    few videos do not show is left as it is, and with some hundred videos the prior changes nothing to be seen. (In
-    simulations with 16 and 60 videos it gave a lower Brier score on new videos than Platt's softened labels, which make
-    a network that is right too timid.)
+    It minimises the negative log-likelihood (C. Guo et al., "On calibration of modern neural networks", ICML 2017) with
+    a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior, a validation part that is ranked without a
+    mistake would give a temperature near 0, and so certainty about everything. Few videos are often ranked that way.
+    With some hundred videos the prior has no visible effect. (In simulations with 16 and 60 videos the prior gave a
+    lower Brier score on new videos than Platt's softened labels.)
 
-    Likelihood and prior are log-concave in 1 / T, so the slope changes sign once, and the bracket in log T is halved
-    until nothing is left of it: the same for any order of the rows. Where the best T lies outside the range (logits
-    that rank fakes below reals ask for infinite doubt), the answer is the end nearest to it. With one class nothing
-    can be fitted, and the answer is 1: the logits as they are.
+    Likelihood and prior are log-concave in 1 / T, so the derivative has one root. It is found by bisection in log T;
+    the order of the rows does not matter. Where the best T lies outside the range, the nearest end is returned: the
+    upper one for logits that rank fakes below reals. With one class the answer is 1, which leaves the logits unchanged.
 
-    To be called on the inner validation part only.
+    Call it on the inner validation part only.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -122,14 +123,14 @@ def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
 def fit_class_temperature(classes: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     """Return the temperature T in [0.05, 20] for which ``softmax(logits / T)`` fits ``classes`` best.
 
-    As ``fit_temperature``, with its prior, for any number of classes; to be called on the validation part only.
+    Method and prior are those of ``fit_temperature``, for any number of classes. Call it on the validation part only.
 
     Args:
         classes: int (N,) in [0, C).
         logits: float (N, C).
 
     Raises:
-        ValueError: no rows, shapes or classes that do not go together, or a logit that is NaN or infinite.
+        ValueError: no rows, shapes that do not match, a class outside [0, C), or a logit that is NaN or infinite.
     """
     wanted, values = np.asarray(classes), np.asarray(logits, dtype=np.float64)
     if values.ndim != 2 or not values.size or wanted.shape != values.shape[:1] or not np.isfinite(values).all():
@@ -154,7 +155,7 @@ def class_probabilities(logits: npt.ArrayLike, temperature: float) -> FloatArray
 
 
 def _root(slope: Callable[[float], float]) -> float:
-    """Return the temperature at which ``slope`` goes from above to below 0, or the end of the range nearest to it."""
+    """Return the temperature in the range where the falling ``slope`` is 0, or the nearest end of the range."""
     low, high = np.log(LOWEST_TEMPERATURE), np.log(HIGHEST_TEMPERATURE)
     if slope(LOWEST_TEMPERATURE) <= 0:
         return LOWEST_TEMPERATURE
@@ -171,7 +172,7 @@ def probabilities(logits: npt.ArrayLike, temperature: npt.ArrayLike) -> FloatArr
 
     Args:
         logits: float (N,).
-        temperature: a number or (N,) (say one per fold), above 0.
+        temperature: above 0; a number, or (N,) with the temperature of each row, such as its fold's.
 
     Raises:
         ValueError: a logit or temperature that is NaN or infinite, or a temperature that is not above 0.
@@ -185,7 +186,7 @@ def probabilities(logits: npt.ArrayLike, temperature: npt.ArrayLike) -> FloatArr
 
 
 def _slope(labels: IntArray, logits: FloatArray, temperature: float) -> float:
-    """Return the derivative by b = 1 / temperature of the negative log-likelihood and of the prior's b - log b."""
+    """Return the derivative by b = 1 / temperature of the negative log-likelihood plus the prior's b - log b."""
     return float(np.sum(logits * (_sigmoid(logits / temperature) - labels))) + 1 - temperature
 
 
@@ -201,29 +202,31 @@ def _sigmoid(logits: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """The share of wrong decisions among the surest videos, for each share of videos that is decided at all."""
+    """The share of wrong decisions among the most confident videos, as a function of the share that is decided."""
 
-    coverages: FloatArray  # float64 (K,), ascending to 1: the share decided when the rest is abstained from
-    risks: FloatArray  # float64 (K,), share of the decided that is decided wrongly; the last is the plain error rate
-    confidences: FloatArray  # float64 (K,), descending: the least distance to the threshold that is still decided
-    area: float  # mean risk over all coverages (AURC); lower is better. The plain error rate where all are equally sure
+    coverages: FloatArray  # float64 (K,), ascending to 1: share of the videos that are decided
+    risks: FloatArray  # float64 (K,), share of the decided videos that are wrong; the last is the error rate of all
+    confidences: FloatArray  # float64 (K,), descending: least distance to the threshold that is decided
+    area: float  # mean risk over all coverages (AURC); lower is better. The error rate if all distances are equal
 
 
 def risk_coverage(labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> RiskCoverage:
-    """Return the risk-coverage curve of deciding by ``thresholds`` and abstaining where a score is near its threshold.
+    """Return the risk-coverage curve of a detector that abstains where a score is near its threshold.
+
+    Videos at the same distance from their threshold are decided together, so the curve has one point per distinct
+    distance. The area is the mean over all orders of such videos; the order of the rows does not matter.
 
     Source: R. El-Yaniv and Y. Wiener, "On the foundations of noise-free selective classification", JMLR 11 (2010);
     the area: Y. Geifman, G. Uziel and R. El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers",
-    ICLR 2019. Videos at one distance are decided together, so a curve has a point per distinct distance, and the area
-    is the mean over all orders of such videos: the order of the rows does not count.
+    ICLR 2019.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
         scores: float (N,).
-        thresholds: a number or (N,) (say one per fold); fake where a score reaches its threshold.
+        thresholds: a number, or (N,) with the threshold of each row; a score of at least its threshold means fake.
 
     Raises:
-        ValueError: labels, scores or thresholds that cannot be meant (shape, NaN, labels other than 0 and 1).
+        ValueError: an array has another shape or a NaN, or a label is not 0 or 1.
     """
     checked = classification.check_labels(labels)
     values = classification.check_scores(scores, checked.size)

@@ -25,20 +25,22 @@ def words(text: str) -> list[str]:
 
 
 def content_words(texts: Sequence[str]) -> frozenset[str]:
-    """Return the words that at most half of ``texts`` have, which distinguish one text from another."""
+    """Return the words that occur in at most half of ``texts``; such words distinguish one text from another."""
     having = Counter(word for text in texts for word in set(words(text)))
     return frozenset(word for word, number in having.items() if 2 * number <= len(texts))
 
 
 @declare("exact_match", "Word for word", "higher", "Share of captions that are a reference.", is_share=True)
 def exact_match(caption: str, references: Sequence[str]) -> float:
-    """Return 1 where the caption has exactly the words of a reference in its order, else 0."""
+    """Return 1 if the caption has exactly the words of one reference, in the same order, else 0."""
     return float(any(words(caption) == words(reference) for reference in references))
 
 
 @declare("token_f1", "Token F1", "higher", "F1 of a caption's words against its best reference.", is_share=True)
 def token_f1(caption: str, references: Sequence[str]) -> float:
-    """Return the best reference's harmonic mean of precision and recall of words, repeats counted; 0 without any.
+    """Return the largest F1 of the caption's words over all ``references``; 0 without references.
+
+    F1 is the harmonic mean of precision and recall of words; repeated words count as often as they occur.
 
     Source: P. Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text" (EMNLP 2016).
     """
@@ -50,14 +52,20 @@ def token_f1(caption: str, references: Sequence[str]) -> float:
     is_share=True,
 )  # fmt: skip
 def content_word_recall(caption: str, references: Sequence[str], content: Collection[str]) -> float:
-    """Return the best reference's share of ``content`` words that the caption has; NaN where no reference has any."""
+    """Return the share of a reference's ``content`` words that the caption has, the largest over ``references``.
+
+    References without content words are skipped; NaN if all are.
+    """
     said = set(words(caption))
     wanted = [{word for word in words(reference) if word in content} for reference in references]
     return max((len(said & each) / len(each) for each in wanted if each), default=math.nan)
 
 
 def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
-    """Return the mean of one number per row; rows that are NaN do not count."""
+    """Return a measure (see ``intervals_over_groups``): the mean of ``values`` (N,); rows that are NaN do not count.
+
+    ``name`` is the metric's name.
+    """
     array = np.asarray(values, dtype=np.float64)
     known = np.isfinite(array)
     columns = np.stack([np.where(known, array, 0.0), known.astype(np.float64)], axis=1)
@@ -69,13 +77,14 @@ def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
 def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Metric:
     """Return BLEU with n-grams of up to four words over all captions together, without smoothing.
 
-    Matches of a caption are clipped at the most that one of its references has; its length is compared with that of the
-    reference nearest in length, the shorter one of two. 0 where no n-gram of some length matches. Source: K. Papineni
-    et al., "BLEU: a method for automatic evaluation of machine translation" (ACL 2002).
+    An n-gram counts as matched at most as often as it occurs in one reference. The brevity penalty compares the
+    caption's length with that of the reference nearest in length, of two equally near the shorter. The result is 0
+    where no n-gram of some length matches. Source: K. Papineni et al., "BLEU: a method for automatic evaluation of
+    machine translation" (ACL 2002).
 
     Args:
         captions: N texts.
-        references: N lists of texts.
+        references: N lists of texts, the references of each caption.
     """
     columns = np.array([_bleu_columns(*pair) for pair in zip(captions, references, strict=True)], dtype=np.float64)
     return measure_of_rows("bleu4", columns.reshape(len(captions), 2 * _LONGEST + 2), _bleu_of_sums, SHARE)
@@ -87,7 +96,10 @@ def _f1(said: Counter[str], wanted: Counter[str]) -> float:
 
 
 def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
-    """Return matches and numbers of n-grams by length, the caption's length and the nearest reference's."""
+    """Return 10 counts: for n = 1 to 4 the matched and all n-grams of the caption, then two lengths in words.
+
+    The lengths are those of the caption and of the reference nearest in length.
+    """
     said, wanted = words(caption), [words(reference) for reference in references]
     columns = []
     for length in range(1, _LONGEST + 1):

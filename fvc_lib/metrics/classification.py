@@ -1,9 +1,9 @@
-"""One definition per metric: every metric is written once, over rows that carry weights.
+"""Metrics of two-class decisions, each defined once for rows that carry weights.
 
-A plain value is the metric with all weights one, a value with one vote per group is the metric with weights
-one over the group's size, and the value in a half-sample of the groups is the metric with weights
-of 0 and 1 (but for what is decided on the rows as they are: ``curve_metric_with_enough_reals``). So a definition
-takes weights (R, N) and returns (R,), and ``weighted_metric`` makes the public function of it.
+The weights decide what is computed. With all weights 1 it is the plain value. With weights of 1 / group size every
+group has one vote. With weights of 0 and 1 it is the value in a half-sample of the groups (an exception is
+``curve_metric_with_enough_reals``). A definition takes R sets of weights (R, N) and returns R values (R,).
+``weighted_metric`` makes a public function of it.
 """
 
 import functools
@@ -25,7 +25,10 @@ ANY_NUMBER: Bounds = (-np.inf, np.inf)
 
 
 class Metric(Protocol):
-    """``metric(labels (N,), scores (N,))`` is a float; with ``weights`` (..., N) an array of shape (...)."""
+    """A function of ``labels`` (N,) and ``scores`` (N,).
+
+    It returns a float; with ``weights`` (..., N) it returns an array of shape (...).
+    """
 
     __name__: str
 
@@ -42,11 +45,11 @@ class Metric(Protocol):
 def weighted_metric(definition: Definition) -> Metric:
     """Make a ``Metric`` of ``definition(labels, scores, weights) -> (R,)``.
 
-    It gets int64 (N,), float64 (N,) and float64 (R, N). The metric checks its input, so that all metrics refuse the
-    same things with the same words.
+    The definition gets int64 (N,), float64 (N,) and float64 (R, N). The returned metric checks its input first, so all
+    metrics raise the same errors.
 
     Raises:
-        ValueError: (from the function returned) see ``check_labels``, ``check_scores`` and ``check_weights``.
+        ValueError: (from the returned function) see ``check_labels``, ``check_scores`` and ``check_weights``.
     """
 
     @functools.wraps(definition)
@@ -67,23 +70,28 @@ def weighted_metric(definition: Definition) -> Metric:
 
 @dataclass(frozen=True)
 class SumsReading:
-    """How a metric is read from weighted sums of columns, which need no more than each group's own sums."""
+    """How a metric is computed from weighted sums of columns.
+
+    Sums per group are enough for it, so half-samples of the groups need not go through the rows again.
+    """
 
     columns: Callable[[IntArray, FloatArray], FloatArray]  # from labels (N,) and scores (N,) to float64 (N, C)
     of_sums: Callable[[FloatArray], FloatArray]  # from the columns' sums (R, C) under R sets of weights to (R,)
     bounds: Bounds = ANY_NUMBER
-    is_distance: bool = False  # whether it is a mean distance, which chance alone makes larger
+    is_distance: bool = False  # whether it is a mean of absolute values, which noise makes larger
 
 
 def sums_metric(
     columns: Callable[..., FloatArray], bounds: Bounds = ANY_NUMBER, *, is_distance: bool = False
 ) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
-    """Return a decorator that makes a ``Metric`` of ``of_sums(sums (R, C)) -> (R,)``; the sums are over ``columns``.
+    """Return a decorator that makes a ``Metric`` of a function ``of_sums(sums (R, C)) -> (R,)``.
+
+    ``sums`` are the weighted sums over the rows of the C columns, one row of sums per set of weights.
 
     Args:
-        columns: ``columns(labels (N,), scores (N,), **settings)`` gives float64 (N, C).
-        bounds: the least and the largest value of the metric; between two, its intervals are on the logit scale.
-        is_distance: whether it is a mean distance, which chance alone makes larger.
+        columns: ``columns(labels (N,), scores (N,), **settings)`` returns float64 (N, C).
+        bounds: least and largest value of the metric. If both are finite, its intervals are on the logit scale.
+        is_distance: whether the metric is a mean of absolute values, which noise makes larger.
     """
 
     def decorate(of_sums: Callable[[FloatArray], FloatArray]) -> Metric:
@@ -97,7 +105,7 @@ def sums_metric(
 
 
 def check_labels(labels: npt.ArrayLike) -> IntArray:
-    """Return ``labels`` as int64 (N,), N >= 1; raise ``ValueError`` for other shapes and for values beside 0 and 1."""
+    """Return ``labels`` as int64 (N,), N >= 1; raise ``ValueError`` for another shape or other values than 0 and 1."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"labels: got shape {array.shape}, wanted (N,) with at least one row.")
@@ -157,26 +165,29 @@ class ConfusionCurve:
 
     @property
     def num_fake(self) -> FloatArray:
-        """Weight of all fakes, (R,)."""
+        """Return the weight of all fakes, (R,)."""
         return self.true_positives[:, -1]
 
     @property
     def num_real(self) -> FloatArray:
-        """Weight of all reals, (R,)."""
+        """Return the weight of all reals, (R,)."""
         return self.false_positives[:, -1]
 
     @property
     def true_positive_rates(self) -> FloatArray:
-        """(R, K + 1), from 0 (nothing called fake) to 1; NaN without fakes."""
+        """Return the share of fakes called fake, (R, K + 1), from 0 (nothing called fake) to 1; NaN without fakes."""
         return _with_origin(divide(self.true_positives, self.num_fake[:, None]))
 
     @property
     def false_positive_rates(self) -> FloatArray:
-        """(R, K + 1), from 0 (nothing called fake) to 1; NaN without reals."""
+        """Return the share of reals called fake, (R, K + 1), from 0 (nothing called fake) to 1; NaN without reals."""
         return _with_origin(divide(self.false_positives, self.num_real[:, None]))
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return true and false positives (R,) at one threshold each, by number; -1 is nothing called fake."""
+        """Return true and false positives, float64 (R,) each, at one threshold per set of weights.
+
+        ``points`` int64 (R,) are indices into ``thresholds``; -1 means that nothing is called fake.
+        """
         cells = np.arange(points.size), np.maximum(points, 0)
         called = points >= 0
         return self.true_positives[cells] * called, self.false_positives[cells] * called
@@ -184,15 +195,15 @@ class ConfusionCurve:
 
 @dataclass(frozen=True)
 class RankedRows:
-    """Rows in the order in which a falling threshold calls them fake; sorted once for any number of weights."""
+    """Rows sorted by falling score; one sort serves any number of sets of weights."""
 
-    rows: IntArray  # int64 (n,), which rows: first the fakes, then the reals, each strictest first
+    rows: IntArray  # int64 (n,), row numbers: first the fakes, then the reals, both by falling score
     fakes_called: IntArray  # int64 (K,), how many fakes reach each distinct score
-    reals_called: IntArray  # int64 (K,), how many reals do
+    reals_called: IntArray  # int64 (K,), how many reals reach each distinct score
     thresholds: FloatArray  # float64 (K,), the distinct scores, descending
 
     def curve(self, weights: FloatArray) -> ConfusionCurve:
-        """Return the curve under weights (R, n) of these rows in this order: a cumulative sum over each class."""
+        """Return the curve under ``weights`` (R, n), which are in the order of ``rows``."""
         split = int(self.fakes_called[-1])
         counts = [
             np.take(_cumulative(part), called, axis=1)
@@ -202,7 +213,13 @@ class RankedRows:
 
 
 def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None) -> RankedRows:
-    """Sort ``rows``, int64 (n,), n >= 1 (all, if not given), by falling score; labels and scores are (N,)."""
+    """Sort rows by falling score.
+
+    Args:
+        labels: int64 (N,).
+        scores: float64 (N,).
+        rows: int64 (n,), n >= 1, row numbers to sort; None: all N rows.
+    """
     chosen = np.arange(scores.size) if rows is None else rows
     order = chosen[np.argsort(-scores[chosen], kind="stable")]
     descending, is_fake = scores[order], labels[order] == 1
@@ -223,7 +240,7 @@ def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -
 
 @dataclass(frozen=True)
 class CurveReading:
-    """How a ranking metric is read from curves, so that several can be read from the same ones."""
+    """How a ranking metric is computed from confusion curves, which several metrics can share."""
 
     of_curves: Callable[[list[ConfusionCurve]], FloatArray]  # from the curves of each fold to (R,)
     fold_of_row: IntArray | None = None  # int64 (N,), or None: all rows are one ranking
@@ -231,7 +248,10 @@ class CurveReading:
 
 
 def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
-    """Make a ``Metric`` of ``of_curve(curve, **settings) -> (R,)``; its ``reading`` has the default settings."""
+    """Make a ``Metric`` of ``of_curve(curve, **settings) -> (R,)``.
+
+    Its attribute ``reading`` (a ``CurveReading``) uses the default settings.
+    """
 
     @functools.wraps(of_curve)
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
@@ -241,10 +261,10 @@ def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
 
 
 def curve_metric_with_enough_reals(share: float) -> Callable[[Callable[..., FloatArray]], Metric]:
-    """Return a decorator like ``curve_metric``: NaN where one of the reals is more than ``share`` of them.
+    """Return a decorator like ``curve_metric`` whose metric is NaN with fewer than 1 / ``share`` reals.
 
-    That is decided on the rows as they are. A replicate is read whatever it holds: were those with few reals left out,
-    the interval would be of a selection.
+    This is decided once, on all rows. In half-samples the metric is computed with any number of reals: an interval from
+    only those with many reals would be biased.
     """
 
     def decorate(of_curve: Callable[..., FloatArray]) -> Metric:
@@ -258,13 +278,13 @@ def curve_metric_with_enough_reals(share: float) -> Callable[[Callable[..., Floa
 
 
 def with_reading(metric: Metric, reading: CurveReading | SumsReading) -> Metric:
-    """Note on ``metric`` how it is read from curves or sums, and return it."""
+    """Set the attribute ``reading`` of ``metric``, how it is computed from curves or sums, and return ``metric``."""
     metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``intervals`` looks for
     return metric
 
 
 def _cumulative(weights: FloatArray) -> FloatArray:
-    """Return (R, n + 1): ``[:, k]`` is the sum of the first k."""
+    """Return cumulative sums (R, n + 1) of ``weights`` (R, n): ``[:, k]`` is the sum of the first k."""
     sums = np.zeros((weights.shape[0], weights.shape[1] + 1))
     np.cumsum(weights, axis=1, out=sums[:, 1:])
     return sums
@@ -287,9 +307,9 @@ def _with_origin(rates: FloatArray) -> FloatArray:
 def roc_auc(curve: ConfusionCurve) -> FloatArray:
     """Return the area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
 
-    Trapezoids between distinct scores, which is the Mann-Whitney statistic with midranks. Source: J. A.
-    Hanley and B. J. McNeil, "The meaning and use of the area under a ROC curve", Radiology 143 (1982). NaN
-    with one class.
+    The area is made of trapezoids between distinct scores and equals the Mann-Whitney statistic with midranks. NaN
+    with one class. Source: J. A. Hanley and B. J. McNeil, "The meaning and use of the area under a ROC curve",
+    Radiology 143 (1982).
     """
     true_positives, false_positives = curve.true_positives, curve.false_positives
     steps = false_positives[:, 1:] - false_positives[:, :-1]
@@ -324,10 +344,10 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @curve_metric
 def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
-    """Return the error rate at the threshold where both classes have the same one; lower is better.
+    """Return the error rate at the threshold where reals and fakes have the same error rate; lower is better.
 
-    Read off the ROC curve where it crosses FPR = 1 - TPR, linearly between neighbouring points: the line
-    between two points is what a random choice between their thresholds reaches. NaN with one class.
+    It is read off the ROC curve where the curve crosses FPR = 1 - TPR. Neighbouring points are joined linearly: a
+    random choice between their thresholds reaches the points in between. NaN with one class.
     """
     fakes, reals = curve.num_fake, curve.num_real
 
@@ -348,8 +368,8 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
 def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float = 0.05) -> FloatArray:
     """Return the largest share of fakes found with at most ``false_positive_rate`` of the reals called fake.
 
-    A value that a threshold reaches, so not interpolated: with fewer than 1 / ``false_positive_rate`` reals
-    no false positive is allowed at all. NaN with one class.
+    The value is reached by a threshold and not interpolated. With fewer than 1 / ``false_positive_rate`` reals no false
+    positive is allowed at all. NaN with one class.
 
     Raises:
         ValueError: ``false_positive_rate`` outside [0, 1].
@@ -412,7 +432,7 @@ def partial_auc(curve: ConfusionCurve, *, false_positive_rate: float = 0.1) -> F
 
 
 def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
-    """Return hits, misses, false alarms and correct rejections (N, 4); fakes are to be found."""
+    """Return columns (N, 4) of 0 and 1: hit (a fake called fake), miss, false alarm, correct rejection."""
     if not np.isin(decisions, (0, 1)).all():
         raise ValueError("decisions: got other values than 0 and 1; use thresholds.decide(scores, threshold) first.")
     fake, called = labels == 1, decisions == 1
@@ -420,7 +440,7 @@ def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
 
 
 def _squared_errors(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return the squared error and a one to divide by, (N, 2)."""
+    """Return two columns, float64 (N, 2): the squared error, and 1, whose sum is the divisor."""
     return _with_ones((check_probabilities(scores) - labels) ** 2)
 
 
@@ -471,8 +491,8 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
 def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Return the correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
-    0 where all decisions are the same, its limit (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020). NaN with
-    one class.
+    0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020).
+    NaN with one class.
     """
     hits, misses, false_alarms, rejections = sums.T
     fakes, reals = hits + misses, false_alarms + rejections
@@ -522,22 +542,24 @@ def _where_two_classes(values: FloatArray, fakes: FloatArray, reals: FloatArray)
 
 
 def decide(scores: npt.ArrayLike, threshold: npt.ArrayLike) -> IntArray:
-    """Return 1 (fake) where ``scores`` (N,) reach ``threshold``, a number or (N,), say one per fold; else 0."""
+    """Return decisions int64 (N,): 1 (fake) where ``scores`` (N,) are at least ``threshold``, else 0 (real).
+
+    ``threshold`` is a number, or (N,) with the threshold of each row, such as its fold's.
+    """
     return (np.asarray(scores, dtype=np.float64) >= np.asarray(threshold, dtype=np.float64)).astype(np.int64)
 
 
 def best_threshold(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     """Return the threshold in [0, 1] with the highest balanced accuracy on ``labels`` (N,) and ``scores`` (N,).
 
-    Candidates lie midway between neighbouring distinct scores (and between the outermost scores and 0 or 1),
-    so that no validation video sits on the threshold. Among equally good ones the nearest to 0.5 wins, then
-    the lower: the same for any order of the rows. With one class no threshold is better than another, and the
-    answer is 0.5.
+    Candidates lie midway between neighbouring distinct scores, and between the outermost scores and 0 or 1. So no
+    video's score equals the threshold. Of equally good candidates the nearest to 0.5 is returned, then the lower one;
+    the order of the rows does not matter. With one class the threshold is 0.5.
 
-    To be called on the inner validation part only.
+    Call it on the inner validation part only.
 
     Raises:
-        ValueError: labels are not 0 and 1, or scores are not as many numbers in [0, 1].
+        ValueError: labels are not 0 and 1, or scores are not N numbers in [0, 1].
     """
     checked = check_labels(labels)
     probabilities = check_probabilities(check_scores(scores, checked.size))
@@ -556,7 +578,7 @@ def best_threshold(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
 def _midpoints(descending: FloatArray) -> FloatArray:
     """Return thresholds (K + 1,): ``[k]`` separates the k highest of K distinct scores from the rest.
 
-    Where the highest score is 1, no threshold in [0, 1] calls nothing fake: that candidate is infinite.
+    ``[0]`` calls nothing fake; it is infinite where the highest score is 1, since no threshold in [0, 1] does so.
     """
     upper, lower = np.append(1.0, descending), np.append(descending, 0.0)
     middle = lower + (upper - lower) / 2

@@ -1,6 +1,6 @@
-"""Names, directions and meanings of metrics, declared once, next to each function.
+"""Names, directions and meanings of metrics. Every metric is declared once, next to the function that computes it.
 
-Tables, figures and comparisons read from here; a new metric is one declaration in a file of this folder.
+Tables, figures and comparisons read the declarations. A new metric needs one declaration in a file of this folder.
 """
 
 import importlib
@@ -16,31 +16,33 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    """A metric."""
+    """The name of a metric and how tables and figures show it."""
 
-    name: str  # in tables and logs; ``recall@*`` stands for every name that begins so
+    name: str  # in tables and logs; ``recall@*`` stands for every name that begins with ``recall@``
     title: str  # in figures and pages, without its unit
-    better: Better | None  # which way it gets better; None for what has no better way
-    says: str  # what it measures, a sentence
-    unit: str = ""  # of its values; ``target``: that of the number that is predicted; empty: none
-    is_share: bool = False  # whether it lies in [0, 1] and is read against both ends
-    chance: float | None = None  # its value for a model that knows nothing, where that does not depend on the data
-    per_target: bool = False  # whether ``mae_calories`` is that of the target calories
-    # For a metric of a cross-validation what it is computed from: scores ranked within each fold, decisions, or
-    # probabilities.
+    better: Better | None  # whether higher or lower values are better; None where neither is
+    says: str  # a sentence on what it measures
+    unit: str = ""  # unit of the values; ``target``: the unit of the predicted number; empty: none
+    is_share: bool = False  # whether it lies in [0, 1], so that figures show the whole range
+    chance: float | None = None  # value of a model that knows nothing; None where it depends on the data
+    per_target: bool = False  # whether it is computed per target, as in ``mae_calories``
+    # For a metric of a cross-validation, its input: scores ranked within each fold, decisions, or probabilities. None
+    # for all other metrics.
     of_folds: Literal["ranking", "decision", "probability"] | None = None
-    function: Callable[..., Any] | None = None  # ``metric(labels, scores)`` of such a metric
+    function: Callable[..., Any] | None = None  # the decorated function; None without one
 
 
 _DECLARED: dict[str, Declaration] = {}
-UNCALIBRATED = "_uncalibrated"  # of a metric of probabilities before the temperature
+UNCALIBRATED = "_uncalibrated"  # suffix of a metric of probabilities before temperature scaling
 
 
 def declare(name: str, title: str, better: Better | None, says: str, **more: Any) -> Callable[[Function], Function]:
-    """Declare a metric; as a decorator it notes the function, too. For the arguments see ``Declaration``.
+    """Declare a metric; the result is a decorator that also stores the metric's function.
+
+    Arguments are the fields of ``Declaration``.
 
     Raises:
-        ValueError: the name is declared already, for another metric, or ``of_folds`` is none of its values.
+        ValueError: the name is declared already with other fields, or ``of_folds`` has an unknown value.
     """
     kinds = (None, "ranking", "decision", "probability")
     if more.get("of_folds") not in kinds:
@@ -87,10 +89,10 @@ def declaration(metric: str) -> Declaration | None:
 
 
 def direction(metric: str) -> Better:
-    """Return which way ``metric`` gets better.
+    """Return whether higher or lower values of ``metric`` are better.
 
     Raises:
-        ValueError: it is not declared, or has no better way, such as a learning rate.
+        ValueError: the metric is not declared, or neither direction is better, as for a learning rate.
     """
     found = declaration(metric)
     if found is None or found.better is None:
@@ -100,7 +102,7 @@ def direction(metric: str) -> Better:
 
 
 def is_share(metric: str) -> bool:
-    """Return whether ``metric`` lies in [0, 1] and is read against both ends."""
+    """Return whether ``metric`` is declared as a share in [0, 1]; False for an unknown metric."""
     found = declaration(metric)
     return found is not None and found.is_share
 

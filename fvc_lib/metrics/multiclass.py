@@ -1,7 +1,7 @@
 """Metrics of a decision between many classes, numbered 0 .. C - 1.
 
-For intervals over groups bind a metric to its rows (``top_k_measure``, ``macro_measures``) and give it to
-``intervals_over_groups``. A value is NaN where all weights are zero.
+For intervals over groups make a measure, a metric that holds its rows (``top_k_measure``, ``macro_measures``), and give
+it to ``intervals_over_groups``. A value is NaN where all weights are zero.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, 
 from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows, value_of_rows
 
-# Scores compared with the label's own at once: the comparison must not take several times the scores' memory.
+# Number of scores compared at once, so that the comparison takes little memory beyond the scores.
 _SCORES_PER_BLOCK = 1 << 20
 
 
 def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
     """Return the rank of the true class among all classes, 1 for the first; ties count against the model.
 
-    The rank is the number of classes whose score is at least the true class's own, so a model that gives every class
-    one score ranks all of them last, and cannot be right by the order of the classes.
+    The rank is the number of classes whose score is at least that of the true class, which counts too. So a model that
+    gives all classes the same score gets rank C.
 
     Args:
         scores: float (N, C), higher is more likely; infinite values are compared like others.
@@ -31,7 +31,7 @@ def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
         int64 (N,) of 1 .. C.
 
     Raises:
-        ValueError: not (N, C) scores, a NaN among them, or labels that do not fit them.
+        ValueError: scores are not (N, C) or have a NaN, or labels are not N classes of 0 .. C - 1.
     """
     table = np.asarray(scores)
     if table.ndim != 2 or table.shape[1] == 0:
@@ -56,7 +56,8 @@ def check_classes(classes: npt.ArrayLike, num_classes: int | None, name: str) ->
     """Return ``classes`` as int64 (N,), N >= 1.
 
     Raises:
-        ValueError: another shape, no rows, no whole numbers, or values outside [0, ``num_classes``).
+        ValueError: another shape, no rows, not integers, or a value outside [0, ``num_classes``). Without
+            ``num_classes`` only negative values are refused.
     """
     array = np.asarray(classes)
     if array.ndim != 1 or array.size == 0:
@@ -76,22 +77,22 @@ def top_k_accuracy(ranks: npt.ArrayLike, k: int) -> float:
     """Return the share of the rows whose true class is among the first ``k``.
 
     Args:
-        ranks: int (N,), of ``ranks_of_class`` (the column ``rank_of_class``).
-        k: at least 1; from the number of classes on the answer is 1.
+        ranks: int (N,), from 1, as ``ranks_of_class`` returns them.
+        k: at least 1. If it is at least the number of classes, the result is 1.
 
     Raises:
-        ValueError: ranks or ``k`` below 1.
+        ValueError: a rank or ``k`` is below 1.
     """
     return value_of_rows(_hits(ranks, k), _mean)
 
 
 def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
-    """Return ``top_k_accuracy`` of these rows, for ``intervals_over_groups``."""
+    """Return ``top_k_accuracy`` as a measure of the rows of ``ranks``, for ``intervals_over_groups``."""
     return measure_of_rows(f"top{k}_accuracy", _hits(ranks, k), _mean, SHARE)
 
 
 def _hits(ranks: npt.ArrayLike, k: int) -> FloatArray:
-    """Return whether the class is among the first ``k``, and a one to divide by, (N, 2)."""
+    """Return two columns, float64 (N, 2): 1 or 0 for a rank of at most ``k``, and 1, whose sum is the divisor."""
     if k < 1:
         raise ValueError(f"k: got {k}, wanted at least 1.")
     places = check_classes(ranks, None, "ranks")
@@ -105,11 +106,11 @@ def _mean(sums: FloatArray) -> FloatArray:
 
 
 def confusion_matrix(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int) -> IntArray:
-    """Count how often each class was taken for each: int64 (C, C), true classes down, predicted ones across.
+    """Return the confusion matrix int64 (C, C): rows are true classes, columns are predicted classes.
 
     Args:
         labels: int (N,) of 0 .. C - 1.
-        predicted: int (N,) likewise.
+        predicted: int (N,) of 0 .. C - 1.
         num_classes: C.
 
     Raises:
@@ -124,12 +125,12 @@ def confusion_matrix(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classe
 class ClassScores:
     """Scores of each class, float64 (C,) each."""
 
-    # Share of what was called the class that is of it; 0 where nothing was called so although rows of it exist,
-    # NaN where neither exists.
+    # Share of the rows predicted as the class that are of it. 0 where the class is never predicted but has rows; NaN
+    # where it is neither predicted nor has rows.
     precision: FloatArray
-    recall: FloatArray  # share of the class's rows that were called so; NaN without any
-    f1: FloatArray  # harmonic mean of both, 2 TP / (2 TP + FP + FN); NaN where the class occurs neither way
-    support: FloatArray  # rows of the class
+    recall: FloatArray  # share of the class's rows that are predicted as it; NaN without rows
+    f1: FloatArray  # harmonic mean of both, 2 TP / (2 TP + FP + FN); NaN where precision is NaN
+    support: FloatArray  # number of rows of the class
 
 
 def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike, num_classes: int) -> ClassScores:
@@ -150,12 +151,13 @@ def _scores_of(hits: FloatArray, support: FloatArray, called: FloatArray) -> Cla
 
 
 def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
-    """Return F1 averaged over the classes that occur among the labels, each class counting alike.
+    """Return the plain mean of F1 over the classes that occur among the labels.
 
-    A class that is never predicted has precision and F1 of 0 and so lowers the mean; a class that is only predicted is
-    not averaged, but its rows are missed by their own classes. Macro F1 is the mean of the classes' F1, not the F1 of
-    the mean precision and recall (J. Opitz and S. Burst, "Macro F1 and Macro F1", 2019). The same as scikit-learn's
-    ``f1_score`` with ``average="macro"``, ``zero_division=0`` and ``labels=np.unique(labels)``.
+    A class that is never predicted has an F1 of 0 and so lowers the mean. A class that is predicted but does not occur
+    is not averaged; rows predicted as it lower the recall of their true classes.
+
+    Macro F1 is the mean of the classes' F1, not the F1 of the mean precision and recall (J. Opitz and S. Burst, "Macro
+    F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and ``labels=np.unique(labels)``.
 
     Raises:
         ValueError: negative classes, no rows, or unequal lengths.
@@ -164,15 +166,15 @@ def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
 
 
 def macro_measures(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
-    """Return ``macro_precision``, ``macro_recall`` and ``macro_f1`` of these rows, for ``intervals_over_groups``."""
+    """Return ``macro_precision``, ``macro_recall`` and ``macro_f1`` as measures, for ``intervals_over_groups``."""
     columns = _class_columns(labels, predicted)
     return {name: measure_of_rows(name, columns, of_sums, SHARE) for name, of_sums in _MACRO.items()}
 
 
 def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
-    """Return one-hot hits, labels and predictions of the K classes that occur among the labels, (N, 3 K).
+    """Return columns (N, 3 K): one-hot hits, labels and predictions of the K classes that occur among the labels.
 
-    Other classes need no columns: nothing of theirs is averaged.
+    Other classes need no columns, since they are not averaged.
     """
     true_classes, taken = _checked_pair(labels, predicted, None)
     occurring, codes = np.unique(true_classes, return_inverse=True)
@@ -187,7 +189,7 @@ def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArra
 
 
 def _occurring(sums: FloatArray) -> ClassScores:
-    """Return scores (R, K); NaN where a class does not occur."""
+    """Return the scores of the K classes, (R, K) each; NaN where a class has no rows."""
     hits, support, called = np.moveaxis(sums.reshape(len(sums), 3, -1), 1, 0)
     scores = _scores_of(hits, support, called)
     precision, recall, f1 = (
@@ -197,7 +199,7 @@ def _occurring(sums: FloatArray) -> ClassScores:
 
 
 def _mean_over_classes(values: FloatArray) -> FloatArray:
-    """Return the mean (R,) of the defined values among (R, K); NaN where there is none."""
+    """Return the mean (R,) over K of the ``values`` (R, K) that are not NaN; NaN where all are."""
     present = ~np.isnan(values)
     return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))
 
