@@ -1,11 +1,11 @@
 """Metrics of a cross-validation: from scores or decisions, within folds or over all of them.
 
-- Ranking metrics are computed inside each fold and averaged, a fold counting as its pairs of a fake and a real:
-  ``within_folds`` says why one ranking over all folds is wrong.
-- Metrics of decisions count the decisions of all folds together, each made with its own fold's threshold: averages of
-  per-fold F1 are biased (G. Forman and M. Scholz, "Apples-to-apples in cross-validation studies", SIGKDD Explorations
-  12, 2010).
-- Brier score and calibration error take all rows together: a probability means the same in every fold.
+- Ranking metrics are computed inside each fold and averaged; a fold's weight is its number of pairs of a fake and a
+  real. ``within_folds`` explains why one ranking over all folds is wrong.
+- Metrics of decisions are computed once from the decisions of all folds, each made with the threshold of its fold.
+  Averages of per-fold F1 are biased (G. Forman and M. Scholz, "Apples-to-apples in cross-validation studies", SIGKDD
+  Explorations 12, 2010).
+- Brier score and calibration error are computed once over all rows: a probability means the same in every fold.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from fvc_lib.metrics.declaration import declarations
 
 
 def _declared(kind: str) -> dict[str, Metric]:
-    """Return the metrics of this kind in ``fvc_lib.metrics.*``, by name."""
+    """Return the metric functions in ``fvc_lib.metrics.*`` that are declared with ``of_folds`` = ``kind``, by name."""
     return {each.name: each.function for each in declarations() if each.of_folds == kind and each.function}
 
 
@@ -29,16 +29,20 @@ METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
 
 
 def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
-    """Return ``metric`` computed inside each fold and averaged, a fold counting as its pairs of a fake and a real.
+    """Return a metric that computes ``metric`` inside each fold and averages over folds.
 
-    Each fold has a model of its own, and their scores need not share a scale: one ranking over all folds
-    would compare across models. Even a constant score would look worse than chance, because a fold with more
-    fakes leaves fewer to train on (G. Forman and M. Scholz, "Apples-to-apples in cross-validation studies",
-    SIGKDD Explorations 12, 2010). For the AUC the weights make the average a probability again: that of a
-    fake scoring above a real of the same fold. A fold with one class (in a replicate, too) has no pairs and
-    no say; NaN when no fold has any.
+    A fold's weight is its number of pairs of a fake and a real. A fold with one class, also in a half-sample, has no
+    pairs and does not count; NaN where no fold has pairs. For the AUC the average is the probability that a fake scores
+    above a real of the same fold.
 
-    ``metric`` is undefined with one class; ``folds`` (N,) are those of the rows the returned metric is called with.
+    Every fold has a different model, and their scores need not share a scale, so one ranking over all folds would
+    compare across models. Even a constant score would look worse than chance, because a fold with more fakes leaves
+    fewer to train on (G. Forman and M. Scholz, "Apples-to-apples in cross-validation studies", SIGKDD Explorations 12,
+    2010).
+
+    Args:
+        metric: a metric that is undefined with one class.
+        folds: (N,), the folds of the rows that the returned metric is called with.
     """
     _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
     fold_of_row = fold_of_row.astype(np.int64)
@@ -67,12 +71,17 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
 
 
 def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLike | None = None) -> Metric:
-    """Return the plain mean of ``metric`` of each target by itself, within its folds where ``folds`` (N,) are given.
+    """Return a metric that computes ``metric`` for each target and takes the plain mean over targets.
 
-    A target counts as much as any other, however many rows it has. NaN where one has no value: the mean of the others
-    would pass for that of all. In replicates, where a class may be missing by chance, that target has no say.
-    ``targets`` (N,) are those of the rows the returned metric is called with, which are drawn together: a group that is
-    in two targets is drawn in both.
+    All targets count equally, however many rows they have. On all rows the mean is NaN if one target has no value. In
+    half-samples, where a class may be missing by chance, targets without a value are left out. A group that is in two
+    targets is drawn in both together.
+
+    Args:
+        metric: metric of one target.
+        targets: (N,), what each row is a test of, such as a generator.
+        folds: (N,); ``metric`` is then computed within the folds of each target (``within_folds``). None: over all rows
+            of a target.
     """
     target_of_row = np.asarray(targets, dtype=object)
     rows_of = [np.flatnonzero(target_of_row == name) for name in sorted(set(target_of_row.tolist()))]
@@ -108,7 +117,13 @@ def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLi
 
 
 def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: int) -> SumsReading:
-    """Compute the same mean from sums of each target's own columns."""
+    """Return how the mean over targets is computed from sums; every target has its own set of columns.
+
+    Args:
+        reading: how the metric of one target is computed from sums.
+        rows_of: row numbers of each target.
+        size: number of all rows.
+    """
 
     def columns(labels: IntArray, scores: FloatArray) -> FloatArray:
         own = reading.columns(labels, scores)
@@ -125,13 +140,13 @@ def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: in
 
 
 def _mean_of_defined(values: FloatArray) -> FloatArray:
-    """Return the mean (R,) of the finite values among (T, R)."""
+    """Return the mean (R,) over T of the finite ``values`` (T, R); NaN where there are none."""
     defined = np.isfinite(values)
     return classification.divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
 
 
 def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: list[ConfusionCurve]) -> FloatArray:
-    """Compute the same mean from each fold's curve."""
+    """Return the mean (R,) over folds of a metric of curves; a fold's weight is its number of pairs."""
     pairs = [curve.num_fake * curve.num_real for curve in curves]
     totals = [
         np.where(weight > 0, of_curves([curve]) * weight, 0.0) for curve, weight in zip(curves, pairs, strict=True)
@@ -146,17 +161,17 @@ def measure_over_folds(
     folds: npt.ArrayLike,
     targets: npt.ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
-    """Return the metric ``name`` over all folds and the values (N,) it takes, for ``group_intervals``.
+    """Return ``(metric, values)`` for ``group_intervals``: the metric ``name`` over all folds and its input (N,).
 
     Args:
         name: a key of ``METRICS``.
         scores: float (N,), probabilities of fake.
-        thresholds: float, a number or (N,); fake where a score reaches it.
+        thresholds: a number, or float (N,); a score of at least its threshold means fake.
         folds: (N,), the fold of each row.
-        targets: (N,), what each row is a test of; the metric is then the mean over them.
+        targets: (N,), what each row is a test of; the metric is then the mean over targets. None: no such mean.
 
     Raises:
-        KeyError: another name.
+        KeyError: ``name`` is not in ``METRICS``.
     """
     metric, values = METRICS[name], np.asarray(scores, dtype=np.float64)
     if name in DECISION_METRICS:

@@ -1,8 +1,8 @@
-"""Intervals over groups, from random half-samples: whole groups are drawn, because their videos are near-duplicates.
+"""Intervals over groups, from random half-samples of the groups.
 
-Drawing single videos would treat fifteen copies of one clip as fifteen observations and give intervals far
-too narrow; the standard deviation over five folds is no interval at all, for the folds share most of their
-training data.
+A group holds videos that belong together, such as near-duplicates, so whole groups are drawn. Drawing single videos
+would treat fifteen copies of one clip as fifteen observations and give intervals that are far too narrow. The standard
+deviation over five folds gives no valid interval, since the folds share most of their training data.
 """
 
 import math
@@ -27,20 +27,21 @@ from fvc_lib.metrics.classification import (
 
 
 class SharedRows:
-    """Measures of rows that are sorted once and drawn again and again.
+    """M measures of N rows, prepared so that many half-samples are computed fast.
 
-    Metrics that are read from curves share the curves of the same scores and folds. Those read from sums need each
-    group's sums alone. Any other gets the row weights.
+    The way depends on the attribute ``reading`` of a metric. With a ``CurveReading``, metrics share the confusion
+    curves of the same scores and folds. With a ``SumsReading``, only sums per group are needed. Any other metric is
+    called with row weights.
 
     Args:
         labels: int64 (N,), checked.
-        measures: each a metric and the float (N,) it takes.
-        group_of_row: int64 (N,), codes 0 .. G - 1.
+        measures: M pairs of a metric and the values, float (N,), that it takes.
+        group_of_row: int64 (N,), group numbers 0 .. G - 1.
         num_groups: G.
-        row_weights: float64 (N,), or None: all one.
+        row_weights: float64 (N,); None: all 1.
 
     Raises:
-        ValueError: values of another length or not finite, or from a metric that refuses its values.
+        ValueError: values are of another length or not finite, or a metric refuses its values.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class SharedRows:
         self._rankings[key][1][number] = reading
 
     def values(self) -> FloatArray:
-        """Return the measures (M,) of the rows as they are, each by its own definition."""
+        """Return the measures (M,) of all rows, by calling every metric."""
         weights = np.ones(self._labels.size) if self._row_weights is None else self._row_weights
         return np.array([float(metric(self._labels, values, weights)) for metric, values in self._measures])
 
     def replicates(self, counts: FloatArray) -> FloatArray:
-        """Return the measures (M, R) in R replicates, in which the groups count ``counts`` (R, G)."""
+        """Return the measures (M, R) in R half-samples; ``counts`` (R, G) are the weights of the groups."""
         found = {number: reading.of_sums(counts @ of_groups) for number, (reading, of_groups) in self._sums.items()}
         for parts, readings in self._rankings.values():
             curves = [part.curve(self._weights(counts, part.rows)) for part in parts]
@@ -96,12 +97,12 @@ class SharedRows:
         return np.stack([found[number] for number in range(len(self._measures))])
 
     def _weights(self, counts: FloatArray, rows: IntArray) -> FloatArray:
-        """Return what each of ``rows`` (n,) counts in each replicate, (R, n)."""
+        """Return the weights (R, n) of the row numbers ``rows`` (n,) in R replicates."""
         drawn = counts[:, self._group_of_row[rows]]
         return drawn if self._row_weights is None else drawn * self._row_weights[rows]
 
 
-# Weights held at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
+# Number of weights in memory at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
 _OF_ROOT = 1 + math.sqrt(2)  # a bias that falls with the root of n, over what it grows by in half of them
 _AT_THE_END = 1e-12  # as a share of a metric's range: nearer to its best or worst value is rounding
@@ -109,21 +110,24 @@ _AT_THE_END = 1e-12  # as a share of a metric's range: nearer to its best or wor
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """The groups that an interval rests on."""
+    """Numbers of the groups that an interval is computed from."""
 
-    per_class: tuple[int, ...]  # groups with a real and groups with a fake; one number where there is one class
-    total: int  # groups; fewer than the sum where a group has both classes
+    per_class: tuple[int, ...]  # number of groups with a real, and with a fake; one number where there is one class
+    total: int  # number of all groups; less than the sum where a group has both classes
 
     @property
     def degrees_of_freedom(self) -> float:
-        """Welch's for two classes of equal variance, at most ``total`` - 1; at least 1."""
+        """Return Welch's degrees of freedom for two classes of equal variance, between 1 and ``total`` - 1."""
         weights = [1 / number for number in self.per_class]
         spread = sum(weight**2 / max(number - 1, 1) for weight, number in zip(weights, self.per_class, strict=True))
         return max(1.0, min(self.total - 1, sum(weights) ** 2 / spread))
 
     @property
     def comparisons(self) -> int:
-        """Pairs of a group with a real and another with a fake, no group in two of them; all groups for one class."""
+        """Return the number of disjoint pairs of a group with a real and another group with a fake, at least 1.
+
+        With one class it is the number of groups.
+        """
         return max(1, min(*self.per_class, self.total // len(self.per_class)))
 
 
@@ -131,16 +135,16 @@ class GroupCounts:
 class Interval:
     """A metric's value with its interval, which always contains it."""
 
-    value: float  # on the rows as they are; NaN where the metric is undefined
-    low: float  # lower end; NaN where ``value`` is, or where too few groups carry a class
-    high: float  # upper end, likewise
-    confidence: float  # nominal coverage, say 0.95
-    replicates: int  # half-samples with a defined value, which the ends rest on
-    num_groups: int  # groups that were drawn from
-    num_rows: int  # rows
+    value: float  # on all rows; NaN where the metric is undefined
+    low: float  # lower end; NaN where ``value`` is NaN, or where a class has fewer than two groups
+    high: float  # upper end; NaN in the same cases
+    confidence: float  # nominal coverage, such as 0.95
+    replicates: int  # number of half-samples with a defined value
+    num_groups: int  # number of groups
+    num_rows: int  # number of rows
 
     def row(self) -> tuple[float | None, float | None, float | None, int, int]:
-        """Return ``value low high num_rows num_groups`` as tables have them; None is undefined."""
+        """Return ``value low high num_rows num_groups``, columns of the result tables; None for an undefined number."""
         value, low, high = (float(end) if np.isfinite(end) else None for end in (self.value, self.low, self.high))
         return value, low, high, self.num_rows, self.num_groups
 
@@ -158,14 +162,15 @@ def group_interval(
 ) -> Interval:
     """Return ``metric`` with an interval over groups, from random half-samples of the groups.
 
-    A half-sample holds half of the groups of each stratum: those with reals only, with fakes only, and with both. Its
-    squared distance from the value of all groups estimates the variance, and the square of the bias with it. This is
-    the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for jackknife variance estimation", Annals of
-    Statistics 17 (1989). It also holds for metrics that are not smooth, such as a rate at a threshold. A bootstrap
-    draws groups twice, and so compares a real with the fake made of it more often than the sample does: its intervals
-    of such pairs can miss their own value.
+    A half-sample holds half of the groups of each stratum. The strata are groups with reals only, with fakes only, and
+    with both. The squared difference of a half-sample's value from the value of all groups estimates the variance plus
+    the squared bias. This is the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for jackknife
+    variance estimation", Annals of Statistics 17 (1989). It also holds for metrics that are not smooth, such as a rate
+    at a threshold. A bootstrap draws some groups twice, and so compares a real with the fake made from it more often
+    than the sample does. Its intervals can then miss the value itself.
 
-    The ends are Student's t times the root of that mean square, on the logit scale for a metric between two bounds.
+    The ends lie Student's t times the root mean square of these differences from the value, on the logit scale for a
+    metric between two bounds.
     For an AUC the variance is that of N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data",
     Biometrics 53 (1997), up to terms that vanish with the number of groups. Those terms matter with few groups of
     uneven sizes, where Obuchowski's intervals are too narrow (docs/measurements.md has the simulated coverage).
@@ -174,19 +179,18 @@ def group_interval(
     disjoint groups (``GroupCounts.comparisons``) would still succeed with probability 1 - ``confidence``, which is
     (1 - confidence) ** (1 / n).
 
-    Where fewer than two groups carry a class that class would never vary, so the value stands without an interval. The
-    draws depend on ``seed``, ``groups`` and ``labels`` only, so intervals of different metrics or models on the same
-    rows are paired.
+    Where a class has fewer than two groups it would never vary, so low and high are NaN. The draws depend on ``seed``,
+    ``groups`` and ``labels`` only, so intervals of different metrics or models on the same rows are paired.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
-        scores: float (N,), what ``metric`` takes.
+        scores: float (N,), the scores or decisions that ``metric`` takes.
         groups: (N,) of group ids, all text or all numbers.
-        metric: any weighted metric of this room, ``within_folds(...)`` included.
-        row_weights: float (N,), what each row counts by itself; all one if not given. ``one_vote_per_group(groups)``
-            makes every group count alike.
-        replicates: half-samples to draw.
-        seed: of the draws.
+        metric: any weighted metric of this folder, also one made by ``within_folds``.
+        row_weights: float (N,), weights of the rows; None: all 1. ``one_vote_per_group(groups)`` gives every group the
+            same total weight.
+        replicates: number of half-samples to draw.
+        seed: seed of the draws.
         confidence: coverage in (0, 1).
 
     Raises:
@@ -209,10 +213,11 @@ def group_intervals(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """Return the intervals of several metrics, each exactly as ``group_interval`` gives it, in less time.
+    """Return the intervals of M metrics, equal to those of ``group_interval``, in less time.
 
-    Half-samples are drawn once, and ranking metrics of the same scores are read from one curve. ``measures`` are each a
-    metric and the float (N,) it takes, scores or decisions; the rest is as for ``group_interval``.
+    Half-samples are drawn once, and ranking metrics of the same scores share one curve. ``measures`` are M pairs of a
+    metric and the scores or decisions, float (N,), that it takes. Other arguments and errors are those of
+    ``group_interval``.
     """
     check_confidence(confidence)
     drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
@@ -221,26 +226,26 @@ def group_intervals(
 
 @dataclass(frozen=True)
 class ReplicateValues:
-    """M measures on the rows as they are and in B half-samples of the groups, the same draws for all."""
+    """The values of M measures on all rows and in B half-samples of the groups; all measures use the same draws."""
 
     values: FloatArray  # float64 (M,), NaN where undefined
-    replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where too few groups carry a class
-    bounds: FloatArray  # float64 (M, 2), the least and the largest value each measure can have
+    replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where a class has fewer than two groups
+    bounds: FloatArray  # float64 (M, 2), the least and the largest possible value of each measure
     is_distance: npt.NDArray[np.bool_]  # (M,), whether it is a mean distance (``interval_ends``)
     groups: GroupCounts
     num_rows: int
 
     @property
     def num_groups(self) -> int:
-        """Groups that were drawn from."""
+        """Return the number of groups."""
         return self.groups.total
 
 
 def intervals_of(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Interval, ...]:
-    """Return the interval of each measure of ``drawn``, in their order.
+    """Return the intervals of the M measures of ``drawn``, in the same order.
 
     Raises:
-        ValueError: a confidence outside (0, 1).
+        ValueError: ``confidence`` is outside (0, 1).
     """
     ends = interval_ends(drawn.values, drawn.replicates, drawn.bounds, drawn.groups, confidence, drawn.is_distance)
     defined = (np.isfinite(drawn.replicates) & np.isfinite(drawn.values)[:, None]).sum(axis=1)
@@ -259,16 +264,16 @@ def interval_ends(
     confidence: float,
     is_distance: npt.ArrayLike = False,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return both ends (M,) of the intervals of ``values`` (M,), as ``group_interval`` describes them.
+    """Return ``(low, high)``, float64 (M,) each: the ends of the intervals that ``group_interval`` describes.
 
     Args:
-        values: on all groups.
-        replicates: (M, B), in half-samples; undefined ones are NaN and do not count.
+        values: float64 (M,), the values on all groups.
+        replicates: float64 (M, B), the values in half-samples; NaN where undefined, which does not count.
         bounds: (M, 2) or (2,), the least and the largest possible value; infinite where there is none.
-        groups: that the half-samples were drawn from.
+        groups: numbers of the groups that the half-samples were drawn from.
         confidence: coverage in (0, 1).
-        is_distance: (M,), whether a value is a mean distance. Chance alone makes it larger, by a bias that falls with
-            the root of the number of groups only; the lower end allows for it.
+        is_distance: bool (M,), whether a value is a mean of absolute values. Noise makes such a value larger, by a bias
+            that falls only with the root of the number of groups. The lower end allows for this bias.
 
     Raises:
         ValueError: a confidence outside (0, 1).
@@ -298,7 +303,10 @@ def interval_ends(
 
 
 def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return mean and root mean square (M,) of ``replicates`` (M, B) minus ``values`` (M,); NaN without any."""
+    """Return mean and root mean square over B, (M,) each, of ``replicates`` (M, B) minus ``values`` (M,).
+
+    NaN replicates do not count; the result is NaN where all are.
+    """
     defined = np.isfinite(replicates)
     distances = np.where(defined, replicates - values[:, None], 0.0)
     number = defined.sum(axis=1).astype(np.float64)
@@ -315,9 +323,9 @@ def replicate_values(
     replicates: int = 2000,
     seed: int = 0,
 ) -> ReplicateValues:
-    """Return every measure in every half-sample, which intervals and paired differences are made of.
+    """Return the values of all measures on all rows and in every half-sample.
 
-    Arguments and errors are those of ``group_intervals``.
+    Intervals and paired differences are computed from them. Arguments and errors are those of ``group_intervals``.
     """
     if replicates < 1:
         raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
@@ -339,7 +347,7 @@ def replicate_values(
 
 
 def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
-    """Return row weights (N,) of one over the size of the row's group: a group counts as one, however large it is.
+    """Return row weights float64 (N,) of 1 / size of the row's group, so that the weights of a group sum to 1.
 
     Raises:
         ValueError: ``groups`` is not (N,).
@@ -349,10 +357,10 @@ def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
 
 
 def group_codes(groups: npt.ArrayLike, num_rows: int) -> tuple[IntArray, int]:
-    """Return the numbers of the groups in sorted order: codes int64 (N,) and how many there are.
+    """Return ``(codes, num_groups)``: int64 (N,), the number of each row's group in sorted order, and their count.
 
     Raises:
-        ValueError: not one group per row.
+        ValueError: ``groups`` is not (``num_rows``,).
     """
     ids = np.asarray(groups, dtype=object)
     if ids.shape != (num_rows,):
@@ -365,17 +373,18 @@ def group_codes(groups: npt.ArrayLike, num_rows: int) -> tuple[IntArray, int]:
 def draw_half_samples(
     labels: IntArray, group_of_row: IntArray, num_groups: int, *, replicates: int, seed: int
 ) -> Iterator[FloatArray]:
-    """Yield blocks (B, G) of ones for the groups in each half-sample, else 0; ``replicates`` rows together.
+    """Yield blocks ``halves``, float64 (B, G), of B half-samples: 1 for the groups in it, else 0.
 
-    ``halves[:, group_of_row]`` are the row weights (B, N) of a block. Of n groups, n odd, as many are taken as makes
-    the variance of a mean right: (n - 1) / 2 with probability (n - 1) / 2n, else one more.
+    The blocks have ``replicates`` rows in total. ``halves[:, group_of_row]`` are the row weights (B, N) of a block. Of
+    an odd number n of groups, (n - 1) / 2 are drawn with probability (n - 1) / 2n, else one more. This makes the
+    variance of a mean right.
 
     Args:
         labels: int64 (N,).
         group_of_row: int64 (N,), codes 0 .. G - 1.
         num_groups: G.
-        replicates: rows to draw.
-        seed: of the draws; each stratum has a generator of its own.
+        replicates: number of half-samples to draw.
+        seed: seed of the draws; every stratum has a separate generator.
     """
     strata = strata_of_groups(labels, group_of_row, num_groups)
     generators = [np.random.default_rng([seed, number]) for number in range(len(strata))]
@@ -391,7 +400,11 @@ def draw_half_samples(
 
 
 def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) -> list[IntArray]:
-    """Return group codes by composition; a stratum of one group never varies, so it joins one that shares a class."""
+    """Return the group numbers of each stratum, one int64 array per stratum.
+
+    The strata are groups with reals only, with both classes, and with fakes only. A stratum of one group would never
+    vary, so it joins one that shares a class.
+    """
     has_fake = np.bincount(group_of_row, weights=labels, minlength=num_groups) > 0
     has_real = np.bincount(group_of_row, weights=1 - labels, minlength=num_groups) > 0
     kind = np.where(has_real & has_fake, 1, np.where(has_fake, 2, 0))
@@ -407,7 +420,7 @@ def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) 
 
 
 def count_groups(labels: IntArray, group_of_row: IntArray) -> GroupCounts:
-    """Count the groups of ``labels`` (N,); a class that does not occur is left out."""
+    """Return the number of groups of each class in ``labels`` (N,) and of all; a class without rows is left out."""
     per_class = [int(np.unique(group_of_row[labels == label]).size) for label in np.unique(labels)]
     return GroupCounts(tuple(per_class), int(np.unique(group_of_row).size))
 
@@ -418,23 +431,23 @@ def check_confidence(confidence: float) -> None:
         raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
 
 
-# Metrics whose rows carry classes or numbers. They bring their rows along, are read from weighted sums of columns, and
-# go through the same draws of whole groups as every other metric.
+# Metrics whose rows hold classes or numbers. Such a measure stores its rows and is computed from weighted sums of
+# columns. Half-samples of whole groups are drawn as for every other metric.
 
 OfSums = Callable[[FloatArray], FloatArray]
 
 
 def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> Metric:
-    """Return a metric of fixed rows; of the labels and scores that it is called with, only the number counts.
+    """Return a metric of N fixed rows; the labels and scores that it is called with are ignored.
 
     Args:
-        name: its ``__name__``.
-        columns: float64 (N, C), a row of numbers per row.
-        of_sums: from the columns' sums (R, C) under R sets of weights to the metric (R,).
-        bounds: the least and the largest value it can have.
+        name: ``__name__`` of the metric.
+        columns: float64 (N, C), C numbers per row.
+        of_sums: function from the columns' weighted sums (R, C), for R sets of weights, to the metric (R,).
+        bounds: least and largest possible value.
 
     Raises:
-        ValueError: (from the function returned) called with another number of rows.
+        ValueError: (from the returned function) called with another number of rows.
     """
 
     def own_columns(labels: IntArray, _scores: FloatArray) -> FloatArray:
@@ -450,7 +463,7 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
 
 
 def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:
-    """Return the metric of ``measure_of_rows`` with all weights one."""
+    """Return ``of_sums`` of the sums of ``columns`` (N, C): the metric of ``measure_of_rows`` with all weights 1."""
     return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
 
 
@@ -462,10 +475,10 @@ def intervals_over_groups(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """Return intervals of measures of the same N rows over groups: see ``group_interval``.
+    """Return the intervals over groups of several measures of the same N rows; see ``group_interval``.
 
-    There is one stratum, so a half-sample may lack a class; a metric over the classes that occur is then one over the
-    classes of the half-sample. With fewer than two groups the values stand without intervals.
+    Groups are drawn without strata, so a half-sample may lack a class. A metric over the classes that occur is then
+    over those of the half-sample. With fewer than two groups low and high are NaN.
 
     ``measures`` are made by ``top_k_measure``, ``regression_measures`` and the like. The draws depend on ``seed`` and
     ``groups`` only, so intervals of several models are paired. Errors are those of ``group_interval``.

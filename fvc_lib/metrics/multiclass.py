@@ -157,7 +157,8 @@ def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     is not averaged; rows predicted as it lower the recall of their true classes.
 
     Macro F1 is the mean of the classes' F1, not the F1 of the mean precision and recall (J. Opitz and S. Burst, "Macro
-    F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and ``labels=np.unique(labels)``.
+    F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and
+    ``labels=np.unique(labels)``.
 
     Raises:
         ValueError: negative classes, no rows, or unequal lengths.
