@@ -60,23 +60,23 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How frames are changed and written.
+    """A named way to change the frames of a video and encode them again.
 
     Attributes:
-        name: in commands and tables.
-        kind: recipes of one kind differ in their level only.
-        level: how strong it is, in words with the unit.
-        codec: the encoder.
-        crf: its constant rate factor; 0: lossless, so that only the changes of frames count.
-        options: of the encoder.
-        scale: of width and height.
+        name: name in commands and tables.
+        kind: recipes of the same kind differ in their level only.
+        level: strength in words, with the unit.
+        codec: ffmpeg's name of the encoder.
+        crf: constant rate factor of the encoder; 0: lossless, so that nothing but the other settings changes pixels.
+        options: names and values of further options of the encoder.
+        scale: factor on width and height.
         height: rows of the upright picture, even; the width follows. 0: as the source.
         rate: frames a second; frames are left out or repeated. 0: as the source.
         jpeg_quality: each frame goes through a JPEG of this quality (Pillow's scale, colour at half the resolution).
-        blur_sigma: of a Gaussian, in pixels of the video.
-        noise_sigma: of Gaussian noise, in grey levels; another pattern in every frame.
-        every: keep each ``every``-th frame.
-        trim_front, trim_back: share of the frames, rounded down, that is cut off; at least one frame stays.
+        blur_sigma: sigma of a Gaussian blur, in pixels of the video; 0: none.
+        noise_sigma: sigma of Gaussian noise, in grey levels, with another pattern in every frame; 0: none.
+        every: keep every ``every``-th frame only.
+        trim_front, trim_back: share of the frames, rounded down, to cut off at either end; at least one frame stays.
     """
 
     name: str
@@ -97,17 +97,17 @@ class Recipe:
 
     @property
     def is_available(self) -> bool:
-        """Whether this PyAV has the encoder."""
+        """Whether the installed PyAV includes the encoder."""
         return self.codec in av.codecs_available
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of what decides a file besides the video: recipe, code, and PyAV's version."""
+        """Hex SHA-256 of all that a re-encoded file depends on except the video: recipe, code and PyAV's version."""
         fields = {**asdict(self), "scale": str(self.scale)}
         return sha256_of_json([fields, code_hash(__name__, "fvc_lib.video"), av.__version__])
 
     def chosen(self, num_frames: int) -> range:
-        """Return the places, in presentation order, of the frames that stay."""
+        """Return the indices, in presentation order, of the frames that trimming and ``every`` leave."""
         first = min(int(num_frames * self.trim_front), num_frames - 1)
         end = max(num_frames - int(num_frames * self.trim_back), first + 1)
         return range(first, end, self.every)
@@ -119,7 +119,7 @@ class Recipe:
             times: float64 (n,), ascending, in seconds, of all frames in presentation order.
 
         Returns:
-            int64 (m,), places in ascending order, maybe repeated, and float64 (m,), seconds from the first one on.
+            int64 (m,), ascending frame indices, which may repeat, and float64 (m,), seconds after the first one.
         """
         if not self.rate:
             places = np.asarray(self.chosen(len(times)), np.int64)
@@ -132,7 +132,12 @@ class Recipe:
         return np.searchsorted((since[1:] + since[:-1]) / 2 + _SAME_SECONDS, shown), shown
 
     def num_shown(self, num_frames: int, seconds: float | None) -> int:
-        """Return how many different frames remain at most; ``seconds`` is the video's length, None if unknown."""
+        """Return an upper bound on the number of different frames after a change of rate.
+
+        Args:
+            num_frames: number of frames of the video.
+            seconds: duration of the video; None if unknown.
+        """
         return min(num_frames, max(1, int(seconds * self.rate + 0.5))) if self.rate and seconds else num_frames
 
     @property
@@ -147,7 +152,7 @@ class Recipe:
 
     @property
     def changes_pixels(self) -> bool:
-        """Whether frames are changed as RGB."""
+        """Whether blur, noise or JPEG changes the pixels, which happens in RGB."""
         return bool(self.jpeg_quality or self.blur_sigma or self.noise_sigma)
 
 
@@ -211,17 +216,17 @@ TIMEOUT_SECONDS = 3600.0  # for one video, which may be hours long
 
 
 def reencoded_path(content_sha256: str, recipe: str, cache_dir: AnyPath) -> Path:
-    """Return where the file lies that ``recipe`` makes of a video of this content."""
+    """Return the path in the cache for the video with this SHA-256, re-encoded by ``recipe``."""
     return reencoded_folder(recipe, cache_dir) / content_sha256[:2] / f"{content_sha256}.mp4"
 
 
 def reencoded_folder(recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the folder of the files that ``recipe``, as it is now, makes."""
+    """Return the folder in the cache for videos re-encoded by the current version of ``recipe``."""
     return Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{recipe_named(recipe).digest[:32]}"
 
 
 def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the file that ``recipe`` makes of the video at ``path``, from the cache or made now.
+    """Return the path of the video re-encoded by ``recipe``; re-encode it if the cache has no undamaged file.
 
     Raises:
         VideoError: the video cannot be read or encoded.
@@ -235,7 +240,11 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
 
 
 def is_reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> bool:
-    """Return whether the cache has the file of ``reencoded``, undamaged; errors as there."""
+    """Return whether the cache holds the video at ``path`` re-encoded by ``recipe``, undamaged.
+
+    Raises:
+        VideoError: the video cannot be read.
+    """
     return _is_whole(_cached_path(Path(path), recipe, cache_dir))
 
 
@@ -253,7 +262,7 @@ def _is_whole(target: Path) -> bool:
 
 @dataclass(frozen=True)
 class Reencoded:
-    """The file made of one video, or the ``reason`` and ``detail`` why there is none."""
+    """The result of re-encoding one video: ``path``, or None with the ``reason`` and ``detail`` of the failure."""
 
     source: Path
     path: Path | None
@@ -264,7 +273,7 @@ class Reencoded:
 def reencode_files(
     sources: Sequence[AnyPath], recipe: str, cache_dir: AnyPath, *, workers: int = 0
 ) -> Generator[Reencoded]:
-    """Re-encode many videos into the cache in worker processes; yield each as it is finished.
+    """Re-encode many videos into the cache in worker processes; yield results in the order in which they finish.
 
     Args:
         sources: the videos.
@@ -293,7 +302,15 @@ def reencode_files(
 
 
 def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Call ``reencoded`` for ``run_isolated``; return ``path``, or ``reason`` and ``detail``, or ``write_error``."""
+    """Re-encode one video in a worker process.
+
+    Args:
+        item: ``source``, ``recipe`` and ``cache_dir``, the arguments of ``reencoded``.
+
+    Returns:
+        ``path`` of the file; or ``reason`` and ``detail`` if the video cannot be re-encoded; or ``write_error`` (errno,
+        message and file) if the file cannot be written.
+    """
     try:
         return {"path": str(reencoded(item["source"], item["recipe"], item["cache_dir"]))}
     except VideoError as error:
@@ -340,7 +357,7 @@ def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
 
 
 class _Writer:
-    """Changes the frames of one video and writes them into a container."""
+    """A sink that changes the frames of one video by a recipe and writes them into an open container."""
 
     def __init__(self, output: Any, source: VideoSource, recipe: Recipe, times: Seconds) -> None:
         self._output, self._source, self._recipe = output, source, recipe
@@ -356,7 +373,7 @@ class _Writer:
         self._format, self._size = "", (0, 0)  # width and height as stored, before frames are turned
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Take a frame as ``plan.Sink`` describes; all are wanted, in order."""
+        """Change and write a frame, as often as the recipe shows it. Frames must come in presentation order."""
         self._converter.observe(frame)
         if place is None:
             return
@@ -375,7 +392,7 @@ class _Writer:
                 self._output.mux(stream.encode(changed))
 
     def end(self) -> None:
-        """Write the frames that the encoder holds back."""
+        """Flush the encoder: write the frames that it still holds."""
         if self._stream is not None:
             with self._encoder_errors():
                 self._output.mux(self._stream.encode(None))
@@ -392,7 +409,7 @@ class _Writer:
             raise UnsupportedVideo(self._source.path, detail, "Leave it out, or take another recipe.") from error
 
     def _begun(self, frame: VideoFrame) -> VideoStream:
-        """Return an encoder for frames like the first that stays."""
+        """Add a stream to the container, with an encoder for frames like ``frame``, and return it."""
         recipe, turned = self._recipe, self._converter.orientation.transposed
         self._format, *size = self._written_as(frame)
         self._size = width, height = (size[0], size[1])
@@ -418,7 +435,7 @@ class _Writer:
         return stream
 
     def _written_as(self, frame: VideoFrame) -> tuple[str, int, int]:
-        """Return pixel format, and width and height before frames are turned."""
+        """Return the pixel format, width and height to encode; the sides are those before frames are turned."""
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
@@ -439,7 +456,7 @@ class _Writer:
         return (name if name in known else _YUV if recipe.is_scaled else _RGB), width, height
 
     def _rescaled(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return width and height, before frames are turned, of a picture of square pixels with the recipe's height."""
+        """Return (width, height), before turning, for a picture of the recipe's height with square pixels."""
         aspect, rows = self._source.sample_aspect_ratio or 0, self._recipe.height
         wide, high = frame.width * (aspect if aspect > 0 else Fraction(1)), Fraction(frame.height)
         turned = self._converter.orientation.transposed
@@ -448,7 +465,7 @@ class _Writer:
         return (rows, columns) if turned else (columns, rows)
 
     def _changed(self, place: int, frame: VideoFrame) -> VideoFrame:
-        """Return the frame as it is encoded."""
+        """Return the changed frame, in the size and pixel format that the encoder takes."""
         width, height = self._size
         if self._format == _RGB:
             pixels = np.empty((3, *self._converter.output_shape(frame)), np.uint8)
@@ -488,7 +505,7 @@ def _is_full_range(frame: VideoFrame) -> bool:
 
 
 def _upright(frame: VideoFrame, width: int, height: int, orientation: Orientation) -> VideoFrame:
-    """Return the upper left ``width`` x ``height`` (even) of a yuv420p frame, turned for display."""
+    """Cut a yuv420p frame to its upper left ``width`` x ``height`` pixels (even), and turn it for display."""
     planes = []
     for plane, part in zip(frame.planes, (1, 2, 2), strict=True):
         rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)

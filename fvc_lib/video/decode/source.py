@@ -35,8 +35,8 @@ class VideoError(FvcError):
 
     Attributes:
         path: the file.
-        reason: the kind of fault, one word, for counting.
-        detail: the fault.
+        reason: the kind of fault in one word, such as ``truncated``; tables count videos by it.
+        detail: what exactly is wrong.
         remedy: what usually helps.
     """
 
@@ -53,7 +53,7 @@ class VideoError(FvcError):
 
 
 class UnreadableVideo(VideoError):
-    """No container that can be read: missing, empty, no permission, no media at all, or encrypted."""
+    """The file is missing, empty, not permitted to be read, no media file at all, or encrypted."""
 
     remedy = "Fetch the file again and check that a player opens it."
 
@@ -73,14 +73,14 @@ class TruncatedVideo(VideoError):
 
 
 class CorruptVideo(VideoError):
-    """The container opens, but its frames cannot be decoded as they were encoded."""
+    """The container opens, but its frames are damaged."""
 
     reason = "corrupt"
     remedy = "Fetch the file again, or re-encode it from its source."
 
 
 class UnsupportedVideo(VideoError):
-    """Nothing is known to be wrong with the file, but there is no decoder for it here."""
+    """The file may be fine, but it cannot be decoded or processed here."""
 
     reason = "unsupported"
     remedy = "Convert it, to H.264 in MP4 for instance, or leave it out."
@@ -132,7 +132,11 @@ _IMPOSTORS = tuple(
 
 
 def impostor(head: bytes) -> tuple[str, str] | None:
-    """Name the kind of file that begins with ``head``, and a remedy; None unless it is known to be no video."""
+    """Recognise a file that is no video, such as a web page, by its first bytes.
+
+    Returns:
+        A description of the file and a remedy; None if the bytes are not known to be something else than a video.
+    """
     return next(((what, remedy) for pattern, what, remedy in _IMPOSTORS if pattern.match(head)), None)
 
 
@@ -174,14 +178,17 @@ class VideoSource:
     def be_strict(self) -> None:
         """Have the decoder raise on damage instead of guessing, also for codecs with open groups of pictures.
 
-        Call it before the first decode, and only where every reference of a good file is going to be decoded. Damage
-        that looks like valid data is never noticed, which is all damage in VP8 and VP9.
+        Call it before the first decode, and only if all frames that others refer to are going to be decoded. Damage
+        that looks like valid data is not noticed. In VP8 and VP9 all damage looks so.
         """
         self.stream.codec_context.options = {**self.stream.codec_context.options, **STRICT}
 
     @property
     def sample_aspect_ratio(self) -> Fraction | None:
-        """Width of a pixel over its height, by the container or, after the first frame, by the bitstream."""
+        """Width of a pixel divided by its height; None if unknown.
+
+        The container's value is preferred. The bitstream's value is known after the first frame only.
+        """
         return self.stream.sample_aspect_ratio or self.stream.codec_context.sample_aspect_ratio
 
 
@@ -246,7 +253,7 @@ def check_size(path: Path, width: int, height: int) -> None:
 
 @contextmanager
 def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
-    """Turn errors of ffmpeg into ``kind``, and no others: a fault of our code must not pass for a bad video."""
+    """Raise ``kind`` for an error of ffmpeg and ``RefusedVideo`` for too little memory; let other errors pass."""
     try:
         yield
     except MemoryError as error:  # ffmpeg's, or numpy's for a frame that ffmpeg could make
@@ -256,15 +263,18 @@ def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
 
 
 def system_reason(error: Exception) -> str:
-    """Return the reason of an error of the system or of ffmpeg, in lower case."""
+    """Return the message of an error of the operating system or ffmpeg, in lower case."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().lower()
 
 
 def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
-    """Return the head of a file, its part and size; of a folder all its pictures, None and their size.
+    """Return (content, part, size in bytes).
+
+    For a file the content is its first ``HEAD_BYTES``. For a folder of pictures it is all pictures joined, and the part
+    is None.
 
     Raises:
-        VideoError: it cannot be read; a picture is damaged; or the pictures are of two kinds or too many.
+        VideoError: the path cannot be read, a picture is damaged, or pictures are too large or PNG and JPEG are mixed.
     """
     try:
         names, parts = picture_names(path), parts_of(path)
@@ -289,7 +299,7 @@ def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
 
 
 def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool) -> InputContainer:
-    """Open the container alone; errors as for ``open_video``."""
+    """Open the container without choosing a stream; raise as ``open_video``."""
     options = {"protocol_whitelist": "file,subfile", "format_whitelist": _CONTAINERS}
     if not thorough and _COMPLETE_HEADERS.match(content):
         options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
@@ -309,9 +319,10 @@ def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool
 
 
 def _best_track(container: InputContainer) -> int:
-    """Return the index of the video track to decode: ffmpeg's choice, unless that is a cover or a still picture.
+    """Return the index of the video track to decode.
 
-    In place of those, of the tracks with more than one frame, the one with the widest frames is taken.
+    ffmpeg's choice is taken, unless it is a cover or a still picture. Then the track with the widest frames is taken,
+    among those with more than one frame if there are any.
     """
     best, num_packets = container.streams.best("video"), Counter[int]()
     with suppress(av.error.FFmpegError, IndexError):  # damage is found when the track is read
@@ -331,7 +342,7 @@ def _best_track(container: InputContainer) -> int:
 
 
 def _index_of_mp4(part: FilePart) -> bytes:
-    """Return the top-level box ``moov``; empty if there is none, or a size of a box makes no sense.
+    """Return the top-level box ``moov`` of an MP4; empty if it is missing or the size of a box is impossible.
 
     Other boxes are not read, so that a file may be larger than the memory.
     """

@@ -1,4 +1,4 @@
-"""Read one still picture: upright, in RGB, whole or not at all."""
+"""Decode a still picture to upright RGB; an incomplete or damaged picture is an error."""
 
 import functools
 import hashlib
@@ -41,7 +41,7 @@ class StillImageError(FvcError):
     Attributes:
         path: the file.
         reason: ``unreadable``, ``no_image``, ``truncated``, ``corrupt`` or ``refused`` (too large, or no colours).
-        detail: the fault.
+        detail: what exactly is wrong.
         remedy: what usually helps.
     """
 
@@ -55,7 +55,7 @@ class StillImageError(FvcError):
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Facts about a picture: its sides in pixels, upright; size and SHA-256 of the file."""
+    """Width and height of the upright picture in pixels, and size and SHA-256 of its file."""
 
     width: int
     height: int
@@ -66,19 +66,19 @@ class ImageFacts:
 def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
     """Return the picture in ``path``, turned as its EXIF orientation says.
 
-    Grey, palette and CMYK become RGB, transparent parts white, 16 bits 8; of several frames the first is taken. Colour
-    profiles are not applied. An orientation that cannot be read counts as none.
+    Grey, palette and CMYK colours become RGB, transparent parts become white, and 16 bits become 8. Of an animation the
+    first frame is taken. Colour profiles are not applied. An orientation that cannot be read is ignored.
 
     Args:
         path: any regular file, whatever its extension says.
-        shortest_side: pixels that are enough: a JPEG is decoded to 1/2, 1/4 or 1/8 of its size where no side gets
-            shorter than this, which is faster. The caller scales the rest.
+        shortest_side: pixels that are enough. To save time, a JPEG is decoded to 1/2, 1/4 or 1/8 of its size as long as
+            no side gets shorter than this. None: decode at full size.
 
     Returns:
         uint8 (H, W, 3), contiguous and writable.
 
     Raises:
-        StillImageError: there is no such picture, or it would be incomplete.
+        StillImageError: the file cannot be read, is no picture, or is incomplete, damaged or too large.
     """
     path = Path(path)
     image, _ = _load(path, _read(path), shortest_side)
@@ -87,11 +87,14 @@ def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
 
 
 def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
-    """Decode the picture in ``path`` once, as ``decode_image`` does, and look for damage that Pillow passes over.
+    """Decode the picture in ``path`` as ``decode_image`` does, and check for damage that Pillow ignores.
 
     Args:
         path: as for ``decode_image``.
-        shortest_side: pixels; the picture is averaged down by the largest whole factor that keeps this side.
+        shortest_side: pixels; the picture is reduced by the largest whole factor that leaves no side shorter.
+
+    Returns:
+        Facts about the full picture, and the reduced picture, uint8 (H, W, 3).
 
     Raises:
         StillImageError: as ``decode_image``; also where a JPEG decodes but its coded data are damaged.
@@ -115,8 +118,8 @@ def write_picture(item: dict[str, Any]) -> dict[str, str]:
         item: ``source`` and ``target`` (paths), and ``shortest_side`` as for ``decode_image``.
 
     Returns:
-        ``content_sha256`` of the picture whose pixels, uint8 (H, W, 3), are in the NumPy file ``target``; or
-        ``image_error``, the message of its ``StillImageError``.
+        ``content_sha256``, the hash of the file; its pixels, uint8 (H, W, 3), are in the NumPy file ``target`` then. On
+        failure ``image_error``, the message of the ``StillImageError``.
     """
     try:
         facts, _ = examine_image(item["source"])
@@ -160,7 +163,7 @@ def _load(path: Path, content: bytes, shortest_side: int | None) -> tuple[Image.
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Return those of the accepted formats that this build of Pillow has."""
+    """Return the accepted formats that this build of Pillow supports."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
@@ -168,8 +171,8 @@ def _formats() -> tuple[str, ...]:
 def _check_jpeg(path: Path, content: bytes) -> None:
     """Refuse a JPEG whose entropy-coded data are damaged, as far as ffmpeg's decoder notices.
 
-    Pillow fills lost data with grey. ffmpeg counts what it has decoded and what is left. It notices changed bits only
-    where they lead out of step. Kinds of JPEG that it does not know (arithmetic coding, 12 bits) are not judged.
+    Pillow fills lost data with grey. ffmpeg notices if too few or too many data are left at the end, but not every
+    changed bit. Kinds of JPEG that ffmpeg does not support (arithmetic coding, 12 bits) are accepted unchecked.
 
     Raises:
         StillImageError: the data are damaged.

@@ -1,4 +1,8 @@
-"""Decode clips of other views than ``clip.decode_clip``: windows of neighbouring frames, several clips, and crops."""
+"""Decode the clips of a view, which says which frames and which part of the picture to show.
+
+A view may ask for windows of neighbouring frames, several clips per video, and crops. ``clip.decode_clip`` decodes the
+plain view: whole pictures, spread over the video.
+"""
 
 import math
 from dataclasses import dataclass
@@ -35,13 +39,13 @@ class SeenClip:
     """The part of a video that one of its clips shows.
 
     Attributes:
-        clip: its number, from 0.
-        num_source_frames: of the whole video.
-        first_frame, middle_frame, last_frame: places in the presentation order.
-        stride: frames from one to the next; 0: spread over the video.
-        num_repeated: frames that repeat the last one of a video that is too short.
-        left, top, width, height: the part of the middle frame that is seen, as shares of the upright picture.
-        note: how the clip differs from the requested view; empty: it does not.
+        clip: index of the clip in its video, from 0.
+        num_source_frames: number of frames of the whole video.
+        first_frame, middle_frame, last_frame: frame indices in presentation order.
+        stride: distance in frames from one frame of the clip to the next; 0: frames are spread over the video.
+        num_repeated: number of frames that repeat the frame before, because the video is too short.
+        left, top, width, height: the visible part of the middle frame, as shares of the upright picture's sides.
+        note: how the clip differs from the requested view; empty if it does not.
     """
 
     clip: int
@@ -68,7 +72,7 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
         view: which frames, how many clips (N), and which part of the picture.
 
     Returns:
-        uint8 (N T, 3, S, S), the clips concatenated, and what each shows.
+        uint8 (N T, 3, S, S), the clips one after the other, and one ``SeenClip`` per clip.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
@@ -79,7 +83,10 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
 
 
 def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
-    """Return what ``decode_places`` must decode for ``seen_of``; arguments and errors as ``decode_view``."""
+    """Return the arguments ``places_of`` and ``size`` with which ``decode_places`` decodes the frames for ``seen_of``.
+
+    Arguments and errors are those of ``decode_view``.
+    """
 
     def places_of(num_source_frames: int) -> IntArray:
         return np.unique(clip_places(view, num_frames, num_source_frames)[0])
@@ -88,7 +95,11 @@ def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[Place
 
 
 def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """Return the result of ``decode_view``, given the frames that ``wanted_of`` asks for."""
+    """Return the result of ``decode_view`` from ``decoded``, the frames that ``wanted_of`` asks for.
+
+    Raises:
+        CropError: the crop fails.
+    """
     places, stride = clip_places(view, num_frames, decoded.num_source_frames)
     box = decoded.content
     frames, seen = np.empty((*places.shape, 3, side, side), np.uint8), []
@@ -109,11 +120,14 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
 
 
 def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[IntArray, int]:
-    """Return int64 (N, T) places in the presentation order, and the stride between them (0: spread over the video).
+    """Return the frames of the N clips of a video, and their stride.
 
-    Windows are spread evenly from the video's first frame to its last; a single one is in the middle. A video that is
-    too short gets a smaller stride; if neighbours are too few, its last frame is repeated. Several uniform clips are
-    interleaved.
+    Windows are spread evenly from the video's first frame to its last; a single window is in the middle. For a video
+    that is too short the stride is reduced. If it still has too few frames, its last frame is repeated. Several uniform
+    clips are interleaved.
+
+    Returns:
+        int64 (N, T), frame indices in presentation order, and the stride in frames; 0 for clips spread over the video.
     """
     n = num_source_frames
     if not view.stride:
@@ -132,7 +146,10 @@ def _note_on_time(view: View, stride: int, places: IntArray) -> str:
 
 
 def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
-    """Return the side of the square that frames are letterboxed to before a part of them is cut out."""
+    """Return the side in pixels of the square that frames are letterboxed to when they are decoded.
+
+    A part of this square is cut out and resized later. Without a crop or cut it is ``side``.
+    """
     if not view.crop and view.fit == "letterbox":
         return side
     with open_video(path, thorough=True) as opened:
@@ -149,12 +166,13 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
     """Cut the part that ``view`` shows out of the pictures of a clip.
 
     Args:
-        view: its ``fit`` or ``crop`` leaves something out.
-        pictures: uint8 (T, 3, H, W), without bars, at ``decoded_side``.
-        side: S.
+        view: a view with a crop, or with another fit than letterbox.
+        pictures: uint8 (T, 3, H, W), without black bars, as decoded at ``decoded_side``.
+        side: S, side of the result in pixels.
 
     Returns:
-        uint8 (T, 3, S, S), the boxes (T, 4), and whether the crop was found (else the middle is shown).
+        The frames, uint8 (T, 3, S, S); the boxes (T, 4) that were cut out, in pixels; and False if the crop found
+        nothing, so that the middle is shown.
 
     Raises:
         CropError: the crop fails.
@@ -174,13 +192,17 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
 
 
 def centre_boxes(num_frames: int, height: int, width: int) -> Boxes:
-    """Return the largest square in the middle of each frame."""
+    """Return (T, 4), the largest centred square of a frame, repeated for every frame."""
     side = min(height, width)
     return np.tile(np.array([(width - side) / 2, (height - side) / 2, side, side]), (num_frames, 1))
 
 
 def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
-    """Return the squares within ``pictures`` (T, 3, H, W) that the crop finds, with the margin; None: nothing found.
+    """Return (T, 4), the squares that the crop of ``view`` finds, with its margin; None if it finds nothing.
+
+    Args:
+        view: a view with a crop.
+        pictures: uint8 (T, 3, H, W).
 
     Raises:
         CropError: the user's function fails, or returns no box.
@@ -200,7 +222,17 @@ def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
 
 
 def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
-    """Return boxes as squares ``1 + margin`` times as large, moved and if necessary shrunk into the picture."""
+    """Turn boxes into squares with a margin that lie inside the picture.
+
+    A square has the centre of its box, and ``1 + margin`` times its longer side. Squares that leave the picture are
+    moved into it; squares larger than the picture are shrunk.
+
+    Args:
+        boxes: (T, 4), left, top, width and height in pixels.
+        margin: share of the longer side that is added.
+        height: height of the picture in pixels.
+        width: width of the picture in pixels.
+    """
     sides = np.minimum(boxes[:, 2:].max(1) * (1 + margin), min(height, width))
     left = np.clip(boxes[:, 0] + boxes[:, 2] / 2 - sides / 2, 0, width - sides)
     top = np.clip(boxes[:, 1] + boxes[:, 3] / 2 - sides / 2, 0, height - sides)
@@ -208,7 +240,7 @@ def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
 
 
 def cut_out(picture: Pixels, box: Boxes, side: int) -> Pixels:
-    """Return uint8 (3, S, S) of a box (4,) in ``picture`` (3, H, W), antialiased where it is made smaller."""
+    """Return the part of ``picture`` (3, H, W) in ``box`` (4,), resized to uint8 (3, S, S) with antialiasing."""
     from PIL import Image
 
     left, top, width, height = box.tolist()

@@ -1,9 +1,9 @@
-"""Clips at every place of a video, from one pass through it.
+"""Decode overlapping clips (windows) along a whole video, in one pass, to score every part of it.
 
-A window is a clip at another place. Each begins in the middle of the one before. Clips of neighbouring frames
-(``window:STRIDE``) give windows of neighbouring frames. Clips that are spread over the video (``uniform``) give windows
-that are spread over about ``STRETCH_SECONDS`` of it. There are at most ``MOST_WINDOWS``: in a longer video, uniform
-windows get longer, and frames between two windows of neighbours are seen by none.
+Every window begins in the middle of the window before. If the clips of the view consist of neighbouring frames
+(``window:STRIDE``), so do the windows. If they are spread over the video (``uniform``), the frames of a window are
+spread over about ``STRETCH_SECONDS``. There are at most ``MOST_WINDOWS``. In a longer video uniform windows get longer;
+windows of neighbouring frames leave gaps.
 """
 
 from collections.abc import Callable
@@ -31,16 +31,16 @@ StoreFrame = Callable[[int, Pixels], None]
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a video, M with its own N clips before them, of T frames each.
+    """The N clips of a video as the view takes them, then its windows: M rows of T frames in all.
 
     Attributes:
-        num_source_frames: of the video.
-        places: int64 (M, T), places in the presentation order.
-        stored: int64 (M, T), numbers of the stored frames.
+        num_source_frames: number of frames of the video.
+        places: int64 (M, T), frame indices in presentation order.
+        stored: int64 (M, T), indices of the stored frames, as ``StoreFrame`` receives them.
         num_clips: N.
-        begins, ends: float64 (M,), seconds from the video's first frame to the first frame of each, and to the end of
-            its last.
-        seconds: of the whole video.
+        begins: float64 (M,), start of the first frame of every row, in seconds after the video's first frame.
+        ends: float64 (M,), end of the last frame of every row, likewise.
+        seconds: duration of the whole video.
         content: left, top, width and height in pixels of the picture in a stored frame; around it are black bars.
     """
 
@@ -55,7 +55,15 @@ class Windows:
 
 
 def window_places(view: View, num_frames: int, num_source_frames: int, seconds: float, side: int) -> IntArray:
-    """Return int64 (W, T), places in the presentation order, of the windows of a video of ``seconds``."""
+    """Return int64 (W, T), the frame indices of the windows in presentation order.
+
+    Args:
+        view: decides between windows of neighbouring frames and spread ones.
+        num_frames: T.
+        num_source_frames: number of frames of the video.
+        seconds: duration of the video.
+        side: side of a stored frame in pixels; larger frames allow fewer windows (``MOST_BYTES``).
+    """
     n, half = num_source_frames, max(1, num_frames // 2)
     most = max(1, min(MOST_WINDOWS, MOST_BYTES // (3 * side * side * num_frames)))
     if view.stride:
@@ -71,9 +79,10 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
 
 
 def decode_windows(path: Path, num_frames: int, side: int, view: View, store: StoreFrame) -> Windows:
-    """Decode a whole video and give ``store`` the frames of its own clips and of every window, in any order.
+    """Decode a whole video, and pass the frames of its clips and windows to ``store``, in any order.
 
-    The frames equal those of ``clip.decode_clip`` and ``views.decode_view`` at the same places.
+    The pixels equal those of ``clip.decode_clip`` and ``views.decode_view`` for the same frame indices. If a first
+    attempt at decoding fails, frames are passed again.
 
     Raises:
         VideoError: the file is unreadable, truncated or corrupt, or its frames are not decoded in presentation order.
@@ -103,14 +112,16 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
 
 
 class _WindowSink:
-    """Takes each wanted frame once, in order; with a crop it holds the frames of incomplete windows.
+    """Receives wanted frames in presentation order and stores them.
+
+    With a crop, frames are held until their window is complete, because the crop sees a whole window.
 
     Args:
         opened: the video.
-        windows: what is wanted.
-        view: of the run.
-        sides: of frames as they are decoded, and as they are stored.
-        store: takes the frames.
+        windows: the wanted frames.
+        view: the view of the run.
+        sides: side in pixels of frames as they are decoded, and as they are stored.
+        store: is called with every finished frame.
     """
 
     def __init__(
