@@ -1,8 +1,10 @@
-"""Training checkpoints: complete or absent, verified when read, bound to their configuration and data.
+"""Write and read training checkpoints.
 
-A folder holds ``latest_checkpoint.pt``, ``previous_checkpoint.pt`` (the one before it) and ``best_model.safetensors``
-(a copy of the best weights in the latest). torch and safetensors load files with flipped bits silently, so each file
-holds a SHA-256 of its content. A finished training keeps its history and best model.
+A checkpoint file is complete or absent, is verified when it is read, and belongs to one configuration and data set.
+
+A folder holds ``latest_checkpoint.pt``, ``previous_checkpoint.pt`` (the one before) and ``best_model.safetensors``
+(a copy of the best weights in the latest checkpoint). torch and safetensors load files with flipped bits silently, so
+every file has a SHA-256 of its content. After the end of a training only history and best model are stored.
 """
 
 import hashlib
@@ -35,11 +37,11 @@ _logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(FvcError):
-    """A checkpoint file that must not be used: wrong digest, or nothing that torch can load safely."""
+    """A checkpoint file must not be used: its digest is wrong, or torch cannot load it safely."""
 
 
 class CheckpointReadError(FvcError):
-    """A checkpoint file could not be read, for want of memory or because of the disk: it need not be damaged."""
+    """A checkpoint file could not be read because of the memory or the disk; it may be undamaged."""
 
 
 class CheckpointWriteError(FvcError):
@@ -54,10 +56,10 @@ class CheckpointMismatchError(UsageError):
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` and its digest to ``path``, in place.
+    """Write ``document`` and its digest to ``path``, not atomically.
 
     Raises:
-        OSError: as the file system gave it.
+        OSError: the file cannot be written.
     """
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)  # they cost more than the digest that replaces them
@@ -72,18 +74,18 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def append_digest(path: Path) -> None:
-    """Append the SHA-256 of the file at ``path`` to it."""
+    """Append to the file at ``path`` the SHA-256 of its content, in hexadecimal."""
     digest = atomic_files.sha256_of_file(path)
     with path.open("ab") as stream:
         stream.write(digest.encode())
 
 
 def load_document(path: Path, wanted_format: int = _FORMAT) -> dict[str, Any]:
-    """Return the document in ``path`` after verifying it; a pickle that would run code is refused.
+    """Verify the digest of ``path`` and return its document; refuse a pickle that would run code.
 
     Raises:
         DamagedCheckpointError: wrong digest, not loadable without running code, or not ``wanted_format``.
-        CheckpointReadError: out of memory or a disk error; the file need not be damaged.
+        CheckpointReadError: memory ran out or the disk failed; the file may be undamaged.
     """
     try:
         size = path.stat().st_size - _DIGEST_LENGTH
@@ -102,7 +104,7 @@ def load_document(path: Path, wanted_format: int = _FORMAT) -> dict[str, Any]:
 
 
 def why_not_loaded(error: Exception) -> str:
-    """Return why ``torch.load`` refused a file, without its advice to load it in a way that runs code."""
+    """Return the reason why ``torch.load`` refused a file, without torch's advice to load it unsafely."""
     if named := re.search(r"GLOBAL (\S+)", str(error)):
         return f"it holds objects of {named[1]}, which can run code when they are loaded"
     if "TorchScript" in str(error):
@@ -113,7 +115,10 @@ def why_not_loaded(error: Exception) -> str:
 
 
 def _refusal(path: Path, error: Exception) -> FvcError:
-    """Tell a file that cannot be loaded from a machine that cannot load it now."""
+    """Return the error to raise for ``path``.
+
+    It is ``CheckpointReadError`` for missing memory or a disk error, else ``DamagedCheckpointError``.
+    """
     if isinstance(error, OSError | MemoryError) or "alloc" in str(error).lower():
         return CheckpointReadError(
             f"{str(path)!r} cannot be read now: {why_not_loaded(error)}. It need not be damaged: see to the disk and "
@@ -126,7 +131,7 @@ def _refusal(path: Path, error: Exception) -> FvcError:
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the hex SHA-256 over names, shapes, types and bits of a model's state, on any device."""
+    """Return the hex SHA-256 of the names, shapes, dtypes and bits of ``weights``, on any device."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -136,10 +141,10 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Replace ``path`` with ``weights`` and a JSON ``description``; equal content makes equal files.
+    """Write ``weights`` and a JSON ``description`` to ``path`` atomically; equal content gives equal files.
 
     Raises:
-        OSError: as the file system gave it; ``path`` still holds its old content.
+        OSError: the file cannot be written; ``path`` keeps its old content.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     described = {**description, "weights_sha256": weights_digest(tensors)}
@@ -154,7 +159,7 @@ def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], descrip
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return weights by name, as ``write_weights_with_digest`` wrote them; errors as of ``load_document``."""
+    """Return the weights by name that ``write_weights_with_digest`` wrote; raises like ``load_document``."""
     try:
         weights = safetensors.torch.load_file(path)
         with safetensors.safe_open(path, "pt") as opened:
@@ -172,7 +177,10 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def tensors_with_nan(weights: Mapping[str, Any]) -> str:
-    """Return the names of up to five tensors that hold NaN; empty where none does. Infinity may be a mask's."""
+    """Return the names of up to five tensors with NaN, as text; empty if there are none.
+
+    Infinity is allowed, because masks use it.
+    """
     tensors = ((name, value) for name, value in weights.items() if isinstance(value, Tensor))
     return ", ".join(islice((name for name, tensor in tensors if tensor.isnan().any()), 5))
 
@@ -184,8 +192,8 @@ def tensors_with_nan(weights: Mapping[str, Any]) -> str:
 class CheckpointBinding:
     """The configuration, data and network that a checkpoint belongs to.
 
-    ``config`` holds JSON values, whole, so that a refusal can show what changed. ``network`` holds the ``name`` of the
-    class that is trained, its ``file`` and a digest of its ``code``; empty where unknown.
+    ``config`` has the JSON values and not only their hash, so that messages can show what changed. ``network`` has the
+    ``name`` of the trained class, its ``file`` and a digest of its ``code``; it is empty if unknown.
     """
 
     config: Mapping[str, Any]
@@ -193,7 +201,7 @@ class CheckpointBinding:
     network: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Self) -> list[str]:
-        """Return one readable clause per value in which ``other`` (the new one) differs from this."""
+        """Return one text per value that differs, such as ``epochs: 20 -> 30``; ``other`` is the new binding."""
         mine, others = self.config, other.config
         names = [name for name in sorted({*mine, *others}) if mine.get(name) != others.get(name)]
         changed = [f"{name}: {mine.get(name)!r} -> {others.get(name)!r}" for name in names]
@@ -202,14 +210,14 @@ class CheckpointBinding:
         return changed
 
     def is_of_another_network(self, other: Self) -> bool:
-        """Return whether ``other`` trains a class of another name or code; False where one of them is unknown."""
+        """Return whether ``other`` has a network of another name or code; False if one network is unknown."""
         both_known = self.network and other.network
         return bool(both_known) and any(self.network.get(n) != other.network.get(n) for n in ("name", "code"))
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it was saved, with tensors on the CPU."""
+    """The content of a checkpoint file, with all tensors on the CPU."""
 
     path: Path
     epoch: int
@@ -220,11 +228,11 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Reads and writes one training's checkpoints. One writer per folder.
+    """Read and write the checkpoints of one training. A folder may have only one writer.
 
     Args:
-        folder: created when missing; temporaries of dead writers are swept.
-        binding: every file is stamped with it, and a file with another one is refused.
+        folder: created if missing; temporary files of dead writers are removed.
+        binding: written into every file; a file with another binding is refused.
         report: receives one sentence about every damaged file.
         anew: the command that discards these checkpoints, for messages.
     """
@@ -248,9 +256,9 @@ class CheckpointFolder:
     def save(
         self, state: Mapping[str, Any], *, epoch: int, step: int, best_epoch: int, best_model: Mapping[str, Tensor]
     ) -> None:
-        """Write the latest checkpoint, keep the one before it, and write the best model if it changed.
+        """Write the latest checkpoint, rename the one before it, and write the best model if it changed.
 
-        The state goes to the file piece by piece; there is no second copy in memory.
+        The state is written piece by piece, without a second copy in memory.
 
         Args:
             state: nested dicts and lists of tensors, numbers, text and None.
@@ -261,7 +269,7 @@ class CheckpointFolder:
 
         Raises:
             CheckpointWriteError: the disk is full, read-only or gone. Earlier files still load.
-            MemoryError: as torch raises it, or RuntimeError. Earlier files still load.
+            MemoryError: memory ran out; torch may raise RuntimeError instead. Earlier files still load.
         """
         document = {
             "format": _FORMAT,
@@ -294,13 +302,14 @@ class CheckpointFolder:
         )
 
     def load(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, or None; write its best model, which may be another's after a kill.
+        """Return the newest undamaged checkpoint, or None.
 
-        Rename a damaged file to ``<name>.unusable``, so that the next save does not replace a whole one with it.
+        The file of the best model is written again from it, because after a kill it may belong to another checkpoint.
+        A damaged file is renamed to ``<name>.unusable``, so that the next save does not replace a good file with it.
 
         Raises:
-            CheckpointReadError: out of memory or a disk error; nothing was changed.
-            CheckpointMismatchError: the checkpoint is of another configuration, network or data.
+            CheckpointReadError: memory ran out or the disk failed; nothing was changed.
+            CheckpointMismatchError: the checkpoint belongs to another configuration, network or data set.
             CheckpointWriteError: the best model could not be written.
         """
         paths = [path for path in (self.folder / LATEST, self.folder / PREVIOUS) if path.exists()]
@@ -323,7 +332,7 @@ class CheckpointFolder:
         return None
 
     def _read(self, path: Path) -> Checkpoint:
-        """Return the checkpoint in ``path``; errors as of ``load``."""
+        """Return the checkpoint in ``path``; raises like ``load``."""
         document = load_document(path)
         try:
             stamped = CheckpointBinding(document["config"], document["data_fingerprint"], dict(document["network"]))
@@ -362,14 +371,14 @@ class CheckpointFolder:
         self._best_epoch_on_disk = best_epoch
 
     def drop_previous(self) -> None:
-        """Remove the checkpoint before the latest: the training has finished."""
+        """Remove the checkpoint before the latest, after the end of a training."""
         (self.folder / PREVIOUS).unlink(missing_ok=True)
 
 
 def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
-    """Return the message that ``what`` is of another network (``CheckpointBinding.network``).
+    """Return the error message that ``what`` belongs to another network than the one to train.
 
-    ``anew`` is the command that discards it.
+    ``then`` and ``now`` are values of ``CheckpointBinding.network``. ``anew`` is the command that discards ``what``.
     """
     changed = f"and {now['name']} in {now['file']!r} is to be trained now"
     if then["name"] == now["name"]:

@@ -1,9 +1,9 @@
-"""Run one function over many items in child processes that may crash or hang without taking the run down.
+"""Apply one function to many items in child processes, whose crash or hang does not end the run.
 
-Meant for native code on untrusted files: a crash, a hang or a memory limit costs the one item in hand. The children are
-plain interpreters that import the function by name and speak JSON lines. They need nothing of the parent's
-``__main__``, so this works in a script without a main guard and in a notebook kernel, where ``multiprocessing`` would
-run the script again or not find the function.
+It is meant for native code on untrusted files: a crash, a hang or a memory limit costs only the current item. The
+children are plain interpreters that import the function by name and exchange JSON lines. They do not import the
+parent's ``__main__``, so this works in a script without a main guard and in a notebook kernel. There,
+``multiprocessing`` would run the script again or not find the function.
 """
 
 import contextlib
@@ -40,7 +40,10 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of one item: ``value`` is the function's JSON result, unless ``failure`` says why there is none."""
+    """The outcome of the item with index ``position``.
+
+    ``value`` is the function's JSON result, or None if ``failure`` is set; ``detail`` then explains it.
+    """
 
     position: int
     value: Any
@@ -50,12 +53,14 @@ class Answer:
 
 @dataclass
 class Suspects:
-    """Files at which whole processes ended before, by their path in an item: the item itself, or its ``source``.
+    """Files that may have ended a whole process before, not only a child.
+
+    A file is identified by its path in an item: the item itself, or its ``source``.
 
     Attributes:
-        alone: files that are begun last, while no other item is in hand.
-        given_up: reasons by files that are not begun at all. Their answer is ``crashed``.
-        in_hand: receives the paths of all items in hand before one more is begun and after one was answered.
+        alone: files that are processed last, while no other item is.
+        given_up: files that are not processed, with the reasons. Their answer is ``crashed``.
+        in_hand: receives the paths of all items in progress, whenever one begins or ends.
     """
 
     alone: set[str] = field(default_factory=set)
@@ -63,7 +68,10 @@ class Suspects:
     in_hand: Callable[[list[str]], None] | None = None
 
     def read(self, records: Path, stage: str) -> None:
-        """Replace both by the notes of the shards of ``stage``, one JSON file each in the folder ``records``."""
+        """Replace ``alone`` and ``given_up`` by those in the JSON files of folder ``records``, one per shard.
+
+        A shard is a job that does part of the work of ``stage``.
+        """
         self.alone.clear()
         self.given_up.clear()
         for path in sorted(records.glob("[!.]*.json")):
@@ -78,9 +86,10 @@ SUSPECTS = Suspects()  # of this process
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use, at least one: its affinity, its container's quota, SLURM's share.
+    """Return how many cores this process may use, at least 1.
 
-    Not every cluster keeps a job to the processors that it asked for, so ``SLURM_CPUS_PER_TASK`` counts as well.
+    It is the smallest of CPU affinity, the container's quota and ``SLURM_CPUS_PER_TASK``. The last counts because some
+    clusters do not confine a job to the cores that it requested.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
@@ -93,10 +102,10 @@ def available_cores() -> int:
 
 
 def threads_of_a_fold(num_folds: int, num_ranks: int = 1) -> int:
-    """Return the threads of one process of a fold's training: ``OMP_NUM_THREADS``, else its part of the cores.
+    """Return the number of threads of one training process: ``OMP_NUM_THREADS``, else its share of the cores.
 
-    All folds of a run have the same number, because the last bits of a sum depend on it. More
-    threads than cores would wait for each other, spinning.
+    All folds of a run get the same number, because the last bits of a sum depend on it. With more threads than cores,
+    the threads would spin and wait for each other.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted):
@@ -116,22 +125,22 @@ def run_isolated(
 ) -> Generator[Answer]:
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
 
-    There are as many children as cores, items and the memory budget allow, at least one. A child of several that is
-    killed may have been killed for the others' memory: half as many work from then on, and its item is tried once
-    more, last and alone.
+    There are as many children as cores, items and the memory budget allow, at least one. If one of several children is
+    killed, the cause may be the memory of the others. So half as many children work from then on, and the item is
+    tried once more at the end, alone.
 
     Args:
         function: ``module:name`` of an importable function from one JSON value to one JSON value. An exception in it
-            counts as a crash, so expected failures belong into its result.
+            counts as a crash, so return expected failures as a result.
         items: JSON values.
         workers: at most this many child processes; 0: one per available core.
-        timeout_seconds: for one item, after which its child is killed; or a number for each.
-        memory_bytes: address space of a child; None: unlimited.
-        worker_bytes: resident memory of a child.
-        look: called at least every ``LOOK_SECONDS`` while children are waited for; an exception in it ends them.
+        timeout_seconds: time limit of one item, after which its child is killed; or one limit per item.
+        memory_bytes: limit of a child's address space; None: unlimited.
+        worker_bytes: expected resident memory of a child.
+        look: called at least every ``LOOK_SECONDS`` while the children work; an exception in it ends them.
 
     Raises:
-        FvcError: a child cannot even start; the message holds the last line it wrote.
+        FvcError: a child cannot start; the message has the last line that it wrote.
     """
     paths = [str(item.get("source", "")) if isinstance(item, dict) else str(item) for item in items]
     alone = {position for position, path in enumerate(paths) if path in SUSPECTS.alone}
@@ -183,7 +192,7 @@ def run_isolated(
 
 
 class _Worker:
-    """One child process, started again after each death; a thread asks and waits."""
+    """One child process, which is started again after every death; a thread sends items and waits."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = arguments
@@ -192,7 +201,7 @@ class _Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
 
     def ask(self, position: int, item: Any, timeout_seconds: float) -> Answer:
-        """Return the child's answer; a child that died while idle is replaced first."""
+        """Send ``item`` to the child and return its answer; start a new child if the last one has ended."""
         line = json.dumps(item, ensure_ascii=True).encode() + b"\n"
         if self._process is None or self._process.poll() is not None:
             self._start()
@@ -206,7 +215,7 @@ class _Worker:
         return Answer(position, json.loads(answer))
 
     def _exchange(self, line: bytes, timeout_seconds: float) -> bytes | None:
-        """Write ``line`` and return the next line of the child, None if it has died.
+        """Send ``line`` and return the child's next line; None if the child has died.
 
         Raises:
             TimeoutError: no answer in time.
@@ -273,7 +282,7 @@ class _Worker:
         return ", ".join([how, *[line for line in lines if line][-1:]])
 
     def end(self) -> None:
-        """End the child; the next item gets another one."""
+        """End the child; ``ask`` starts another one."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

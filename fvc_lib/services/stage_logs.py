@@ -27,12 +27,15 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 def _with_digest(body: bytes) -> bytes:
-    """Return a line of JSON with the beginning of its SHA-256; ``body`` is the line without the closing brace."""
+    """Return a JSON line with a field ``digest``, the first 16 characters of the SHA-256 of ``body``.
+
+    ``body`` is the line without the closing brace.
+    """
     return body + b',"digest":"' + hashlib.sha256(body).hexdigest()[:16].encode() + b'"}'
 
 
 def checked_row(line: bytes) -> dict[str, Any]:
-    """Return the row of a line that was appended with its digest; raise ``ValueError`` if it is torn or damaged."""
+    """Return the row of a line with a digest; raise ``ValueError`` if the line is incomplete or damaged."""
     if _with_digest(line.rpartition(b',"digest":"')[0]) != line.rstrip(b"\n"):
         raise ValueError("the line is not what was written")
     row: dict[str, Any] = json.loads(line)
@@ -40,10 +43,10 @@ def checked_row(line: bytes) -> dict[str, Any]:
 
 
 class _Closing:
-    """Closes itself at the end of a ``with`` block."""
+    """A base class whose objects call ``close`` at the end of a ``with`` block."""
 
     def close(self) -> None:
-        """Write the rest and close."""
+        """Write what is left and close."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -56,16 +59,16 @@ class _Closing:
 class JsonLines(_Closing):
     """Appends one JSON object per line; each line reaches the operating system before ``append`` returns.
 
-    Not fsynced per line (224 lines/s instead of 60,000); ``close`` fsyncs. A process that dies loses nothing it has
-    appended. A machine that dies may tear the last line, which the next writer closes off.
+    Only ``close`` calls fsync: with fsync after every line 224 lines/s are possible instead of 60,000. A process that
+    dies loses no appended line. A machine that dies may leave an incomplete last line; the next writer ends it.
 
-    A disk that refuses lines does not stop the writer. The newest ``BACKLOG_LINES`` lines wait in memory and are
-    written in order once the disk takes them again. Lost lines are counted and logged. One thread at a time.
+    A full disk does not stop the writer. The newest ``BACKLOG_LINES`` lines wait in memory and are written in order
+    when the disk accepts them again. Lost lines are counted and logged. Use it from one thread at a time.
 
     Args:
-        path: appended to; its folder is created when missing.
+        path: the file to append to; its folder is created if missing.
         on_trouble: receives one sentence when lines begin to wait, when they were written, and at the end if some
-            never were.
+            were lost.
     """
 
     def __init__(self, path: Path, *, on_trouble: Callable[[str], None] = lambda message: None) -> None:
@@ -85,16 +88,20 @@ class JsonLines(_Closing):
 
     @property
     def lines_waiting(self) -> int:
-        """Return the number of lines that the disk has not taken yet."""
+        """The number of lines that wait to be written."""
         return len(self._waiting)
 
     def append(self, row: Mapping[str, object], *, digest: bool = False) -> None:
-        """Write ``row`` as one line, on request with its digest (``checked_row``). NaN and infinities are refused."""
+        """Write ``row`` as one line, with a ``digest`` for ``checked_row`` on request.
+
+        Raises:
+            ValueError: a value is NaN or infinite.
+        """
         line = _ENCODER.encode(row).encode()
         self.append_lines(((_with_digest(line[:-1]) if digest else line) + b"\n",))
 
     def append_lines(self, lines: Sequence[bytes]) -> None:
-        """Write ready-made ``lines``, each one JSON object in ASCII with its line feed, in one go."""
+        """Write ``lines`` at once; every line is a JSON object in ASCII that ends with a line feed."""
         self._waiting.extend(lines)
         if not self._problem or time.monotonic() >= self._retry_at:
             self._write()
@@ -103,7 +110,7 @@ class JsonLines(_Closing):
             self.lines_lost += 1
 
     def _write(self) -> None:
-        """Write the lines that wait; cut off the part of a line that the disk took."""
+        """Write the waiting lines. If the disk accepts only part of a line, remove that part."""
         block, done, problem = b"\n" * self._torn + b"".join(self._waiting), 0, ""
         try:
             while done < len(block):
@@ -135,7 +142,7 @@ class JsonLines(_Closing):
         self._problem = problem
 
     def close(self) -> None:
-        """Write the lines that wait, flush to the disk and close; harmless when repeated. Lost lines are logged."""
+        """Write the waiting lines, flush to the disk and close; further calls do nothing. Lost lines are logged."""
         if self._stream.closed:
             return
         if self._waiting:
@@ -160,10 +167,10 @@ class JsonLines(_Closing):
 
 
 class MetricLog(JsonLines):
-    """One stage's metrics as lines ``run_id ts step epoch phase metric value flag fold attempt``.
+    """A log of a stage's metrics; a line has ``run_id ts step epoch phase metric value flag fold attempt``.
 
-    ``ts`` is UTC seconds and only informs; order is by step. A value that is not finite is written as null with
-    ``flag`` set to ``nan``, ``inf`` or ``-inf``. A full disk is survived as ``JsonLines`` describes.
+    ``ts`` is the time in UTC seconds. Sort lines by step, not by time. A value that is not finite is written as null,
+    with ``flag`` set to ``nan``, ``inf`` or ``-inf``. A full disk is handled as in ``JsonLines``.
     """
 
     def __init__(
@@ -198,15 +205,15 @@ REARM_PERCENT = 85.0  # below it a device that was warned of is warned of again
 
 
 class MemorySampler(_Closing):
-    """Writes a line a second to ``memory/<stage>.jsonl`` from a thread, and before and after every change of phase.
+    """Write the memory held to ``memory/<stage>.jsonl`` from a thread, every second and at changes of phase.
 
-    The lines of device ``cpu`` are about this process. ``allocated_mb`` counts its children (``ProcessTree``),
-    ``rss_mb`` the process alone, and ``total_memory_mb`` is the budget. ``max_allocated_mb`` is the most since the
-    phase began, with the kernel's high-water mark of the process, which is reset at every change of phase
-    (``reset_high_water``, 0.15 ms). A watched accelerator has lines of its own. MB are 1e6 bytes; ``timestamp`` is UTC
+    Lines of device ``cpu`` describe this process. ``allocated_mb`` includes its children (``ProcessTree``), ``rss_mb``
+    does not, and ``total_memory_mb`` is the budget. ``max_allocated_mb`` is the largest value since the phase began. It
+    includes the kernel's high-water mark, which is reset at every change of phase (``reset_high_water``, 0.15 ms).
+    A watched accelerator has separate lines. MB are 1e6 bytes; ``timestamp`` is UTC
     seconds and may jump, ``elapsed_seconds`` is monotonic.
 
-    A full disk never ends the stage: lines wait as ``JsonLines`` describes, and a ``disk_full`` event is written.
+    A full disk does not end the stage: lines wait as in ``JsonLines``, and a ``disk_full`` event is written.
     After ``close`` nothing is written.
     """
 
@@ -246,7 +253,10 @@ class MemorySampler(_Closing):
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
     ) -> None:
-        """Note where the stage is. A change of phase is sampled before and after, so each peak has its own phase."""
+        """Set phase and position of the next samples.
+
+        A change of phase takes a sample before and after, so that a peak belongs to the phase that caused it.
+        """
         if phase == self._position["phase"]:
             self._enter_phase(phase, epoch, batch_idx, global_step)
             return
@@ -267,11 +277,11 @@ class MemorySampler(_Closing):
                 self._events.append({**self._stamp(), "kind": kind, "message": message, "details": flat})
 
     def disk_full(self, message: str) -> None:
-        """Write an event about a log whose disk refuses lines or takes them again: ``JsonLines``'s ``on_trouble``."""
+        """Write an event about a full disk, or its end; pass this method to ``JsonLines`` as ``on_trouble``."""
         self.event("disk_full", message)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Sample an accelerator too, from now on; ``device`` is its name in the log, like ``cuda:0``."""
+        """Sample an accelerator as well from now on; ``device`` is its name in the log, such as ``cuda:0``."""
         with self._lock:
             self._devices[device] = probe
             self.sample()
@@ -298,7 +308,7 @@ class MemorySampler(_Closing):
                 self._write(device, memory, host.rss_bytes, f"what {device} can give this process")
 
     def close(self) -> None:
-        """Take a last sample and stop; harmless when repeated."""
+        """Take a last sample and stop; further calls do nothing."""
         if self._closed:
             return
         self._stop.set()

@@ -1,4 +1,4 @@
-"""The memory budget of a run, and the memory that processes hold."""
+"""Find the memory budget of a run, and measure the memory that processes hold."""
 
 import ctypes
 import math
@@ -33,7 +33,7 @@ class MemoryBudget:
         return f"memory budget: {self}"
 
     def divided(self, sharers: int) -> Self:
-        """Return the part of one of ``sharers`` processes."""
+        """Return the budget divided by ``sharers``, for one of that many processes."""
         if sharers == 1:
             return self
         return type(self)(self.total_bytes // sharers, f"1/{sharers} of {self}")
@@ -50,7 +50,7 @@ def memory_sharers(environ: Mapping[str, str] | None = None) -> int:
 def memory_budget(
     mem_gb: float | None = None, *, environ: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> MemoryBudget:
-    """Return the smallest of ``mem_gb`` (GB = 1e9 bytes), the control groups', SLURM's and the machine's limit.
+    """Return the smallest limit of ``mem_gb`` (in 1e9 bytes), the control groups, SLURM and the machine.
 
     Processes that share the budget (``SHARERS_VARIABLE``) get equal parts of it.
 
@@ -72,7 +72,7 @@ def memory_budget(
 
 
 def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
-    """Yield SLURM's limits, which are in MiB; 0 asks for a whole node and is no limit."""
+    """Yield SLURM's limits, given in MiB. A value of 0 requests a whole node and is no limit."""
     per_cpu = _whole(environ.get("SLURM_MEM_PER_CPU")) * _whole(environ.get("SLURM_CPUS_ON_NODE"))
     limits = {
         "SLURM_MEM_PER_NODE": _whole(environ.get("SLURM_MEM_PER_NODE")),
@@ -92,7 +92,7 @@ def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Yield path and folder of the control groups that limit this process's memory, the innermost first."""
+    """Yield (path, folder) of every control group that limits this process's memory, the innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -133,10 +133,10 @@ class ProcessMemory:
 class ProcessTree:
     """A process (``pid``; None: this one) with its descendants.
 
-    A forked loader worker shares almost all its pages with its parent: four idle workers of a process of 540 MB show
-    540 MB each. So a child counts without its shared pages (``smaps_rollup``). PSS would still count a page shared with
-    the parent nearly twice. Reading the page tables of 540 MB takes 10 ms, so a child's shared bytes are read again
-    only after ten seconds, or when it has loaded or dropped files.
+    A forked loader process shares almost all its pages with its parent: four idle children of a process of 540 MB show
+    540 MB each. So a child counts without its shared pages (``smaps_rollup``). PSS (proportional set size) would still
+    count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms, so a
+    child's shared bytes are read again only after ten seconds, or when it has loaded or dropped files.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -176,9 +176,9 @@ def peak_rss_bytes() -> int:
 
 
 def reset_high_water() -> int:
-    """Reset this process's high-water mark to its resident memory, and return it in bytes.
+    """Reset this process's high-water mark to its resident memory, and return the mark in bytes.
 
-    ``peak_rss_bytes`` keeps the mark before. Where the system cannot reset it, it stays.
+    ``peak_rss_bytes`` still considers the mark before. If the system cannot reset the mark, it stays.
     """
     global _forgotten_peak
     _forgotten_peak = peak_rss_bytes()
@@ -206,7 +206,7 @@ def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    """Return all descendants, from /proc; psutil reads every process of the machine."""
+    """Return the pids of all descendants, from /proc, since psutil would read every process of the machine."""
     if not _PROC.is_dir():
         import psutil
 
@@ -238,6 +238,6 @@ def _field_bytes(text: str, name: str) -> int:
 
 
 def give_back_freed() -> None:
-    """Return freed memory of the C library to the system; small Python objects are not in it."""
+    """Return freed memory of the C library to the system (glibc only); small Python objects are not included."""
     with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)

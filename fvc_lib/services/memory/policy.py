@@ -24,9 +24,10 @@ Acceleration = Literal["channels_last", "fused_adamw", "cudnn_benchmark"]
 
 
 def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables to add before torch starts; a user's own setting is kept.
+    """Return the environment variables to set before torch starts; empty if the user has set one.
 
-    Segments are expandable: micro-batches change size after an out-of-memory, and blocks of the old size would stay.
+    They make memory segments expandable. After an out-of-memory the batches change size, and blocks of the old size
+    would otherwise stay.
 
     Args:
         environ: variables that are set; None: this process's environment.
@@ -57,28 +58,28 @@ class DeviceMemory:
 
 
 class MemoryObserver(Protocol):
-    """Receives at every step where a training stands, so that memory can be attributed; ``MemorySampler`` is one.
+    """An observer that receives the phase and step of a training, so that memory can be attributed to them.
 
-    ``prefix`` stands before the names of phases, such as ``control_``.
+    ``MemorySampler`` is an example. ``prefix`` is put before the names of phases, such as ``control_``.
     """
 
     @property
     def prefix(self) -> str:
-        """Empty but for a control's."""
+        """The prefix of phases: empty, except for a control (a training that checks for shortcuts)."""
         return ""
 
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
     ) -> None:
-        """Receive where the training stands.
+        """Receive phase, epoch, batch and step of the training.
 
-        Phases: setup, preflight, train, validation and test, the last three also after a control's
-        prefix, and report when training is over.
+        The phases are setup, preflight, train, validation, test, and report after the training. A control's train,
+        validation and test have its prefix.
         """
         return
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Record an event, in one sentence and in numbers.
+        """Record an event of this ``kind``; ``message`` is a sentence, ``details`` are values by name.
 
         Kinds: ``device``, ``measuring``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
         ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``.
@@ -96,10 +97,11 @@ class NoObserver(MemoryObserver):
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """Collect once, then let the collector look only at what is made from here on; at the end collect all.
+    """Within the block, exclude all objects that exist at its beginning from garbage collection.
 
-    Entered after set-up: a full collection walks every object of every imported module, 0.1 s at a time. Collections of
-    what is young go on, so a cycle that holds tensors is still found. Inside another one it does nothing.
+    Garbage is collected completely before and after the block. Enter it after set-up: a full collection visits every
+    object of every imported module, which takes 0.1 s. Newer objects are still collected, so a cycle that holds tensors
+    is found. A nested block does nothing.
     """
     if gc.get_freeze_count():
         yield
@@ -130,12 +132,12 @@ _REMEDIES: dict[RanOut, str] = {
 
 
 def ran_out_in(phase: str) -> RanOut:
-    """Return what runs out of memory in a stage's ``phase``."""
+    """Return the key of ``memory_advice`` for an out-of-memory in ``phase``."""
     if phase.rpartition("_")[2] in ("train", "validation", "test"):
         return "batch"
     return "preflight" if phase == PREFLIGHT else "elsewhere"
 
 
 def memory_advice(ran_out: RanOut) -> str:
-    """Return one sentence that says what to change after ``ran_out``."""
+    """Return a sentence that suggests what to change after an out-of-memory in ``ran_out``."""
     return f"Next, try {_REMEDIES[ran_out]}; or {_MORE}."
