@@ -1,6 +1,7 @@
-"""How a video was encoded: its packets, quantisers, motion vectors and times.
+"""Features of how a video was encoded: its packets, quantisers, motion vectors and times.
 
-These features follow codec and encoder settings as much as manipulations: read them together with the metadata control.
+These features depend on codec and encoder settings as much as on manipulations. Compare a model on them with the
+metadata control, a model that sees facts such as codec and size alone.
 """
 
 import numpy as np
@@ -27,7 +28,7 @@ _OUTLIER = 4.0  # standard deviations: a scene's first frame must not make a per
 
 
 def measure_packets(stream: Stream) -> dict[str, float]:
-    """Return one value by feature of ``packets``; NaN with too few packets of the compared kinds."""
+    """Return the value of every feature of the family ``packets``, by name; NaN for too few packets."""
     logarithm = np.log2(np.maximum(stream.sizes, 1).astype(np.float64))
     is_b = _reordered(stream.pts_seconds) & ~stream.is_key
     is_p = ~stream.is_key & ~is_b
@@ -53,30 +54,33 @@ def measure_packets(stream: Stream) -> dict[str, float]:
 
 
 def _reordered(seconds: Floats) -> npt.NDArray[np.bool_]:
-    """Return bool (P,): packets with a known time that are shown before one that is decoded before them."""
+    """Return bool (P,), true for packets that are shown before a packet that was decoded earlier (B-frames).
+
+    Packets with an unknown time are false.
+    """
     known = np.where(np.isfinite(seconds), seconds, -np.inf)
     return np.asarray(np.isfinite(seconds) & (known < np.maximum.accumulate(known)))
 
 
 def _shown_place(seconds: Floats) -> IntArray:
-    """Return int64 (P,), each packet's place in the presentation, or in decoding order if a time is unknown."""
+    """Return int64 (P,), every packet's index in presentation order; in decoding order if any time is unknown."""
     if not np.isfinite(seconds).all():
         return np.arange(len(seconds))
     return np.argsort(np.argsort(seconds, kind="stable"), kind="stable").astype(np.int64)
 
 
 def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
-    """Return how much larger the packets one period apart are than the others, at the best period and phase.
+    """Find the period at which packets are largest, such as every 12th.
 
-    In a video that was compressed before, former keyframes now cost more (Vazquez-Padin et al.).
+    In a video that was compressed before, former keyframes cost more than other frames (Vazquez-Padin et al.).
 
     Args:
-        place: int64 (P,), of each packet in the presentation.
-        off: float64 (P,), its size relative to the usual one.
+        place: int64 (P,), index of every packet in presentation order.
+        off: float64 (P,), binary logarithm of every packet's size over the usual size.
 
     Returns:
-        The mean of those packets over its standard error (2 to 4 for noise alone), and the period. NaN with too few
-        packets, or if all are alike.
+        The mean excess of the packets at the best period and phase, in standard errors (2 to 4 for noise alone), and
+        this period in packets. Both are NaN for too few packets, or if all have the same size.
     """
     spread = off.std() if off.size >= _FEWEST else 0.0
     if not spread > 0:
@@ -99,9 +103,16 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
 
 
 def shift(logarithm: Floats) -> float:
-    """Return the range of the sizes' cumulated deviations over that of noise: how far sizes shift within the video.
+    """Measure how much packet sizes shift within a video.
 
-    It is about 1 to 2 for chance alone, and more if a part was encoded differently or has other content.
+    The value is the range of the cumulated deviations from the mean, over its scale for noise. Chance alone gives about
+    1 to 2. It is larger if a part was encoded differently or has other content.
+
+    Args:
+        logarithm: float64 (P,), binary logarithms of the sizes.
+
+    Returns:
+        The value; NaN for too few packets, or if all have the same size.
     """
     spread = float(logarithm.std()) if logarithm.size >= _FEWEST else 0.0
     if not spread > 0:
@@ -147,7 +158,7 @@ FEATURES.register(
 
 
 def measure_quantisers(stream: Stream) -> dict[str, float]:
-    """Return one value by feature of ``quantisers``; NaN if the decoder exports no quantiser.
+    """Return the value of every feature of the family ``quantisers``, by name; NaN if no quantiser is exported.
 
     At the same bit rate, content that was compressed before, denoised or drawn smoothly is quantised more finely than
     camera footage.
@@ -195,10 +206,10 @@ _SECTORS = 16  # of directions
 
 
 def measure_codec_motion(stream: Stream) -> dict[str, float]:
-    """Return one value by feature of ``codec_motion``; NaN if the decoder exports no motion vector.
+    """Return the value of every feature of the family ``codec_motion``, by name; NaN if no vector is exported.
 
-    An encoder finds a vector for nearly every block, to quarters of a pixel. Repeated frames have only zero vectors;
-    content that does not move like filmed things has disordered ones.
+    An encoder finds a vector for nearly every block, to quarters of a pixel. Repeated frames have only zero vectors.
+    Content that does not move like filmed things has disordered vectors.
     """
     motion = stream.motion.astype(np.float64)
     length = np.hypot(motion[:, 0], motion[:, 1])
@@ -238,7 +249,7 @@ _LONG, _SHORT = 1.5, 0.5  # of the usual interval
 
 
 def measure_timing(stream: Stream) -> dict[str, float]:
-    """Return one value by feature of ``timing``; NaN without two known, different times."""
+    """Return the value of every feature of the family ``timing``, by name; NaN if times are unknown or equal."""
     intervals = np.diff(np.sort(stream.pts_seconds[np.isfinite(stream.pts_seconds)]))
     usual = _median(intervals)
     if not usual > 0:

@@ -1,7 +1,7 @@
 """Traces of compression in tiles: coefficients of blocks (``block_dct``) and their lattices (``double_compression``).
 
-Compression empties high frequencies and thins out small values. A picture that was compressed twice, scaled or
-synthesised has other shares of them than a recording that was compressed once.
+Compression removes high frequencies and small coefficients. In a picture that was compressed twice, scaled or
+synthesised, other shares of them remain than in a recording that was compressed once.
 
 A picture that was compressed before, by a codec with the same block grid, keeps combs in the histograms of its
 coefficients. Video limits this: H.264 and its successors quantise differences from a prediction, so the picture lies
@@ -26,7 +26,7 @@ _BENFORD = np.log10(1 + 1 / np.arange(1, 10))
 
 
 def measure_block_dct(luma: Float32) -> dict[str, Float32]:
-    """Return values (N,) by feature of ``block_dct``."""
+    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``block_dct``, by name."""
     sizes = np.abs(cosine_transform(luma, 8)).reshape(len(luma), 64, 64)
     values: dict[str, Float32] = {}
     for band, (first, last) in _BANDS.items():
@@ -45,7 +45,7 @@ def measure_block_dct(luma: Float32) -> dict[str, Float32]:
 
 
 def cosine_transform(luma: Float32, side: int) -> Float32:
-    """Return (N, B, side, side): orthonormal coefficients of the B blocks of each tile (N, 64, 64)."""
+    """Return (N, B, side, side), orthonormal cosine coefficients of the B blocks of every tile in luma (N, 64, 64)."""
     matrix = np.asarray(dct(np.eye(side), axis=0, norm="ortho"), np.float32)
     count, height, width = luma.shape
     rows = luma.reshape(count, height, width // side, side) @ matrix.T  # transformed along rows
@@ -54,7 +54,10 @@ def cosine_transform(luma: Float32, side: int) -> Float32:
 
 
 def _first_digits(sizes: Float32) -> Float32:
-    """Return (N,) chi-square distance of the first digits of sizes from 1 on to Benford's law; NaN for few sizes."""
+    """Return (N,), the chi-square distance of the coefficients' first digits from Benford's law.
+
+    Coefficients below 1 are not counted. The distance is NaN for a tile with fewer than 64 others.
+    """
     # The first digit of a number is that of its integer part.
     digits = _FIRST_DIGIT[np.minimum(sizes[:, :, 1:], 4095).astype(np.int64)]
     tile = np.arange(len(sizes))[:, None, None] * 10
@@ -115,7 +118,10 @@ _COMB = (np.cos(2 * np.pi * _PHASE) * _COUNTED).astype(np.float32)
 
 
 def measure_double_compression(luma: Float32) -> dict[str, Float32]:
-    """Return values (N,) by feature of ``double_compression``."""
+    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``double_compression``.
+
+    Flat tiles, in which all coefficients are below about one grey level, give NaN.
+    """
     histograms8 = _histograms(luma, 8, 4)
     comb8 = _combs(histograms8.sum(1))  # one step for all frequencies, as H.26x quantises
     comb4 = _combs(_histograms(luma, 4, 2).sum(1))
@@ -130,7 +136,10 @@ def measure_double_compression(luma: Float32) -> dict[str, Float32]:
 
 
 def _histograms(luma: Float32, side: int, highest: int) -> Float32:
-    """Return (N, F, bins): sizes of coefficients by frequency, where row + column is 1 to ``highest``."""
+    """Return (N, F, bins), a histogram of the coefficients' absolute values for every tile and frequency.
+
+    The F frequencies are those whose row + column is 1 to ``highest``.
+    """
     order = np.add.outer(np.arange(side), np.arange(side))
     sizes = np.abs(cosine_transform(luma, side)[:, :, (order > 0) & (order <= highest)])  # (N, B, F)
     count, _, frequencies = sizes.shape
@@ -141,7 +150,10 @@ def _histograms(luma: Float32, side: int, highest: int) -> Float32:
 
 
 def _combs(histograms: npt.NDArray[np.float32]) -> Float32:
-    """Return (..., steps): excess of sizes at multiples of each step, in standard deviations of random places."""
+    """Return (..., steps), by how much coefficients gather at multiples of every step of ``_STEPS``.
+
+    The unit is the standard deviation for coefficients without a step.
+    """
     return np.asarray((histograms @ _COMB) / np.sqrt(np.maximum(histograms @ _COUNTED, 1) / 2))
 
 

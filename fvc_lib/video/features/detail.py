@@ -1,8 +1,8 @@
 """Fine detail of tiles, by gradients (``sharpness``) and by frequency (``spectrum``).
 
-Blur, scaling up and generators leave less detail, sharpening leaves more. The power of natural pictures falls by a
-power law of frequency. Blur, scaling up and generators end it early or bend its tail. Scaling, and networks that scale
-up, leave peaks.
+Blur, upscaling and generators leave less detail, sharpening leaves more. In natural pictures power falls with
+frequency by a power law. Blur, upscaling and generators cut this law off or bend it at high frequencies. Scaling, and
+networks that upscale, leave peaks.
 """
 
 import numpy as np
@@ -15,7 +15,10 @@ _EDGE = 8.0  # grey levels per pixel, from which on a pixel lies on an edge
 
 
 def measure_sharpness(luma: Float32) -> dict[str, Float32]:
-    """Return values (N,) by feature of ``sharpness``, from the inner 62 x 62 pixels of each tile."""
+    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``sharpness``, by name.
+
+    Only the inner 62 x 62 pixels of a tile are measured.
+    """
     inner = luma[:, 1:-1, 1:-1]
     sum_across = luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
     laplacian = sum_across + luma[:, :-2, 1:-1]
@@ -70,7 +73,7 @@ _FLAT = 1e-3  # of the mean power of a coefficient: rounding errors
 
 
 def _rings() -> Float32:
-    """Return (coefficients, 33): weights of the means over rings of equal frequency, 0 to 32 cycles per tile."""
+    """Return (coefficients, 33), weights for the mean power at every frequency from 0 to 32 cycles per tile."""
     weights = np.zeros((_RADIUS.size, _HALF + 1), np.float32)
     inside = _RADIUS <= _HALF
     weights[inside, _RADIUS[inside]] = _TIMES[inside]
@@ -88,10 +91,10 @@ _PEAKS = np.flatnonzero(_OFF_GRID.ravel() & (_RADIUS >= 10) & (_RADIUS <= _HALF)
 
 
 def _regions() -> Float32:
-    """Return (coefficients, 4), weights of means over regions.
+    """Return (coefficients, 4), weights for the mean power in four regions of frequency.
 
-    The regions are the highest frequencies of both directions, those around them, and high frequencies mostly along
-    rows and mostly along columns.
+    The regions are: the highest frequencies in both directions, the frequencies around these, high frequencies along
+    rows, and high frequencies along columns.
     """
     regions = [
         (_DOWN >= 31) & (_RIGHT >= 31),
@@ -110,7 +113,10 @@ _OFF_BLOCKS = np.array([number for number in range(4, _LINE // 2) if number % 7]
 
 
 def measure_spectrum(luma: Float32) -> dict[str, Float32]:
-    """Return values (N,) by feature of ``spectrum``."""
+    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``spectrum``, by name.
+
+    Flat tiles give NaN.
+    """
     centred = (luma - luma.mean((1, 2), keepdims=True)) * _TAPER
     transformed = scipy.fft.rfft2(centred).reshape(len(luma), _RADIUS.size)
     power = transformed.real**2 + transformed.imag**2
@@ -138,7 +144,10 @@ def measure_spectrum(luma: Float32) -> dict[str, Float32]:
 
 
 def _periodic(luma: Float32) -> Float32:
-    """Return (N,): the strongest period along rows in the size of second differences, over the median one."""
+    """Return (N,), the binary logarithm of the strongest periodic component over the median component.
+
+    The components are those of the absolute second differences along rows, averaged over the rows of a tile.
+    """
     bends = np.abs(2 * luma[:, :, 4:60] - luma[:, :, 3:59] - luma[:, :, 5:61])
     sizes = np.abs(scipy.fft.rfft(np.minimum(bends, _BEND).mean(1)))[:, _OFF_BLOCKS]
     return np.asarray(np.log2((sizes.max(1) + _FLAT) / (np.median(sizes, axis=1) + _FLAT)), np.float32)

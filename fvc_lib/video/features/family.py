@@ -1,8 +1,8 @@
-"""Families of forensic features: what they are measured on, what they declare, and how values are pooled per video.
+"""Families of forensic features: their declaration, their input, and the pooling of values per video.
 
-A family is registered by a module of this folder. It sees pixels as they were coded, at native resolution, in square
-tiles. All tiles have one area and videos of any size have about as many, so that values do not grow with the size of a
-video. A value that cannot be measured is NaN, and null in the table.
+The modules of this folder register families. A family sees pixels as they were coded, at native resolution, in square
+tiles. All tiles have the same area, and videos of any size have about as many tiles. So values do not grow with the
+size of a video. A value that cannot be measured is NaN, and null in the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +28,11 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Run:
-    """L consecutive frames of a video, with N tiles at the same places.
+    """L consecutive frames of a video, with N tiles at the same positions in every frame.
 
     Attributes:
-        luma: float32 (L, N, 64, 64), 0 to 255, as coded (10 bit divided by 4); computed from RGB sources.
-        small: float32 (L, h, w), luma of the whole frames, averaged to at most 160 pixels on the longer side.
+        luma: float32 (L, N, 64, 64), luma of the tiles from 0 to 255 as coded (10 bit divided by 4; RGB converted).
+        small: float32 (L, h, w), luma of the whole frames, averaged down to at most 160 pixels on the longer side.
     """
 
     luma: Float32
@@ -45,8 +45,8 @@ class Stream:
 
     Attributes:
         codec: compression format, such as ``h264``.
-        sizes: int64 (P,), bytes.
-        is_key: bool (P,).
+        sizes: int64 (P,), sizes of the packets in bytes.
+        is_key: bool (P,), true for keyframes.
         pts_seconds: float64 (P,), presentation times; NaN where unknown.
         frame_types: one letter of ``IPB?`` per frame.
         qp: float32 (F, 2), mean and standard deviation of the quantiser over a frame's blocks, as shares of the codec's
@@ -67,9 +67,13 @@ class Stream:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature's name in its family, its unit, and one sentence on its meaning.
+    """The declaration of a feature.
 
-    ``size_proxy``: it follows a video's original size, codec or length more than manipulations of its pictures.
+    Attributes:
+        name: name within its family.
+        unit: unit of its values.
+        meaning: one sentence that explains it.
+        size_proxy: whether its values depend more on a video's original size, codec or length than on manipulations.
     """
 
     name: str
@@ -83,13 +87,14 @@ class FeatureFamily:
     """Features that are measured together.
 
     Attributes:
-        name: the beginning of its columns.
-        paper: where it is described.
-        features: in the order of their columns.
-        measure: returns an array by the name of each feature. For ``tiles`` it takes the luma of one frame's tiles,
-            float32 (N, 64, 64), and returns (N,). For ``pairs`` it takes a ``Run`` of at least two frames and returns
-            arrays of any shape. For ``stream`` it takes a ``Stream`` and returns one number each. N may be 0.
-        of: what it is measured on.
+        name: prefix of the names of its columns.
+        paper: publication that describes the method.
+        features: its features, in the order of their columns.
+        measure: function that returns a mapping from feature names to values. For ``tiles`` it takes the luma of a
+            frame's tiles, float32 (N, 64, 64), and returns arrays (N,). For ``pairs`` it takes a ``Run`` of at least
+            two frames and returns arrays of any shape. For ``stream`` it takes a ``Stream`` and returns numbers. N may
+            be 0.
+        of: kind of input of ``measure``: tiles of single frames, pairs of neighbouring frames, or the stream.
     """
 
     name: str
@@ -99,16 +104,19 @@ class FeatureFamily:
     of: Literal["tiles", "pairs", "stream"]
 
     def columns(self) -> dict[str, Feature]:
-        """Return features by column: ``FAMILY_FEATURE_POOL``, for a stream ``FAMILY_FEATURE``."""
+        """Return the feature of every column, named ``FAMILY_FEATURE_POOL``, for streams ``FAMILY_FEATURE``."""
         pools = ("",) if self.of == "stream" else tuple(f"_{pool}" for pool in POOLS)
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
 
     def main_columns(self) -> dict[str, Feature]:
-        """Return one column for each feature: its mean, or a stream's single value."""
+        """Return one column per feature, with its feature: the column of the mean, or the only one of a stream."""
         return dict(zip(list(self.columns())[:: 1 if self.of == "stream" else len(POOLS)], self.features, strict=True))
 
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Return the columns of a video from the results of ``measure`` at its places.
+        """Pool the results of ``measure`` for a video, and return a value for every column; NaN where there is none.
+
+        Args:
+            measured: the results for all sampled frames, runs or the stream of the video.
 
         Raises:
             ValueError: ``measure`` returned other features than the family declares.
@@ -140,7 +148,10 @@ _QUANTILES = np.array([0.1, 0.9])
 
 
 def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
-    """Return float64 (F, 6), the ``POOLS`` of the finite values of each row; NaN for a row without any."""
+    """Return float64 (F, 6), the six statistics of ``POOLS`` over the finite values of every row.
+
+    A row without finite values gives NaN.
+    """
     pooled = np.full((len(rows), len(POOLS)), np.nan)
     for number, row in enumerate(rows):
         values = np.sort(row[np.isfinite(row)].astype(np.float64))
@@ -155,9 +166,9 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def tile_corners(height: int, width: int) -> IntArray:
-    """Return int64 (N, 2), top and left of a frame's tiles, at most 3 x 3, spread evenly without overlap.
+    """Return int64 (N, 2), top and left of a frame's tiles in pixels: at most 3 x 3, spread evenly, without overlap.
 
-    All are multiples of 8. A frame smaller than a tile has none. The array is shared, so it is read-only.
+    All coordinates are multiples of 8. A frame smaller than a tile has no tiles. The array is cached and read-only.
     """
     rows, columns = (_spread(size, min(_ACROSS, size // TILE)) for size in (height, width))
     corners: IntArray = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)

@@ -1,8 +1,8 @@
 """Measure the forensic features of every video of an index in worker processes, and cache the values.
 
-An untrusted file may crash, hang or exhaust its process: that costs one video. Values are cached by the video's
-content, the code that samples and the code of each family. So a killed stage, or an added family, measures only what
-is missing.
+An untrusted file may crash or hang its process, or use up its memory. Then only this video is lost. Values are cached
+by the video's content, the code that samples frames and the code of the family. So after an interruption, or with an
+added family, only missing values are measured.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -32,7 +32,13 @@ Measured = Mapping[str, Any]  # by family: [code, values]
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """Numbers of videos measured and reused, and (video id, reason) of those that failed."""
+    """The result of ``measure_features``.
+
+    Attributes:
+        measured: number of videos that were measured.
+        reused: number of videos whose values were all cached.
+        failed: (video id, reason) of every video that failed.
+    """
 
     measured: int
     reused: int
@@ -40,11 +46,13 @@ class FeatureReport:
 
 
 class FeatureStore:
-    """Cached values, one JSON file per video content: ``features/<code of samples>/ab/abcd.json``, with its digest.
+    """A cache of measured values.
+
+    It has one JSON file with a digest per video content, such as ``features/<hash of the sampling code>/ab/abcd.json``.
 
     Args:
         cache_dir: the cache that runs share.
-        recipe: by which videos are re-encoded before they are measured; empty: not at all.
+        recipe: recipe by which videos are re-encoded before they are measured; empty: none.
     """
 
     def __init__(self, cache_dir: AnyPath, recipe: str = "") -> None:
@@ -56,11 +64,11 @@ class FeatureStore:
         return self.folder / content_sha256[:2] / f"{content_sha256}.json"
 
     def read(self, content_sha256: str) -> dict[str, Any]:
-        """Return the cached ``Measured`` of a video; nothing if the file is damaged or does not exist."""
+        """Return the cached ``Measured`` of a video; empty if the file is damaged or does not exist."""
         return read_document(self.path(content_sha256))
 
     def add(self, content_sha256: str, measured: Measured) -> None:
-        """Store values of a video together with those of its other families."""
+        """Add values to the file of a video; values of other families in it stay."""
         write_document(self.path(content_sha256), {**self.read(content_sha256), **measured})
 
 
@@ -74,13 +82,14 @@ def measure_files(
     """Measure files in worker processes.
 
     Args:
-        files: path, content hash (empty: not compared) and names of families.
-        recipe: by which every file is re-encoded first; empty: not at all.
-        cache_dir: the cache that keeps re-encoded files.
-        workers: processes, as memory allows; 0: one per core.
+        files: tuples (path, content hash, names of families to measure); an empty hash is not compared.
+        recipe: recipe by which every file is re-encoded first; empty: none.
+        cache_dir: the cache for re-encoded files.
+        workers: number of processes (fewer if memory is short); 0: one per core.
 
     Yields:
-        Position, values, and the reason why there are none (else empty), in the order in which files finish.
+        (position in ``files``, values, reason), in the order in which files finish. The reason is empty unless the file
+        failed; then there are no values.
     """
     encoded = [recipe, str(cache_dir)] if recipe else []
     items = [
@@ -118,9 +127,9 @@ def measure_features(
         families: names separated by commas, or ``all``.
         cache_dir: where values are cached.
         table: the table to write, with nulls for a video that failed. None: no table.
-        recipe: by which every video is re-encoded first; empty: not at all.
+        recipe: recipe by which every video is re-encoded first; empty: none.
         progress: called with (videos done, videos in all).
-        workers: processes, as memory allows; 0: one per core. Values do not depend on it.
+        workers: number of processes (fewer if memory is short); 0: one per core. Values do not depend on it.
 
     Raises:
         OSError: the cache or the table cannot be written. A video that fails is reported instead.

@@ -1,8 +1,8 @@
-"""``noise_residual``: the noise of a tile, by three linear filters and a wavelet.
+"""``noise_residual``: level and grain of the noise in tiles, measured by three linear filters and a wavelet.
 
-Cameras leave noise of a certain level and grain. Denoising, blur and generators leave less. An insertion has another
-camera's noise, scaling makes the grain coarser, compression leaves exact zeros. The pools show how far the tiles of a
-video differ.
+Camera footage has noise of a certain level and grain. Denoised, blurred and generated pictures have less. An inserted
+object has the noise of another camera. Scaling makes the grain coarser, and compression leaves exact zeros. The pooled
+statistics, such as the standard deviation, show how much the tiles of a video differ.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ _FLAT = 1e-6  # mean square of a residual below which a tile has none
 
 
 def measure(luma: Float32) -> dict[str, Float32]:
-    """Return values (N,) by feature."""
+    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``noise_residual``."""
     square3 = _square3(luma)
     square5 = _square5(luma)
     third = (_third(luma), _third(luma.swapaxes(1, 2)))
@@ -40,14 +40,17 @@ def measure(luma: Float32) -> dict[str, Float32]:
 
 
 def _third(luma: Float32) -> Float32:
-    """Return (N, 64, 61): 1 -3 3 -1 along rows; sum of squares 20."""
+    """Return (N, 64, 61), ``luma`` filtered by 1 -3 3 -1 along rows; the squares of the weights sum to 20."""
     steps: Float32 = luma[:, :, 1:] - luma[:, :, :-1]
     bends: Float32 = steps[:, :, 1:] - steps[:, :, :-1]
     return bends[:, :, 1:] - bends[:, :, :-1]
 
 
 def _square3(luma: Float32) -> Float32:
-    """Return (N, 62, 62): 1 -2 1 along rows, then columns; sum of squares 36. SRM's "square 3 x 3" times -4."""
+    """Return (N, 62, 62), ``luma`` filtered by 1 -2 1 along rows and then along columns.
+
+    The squares of the weights sum to 36. It is the Spatial Rich Model's filter "square 3 x 3" times -4.
+    """
     along: Float32 = luma[:, :, :-2] + luma[:, :, 2:] - 2 * luma[:, :, 1:-1]
     return along[:, :-2] + along[:, 2:] - 2 * along[:, 1:-1]
 
@@ -58,7 +61,7 @@ _SQUARE5_NORM = 596  # sum of squares
 
 
 def _square5(luma: Float32) -> Float32:
-    """Return (N, 60, 60), SRM's "square 5 x 5" times 12."""
+    """Return (N, 60, 60), ``luma`` filtered by the Spatial Rich Model's filter "square 5 x 5" times 12."""
     middle = luma[:, :, 2:-2]
     near = luma[:, :, 1:-3] + luma[:, :, 3:-1]
     far = luma[:, :, :-4] + luma[:, :, 4:]
@@ -71,7 +74,7 @@ def _mean_size(residual: Float32) -> Float32:
 
 
 def _kurtosis(residual: Float32) -> Float32:
-    """Return (N,), 3 for Gaussian noise; the mean of a residual is taken as 0."""
+    """Return (N,), the kurtosis of every tile's residual around 0: 3 for Gaussian noise; NaN without a residual."""
     squares = residual * residual
     mean_square = squares.mean((1, 2))
     fourth = np.einsum("nij,nij->n", squares, squares) / np.float32(squares[0].size if len(squares) else 1)
@@ -90,7 +93,10 @@ def _correlation(residual: Float32, down: int, right: int) -> Float32:
 
 
 def _wavelet_noise(luma: Float32) -> tuple[Float32, Float32]:
-    """Return (N,) twice: noise by the finest and the next diagonal details of a Daubechies wavelet."""
+    """Return two noise levels per tile, float32 (N,) each, in grey levels.
+
+    They come from the finest and the second finest diagonal details of a Daubechies wavelet.
+    """
     import pywt  # takes 0.2 s to load, which a list of families need not
 
     if not len(luma):

@@ -13,7 +13,12 @@ _FLOOR = 0.05  # grey levels, added before a logarithm: the pairs of a still pic
 
 
 def measure(run: Run) -> dict[str, Values]:
-    """Return values (L - 1,) by feature, one per pair; ``dip`` and ``jump`` are (1,), or empty below 3 frames."""
+    """Return the values of every feature for a run of L frames, by name.
+
+    ``equal``, ``equal_tiles`` and ``difference`` have one value per pair of neighbouring frames, (L - 1,). ``dip`` and
+    ``jump`` have one value, (1,), or none for fewer than 3 frames. Without tiles all but ``equal`` are
+    empty.
+    """
     num_pairs, num_tiles = len(run.luma) - 1, run.luma.shape[1]
     tiles = np.abs(run.luma[1:] - run.luma[:-1]).mean((2, 3))  # (L - 1, N)
     equal = ((run.small[1:] == run.small[:-1]).all((1, 2)) & (tiles == 0).all(1)).astype(np.float64)

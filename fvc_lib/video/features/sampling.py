@@ -31,7 +31,7 @@ _LUMA_OF_RGB = np.array([0.299, 0.587, 0.114], np.float32)  # BT.601
 
 @dataclass(frozen=True)
 class Sample:
-    """The runs of a video in order, and its stream."""
+    """The data of a video that features are measured on: its runs in order, and its stream."""
 
     runs: tuple[Run, ...]
     stream: Stream
@@ -70,7 +70,7 @@ class _Cut:
 
 
 class _TileSink:
-    """Keeps the tiles of wanted frames; the frames themselves are not kept."""
+    """A sink that cuts tiles out of wanted frames and drops the frames."""
 
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray], stream: Stream) -> None:
         export(opened)
@@ -87,7 +87,7 @@ class _TileSink:
             self.wanted.discard(place)
 
     def sample(self) -> Sample:
-        """Return the sample. A run ends where the size of frames changes."""
+        """Return the sample, once all wanted frames were offered. A run is cut where the size of frames changes."""
         runs = []
         for places in self._runs:
             cuts = [self._cuts[place] for place in places.tolist()]
@@ -116,7 +116,7 @@ def _cut(frame: VideoFrame, reformatter: VideoReformatter) -> _Cut:
 
 
 def _plane(frame: VideoFrame, number: int, bits: int) -> Plane:
-    """Return a view (H, W) of the decoder's memory, uint8 or uint16."""
+    """Return plane ``number`` of a frame, uint8 or uint16 (H, W), as a view of the decoder's memory."""
     plane = frame.planes[number]
     pixels = np.frombuffer(memoryview(plane), np.uint8 if bits == 8 else np.dtype("<u2"))
     line = plane.line_size // pixels.itemsize
@@ -124,7 +124,7 @@ def _plane(frame: VideoFrame, number: int, bits: int) -> Plane:
 
 
 def _tiles(plane: Plane, corners: IntArray) -> Float32:
-    """Return float32 (N, 64, 64), a copy."""
+    """Return float32 (N, 64, 64), copies of the tiles of ``plane`` at ``corners`` (N, 2)."""
     tiles = np.empty((len(corners), TILE, TILE), np.float32)
     for tile, (top, left) in zip(tiles, corners.tolist(), strict=True):
         tile[...] = plane[top : top + TILE, left : left + TILE]
@@ -132,7 +132,7 @@ def _tiles(plane: Plane, corners: IntArray) -> Float32:
 
 
 def _small(plane: Plane) -> Float32:
-    """Return float32 (h, w): means over equal areas that bring the longer side to at most 160."""
+    """Return float32 (h, w), ``plane`` averaged over equal blocks so that its longer side has at most 160 pixels."""
     height, width = plane.shape
     factor = -(-max(height, width) // SMALL_SIDE)
     down, across = min(factor, height), min(factor, width)

@@ -1,4 +1,4 @@
-"""Read what a file holds besides pixels: its packets, and what the decoder exports with each frame.
+"""Read a video's packets, and the quantisers, motion vectors and frame types that the decoder exports with frames.
 
 ffmpeg's decoders export less than files hold. With PyAV 18.1, quantisers come from H.264, MPEG-1, MPEG-2, MPEG-4 and
 its relatives (per macroblock) and from VP9 (one per frame). Motion vectors come from all of these except VP9. HEVC,
@@ -34,7 +34,7 @@ def export(source: VideoSource) -> None:
 
 
 def stream_of(source: VideoSource, table: FrameTable) -> Stream:
-    """Return the packets of ``table``, with times only where they are known to be those of the frames."""
+    """Return the packets of ``table`` as a ``Stream``. Times are NaN where they may not be those of the frames."""
     seconds = np.full(table.num_packets, np.nan)
     if not table.doubt and source.stream.time_base:
         seconds[table.is_shown] = seconds_of(table.pts[table.is_shown], source.stream.time_base)
@@ -42,7 +42,7 @@ def stream_of(source: VideoSource, table: FrameTable) -> Stream:
 
 
 class FrameNotes:
-    """Collects what the decoder exports with chosen frames."""
+    """Collects the quantisers, motion vectors and types of chosen frames, as the decoder exports them."""
 
     def __init__(self) -> None:
         self._types = ""
@@ -51,7 +51,7 @@ class FrameNotes:
         self._motion: list[Float32] = []
 
     def observe(self, frame: VideoFrame) -> None:
-        """Note a frame of a source that was passed to ``export``."""
+        """Add the exported data of a frame. Its source must have been passed to ``export`` before."""
         side_data = side_data_of(frame)
         letter = PictureType(frame.pict_type).name
         letter = letter if letter in {"I", "P", "B"} else "?"
@@ -66,7 +66,7 @@ class FrameNotes:
                 self._intra[-1] = _intra_share(listed, frame.width, frame.height)
 
     def added_to(self, stream: Stream) -> Stream:
-        """Return ``stream`` with the notes."""
+        """Return a copy of ``stream`` with the collected data."""
         return replace(
             stream,
             frame_types=self._types,
@@ -77,7 +77,10 @@ class FrameNotes:
 
 
 def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
-    """Return mean and standard deviation over a frame's blocks, as shares of the codec's largest quantiser."""
+    """Return mean and standard deviation of the quantiser over a frame's blocks.
+
+    Both are shares of the codec's largest quantiser. The deviation is NaN if only the frame's quantiser is exported.
+    """
     largest = _LARGEST_QP.get(parameters.codec_type.name, np.nan)
     if not parameters.nb_blocks:
         return parameters.qp / largest, np.nan
@@ -89,7 +92,7 @@ def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
 
 
 def _motion(vectors: np.ndarray) -> Float32:
-    """Return (K, 2), pixels right and down that the contents of blocks move from the earlier frame to the later."""
+    """Return float32 (K, 2), the motion of K blocks, in pixels right and down, from the earlier frame to the later."""
     kept = vectors[:: -(-len(vectors) // _MOST_VECTORS) or 1]
     # A vector points from a block to its match, in an earlier frame (source below 0) or a later one.
     towards = np.sign(kept["source"]) / np.maximum(kept["motion_scale"], 1)

@@ -31,7 +31,7 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
     """Return the columns of one family for one video; NaN where a value cannot be measured.
 
     Raises:
-        FamilyError: its function fails, or returns other features than it declares.
+        FamilyError: the family's function fails, or returns other features than the family declares.
     """
     try:
         if family.of == "tiles":
@@ -46,7 +46,7 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
 
 
 def measure_video(path: AnyPath, families: Sequence[FeatureFamily]) -> dict[str, dict[str, float]]:
-    """Return columns and values by family of the video at ``path``.
+    """Return the columns and values of the video at ``path``, by the name of the family.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
@@ -60,12 +60,12 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
     """Measure the families named in ``families`` of the video at ``source``.
 
     Args:
-        item: also ``content_sha256`` (of the indexed video; empty: not compared) and ``encoded`` (recipe and cache by
-            which the run re-encodes every video; empty: as it is).
+        item: ``source`` (a path), ``families`` (names), ``content_sha256`` (hash of the indexed video; empty: not
+            compared) and ``encoded`` (recipe and cache by which the run re-encodes videos; empty: none).
 
     Returns:
-        ``measured``: code and values of each family in the order of its columns, None where a value cannot be
-        measured. Or ``video_error``: the reason.
+        ``measured``: for every family [hash of its code, values in the order of its columns], with None where a value
+        cannot be measured. On failure ``video_error``: the reason.
     """
     families = [FEATURES.get(name) for name in item["families"]]
     try:
@@ -87,7 +87,7 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def code_of(family: FeatureFamily) -> str:
-    """Return a hex SHA-256 of a family's code, columns and packages, under which its values are cached."""
+    """Return the hex SHA-256 of a family's code, columns and packages. Cached values are valid for this hash only."""
     module = family.measure.__module__
     if f"{module}.".startswith(f"{_HERE}."):
         code = code_hash(module, _HERE)
