@@ -1,1 +1,1 @@
-"""From a folder or table of videos to an index, leakage groups and folds."""
+"""Make an index, leakage groups and folds of a folder or table of videos."""

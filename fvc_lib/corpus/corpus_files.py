@@ -51,10 +51,10 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a file or row is not used."""
+    """The reason why a file or row is not used."""
 
-    reason: str  # one of a small vocabulary
-    detail: str  # with the remedy
+    reason: str  # a short fixed name, such as ``missing_video``
+    detail: str  # sentences for the user: what is wrong, and how to mend it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +65,20 @@ class Entry:
     """
 
     path: str  # relative to the corpus root, with '/'
-    label: str | None  # of a row stripped and in lower case; None: an empty cell
+    label: str | None  # label of the file; of a row, its stripped text in lower case, None if empty
     source_id: str
     stated_group: str | None = None
     manipulation: str | None = None
     platform: str | None = None
     row: int | None = None  # 1-based data row of the table that listed it
     origin: str = ""  # file name of that table
-    generator: str | None = None  # of a fake
-    real_source: str | None = None  # of a real video
+    generator: str | None = None  # what made a fake; None for reals
+    real_source: str | None = None  # where a real video comes from; None for fakes
     official_split: str | None = None  # train, validation or test, by the corpus's own lists
     attributes: str | None = None  # JSON object of text with further facts
-    links: tuple[str, ...] = ()  # further groups
+    links: tuple[str, ...] = ()  # further groups that the file belongs to
     corpus: str = ""  # name of the corpus; ``read_corpus`` fills in what the loader leaves empty
-    label_source: str = ""  # name of the loader, likewise
+    label_source: str = ""  # name of the loader; ``read_corpus`` fills it in
 
 
 @dataclass
@@ -188,7 +188,11 @@ def joined(*parts: str) -> str:
 
 
 def parts_below(path: str, top: str) -> tuple[str, ...]:
-    """Return the names that lead from ``top`` to ``path``."""
+    """Return the names of the folders from ``top`` to ``path``, and the file name at the end.
+
+    Raises:
+        ValueError: ``path`` is not below ``top``.
+    """
     return PurePosixPath(path).relative_to(top).parts
 
 
@@ -217,7 +221,7 @@ def _folded(name: str) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of ``read_corpus``, in force while a loader reads."""
+    """Options of ``read_corpus``, which hold while a loader reads a corpus (see ``READING``)."""
 
     allow_outside: bool = False
     label_map: Mapping[str, str] = field(default_factory=dict)  # lower-case labels to real or fake

@@ -67,7 +67,7 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
         deviation = (load - targets[part]) / totals
         return np.asarray((deviation**2).sum(axis=-1) + _LACKS_A_CLASS * (load < 0.5).sum(axis=-1))
 
-    order = generator.permutation(num_parts)  # of equal parts, not always the first is served first
+    order = generator.permutation(num_parts)  # so that of equally good parts not always the first gets a group
     sizes = np.bincount(type_of, minlength=len(types))
     placed = np.floor(np.outer(sizes, shares) + _TINY).astype(np.int64)  # (T, P): groups of each type in each part
     load = (placed.T @ types).astype(np.float64)
@@ -376,7 +376,7 @@ def split_parts(
             places = _spread(count, len(pool), np.random.default_rng(_hash(seed, part, stratum)))
             part_of |= dict.fromkeys((pool[place] for place in places), part)
             left = [group for group in left if part_of[group] != part]
-    for part in missing:  # of strata that are all too small: from the one with most groups left in train
+    for part in missing:  # all strata are too small: take a group of the stratum with most groups left in train
         training = [group for group in rows_of if part_of[group] == "train"]
         if part not in part_of.values() and len(training) >= 2:
             groups_left = Counter(stratum_of[group] for group in training)

@@ -50,7 +50,7 @@ _LEAST_GROUPS = 12  # without a class, so that each quarter has a group for each
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """The input of a run of task image."""
+    """The index of a corpus of images: the tables that a run of task image starts from."""
 
     images: pl.DataFrame  # IMAGES table, sorted by ``image_id``
     targets: pl.DataFrame  # IMAGE_TARGETS table of the known numbers, sorted by image and target

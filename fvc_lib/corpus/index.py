@@ -156,7 +156,7 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
 
 # --- The index.
 
-_ROWS_AT_ONCE = 1 << 13  # of the table are made at a time
+_ROWS_AT_ONCE = 1 << 13  # rows of the table that are made at a time
 _SAME_AS, _USED = "same content as ", ", which is used."  # around the repr of a path
 _PROBED = [field.name for field in fields(VideoProbe)]
 

@@ -39,9 +39,9 @@ MISSING = ("", "nan", "null", "none", "<na>")
 class LabelTable:
     """A table of text cells."""
 
-    name: str  # of the file, for messages
+    name: str  # file name, for messages
     columns: tuple[str, ...]  # stripped column names
-    rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: their number is not the header's
+    rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: more or fewer cells than the header
     separator: str = ""  # between columns; empty: a Parquet table
 
     def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
@@ -106,9 +106,9 @@ class FileRow:
 
     number: int  # 1-based
     path: str  # table text, relative to the root of the corpus
-    refusal: Refusal | None  # of the file
-    cells: Mapping[str, str]  # by column
-    name: str  # of the row, for messages
+    refusal: Refusal | None  # why the file is unusable; None: it is usable
+    cells: Mapping[str, str]  # text by column
+    name: str  # name of the row, for messages
 
     def why_not(self, *others: Refusal | None) -> Refusal | None:
         """Return why the row is not used: ``refusal``, else the first of ``others`` that is not None, else None.

@@ -53,8 +53,8 @@ class Listing:
     # proves that its groups belong together.
     annotations: pl.DataFrame
     notes: tuple[str, ...] = ()  # sentences for the user
-    name: str = ""  # of the corpus, as table text; ``read_corpus`` fills it in
-    parts: Mapping[str, "Listing"] = field(default_factory=dict)  # of several joined corpora, each by its name
+    name: str = ""  # name of the corpus, as table text; ``read_corpus`` fills it in
+    parts: Mapping[str, "Listing"] = field(default_factory=dict)  # listings of joined corpora by name; else empty
 
     @property
     def shown(self) -> str:

@@ -131,7 +131,7 @@ class FileKind(Generic[Result]):
     timeout_seconds: float  # per file; a slower one is rejected as ``timeout``
     library: str  # version of the decoding library; results of another version are not used
     code: tuple[str, ...]  # modules that make a result; results of other code are not used
-    remedy: str  # for a file at which the worker dies
+    remedy: str  # advice for a file at which a worker process crashes
     # Makes the result of a path from a worker's answer or a stored line; raises KeyError or TypeError.
     read: Callable[[str, Mapping[str, Any]], Result]
 

@@ -257,7 +257,7 @@ def _refuse_unknown(name: str, wanted: Sequence[str], known: Sequence[str]) -> N
 
 
 def _parsed(cells: pl.Series) -> pl.Series:
-    """Return Float64, null where a cell is no number; a comma counts as the decimal mark."""
+    """Return the cells as Float64, null where a cell is no number; a comma counts as a decimal point."""
     return cells.str.replace(",", ".", literal=True).cast(pl.Float64, strict=False)
 
 

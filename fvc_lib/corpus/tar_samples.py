@@ -33,7 +33,7 @@ class TarSample:
     cells: Mapping[str, str]  # scalars of ``KEY.json`` as text, by name in lower case
     label: str  # content of ``KEY.cls``, or empty
     text: str  # content of ``KEY.txt``, or empty
-    links: tuple[str, ...] = ()  # groups
+    links: tuple[str, ...] = ()  # leakage groups that the video belongs to
     refusal: Refusal | None = None
 
 
@@ -183,7 +183,7 @@ def _member_refusal(tar: str, name: str, member: FilePart | str) -> Refusal | No
 
 
 def _key_of(name: str) -> tuple[str, str]:
-    """Return key and kind of a member: ``("a/b", "seg.mp4")`` of ``a/b.seg.mp4``."""
+    """Return (key, kind) of a member by its name: ``("a/b", "seg.mp4")`` for ``a/b.seg.mp4``."""
     path = PurePosixPath(name)
     stem, _, kind = path.name.partition(".")
     return (str(path.with_name(stem)) if stem else name), kind.lower()

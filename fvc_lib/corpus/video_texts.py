@@ -52,13 +52,13 @@ class PairRow:
     row: int  # 1-based data row
     path: str  # table text, relative to the manifest's folder
     text: str  # normalised
-    part: str | None  # as the manifest says
+    part: str | None  # part of the split that the manifest states
     stated_group: str | None
 
 
 @dataclass(frozen=True)
 class PairListing:
-    """The listing of a manifest or of tars."""
+    """The pairs that a manifest or tars list, before any video is opened."""
 
     root: Path  # absolute folder that every path is relative to
     rows: tuple[PairRow, ...]  # usable rows in the manifest's order
@@ -220,7 +220,9 @@ def index_video_texts(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> VideoTextIndex:
-    """Read the manifest of ``config.corpus`` (without one, of the generated corpus), probe its videos, and split it.
+    """List the pairs of ``config.corpus``, probe their videos, and split them into train, validation and test.
+
+    If ``config.corpus`` is empty, the sample corpus is generated and used.
 
     The result depends on the files, the manifest's rows and the seed, not on the rows' order, the worker count or the
     place of the corpus. Probes are stored under ``config.cache_dir``; a later call continues from them.

@@ -1,1 +1,1 @@
-"""From near-duplicates to leakage groups: hashes, likeness, connected components."""
+"""Find near-duplicates, and join them to leakage groups: sets of videos that a split must not divide."""

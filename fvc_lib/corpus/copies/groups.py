@@ -34,7 +34,7 @@ class Merge:
     why: _Why
     evidence: str  # the source id, the start of the content hash, or the two near-duplicate paths
     first: str  # the stated group, or the path of a video that had none, on one side
-    second: str  # the same on the other side
+    second: str  # the stated group, or the path of a video that had none, on the other side
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Components:
 
     def __init__(self, count: int) -> None:
         self.label = np.arange(count)
-        self._next = np.arange(count)  # the members of each are a ring
-        self._size = np.ones(count, np.int64)  # by label
+        self._next = np.arange(count)  # the next item of the same component; the items form a ring
+        self._size = np.ones(count, np.int64)  # number of items in each component, by label
 
     def copy(self) -> "Components":
         """Return an independent copy."""
@@ -117,7 +117,7 @@ def join_groups(
     for member in ordered:
         named.setdefault(home(member), member.path)
     number = {node: place for place, node in enumerate(named)}
-    names = list(named.values())  # of each component by its label: the smallest in it
+    names = list(named.values())  # name of each component by its label: the smallest name in it
     components, links = Components(len(names)), list[tuple[int, _Why, str, str, str]]()
 
     def link(first: _Node, second: _Node, why: _Why, evidence: str) -> None:

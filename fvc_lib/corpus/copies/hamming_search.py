@@ -77,11 +77,11 @@ def _width(num_entries: int, num_keys: int) -> int:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Codes in the order of their keys in a block; equal keys in the order of their positions."""
+    """Codes sorted by their keys in a block, and by their positions where keys are equal."""
 
     codes: Codes
     keys: npt.NDArray[np.uint32]
-    position: npt.NDArray[np.uint32]  # among the codes that were given
+    position: npt.NDArray[np.uint32]  # position of each code before sorting
 
     def part(self, some: slice) -> "Sorted":
         """Return the codes in the slice ``some``."""

@@ -41,7 +41,7 @@ WINDOWS = tuple(
 LOOK_LUMA_SIDE, LOOK_COLOUR_SIDE = 12, 6
 LOOK_BYTES = LOOK_LUMA_SIDE**2 + 2 * LOOK_COLOUR_SIDE**2
 _FRAME_BYTES = 8 * len(WINDOWS)
-_TEXT_LENGTH = 4 * _FRAME_BYTES // 3 + 1  # of a frame without a look, in Base64, and a separator
+_TEXT_LENGTH = 4 * _FRAME_BYTES // 3 + 1  # length of a frame without a look, in Base64, with a separator
 _NOISE_AMPLITUDE = 0.25  # grey levels; the sign of a weaker coefficient is chance
 _MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
 _LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
@@ -157,7 +157,7 @@ def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
 
 
 def grid_average(picture: npt.NDArray[np.floating] | npt.NDArray[np.uint8], side: int) -> Grid:
-    """Average (..., H, W) by area onto (..., side, side)."""
+    """Return ``picture`` (..., H, W), averaged by area to (..., side, side); it is enlarged if it is smaller."""
     averaged = picture.astype(np.float64)
     for _ in range(2):  # rows, then columns; each pass swaps the two
         averaged = _average_along_rows(np.swapaxes(averaged, -1, -2), side)
@@ -165,7 +165,7 @@ def grid_average(picture: npt.NDArray[np.floating] | npt.NDArray[np.uint8], side
 
 
 def _average_along_rows(picture: Grid, side: int) -> Grid:
-    """Average (..., H, W) to (..., H, side)."""
+    """Return ``picture`` (..., H, W), averaged along its rows to (..., H, side)."""
     width = picture.shape[-1]
     picture = np.ascontiguousarray(picture)  # sums along contiguous memory are five times as fast
     total = np.zeros((*picture.shape[:-1], width + 1))

@@ -1,1 +1,1 @@
-"""Which videos train and which test, in every training of a run: one way to divide a corpus per file."""
+"""Decide which videos are trained on and which are tested in every training of a run: one protocol per file."""

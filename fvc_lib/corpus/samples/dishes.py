@@ -87,7 +87,7 @@ class Dish:
 
     name: str  # seeds everything that is drawn of it
     food: str  # a key of ``SHAPES``
-    num_pieces: int  # of the food, 1 to 4
+    num_pieces: int  # pieces of the food, 1 to 4
     num_berries: int  # at the rim, 0 to 5
     class_label: str = ""  # the food, or the empty text if it is not known
     known: frozenset[str] = frozenset()  # the ``TARGETS`` that were measured

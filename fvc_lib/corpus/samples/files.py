@@ -42,9 +42,9 @@ class Encoding:
     """Encoding of one file."""
 
     codec: str  # encoder name
-    suffix: str  # of the file name; chooses the container
+    suffix: str  # extension of the file name; decides the container
     frames_per_second: int
-    bits_per_pixel: float  # of every frame, container included
+    bits_per_pixel: float  # file size in bits, divided by the pixels of all frames
 
     def target_bytes(self, frames: Planes) -> int:
         """Return the wanted file size of ``frames`` (T, 3*H/2, W), in bytes."""

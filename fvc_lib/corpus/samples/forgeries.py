@@ -24,7 +24,7 @@ class Region:
     """An ellipse that moves in a straight line through the clip; all numbers are shares of the frame's sides."""
 
     begin: tuple[float, float]  # centre (row, column) in the clip's first frame
-    end: tuple[float, float]  # and in its last
+    end: tuple[float, float]  # centre (row, column) in the last frame
     half_height: float
     half_width: float
 
@@ -46,7 +46,7 @@ class Change:
     """Where and when a clip was changed."""
 
     first_frame: int
-    end_frame: int  # the first one after it
+    end_frame: int  # index of the first frame after the change
     region: Region | None  # None: the whole frame
 
 

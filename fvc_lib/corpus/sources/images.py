@@ -42,21 +42,21 @@ class ListedImage:
     source: str  # food101, nutrition5k, folder or manifest
     class_label: str | None = None
     stated_group: str | None = None
-    part: str | None = None  # of the corpus's own split
+    part: str | None = None  # part of the official split
     targets: tuple[tuple[str, float], ...] = ()
     row: int | None = None  # 1-based row of the table that listed it
-    corpus: str = ""  # folder of the corpus in a combined one
+    corpus: str = ""  # folder of its corpus, if that belongs to a combined one
 
 
 @dataclass
 class ImageListing:
-    """One corpus as a layout's reader describes it."""
+    """The images of one corpus, as listed by the reader of its layout."""
 
     images: list[ListedImage] = field(default_factory=list)  # none was opened
     rejections: Rejections = field(default_factory=Rejections)
-    units: dict[str, str] = field(default_factory=dict)  # of each numeric target; empty text for none
+    units: dict[str, str] = field(default_factory=dict)  # unit by numeric target; empty text: no unit
     notes: list[str] = field(default_factory=list)
-    folder: str = ""  # of the corpus in a combined one
+    folder: str = ""  # folder of the corpus, if it belongs to a combined one
 
     def note_empty_classes(self, names: Iterable[str]) -> None:
         """Add a note that names those of the corpus's classes that have no image, if there are any."""

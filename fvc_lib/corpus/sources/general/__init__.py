@@ -1,1 +1,1 @@
-"""Video corpora that are not about one kind of fake: manifests, FVC-2018."""
+"""Loaders of video corpora of any kind of fake: manifests, folders of labels, tars, FVC-2018."""
