@@ -1,7 +1,7 @@
-"""Floors of a result: AUCs of labels dealt to other groups, and AUCs between two sources of real videos.
+"""Floors of a result: AUCs that scores reach without telling real from fake.
 
-Scores that have nothing to do with the labels reach the first. Scores that know where a video comes from reach the
-second.
+The first floor is the AUC for labels dealt at random to the groups; scores that have nothing to do with the labels
+reach it. The second is the AUC between two sources of real videos; scores that know where a video comes from reach it.
 """
 
 from collections import Counter
@@ -17,20 +17,20 @@ from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
 def shuffled_label_aucs(
     labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, *, num: int = 200, seed: int = 0
 ) -> FloatArray:
-    """Return AUCs of D scores in ``num`` deals of the labels, the same for all: (D, num), NaN where a class is empty.
+    """Return the AUCs of D scores for randomly dealt labels: float64 (D, num), NaN where a deal has one class only.
 
-    The groups' shares of fakes are permuted among the groups. In a group with both labels each row is then drawn
-    with the share it was dealt, so that groups of one label stay so.
+    In every deal the groups' shares of fakes are permuted among the groups. Every row is then fake with the probability
+    that its group was dealt. A group that is dealt 0 or 1 so has one label. All D scores get the same deals.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
-        scores: float (N, D).
+        scores: float (N, D), D scores per video.
         groups: (N,) of group ids.
-        num: deals.
-        seed: of the deals.
+        num: number of deals.
+        seed: seed of the deals.
 
     Raises:
-        ValueError: labels, scores or groups that cannot be meant.
+        ValueError: labels are not 0 and 1, scores are not finite or not (N, D), or lengths differ.
     """
     from scipy.stats import rankdata  # half a second to load
 
@@ -51,23 +51,24 @@ def shuffled_label_aucs(
     return found
 
 
-FEWEST_GROUPS_OF_A_SOURCE = 10  # below that chance alone parts two sources
-_MOST_CELLS = 4_000_000  # of draws and videos that are in memory at once
+FEWEST_GROUPS_OF_A_SOURCE = 10  # with fewer groups, two sources may differ by chance alone
+_MOST_CELLS = 4_000_000  # largest number of draws times videos in memory at once
 
 
 @dataclass(frozen=True)
 class SourceFloor:
-    """A floor: 0.5 is a score that does not know where a real video comes from.
+    """The AUC of a score between two sources of real videos.
 
-    ``interval`` is of the AUC in the direction in which the score leans on these videos, so its value is at least 0.5;
-    a lower end below 0.5 says that another sample might lean the other way.
+    A score that does not depend on the source has an AUC of 0.5. ``interval`` takes the source with the higher scores
+    as the positive class, so its value is at least 0.5. If its lower end is below 0.5, another sample might give the
+    other source the higher scores.
     """
 
-    higher: str  # the source with the higher scores, which a detector takes for fakes rather
-    lower: str
-    interval: Interval
-    num_higher: int  # videos
-    num_lower: int
+    higher: str  # source with the higher scores, whose videos the detector rather takes for fakes
+    lower: str  # source with the lower scores
+    interval: Interval  # the AUC with its interval
+    num_higher: int  # number of videos of ``higher``
+    num_lower: int  # number of videos of ``lower``
 
 
 def real_source_floor(
@@ -80,22 +81,22 @@ def real_source_floor(
     confidence: float = 0.95,
     fewest_groups: int = 1,
 ) -> SourceFloor | None:
-    """Return max(AUC, 1 - AUC) between the two largest sources of reals; None with fewer than two.
+    """Return max(AUC, 1 - AUC) between the two sources of reals with the most videos; None with fewer than two sources.
 
-    A detector of fakes has no reason to tell two sources of reals apart. As far as its scores do, it recognises where
-    videos come from, and its AUC between reals and fakes of different sources is to be read against this floor.
+    A detector of fakes has no reason to tell two sources of reals apart. If its scores do, it recognises where videos
+    come from. Its AUC between reals and fakes of different sources must then be compared with this floor.
 
     Args:
         scores: float (N,), higher for fake.
-        real_source: (N,) of text, None for fakes and for reals of unknown source, which are left out.
+        real_source: (N,), name of the source; None for fakes and for reals of unknown source, which are left out.
         groups: (N,) of group ids, all text or all numbers.
-        replicates: half-samples of the groups; ``seed`` and ``confidence`` are its own too.
-        seed: of the draws.
+        replicates: number of half-samples of the groups, for the interval.
+        seed: seed of the draws.
         confidence: coverage in (0, 1).
-        fewest_groups: that a source must have; of a few, chance alone parts two.
+        fewest_groups: least number of groups of a source; sources with fewer are left out.
 
     Raises:
-        ValueError: lengths that differ, or scores that are not finite.
+        ValueError: lengths differ, or scores are not finite.
     """
     values, ids = np.asarray(scores, dtype=np.float64), np.asarray(groups, dtype=object)
     sources = np.asarray(real_source, dtype=object)
@@ -121,17 +122,17 @@ def real_source_floor(
 def mean_lean(
     is_second: npt.ArrayLike, scores: npt.ArrayLike, folds: npt.ArrayLike, targets: npt.ArrayLike | None = None
 ) -> FloatArray:
-    """Return the distance of the AUC between two sources from 0.5, the mean over the folds, (R,).
+    """Return the mean over folds of |AUC - 0.5| between two sources, float64 (R,).
 
-    A fold counts as its pairs of the two sources, and targets count alike, as in ``cross_validation``. Each fold has a
-    network of its own, so one may score the first source higher and another the second, which cancels in the mean of
-    their AUCs and is recognition all the same.
+    A fold's weight is its number of pairs of the two sources, and all targets count equally, as in
+    ``cross_validation``. The absolute value is taken in every fold, because folds have different networks. One may
+    score the first source higher and another the second; a mean of the AUCs would hide that both recognise sources.
 
     Args:
-        is_second: bool (N,) or (R, N): which videos are of the second source, in each of R dealings.
+        is_second: bool (N,) or (R, N), whether a video is of the second source; R assignments of sources to videos.
         scores: float (N,).
-        folds: (N,).
-        targets: (N,), what each video is a test of; None: all of one.
+        folds: (N,), fold of each video.
+        targets: (N,), what each video is a test of; None: one target.
     """
     from scipy.stats import rankdata  # half a second to load
 
@@ -163,10 +164,20 @@ def leans_by_chance(
     draws: int = 400,
     seed: int = 0,
 ) -> FloatArray:
-    """Return ``mean_lean`` with the sources dealt at random to the groups of each fold: chance alone, (draws,).
+    """Return ``mean_lean`` for sources dealt at random to the groups of each fold, float64 (D,), D at most ``draws``.
 
-    That is far above 0 where folds have few groups. A group with videos of both sources is dealt as two. Draws without
-    a value, where a target has no fold with both sources, are left out. Arguments as of ``mean_lean``.
+    These values show what chance alone gives, which is far above 0 where folds have few groups. A group with videos of
+    both sources is treated as two groups. Draws without a value, where no fold of a target has both sources, are left
+    out.
+
+    Args:
+        is_second: bool (N,), whether a video is of the second source.
+        scores: float (N,).
+        groups: (N,) of group ids.
+        folds: (N,), fold of each video.
+        targets: (N,), what each video is a test of; None: one target.
+        draws: number of random deals.
+        seed: seed of the deals.
     """
     second, fold_of_row = np.asarray(is_second, dtype=bool), np.asarray(folds)
     target_of_row = np.zeros(second.size) if targets is None else np.asarray(targets)

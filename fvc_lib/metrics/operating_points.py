@@ -1,6 +1,6 @@
-"""Operating points: thresholds that a user states as a false-alarm rate or as costs, and their decisions.
+"""Operating points: decision thresholds that a user states as a false-alarm rate or as costs.
 
-A threshold is chosen on some videos and means something on others only: choose on one part, count on another.
+Choose a threshold on some videos and count its decisions on others; on the same videos the counts are too good.
 """
 
 import math
@@ -32,13 +32,14 @@ _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The aim of a decision threshold, as a user states it.
+    """The aim by which a decision threshold is chosen.
 
     Attributes:
-        kind: ``best``: the highest balanced accuracy; ``fpr``: as many fakes as possible while no more than a share of
-            the reals is called fake; ``cost``: the least cost, both classes counting alike.
-        false_positive_rate: that share, of ``fpr``.
-        false_alarm_cost, miss_cost: what a real called fake and a fake called real cost, of ``cost``.
+        kind: ``best``: the highest balanced accuracy; ``fpr``: as many fakes found as possible while at most a given
+            share of the reals is called fake; ``cost``: the least cost, with equal weight of both classes.
+        false_positive_rate: for ``fpr``, the largest share of the reals that may be called fake; else NaN.
+        false_alarm_cost: for ``cost``, the cost of a real called fake.
+        miss_cost: for ``cost``, the cost of a fake called real.
     """
 
     kind: Literal["best", "fpr", "cost"] = "best"
@@ -54,7 +55,7 @@ class OperatingPoint:
 
     @property
     def says(self) -> str:
-        """The aim in words, the end of a sentence."""
+        """Return the aim in words, as the end of a sentence."""
         if self.kind == "fpr":
             return f"at most {100 * self.false_positive_rate:g} % of the reals called fake"
         if self.kind == "best":
@@ -65,7 +66,10 @@ class OperatingPoint:
         )
 
     def is_resolved_by(self, num_real: int) -> bool:
-        """Return whether one of ``num_real`` reals is no more than the allowed share of false alarms."""
+        """Return whether the false-positive rate allows at least one false alarm among ``num_real`` reals.
+
+        Always True for other kinds than ``fpr``.
+        """
         return self.kind != "fpr" or num_real * self.false_positive_rate > 1 - 1e-9
 
 
@@ -73,10 +77,12 @@ BEST = OperatingPoint()
 
 
 def operating_point(text: str) -> OperatingPoint:
-    """Read ``best``, ``fpr=0.01`` or ``cost=5:1`` (a false alarm costs five times what a missed fake does).
+    """Return the operating point that ``text`` states: ``best``, ``fpr=0.01`` or ``cost=5:1``.
+
+    ``cost=5:1`` means that a false alarm costs five times as much as a missed fake.
 
     Raises:
-        ValueError: it is none of these, a share not inside (0, 1), or a cost that is not above 0.
+        ValueError: the text has another form, the share is not inside (0, 1), or a cost is not above 0.
     """
     bare = text.strip().lower().replace(" ", "")
     if bare == "best":
@@ -90,20 +96,20 @@ def operating_point(text: str) -> OperatingPoint:
 
 
 def threshold_at(point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Return the threshold of ``point`` on these videos: a score that reaches it is called fake.
+    """Return the threshold that meets ``point`` on these videos; a score of at least the threshold means fake.
 
-    It lies midway between neighbouring distinct scores, so that none of these videos sits on it; infinity, where not
-    even the highest score may be called fake. ``fpr`` takes the lowest threshold that keeps to its share of the reals,
-    and needs no fakes. The other two need both classes; of equally good thresholds they take the strictest, but
-    ``best`` of probabilities takes ``best_threshold``.
+    The threshold lies midway between neighbouring distinct scores. It is the lowest score where all videos are called
+    fake, and infinity where none may be. ``fpr`` takes the lowest threshold that keeps to its share of the reals, and
+    needs no fakes. ``best`` and ``cost`` need both classes and take the strictest of equally good thresholds. For
+    scores in [0, 1], ``best`` is ``best_threshold``.
 
     Args:
-        point: what is asked for.
+        point: the aim.
         labels: int (N,) of 0 (real) and 1 (fake).
         scores: float (N,), finite; any scale, higher for fake.
 
     Raises:
-        ValueError: labels are not 0 and 1, scores are not as many finite numbers, or a needed class is missing.
+        ValueError: labels are not 0 and 1, scores are not N finite numbers, or a needed class is missing.
     """
     checked = check_labels(labels)
     values = check_scores(scores, checked.size)
@@ -137,7 +143,7 @@ def _between(descending: FloatArray, called: int) -> float:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Counts of decisions; shares are NaN where their class is empty."""
+    """Counts of right and wrong decisions; a share is NaN where its divisor is 0."""
 
     hits: int  # fakes called fake
     misses: int  # fakes called real
@@ -146,25 +152,27 @@ class Confusion:
 
     @property
     def true_positive_rate(self) -> float:
-        """Share of the fakes called fake."""
+        """Return the share of the fakes that are called fake."""
         return _share(self.hits, self.hits + self.misses)
 
     @property
     def false_positive_rate(self) -> float:
-        """Share of the reals called fake."""
+        """Return the share of the reals that are called fake."""
         return _share(self.false_alarms, self.false_alarms + self.rejections)
 
     @property
     def precision(self) -> float:
-        """Share of fakes among what is called fake; it depends on how many fakes there are."""
+        """Return the share of fakes among the videos called fake; it depends on the share of fakes in the sample."""
         return _share(self.hits, self.hits + self.false_alarms)
 
 
 def confusion_at(labels: npt.ArrayLike, scores: npt.ArrayLike, threshold: npt.ArrayLike) -> Confusion:
-    """Count the right and wrong decisions of ``scores`` (N,) at ``threshold``, a number or (N,), say one per fold.
+    """Count the right and wrong decisions of ``scores`` (N,) at ``threshold``.
+
+    ``threshold`` is a number, or (N,) with the threshold of each row, such as its fold's.
 
     Raises:
-        ValueError: labels or scores that cannot be meant, or a threshold that is NaN.
+        ValueError: labels are not 0 and 1, scores are not N finite numbers, or a threshold is NaN.
     """
     checked = check_labels(labels)
     values = check_scores(scores, checked.size)
@@ -178,14 +186,16 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else math.nan
 
 
-# Chosen on one half of the groups, applied to the other.
+# A threshold is chosen on one half of the groups and applied to the other half.
 
 
 def halves(labels: npt.ArrayLike, groups: npt.ArrayLike, *, seed: int = 0) -> IntArray:
-    """Return the half, 0 or 1, of each row, int64 (N,): groups are whole and dealt evenly by their labels.
+    """Return the half, 0 or 1, that each row is assigned to at random, int64 (N,).
+
+    All rows of a group are in one half. Groups with reals only, with fakes only and with both are divided evenly.
 
     Raises:
-        ValueError: bad labels, or not one group per row.
+        ValueError: labels are not 0 and 1, or ``groups`` is not (N,).
     """
     checked = check_labels(labels)
     group_of_row, num_groups = group_codes(groups, checked.size)
@@ -201,10 +211,12 @@ def halves(labels: npt.ArrayLike, groups: npt.ArrayLike, *, seed: int = 0) -> In
 def crossed_thresholds(
     point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike, half: npt.ArrayLike
 ) -> FloatArray:
-    """Return the threshold of each row (N,): that of ``point`` on the other half; ``half`` (N,) is of 0 and 1.
+    """Return the threshold for each row, float64 (N,), chosen by ``point`` on the half that the row is not in.
+
+    ``half`` (N,) is 0 or 1 for each row.
 
     Raises:
-        ValueError: as of ``threshold_at``, for either half.
+        ValueError: as ``threshold_at``, for either half.
     """
     checked, of_row = check_labels(labels), np.asarray(half)
     values = check_scores(scores, checked.size)

@@ -1,7 +1,8 @@
 """Differences of two models on the same videos, and the rule by which a result is above its control.
 
-Two intervals that overlap do not show that two models are alike. A hard video mostly costs both models; only a paired
-comparison, here group by group, removes that.
+A control is a score without real knowledge, such as that of shuffled labels. Two intervals that overlap do not show
+that two models are equally good. A hard video is mostly hard for both models; only a paired comparison, here of the
+same groups, removes that effect.
 """
 
 import math
@@ -14,7 +15,7 @@ from scipy.special import stdtr
 from fvc_lib.metrics.classification import ANY_NUMBER, FloatArray
 from fvc_lib.metrics.intervals import ReplicateValues, deviations, interval_ends
 
-# Sums of the same numbers in another order differ by less than this: no difference between models.
+# Differences up to this size are rounding, as of sums in another order, and count as 0.
 _ROUNDING = 1e-12
 
 
@@ -22,33 +23,33 @@ _ROUNDING = 1e-12
 class PairedDifference:
     """The second model's metric minus the first's, with an interval that contains it."""
 
-    value: float  # on the rows as they are; NaN where either metric is undefined
-    low: float  # lower end; NaN where ``value`` is, or where too few groups carry a class
-    high: float  # upper end, likewise
-    p_value: float  # two-sided, of the hypothesis that there is no difference; NaN where the ends are
-    confidence: float  # nominal coverage of the interval, say 0.95
-    replicates: int  # half-samples with a defined difference
-    num_groups: int  # groups that were drawn from
-    num_rows: int  # rows
+    value: float  # on all rows; NaN where either metric is undefined
+    low: float  # lower end; NaN where ``value`` is NaN, or where a class has fewer than two groups
+    high: float  # upper end; NaN in the same cases
+    p_value: float  # two-sided, of the hypothesis that there is no difference; NaN where the ends are NaN
+    confidence: float  # nominal coverage of the interval, such as 0.95
+    replicates: int  # number of half-samples with a defined difference
+    num_groups: int  # number of groups
+    num_rows: int  # number of rows
 
 
 def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confidence: float = 0.95) -> PairedDifference:
-    """Return the difference of two measures of one set of draws, by their numbers: of R models, R (R - 1) / 2 pairs.
+    """Return the second measure minus the first, with an interval and a p-value.
 
-    In every half-sample both models are judged on the same groups; interval and p-value are those of Student's t for
-    the mean square of the differences about their value (``metrics.intervals.group_interval``). A difference that no
-    half-sample changes gets the width of the bound that a perfect value gets. The p-value is at least 2 / 2 ** groups,
-    the share of the ways to swap the models within groups that say as much. Swapping the models changes the signs and
-    nothing else.
+    In every half-sample both models are judged on the same groups. Interval and p-value are those of Student's t, from
+    the mean square of the half-samples' differences about the value (``metrics.intervals.group_interval``). A
+    difference that is the same in all half-samples gets an interval as wide as the bound of a perfect value. The
+    p-value is at least 2 / 2 ** groups, the smallest p-value of a test that swaps the models within groups. Swapping
+    the two measures changes only the signs.
 
     Args:
-        drawn: of at least two measures.
-        first: the number of the first measure.
-        second: of the second.
+        drawn: values of at least two measures.
+        first: index of the first measure in ``drawn``.
+        second: index of the second measure.
         confidence: coverage in (0, 1).
 
     Raises:
-        ValueError: a confidence outside (0, 1).
+        ValueError: ``confidence`` is outside (0, 1).
     """
     value = float(_without_rounding(drawn.values[second] - drawn.values[first]))
     differences = _without_rounding(drawn.replicates[second] - drawn.replicates[first])[None]
@@ -68,14 +69,14 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
 
 
 def holm(p_values: npt.ArrayLike) -> FloatArray:
-    """Return Holm's adjusted p-values (M,) of all ``p_values`` (M,) that were tested: adjusted <= alpha is a finding.
+    """Return Holm's adjusted p-values (M,) of ``p_values`` (M,); one of at most alpha is significant at level alpha.
 
-    The k-th smallest of M is multiplied by M - k + 1, never falls below a smaller one's, and stays at most 1. NaN stays
-    NaN and is not counted: nothing was tested there. Source: S. Holm, "A simple sequentially rejective multiple test
-    procedure", Scandinavian Journal of Statistics 6 (1979).
+    The k-th smallest of M p-values is multiplied by M - k + 1. The result is at least that of the next smaller p-value,
+    and at most 1. NaN means that nothing was tested: it stays NaN and does not count in M. Source: S. Holm, "A simple
+    sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
 
     Raises:
-        ValueError: not (M,), or a value outside [0, 1].
+        ValueError: another shape, or a value outside [0, 1].
     """
     values = np.asarray(p_values, dtype=np.float64)
     tested = ~np.isnan(values)
@@ -98,22 +99,23 @@ def _without_rounding(differences: FloatArray) -> FloatArray:
 def is_above_control(
     value: float | None, low: float | None, control_value: float | None, control_high: float | None
 ) -> bool:
-    """Return whether a result lies above its control by more than both intervals together leave open.
+    """Return whether a result lies above its control, given the intervals of both.
 
-    The difference must exceed the root of the squares of the two distances that point at each other: from the result
-    down to ``low``, and from the control up to ``control_high``. That is the lower limit of a difference recovered from
-    the limits of its parts (G. Y. Zou and A. Donner, "Construction of confidence limits about effect measures",
-    Statistics in Medicine 27 (2008), the MOVER), for two results that know nothing of each other; for two on the same
-    videos, which mostly rise and fall together, it is careful. A result within its control's interval is never above
-    it, nor is one that has the control's value within its own; a control without spread (a constant score has an AUC of
-    0.5 in every replicate) leaves the result's own interval alone to decide. Where a value or an end is missing (None
-    or NaN) nothing was shown, and the answer is no.
+    The difference of the values must exceed sqrt(a ** 2 + b ** 2), where a is the distance from the result down to
+    ``low`` and b that from the control up to ``control_high``. This is the lower limit of a difference by the MOVER
+    method for independent results: G. Y. Zou and A. Donner, "Construction of confidence limits about effect measures",
+    Statistics in Medicine 27 (2008). Two results on the same videos mostly rise and fall together; for them the rule is
+    conservative.
 
-    To ask only that each lies beyond the other's interval, as was done before, takes for known what is estimated twice:
-    of two independent results that are equally good that is true in 8.3 of 100 cases (1.96 / sqrt(2) standard
-    deviations of the difference), where this rule is true in 2.5. With percentile intervals of the AUC over 20 to 380
-    groups of one size, or 20 to 100 of uneven sizes (simulated, independent scores), 7.0 to 9.2 became 2.7 to 4.0; with
-    scores that share 0.7 of their variance at most 1.5 became at most 0.3.
+    A result within its control's interval is never above it. Nor is a result whose interval contains the control's
+    value. A control whose interval has no width, such as a constant score with an AUC of 0.5, counts as a fixed number.
+    Where a value or an end is missing (None or NaN), the answer is False.
+
+    The simpler rule, that each value lies outside the other's interval, errs more often. For two independent, equally
+    good results it is true in 8.3 of 100 cases, this rule in 2.5. In simulations with percentile intervals of the AUC
+    (20 to 380 groups of equal size, or 20 to 100 of uneven sizes, independent scores) it was true in 7.0 to 9.2 of 100
+    cases, this rule in 2.7 to 4.0. With scores that share 0.7 of their variance it was at most 1.5, this rule at most
+    0.3.
     """
     if value is None or low is None or control_value is None or control_high is None:
         return False

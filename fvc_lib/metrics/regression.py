@@ -1,8 +1,8 @@
-"""Errors of predicted numbers, in the unit of what is predicted.
+"""Errors of predicted numbers, in the unit of the predicted quantity.
 
-The mean predictor stands beside them by the same functions: ``predicted`` is then the training part's mean, for the
-test part's own mean is not known when one predicts. Its R2 is therefore 0 at most, and below it where the parts'
-means differ. A value is NaN where all weights are zero.
+The mean predictor, a control that always predicts the mean of the training part, is scored by the same functions. Its
+R2 is at most 0, and below 0 where the means of the training and the test part differ. A value is NaN where all weights
+are zero.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from fvc_lib.metrics.classification import FloatArray, Metric, divide
 from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows, value_of_rows
 
-# Sums of squares about the weighted mean below this share of those about a fixed centre are rounding: the rows that
-# carry weight have one value.
+# If the sum of squares about the weighted mean is less than this share of the sum about a fixed centre, it is rounding:
+# all rows with a weight above 0 have the same value.
 _CONSTANT = 1e-13
 
 
@@ -30,29 +30,29 @@ class RegressionScores:
 
 
 def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> RegressionScores:
-    """Return the errors of ``predicted`` against ``values``, float (N,) each.
+    """Return the errors of ``predicted`` against ``values``.
 
     Args:
-        values: what is true.
-        predicted: likewise (N,), or one number for all rows, as the mean predictor's.
+        values: float (N,), the true numbers.
+        predicted: float (N,), or one number for all rows, as of the mean predictor.
 
     Raises:
-        ValueError: not (N,) finite numbers, or no rows.
+        ValueError: shapes differ, a number is not finite, or there are no rows.
     """
     columns = _columns(values, predicted)
     return RegressionScores(*(value_of_rows(columns, of_sums) for of_sums in _OF_SUMS.values()))
 
 
 def regression_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
-    """Return ``mae``, ``rmse`` and ``r2`` of these rows, for ``intervals_over_groups``."""
+    """Return ``mae``, ``rmse`` and ``r2`` as measures by name, for ``intervals_over_groups``."""
     columns = _columns(values, predicted)
     return {name: measure_of_rows(name, columns, of_sums, _BOUNDS[name]) for name, of_sums in _OF_SUMS.items()}
 
 
 def _columns(values: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
-    """Return absolute and squared error, value, its square, and a one to divide by, (N, 5).
+    """Return columns (N, 5): absolute error, squared error, value, squared value, and 1, whose sum is the divisor.
 
-    Values are taken from their median, so that squares of, say, years lose no digits, and equal values are 0 exactly.
+    The median is subtracted from the values, so that squares of large numbers, such as years, lose no digits.
     """
     truth = _finite(values, "values")
     guess = np.asarray(predicted, dtype=np.float64)
@@ -86,10 +86,9 @@ def _root_mean_square(sums: FloatArray) -> FloatArray:
 
 @declare("r2", "R²", "higher", "Share of the values' variation that is explained.", per_target=True)
 def _explained(sums: FloatArray) -> FloatArray:
-    """Return 1 - sum of squared errors / sum of squares about the values' own (weighted) mean; 1 is best.
+    """Return R2: 1 - sum of squared errors / sum of squares about the weighted mean of the values; 1 is best.
 
-    NaN where all values are equal: there is no variation to explain, and 0 / 0 or minus infinity would say nothing
-    about the model (scikit-learn's 1 or 0 there looks like a finding).
+    NaN where all values are equal, since there is no variation to explain. scikit-learn returns 1 or 0 there.
     """
     _, squared_errors, total, total_square, rows = sums.T
     about_mean = total_square - divide(total**2, rows)

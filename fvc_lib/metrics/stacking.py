@@ -1,8 +1,7 @@
-"""Several detectors' probabilities as one: their mean, or a logistic regression on their log odds.
+"""Combine the probabilities of several detectors: by their mean, or by a logistic regression on their log odds.
 
-A few dozen videos say little about which of several detectors is better, and weights that fit them too well are noise.
-So the regression starts at equal weights and leaves them as far as the videos support it. Without videos it is the
-plain mean.
+A few dozen videos say little about which detector is better, and weights that fit them closely are noise. So the
+regression is penalised towards equal weights. Without videos the weights are equal.
 """
 
 from dataclasses import dataclass
@@ -17,21 +16,21 @@ from fvc_lib.metrics.classification import FloatArray, check_labels
 
 @dataclass(frozen=True)
 class Stacking:
-    """Log odds of the whole are ``intercept`` plus the detectors' log odds times ``weights``, float64 (C,)."""
+    """A linear combination of log odds: ``intercept`` plus the log odds of C detectors times ``weights`` (C,)."""
 
     weights: FloatArray
     intercept: float
 
     def log_odds(self, log_odds: FloatArray) -> FloatArray:
-        """Return the log odds of the whole (N,) from the detectors' (N, C)."""
+        """Return the combined log odds (N,) of N videos from those of the detectors, (N, C)."""
         return np.asarray(self.intercept + log_odds @ self.weights)
 
 
 def mean_log_odds(log_odds: npt.ArrayLike) -> FloatArray:
-    """Return the log odds (N,) of the mean over C of the probabilities whose log odds are float (N, C).
+    """Return the log odds (N,) of the mean probability over C detectors, given their log odds, float (N, C).
 
-    NaN is a probability that is not there: the mean is over the others, and NaN without any. Exact where probabilities
-    round to 0 or 1.
+    NaN marks a missing probability: the mean is over the others, and NaN where all are missing. The result is exact
+    also where probabilities would round to 0 or 1.
     """
     values = np.asarray(log_odds, dtype=np.float64)
     there = ~np.isnan(values)
@@ -45,18 +44,20 @@ def mean_log_odds(log_odds: npt.ArrayLike) -> FloatArray:
 def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.ArrayLike) -> Stacking:
     """Return the weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C each.
 
-    Penalised likelihood: half the squared distance of each weight from 1 / C is added, in units of what it changes (the
-    root mean square of all log odds), and half that of the intercept from 0. Convex, and the same for any order of rows
-    up to rounding. D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992); no weight is below 0: L. Breiman,
-    "Stacked regressions", Machine Learning 24 (1996). With one class, or no video, nothing is learned.
+    The loss is the negative log-likelihood plus a penalty: half of the squared intercept, and for each weight half of
+    the squared difference from 1 / C times the mean square of all log odds. The loss is convex. With one class, or no
+    video, weights are 1 / C and the intercept is 0.
+
+    Sources: D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992); for weights of at least 0, L. Breiman,
+    "Stacked regressions", Machine Learning 24 (1996).
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
-        log_odds: float (N, C), calibrated, each by a model that had not been trained on the video.
-        weights: float (N,), how much each video counts.
+        log_odds: float (N, C), calibrated log odds by models that were not trained on the video.
+        weights: float (N,), weights of the videos.
 
     Raises:
-        ValueError: log odds that are not finite, of another number of videos, or of no detector.
+        ValueError: log odds are not finite or not (N, C) with C of at least 1, or lengths differ.
     """
     values = np.asarray(log_odds, dtype=np.float64)
     votes = np.asarray(weights, dtype=np.float64)
