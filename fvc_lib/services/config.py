@@ -1,8 +1,8 @@
-"""One validated configuration for a whole run.
+"""The validated configuration of a run.
 
 Field names are the parameter names of notebooks, so a value means the same in ``params/*.yaml``, after ``-p`` and in a
-parameters cell. A field's declaration (``field``) names its default, its meaning, the tasks and stages that read it and
-what its value may change. Hashes, checkpoint bindings, resume and forks follow from the declarations.
+parameters cell. A field's declaration (``field``) has its default, its meaning, the tasks and stages that read it, and
+what its value may change. Hashes, checkpoint bindings, resume and forks are derived from the declarations.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -322,12 +322,12 @@ class RunConfig(BaseModel):
 
     @property
     def num_trainings(self) -> int:
-        """How many networks the protocol trains, each tested on videos of its own."""
+        """The number of networks that the protocol (the division into training and test videos) trains."""
         return 1 if PROTOCOLS[self.protocol].trains_once else self.num_folds
 
     @property
     def clips(self) -> ClipSettings:
-        """How clips are taken: the model's own where a value is 0 or empty, which imports its file."""
+        """The clip settings; a value of 0 or empty is replaced by the model's, whose file is imported."""
         of_videos = self.task == DEFAULT_TASK
         seen: dict[str, Any] = {"clips": self.clips_per_video, "crop": self.crop} if of_videos else {}
         seen["margin"] = CROP_MARGIN if seen.get("crop") else 0.0
@@ -335,12 +335,12 @@ class RunConfig(BaseModel):
 
     @property
     def of_features(self) -> str:
-        """What the model sees in place of clips: ``forensic`` or ``embedding``; empty: it is a network on clips."""
+        """The input of the model: ``forensic`` or ``embedding`` features; empty: it is a network on clips."""
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
 
     @property
     def has_frozen_trunk(self) -> bool:
-        """Whether a trunk with given weights sees the clips and no fold trains any of it, so that features are kept."""
+        """Whether a trunk with given weights computes features that no fold trains, so that they can be cached."""
         if self.task != DEFAULT_TASK or self.of_features == "forensic" or DETECTORS.file_of(self.model) is not None:
             return False
         spec = DETECTORS.get(self.model)
@@ -349,29 +349,29 @@ class RunConfig(BaseModel):
 
     @property
     def recipe(self) -> str:
-        """The recipe of ``video.reencode`` by which every video is rewritten first; empty: none."""
+        """The name of the recipe by which ``video.reencode`` re-encodes every video first; empty: none."""
         rescaling = f"rescale_{self.rescale}_at_{RESCALE_RATE}" if self.rescale else ""
         return "_".join(filter(None, ("canonical" if self.canonical else "", rescaling)))
 
     @property
     def config_hash(self) -> str:
-        """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
+        """The hex SHA-256 of all fields that can change a result; it is equal on any machine."""
         return sha256_of_json(self._identities(lambda declared: declared.hashed))
 
     @property
     def training_hash(self) -> str:
-        """Hex SHA-256 over the fields that data and weights depend on: equal in a run and in its fork."""
+        """The hex SHA-256 of the fields that change data or weights; it is equal for a run and its fork."""
         return sha256_of_json(self._identities(lambda declared: declared.hashed and declared.changes in TRAINED))
 
     def training_values(self) -> dict[str, Any]:
-        """Return what the weights depend on besides the data; a checkpoint is bound to it."""
+        """Return the values, by field, that the weights depend on besides the data; checkpoints store them."""
         return self._identities(lambda declared: declared.changes == "weights")
 
     def values_read_by(self, stage: Stage, offered: Iterable[str] = ()) -> dict[str, Any]:
         """Return the values on which the result of ``stage`` depends, besides the corpora.
 
-        They are those that declare it, those that its notebook has ``offered``, and all that weights depend on if it
-        trains.
+        They are the fields that declare the stage, the fields ``offered`` in its notebook, and, if it trains, all
+        fields that change weights.
         """
         shown = [DECLARED[name] for name in offered if name in DECLARED]
 
@@ -384,18 +384,18 @@ class RunConfig(BaseModel):
         return self._identities(is_read)
 
     def values_of(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
-        """Return the values, as JSON, of the fields that this task reads and whose declaration is ``chosen``."""
+        """Return the JSON values by name of the fields that this task reads and whose declaration is ``chosen``."""
         values = self.model_dump(mode="json")
         read = (name for name in values if self.task in DECLARED[name].tasks)
         return {name: values[name] for name in read if chosen(DECLARED[name])}
 
     def _identities(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
-        """Return the identities of the ``chosen`` fields whose value is not neutral."""
+        """Return ``identity`` of all fields whose declaration fits ``chosen`` and whose value is not neutral."""
         values = self.values_of(chosen)
         return {name: self.identity(name) for name, value in values.items() if value != NEUTRAL.get(name, ...)}
 
     def identity(self, name: str) -> Any:
-        """Return what the value of field ``name`` counts as, in JSON: of a user's file the content, not the place."""
+        """Return the JSON value of field ``name`` for hashes: a digest of the content instead of a file's path."""
         value = self.model_dump(mode="json", include={name})[name]
         if DECLARED[name].content and value:
             return content_digest(Path(value))
@@ -404,11 +404,11 @@ class RunConfig(BaseModel):
         return value
 
     def code_chosen(self, names: Iterable[str]) -> list[str]:
-        """Return the dotted names of the files that register what the fields ``names`` choose, such as a model's."""
+        """Return the dotted names of the files that register the values of fields ``names``, such as the model."""
         return [module for name, mark in self._marks(names) for module in mark.files(getattr(self, name))]
 
     def load_chosen(self) -> None:
-        """Import what the fields of this task choose by name, such as the model's file.
+        """Import the files of the items that this task's fields choose by name, such as the model.
 
         Raises:
             UsageError: a file cannot be imported; the message has its path and the error.
@@ -421,7 +421,7 @@ class RunConfig(BaseModel):
         return [(name, mark) for name, field in fields.items() for mark in field.metadata if isinstance(mark, NameIn)]
 
     def relevant(self) -> dict[str, Any]:
-        """Return the fields that this task reads as JSON values, in order."""
+        """Return the JSON values of the fields that this task reads, in order."""
         return self.values_of(lambda declared: True)
 
     def to_yaml(self) -> str:
@@ -434,7 +434,7 @@ class RunConfig(BaseModel):
 
 
 def meaning(name: str) -> str:
-    """Return the meaning of field ``name``, one line."""
+    """Return the description of field ``name``, in one line."""
     return RunConfig.model_fields[name].description or ""
 
 
@@ -462,7 +462,7 @@ OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declare
 
 
 def require_known(name: str) -> None:
-    """Raise ``UsageError`` with the nearest name if no field is called ``name``."""
+    """Raise ``UsageError`` with similar names if there is no field ``name``."""
     if name not in RunConfig.model_fields:
         near = did_you_mean(name, RunConfig.model_fields)
         raise UsageError(f"unknown parameter {name!r}.{near} Each notebook's: {command_text('--list')}")

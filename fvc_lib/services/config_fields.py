@@ -29,7 +29,7 @@ _SINGLE_STAGES = tuple(spec.stages[0].name for spec in TASKS.values() if len(spe
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """Attributes of a field besides type, default and description."""
+    """The attributes of a configuration field, besides its type, default and description."""
 
     changes: Changes
     tasks: tuple[str, ...]  # tasks that have a stage that reads it
@@ -55,11 +55,11 @@ def field(
 
     Args:
         default: the default.
-        changes: what its value may change; whether it is hashed and may differ on resume follows, unless given.
-        description: one line.
-        tasks: the tasks that read it.
-        stages: the stages of task video whose results depend on it, besides the index (data) or the trainings
-            (weights); of a field that changes results alone, all of them, by default 05.
+        changes: what its value may change. It sets the defaults of ``hashed`` and ``resume``.
+        description: the meaning in one line.
+        tasks: names of the tasks that read the field.
+        stages: names of the stages of task video whose results depend on it. The index (for ``data``) and the trainings
+            (for ``weights``) are added. For ``results`` name all stages; the default is 05.
         options: further attributes of ``Declaration``, and pydantic's own (``ge=0``).
     """
     usual = (*stages, DATA_INDEX) if changes == "data" else tuple(stages)
@@ -94,7 +94,7 @@ AUTO_RANKS = 0  # ``num_ranks`` as typed until a run is made, which holds the nu
 
 
 def number_or_auto(value: Any) -> Any:
-    """Return the number in a text, ``AUTO_RANKS`` for ``auto``; raise ``ValueError`` for other text."""
+    """Convert text to a number, and ``auto`` to ``AUTO_RANKS``; raise ``ValueError`` for other text."""
     if not isinstance(value, str):
         return value
     if value.strip().lower() == "auto":
@@ -105,7 +105,7 @@ def number_or_auto(value: Any) -> Any:
 
 
 def split_pairs(value: Any) -> Any:
-    """Return ``1=fake,0=real`` or a YAML mapping as a mapping in lower case."""
+    """Convert text such as ``1=fake,0=real``, or a YAML mapping, to a dict in lower case."""
     if isinstance(value, str) and value.strip().startswith("{"):
         value = read_yaml(value, "label_map")
     if isinstance(value, str):
@@ -139,7 +139,7 @@ class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 class _TextLoader(_OnceLoader):
-    """A YAML loader whose plain scalars stay texts: YAML 1.1 reads 010 as 8, 1:30 as 90 and off as false."""
+    """A YAML loader that returns plain values as text, since YAML 1.1 reads 010 as 8, 1:30 as 90 and off as false."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
@@ -151,13 +151,13 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML ``text``.
 
     Args:
-        text: from a user, or from a run's own record.
-        origin: where it comes from, for messages.
-        typed: whether YAML's own rules type the values, as those that ``RunConfig.to_yaml`` writes; else they stay
-            texts, which the fields then type as on the command line.
+        text: the YAML text of a user or of a run.
+        origin: source of the text, for messages.
+        typed: True: convert values by YAML's rules, as needed for ``RunConfig.to_yaml``. False: values stay text, which
+            the fields convert as on the command line.
 
     Raises:
-        UsageError: it is no mapping, or has a name twice.
+        UsageError: the text is no valid YAML mapping, or has a name twice.
     """
     try:
         document = yaml.load(text, Loader=_OnceLoader if typed else _TextLoader)
@@ -172,7 +172,7 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class NameIn:
-    """A mark of a field whose value is one or several names in ``registry``, or ``or_else``."""
+    """An annotation of a field whose value is a name, or several names, in ``registry``, or ``or_else``."""
 
     registry: Registry[Any]
     or_else: str | None = None
@@ -192,7 +192,7 @@ class NameIn:
             self.registry.get(name)
 
     def identity(self, value: Any) -> Any:
-        """Return the identity of ``value``, with the content of a user's file."""
+        """Return the value that hashes use: ``value``, with a digest of a user's file."""
         return self.registry.identity(value) if isinstance(value, str) else value
 
     def files(self, value: Any) -> list[str]:
@@ -204,7 +204,7 @@ class NameIn:
 
 
 def known_task(name: str) -> str:
-    """Return ``name``; raise ``ValueError`` with the nearest one if no task is called that."""
+    """Return ``name``; raise ``ValueError`` with similar names if there is no such task."""
     if name not in TASKS:
         raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
     return name
@@ -233,7 +233,7 @@ _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
 def known_operating_point(text: str) -> str:
-    """Return an operating point without blanks, as ``metrics.operating_points`` reads it; raise ``ValueError``."""
+    """Return an operating point in lower case without spaces; raise ``ValueError`` if it is invalid."""
     bare = text.strip().lower().replace(" ", "")
     found = re.fullmatch(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}", bare)
     if not found or any(float(number) <= 0 for number in found.groups() if number) or float(found[1] or 0) >= 1:
@@ -244,21 +244,21 @@ def known_operating_point(text: str) -> str:
 
 
 def possible_side(side: int) -> int:
-    """Return ``side`` in pixels, 0 for the model's own; raise ``ValueError`` below 16."""
+    """Return ``side`` (pixels; 0 means the model's); raise ``ValueError`` for 1 to 15."""
     if 0 < side < 16:
         raise ValueError("wanted 0 or at least 16 pixels")
     return side
 
 
 def possible_height(rows: int) -> int:
-    """Return ``rows``, 0 for off; raise ``ValueError`` below 16 or for an odd number, which encoders refuse."""
+    """Return ``rows`` (0 means off); raise ``ValueError`` below 16 or for odd numbers, which encoders refuse."""
     if rows % 2 or 0 < rows < 16:
         raise ValueError("wanted 0, or an even number of at least 16 rows, such as 480")
     return rows
 
 
 def or_empty(check: Callable[[str], str]) -> AfterValidator:
-    """Return ``check`` as a validator that accepts empty text."""
+    """Return a validator that accepts empty text, and else calls ``check``."""
     return AfterValidator(lambda text: text and check(text))
 
 
@@ -271,17 +271,17 @@ _ELSE = ["*.json", "*.bin", "*.pth", "*.pyth"]
 
 
 def is_hub_id(text: str) -> bool:
-    """Return whether ``text`` looks like a hub's repository and no file or folder has that name."""
+    """Return whether ``text`` looks like a hub repository (organisation/name) and is no existing path."""
     return bool(_HUB_ID.fullmatch(text)) and not Path(text).exists()
 
 
 def local_weights(hub_id: str, *, allow_download: bool) -> Path:
-    """Return the folder with the weights of ``hub_id``; fetch them into the hub's cache if they are not there.
+    """Return the folder with the weights of ``hub_id``; download them into the hub's cache if they are missing.
 
-    The folder is named by the commit.
+    The name of the folder is the commit.
 
     Raises:
-        UsageError: it is not allowed, or not possible; the message names the files to fetch and their place.
+        UsageError: downloading is not allowed or failed; the message says how to fetch the files by hand.
     """
     match = _HUB_ID.fullmatch(hub_id)
     name, revision = (match["name"], match["revision"]) if match else ("NAME", None)

@@ -1,7 +1,7 @@
-"""Registries of items that can be chosen by name.
+"""Registries of items, such as networks, that parameters choose by name.
 
-A file registers its items when it is imported. A registry imports the files of its folder, and other packages' entry
-points, when an item is first needed. Adding an item means adding one file, and services import no other room.
+A file registers its items when it is imported. A registry imports the files of its folder, and the entry points of
+other packages, when an item is first needed. So a new item needs only a new file, and services import no other folder.
 """
 
 import ast
@@ -34,12 +34,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Registry(Generic[T]):
-    """Items by name, in the order of registration: files by their dotted names, then other packages.
+    """Items by name, in the order of registration: the folder's files sorted by name, then other packages.
 
     Args:
         kind: the word for an item in messages, such as ``detector``.
         folder: dotted name of the package or module whose files register items.
-        entry_points: group of other packages' entry points, each a module that registers items, or an item.
+        entry_points: group of other packages' entry points, which are modules that register items, or items.
     """
 
     def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
@@ -119,13 +119,13 @@ class Registry(Generic[T]):
         raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
 
     def check(self, name: str) -> str:
-        """Return ``name`` if a file of the folder or an entry point has it, without an import; errors as of ``get``."""
+        """Return ``name`` if a file of the folder or an entry point has it, without an import; raises like ``get``."""
         if not self.declared_in(name) and not any(name == point.name for point in self._entry_points()):
             self.get(name)
         return name
 
     def identity(self, name: str) -> str:
-        """Return what the name counts as in a run's identity."""
+        """Return the value that stands for ``name`` in a run's hash."""
         return name
 
     def declared_in(self, name: str) -> list[str]:
@@ -145,12 +145,12 @@ class Registry(Generic[T]):
         return [name for name, _ in self.items()]
 
     def items(self) -> list[tuple[str, T]]:
-        """Return names and items."""
+        """Return (name, item) of all items."""
         self._fill()
         return list(self._items.items())
 
     def _fill(self) -> None:
-        """Import every file that registers items; log one that fails, keep it in ``broken``, and go on."""
+        """Import all files that register items; log a file that fails, and store the reason in ``broken``."""
         if self._filled:
             return
         sources: dict[str, Callable[[], object]] = {
@@ -181,7 +181,7 @@ class Registry(Generic[T]):
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
-        """The text of each file of the folder by dotted name, sorted."""
+        """The source text of every file of the folder by dotted name, sorted."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
         if spec is None:
             return {}
@@ -203,17 +203,17 @@ _IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
 
 
 class FileRegistry(Registry[T]):
-    """A registry that also knows what a user's own file holds (``my_net.py:MyNet``)."""
+    """A registry that also finds items in files of the user, by names such as ``my_net.py:MyNet``."""
 
     holds = "class"
 
     def file_of(self, name: str) -> Path | None:
-        """Return the path of the user's file in ``name``, whether or not it exists; None without one."""
+        """Return the path in a name such as ``my_net.py:MyNet``; None if ``name`` has no path. It need not exist."""
         match = _IN_A_FILE.fullmatch(name)
         return Path(match["path"]) if match else None
 
     def check(self, name: str) -> str:
-        """Return ``name``, with the absolute path of a user's file; see ``Registry.check``."""
+        """Return ``name``, with a user's file as an absolute path; otherwise like ``Registry.check``."""
         if name.endswith(".py"):
             example = f"{name}:{'MyNet' if self.holds == 'class' else 'find'}"
             wanted = f"Add :{self.holds.upper()}, such as {example}."
@@ -222,17 +222,17 @@ class FileRegistry(Registry[T]):
         return super().check(name) if path is None else f"{path.expanduser().absolute()}:{name.rpartition(':')[2]}"
 
     def identity(self, name: str) -> str:
-        """Return the name with a digest of the user's file and the modules next to it that it imports."""
+        """Return ``name``; for a user's file with a digest of it and of the modules that it imports from its folder."""
         path = self.file_of(name)
         return name if path is None else f"{path.name}:{name.rpartition(':')[2]}@{_digest_of_file(path)}"
 
     def code_files(self, name: str) -> dict[str, Path]:
-        """Return the user's file in ``name`` and what it imports from its folder, by relative path."""
+        """Return the path of the user's file in ``name`` and of the modules that it imports, by relative path."""
         path = self.file_of(name)
         return {} if path is None else {relative: path.parent / relative for relative in _code_of_file(path)}
 
     def declared_in(self, name: str) -> list[str]:
-        """Return the files that register ``name``; none for a user's file, whose content is in its identity."""
+        """Return the dotted names of the files that register ``name``; none for a user's file (see ``identity``)."""
         return [] if self.file_of(name) else super().declared_in(name)
 
     def _of_file(self, name: str) -> Any:
@@ -262,9 +262,9 @@ class FileRegistry(Registry[T]):
 
 
 def _code_of_file(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of a user's file and of the modules of its folder that it imports, by relative path.
+    """Return the SHA-256 of a user's file and of the modules that it imports from its folder, by relative path.
 
-    A package counts as a whole. The digest of a file that cannot be read is empty.
+    Of an imported package all files are included. The digest of an unreadable file is empty.
     """
     digests: dict[Path, str] = {}
     todo = [path]
@@ -294,7 +294,9 @@ _LOCAL_MODULES: dict[str, dict[str, str]] = {}  # digests of what was imported f
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a user's file once per content; what it imports from its folder keeps its plain name.
+    """Import a user's file and return the module; a file with unchanged content is imported only once.
+
+    Modules that it imports from its folder keep their plain names.
 
     Raises:
         ImportError: a module of the folder has the name of another module that this process has imported.
@@ -341,12 +343,13 @@ class TrunkOptions:
 
 @dataclass(frozen=True)
 class DetectorSpec:
-    """The declaration of a network on clips: complete (``build``), or a trunk to which a head is added.
+    """The declaration of a network on clips: a complete one (``build``), or a trunk (feature extractor) for a head.
 
-    ``build`` returns a complete network, initialised from torch's current random state: frames uint8 (B, T, 3, H, W) to
-    logits (B,), positive for fake. Its ``recomputable_blocks()`` are the parts whose activations gradient checkpointing
-    may compute again. ``build_trunk`` returns a network from such frames to features (B, T, F), or (B, 1, F) of whole
-    clips, with ``frame_feature_size`` F. Task video_text takes its ``frame_features`` if it has that method.
+    ``build`` returns a network that is initialised from torch's current random state. It maps frames, uint8
+    (B, T, 3, H, W), to logits (B,), positive for fake. Its ``recomputable_blocks()`` are the parts whose activations
+    gradient checkpointing may recompute. ``build_trunk`` returns a network that maps such frames to features: (B, T, F)
+    per frame, or (B, 1, F) per clip. Its ``frame_feature_size`` is F. Task video_text calls the trunk's method
+    ``frame_features`` if it exists.
     """
 
     name: str  # what the parameter ``model`` calls it; "timm:NAME" stands for a family
@@ -377,7 +380,7 @@ class DetectorSpec:
     trunk: str = ""  # of ``embedding``: the network whose trunk that is
 
     def clips(self, num_frames: int, side: int, sampling: str = "", **view: Any) -> ClipSettings:
-        """Return settings of clips with the network's own values in place of 0 and empty; ``view`` is for ``View``."""
+        """Return clip settings; 0 and empty mean the network's values. ``view`` has further arguments of ``View``."""
         seen = View(sampling or self.frame_sampling, self.frame_fit, **view)
         return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
 
@@ -398,12 +401,12 @@ _OF_CLASS: Mapping[str, Any] = {
 class DetectorRegistry(FileRegistry[DetectorSpec]):
     """The registry of networks, with families (``timm:resnet50``) and users' files (``my_net.py:MyNet``).
 
-    A user's class with the attribute ``num_features`` is an encoder, to which a head is added: frames uint8
-    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other returns logits (B,). ``_OF_CLASS`` lists further
-    attributes of the class.
+    A user's class with the attribute ``num_features`` is an encoder, to which a head is added. It maps frames, uint8
+    (B, T, 3, H, W), to features (B, F) or (B, T, F). Any other class must return logits (B,). ``_OF_CLASS`` lists
+    further attributes of the class.
 
-    A notebook's cell that registers a network is written to a file in the cache and known by that file, because ranks
-    and other processes cannot see into a notebook.
+    If a notebook's cell registers a network, the cell is written to a file in the cache and that file is used, because
+    other processes cannot import from a notebook.
     """
 
     def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
@@ -427,7 +430,7 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         return item
 
     def get(self, name: str) -> DetectorSpec:
-        """Return the declaration of a network; see ``Registry.get``."""
+        """Return the declaration of network ``name``; also of a user's class or a family's member."""
         spec: Any = self._of_file(name) or super().get(name)
         if isinstance(spec, DetectorSpec):
             return spec if spec.of_name is None else spec.of_name(name)
@@ -442,29 +445,29 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         )
 
     def declared_in(self, name: str) -> list[str]:
-        """Return the files that register ``name``; of a model on a trunk's features also those of the trunk."""
+        """Return the dotted names of the files that register ``name`` and, if it uses a trunk's features, the trunk."""
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
         is_model = trunk and f"{self._folder}.classical" in ours
         return [*ours, *super().declared_in(trunk)] if is_model else ours
 
     def of_features(self, name: str) -> str:
-        """Return ``DetectorSpec.of_features`` of ``name`` without importing a network's or a user's file."""
+        """Return ``DetectorSpec.of_features`` of ``name``: empty for a network, whose file is not imported."""
         ours = self.declared_in(name)
         is_network = self.file_of(name) is not None or (ours and f"{self._folder}.classical" not in ours)
         return "" if is_network else self.get(name).of_features
 
     def check(self, name: str) -> str:
-        """Return ``name``, with the file of a network from a cell; see ``FileRegistry.check``."""
+        """Return ``name``, with the cache file of a network from a notebook cell; else like ``FileRegistry.check``."""
         return f"{self._of_cells[name]}:{name}" if name in self._of_cells else super().check(name)
 
 
 @dataclass(frozen=True)
 class Crop:
-    """A finder of the part of a clip that a network sees.
+    """A function that finds the part of a clip to show to a network.
 
-    ``find`` takes frames uint8 (T, H, W, 3), RGB, and returns left, top, width and height in pixels, for the whole clip
-    or (T, 4) for each frame; None if it finds nothing.
+    ``find`` takes frames, uint8 (T, H, W, 3), RGB. It returns left, top, width and height in pixels, (4,) for the whole
+    clip or (T, 4) per frame; None if it finds nothing.
     """
 
     name: str
@@ -475,7 +478,7 @@ class Crop:
 
 
 class CropRegistry(FileRegistry[Crop]):
-    """The registry of crops, with functions of users' files (``my_crop.py:function``)."""
+    """The registry of crops, with functions from users' files (``my_crop.py:function``)."""
 
     holds = "function"
 
@@ -501,21 +504,21 @@ FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features", "
 
 
 class BackboneRegistry(Registry[Callable[[str], Any]]):
-    """The registry of networks on pictures; any detector on frames may be a backbone as well."""
+    """The registry of backbones (networks on pictures); a detector (network on frames) may also be a backbone."""
 
     def is_own(self, name: str) -> bool:
-        """Return whether ``name`` is a network on pictures alone."""
+        """Return whether this registry has ``name``, which is then no detector."""
         return _family(name) in self._items or bool(self._own_files(name))
 
     def _own_files(self, name: str) -> list[str]:
         return [module for module, text in self._texts.items() if f'BACKBONES.register("{_family(name)}"' in text]
 
     def get(self, name: str) -> Any:
-        """Return the backbone, or the declaration of a detector."""
+        """Return the backbone ``name``, or the ``DetectorSpec`` of a detector."""
         return super().get(name) if self.is_own(name) else DETECTORS.get(name)
 
     def check(self, name: str) -> str:
-        """Return ``name``, as ``DETECTORS`` knows it if it is no backbone; raise ``UsageError`` if neither does."""
+        """Return ``name`` if it is a backbone, else ``DETECTORS.check(name)``; raise ``UsageError`` if unknown."""
         if self.is_own(name):
             return name
         try:
@@ -526,7 +529,7 @@ class BackboneRegistry(Registry[Callable[[str], Any]]):
             raise UsageError(f"{self.kind} {name!r}: unknown.{near} {known}") from error
 
     def identity(self, name: str) -> str:
-        """Return what the name counts as."""
+        """Return the value that stands for ``name`` in a run's hash."""
         return name if self.is_own(name) else DETECTORS.identity(name)
 
     def declared_in(self, name: str) -> list[str]:

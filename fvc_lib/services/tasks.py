@@ -1,7 +1,7 @@
 """Declare the tasks of runs and their stages as plain data.
 
-A task is this declaration and a folder ``fvc_lib/tasks/NAME/``, whose module ``training`` has the function named here
-as ``trainer``. A run has the stages of its task.
+A stage is the work of one notebook. A task consists of its declaration here and of a folder ``fvc_lib/tasks/NAME/``,
+whose module ``training`` has the function that is named here as ``trainer``. A run has the stages of its task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,25 +39,25 @@ Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
 @dataclass(frozen=True)
 class Stage:
-    """One notebook's part in the run.
+    """The declaration of a stage, which is the part of a run that one notebook does.
 
     Attributes:
-        name: the notebook's, without suffix.
-        needs: stages that come before it, if the run has them.
+        name: name of the notebook, without suffix.
+        needs: stages that come before this one, if the run has them.
         inputs, outputs: the files that stages exchange. A stage is finished when its outputs exist and fit their
             schemas, and its inputs, parameters and code are unchanged.
-        per_fold: one execution per outer fold.
-        sharded: whether, with this configuration, many jobs may do its work on files or clips before its notebook;
-            results are kept in caches (``shard``).
-        trains: it shares its work between ranks, uses GPUs and keeps checkpoints.
-        tasks: only runs of these have it.
-        schemas: names of schemas in ``services.tables``, one per output in order; none: files of other kinds.
-        report_rank: sections of a report are sorted by it.
-        beside: files that not every run has: the stage's record lists them, and a stage that is repeated takes them
-            along.
-        when: whether a run with this configuration (``RunConfig``) has it.
-        when_words: which runs have it, the end of a sentence, where not all of its tasks have.
-        needs_when: further stages that come before it, and for which configurations it reads what they write.
+        per_fold: whether it runs once per outer fold.
+        sharded: returns for a configuration whether many jobs (shards) may do its work on files or clips in advance,
+            and store the results in caches.
+        trains: whether it trains: uses ranks (processes) and GPUs, and writes checkpoints.
+        tasks: names of the tasks whose runs have this stage.
+        schemas: names of schemas in ``services.tables``, one per output in order; empty: the outputs are no tables.
+        report_rank: sort key of its section in a report.
+        beside: further files, which not every run has. The stage's record lists them. A repetition moves them away.
+        when: returns for a configuration (``RunConfig``) whether the run has this stage.
+        when_words: end of a sentence that says which runs have it; empty: all runs of its tasks.
+        needs_when: further stages that come before it; the function returns for a configuration whether their results
+            are read.
     """
 
     name: str
@@ -77,23 +77,23 @@ class Stage:
 
     @property
     def comes_after(self) -> tuple[str, ...]:
-        """The stages that come before it, if a run has them."""
+        """The names of the stages that come before this one, if a run has them."""
         return (*self.needs, *self.needs_when)
 
     def reads(self, config: Any) -> set[str]:
-        """Return the stages whose results it depends on in a run with ``config``; it repeats when they do."""
+        """Return the names of the stages whose results this one reads in a run with ``config``."""
         return {*self.needs, *(name for name, is_read in self.needs_when.items() if is_read(config))}
 
     @property
     def training_module(self) -> str:
-        """The module with the training function; empty for a stage that does not train."""
+        """The dotted name of the module that trains; empty for a stage that does not train."""
         return training_module(self.tasks[0]) if self.trains else ""
 
     def check_outputs(self, run: RunPaths, fold: int | None) -> None:
         """Read every output that has a schema.
 
         Raises:
-            DataError: one is missing, unreadable or does not fit; the message names file, column and values.
+            DataError: an output is missing, unreadable or does not fit; the message names file, column and values.
         """
         if self.schemas:
             from fvc_lib.services import tables  # polars and pandera take a second to load
@@ -129,17 +129,17 @@ class TaskSpec:
 
     @property
     def training_stage(self) -> Stage:
-        """The stage that trains."""
+        """The first stage that trains."""
         return next(stage for stage in self.stages if stage.trains)
 
 
 def _is_forensic(config: Any) -> bool:
-    """Return whether the run's model sees forensic features in place of clips."""
+    """Return whether the run's model takes forensic features as input instead of clips."""
     return bool(config.of_features == "forensic")
 
 
 def _has_videos(config: Any) -> bool:
-    """Return whether there are files for shards; the first stage generates the sample corpus."""
+    """Return whether shards have videos to read: there is a corpus of the user with videos."""
     return bool(config.corpus) and not config.annotations_only
 
 
@@ -371,7 +371,10 @@ LENGTH_MATCHED, METADATA_MATCHED = "length_matched", "metadata_matched"
 
 @dataclass(frozen=True)
 class ProtocolSpec:
-    """One way to divide a corpus: ``trains_once``, or one training per fold; ``meaning`` follows a colon."""
+    """A protocol: a way to divide a corpus into training and test videos.
+
+    There is a single training (``trains_once``) or one per fold. ``meaning`` is the text after a colon in messages.
+    """
 
     name: str
     meaning: str
@@ -397,7 +400,7 @@ PROTOCOLS: Mapping[str, ProtocolSpec] = {
 
 
 def known_protocol(name: str) -> str:
-    """Return ``name``; raise ``ValueError`` with the nearest one if no protocol is called that."""
+    """Return ``name``; raise ``ValueError`` with similar names if there is no such protocol."""
     if name not in PROTOCOLS:
         raise ValueError(f"input should be one of {', '.join(PROTOCOLS)}.{did_you_mean(name, PROTOCOLS)}")
     return name
