@@ -1,13 +1,14 @@
-"""Retrieval between videos and texts in both directions, exactly, without the matrix of all similarities.
+"""Retrieval metrics between videos and texts in both directions, exact, without the matrix of all similarities.
 
-A similarity is the real dot product of two rows as float32: normalise them for cosines. A rank is one more than the
-number of wrong candidates at least as similar as the right one: ties count against the model. So embeddings that have
-collapsed into one come last, below chance, instead of first.
+A similarity is the exact dot product of two float32 rows; normalise the rows for cosines. A positive is a candidate
+that belongs to the query. The rank of the best positive is 1 plus the number of wrong candidates that are at least as
+similar, so ties count against the model. If all embeddings are equal, the positives rank last and not first.
 
-One pass over blocks of the matrix counts for both directions. A block is multiplied in float32, or in float64 where
-float32 leaves too much open; the largest error of both is known. Scores further from a positive's similarity than that
-are counted at once. The others are compared in doubles, and what doubles cannot tell apart is summed without rounding.
-So no result depends on the size of the blocks, the processor or the device.
+The matrix of similarities is computed block by block, once for both directions. A block is multiplied in float32, or in
+float64 where float32 leaves too many comparisons unsure. The largest rounding error of a product is known. A score that
+differs from a positive's similarity by more than this error is counted at once. Other scores are compared in float64,
+and those too close for float64 by sums without rounding. So the result does not depend on the size of the blocks, the
+processor or the device.
 """
 
 from __future__ import annotations
@@ -31,35 +32,35 @@ MEMORY_BYTES = 64_000_000
 BoolArray = npt.NDArray[np.bool_]
 SingleArray = npt.NDArray[np.float32]
 
-_LARGEST_NORM = 1e15  # the product of two stays far inside float32
-_LEAST_BLOCK, _BLOCK = 16, 1024  # rows of each side: scores of 4 MB stay in the cache, and calls cost little
-_FIXED_BYTES = 10_000_000  # what comparing single pairs takes, and small arrays
+_LARGEST_NORM = 1e15  # products of two such norms stay far inside the range of float32
+_LEAST_BLOCK, _BLOCK = 16, 1024  # least and largest number of rows per block side; 4 MB of scores fit into the cache
+_FIXED_BYTES = 10_000_000  # memory for comparing single pairs, and for small arrays
 _BYTES_PER_ROW = 160  # positives, norms and counts of both directions, with one pair per video
 _BYTES_PER_MORE_PAIR = 165
-_AT_ONCE = 1 << 17  # numbers that are converted, and scores that are searched, at once: 1 MB as doubles
-_MOST_OPEN = 0.03  # of a block's pairs: with more to compare one by one, a product in doubles is faster
+_AT_ONCE = 1 << 17  # numbers converted, and scores searched, at once: 1 MB as float64
+_MOST_OPEN = 0.03  # largest unsure share of a block's pairs; above it float64 is faster
 
 
 @dataclass(frozen=True)
 class DirectionMetrics:
-    """How well the queries of one direction find what belongs to them.
+    """How well the queries of one direction find their positives, the candidates that belong to them.
 
     Source of NDCG: K. Järvelin and J. Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 20
     (2002), with gain 1 and discount 1 / log2(1 + rank).
 
     Attributes:
-        ks: where recall was measured.
-        recall_at_k: share of queries whose best positive has rank k or better.
-        median_rank: of each query's best positive, from 1.
-        mean_rank: likewise.
-        mrr: mean reciprocal rank, likewise.
-        ndcg: mean, of all positives over the whole ranking.
-        mean_positive_similarity: dot product, over all pairs of a query and a positive.
-        num_queries: with at least one positive.
-        num_candidates: rows that were searched.
-        query_indices: int64 (num_queries,), the row of each such query.
-        ranks: int64 (num_queries,), of its best positive.
-        num_positives: int64 (num_queries,).
+        ks: the values of k for which recall was measured.
+        recall_at_k: for each k, the share of queries whose best positive has rank k or better.
+        median_rank: median over queries of the rank of the best positive, from 1.
+        mean_rank: mean over queries of the same rank.
+        mrr: mean over queries of 1 / the same rank.
+        ndcg: mean over queries of NDCG, which counts all positives in the whole ranking.
+        mean_positive_similarity: mean dot product over all pairs of a query and one of its positives.
+        num_queries: number of queries with at least one positive.
+        num_candidates: number of candidates per query.
+        query_indices: int64 (num_queries,), the row number of each query.
+        ranks: int64 (num_queries,), the rank of each query's best positive.
+        num_positives: int64 (num_queries,), the number of positives of each query.
     """
 
     ks: tuple[int, ...]
@@ -76,7 +77,7 @@ class DirectionMetrics:
     num_positives: IntArray
 
     def as_metrics(self) -> dict[str, float]:
-        """Return every number by its name."""
+        """Return all scalar metrics and counts by name, such as ``recall@1``."""
         recalls = {f"recall@{k}": value for k, value in zip(self.ks, self.recall_at_k, strict=True)}
         names = ("median_rank", "mean_rank", "mrr", "ndcg", "mean_positive_similarity", "num_queries", "num_candidates")
         return recalls | {name: float(getattr(self, name)) for name in names}
@@ -95,7 +96,7 @@ class RetrievalMetrics:
     text_to_video: DirectionMetrics
 
     def as_metrics(self) -> dict[str, float]:
-        """Return every number by its direction and name, such as ``video_to_text/recall@1``."""
+        """Return the metrics of both directions by direction and name, such as ``video_to_text/recall@1``."""
         return {
             f"{direction}/{name}": value
             for direction, found in vars(self).items()
@@ -114,25 +115,28 @@ def retrieval_metrics(
 ) -> RetrievalMetrics:
     """Return recall, ranks, MRR and NDCG from videos to texts and from texts to videos, by dot products.
 
-    A similarity is the dot product of two rows as they are. Nothing is normalised: divide each row by its norm first
-    where cosines are meant, else a long row is near to everything.
+    A similarity is the dot product of two rows. Rows are not normalised here: divide each row by its norm first if
+    cosines are wanted, else a long row is similar to everything.
 
-    Equal texts must be one row of ``text_embeddings`` with many videos, which are all right: the r-th best of a query's
-    positives has rank r plus the wrong candidates at least as similar. Two equal rows are two candidates, and as a tie
-    the wrong one counts against the model. Texts without a video are candidates only. Embeddings stay where they are
-    and are converted block by block; wider numbers than float32 are rounded to it.
+    A text that several videos share must be one row of ``text_embeddings``; all its videos are then positives. The r-th
+    best positive of a query has rank r plus the number of wrong candidates that are at least as similar. Two equal rows
+    of ``text_embeddings`` are two candidates, and the wrong one counts as a tie against the model. A text without a
+    video is a candidate but no query.
+
+    Embeddings stay on their device and are converted block by block; float64 is rounded to float32.
 
     Args:
-        video_embeddings: (N, D) of numpy or torch on any device.
+        video_embeddings: (N, D), a numpy array, or a torch tensor on any device.
         text_embeddings: (M, D), likewise.
         text_of_video: int (N,), the row of each video's text; or int (P, 2) of (video row, text row) where a video may
             have several texts, or none.
-        ks: where recall is wanted.
-        memory_bytes: what may be taken beyond the embeddings.
+        ks: different values of k, from 1, for which recall is wanted.
+        memory_bytes: memory that may be used beyond the embeddings.
         log: called with lines about the sizes and the blocks.
 
     Raises:
-        ValueError: empty, of the wrong shape or kind, NaN or infinite, a text that is not there, or a k below 1.
+        ValueError: embeddings are empty, of a wrong shape or dtype, or not finite; ``text_of_video`` names a missing
+            row; or ``ks`` are invalid.
     """
     places = tuple(int(k) for k in ks)
     if not places or min(places) < 1 or places != tuple(ks) or len(set(places)) < len(places):
@@ -189,7 +193,7 @@ def _as_rows(embeddings: np.ndarray | torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _check_pairs(text_of_video: Any, num_videos: int, num_texts: int) -> tuple[IntArray, IntArray]:
-    """Return video and text of each pair, int64 (P,) each."""
+    """Return ``(video, text)``, the row numbers of all pairs, int64 (P,) each; raise ``ValueError`` if invalid."""
     given = np.asarray(text_of_video.cpu() if hasattr(text_of_video, "cpu") else text_of_video)
     if given.dtype.kind not in "iu":
         raise ValueError(f"text_of_video is of {given.dtype}; give whole numbers, rows of text_embeddings")
@@ -213,14 +217,14 @@ def _check_pairs(text_of_video: Any, num_videos: int, num_texts: int) -> tuple[I
 
 @dataclass(frozen=True)
 class RetrievalPlan:
-    """How a retrieval is streamed; the result does not depend on it.
+    """The sizes of a retrieval and of its blocks; the result does not depend on the blocks.
 
     Attributes:
-        num_videos: rows.
-        num_texts: rows.
-        dimensions: numbers per row.
-        block: rows of each side that are compared at once.
-        more_pairs: pairs that belong together, beyond one per video.
+        num_videos: number of videos.
+        num_texts: number of texts.
+        dimensions: numbers per embedding.
+        block: largest number of videos, and of texts, in a block.
+        more_pairs: number of pairs that belong together, minus one per video; at least 0.
     """
 
     num_videos: int
@@ -231,15 +235,15 @@ class RetrievalPlan:
 
     @property
     def streamed_bytes(self) -> int:
-        """The most that is taken beyond the embeddings, estimated."""
+        """Return the estimated memory peak beyond the embeddings, in bytes."""
         rows = _BYTES_PER_ROW * (self.num_videos + self.num_texts) + _BYTES_PER_MORE_PAIR * self.more_pairs
         videos, texts = min(self.block, self.num_videos), min(self.block, self.num_texts)
-        scores = videos * texts * 12  # as doubles, and three answers each or those of float32
-        operands = (videos + texts) * self.dimensions * (4 + 8)  # as float32 and as doubles
+        scores = videos * texts * 12  # float64 scores with three masks, or float32 scores
+        operands = (videos + texts) * self.dimensions * (4 + 8)  # in float32 and in float64
         return _FIXED_BYTES + rows + scores + operands
 
     def describe(self) -> list[str]:
-        """Return lines for the log: the sizes, what the dense matrix would have taken, and the blocks."""
+        """Return lines for the log: the sizes, the memory of the full matrix, and the blocks."""
         blocks = math.ceil(self.num_videos / self.block) * math.ceil(self.num_texts / self.block)
         dense_bytes = 4 * self.num_videos * self.num_texts
         return [
@@ -253,7 +257,10 @@ class RetrievalPlan:
 def plan_retrieval(
     num_videos: int, num_texts: int, dimensions: int, memory_bytes: int, more_pairs: int = 0
 ) -> RetrievalPlan:
-    """Return the largest blocks that fit into the cache and ``memory_bytes``, or the smallest blocks there are."""
+    """Return a plan with the largest blocks that fit into the cache and into ``memory_bytes``.
+
+    If no block fits into ``memory_bytes``, the smallest block size is taken.
+    """
     block = _BLOCK
     while block > _LEAST_BLOCK:
         plan = RetrievalPlan(num_videos, num_texts, dimensions, block, more_pairs)
@@ -264,10 +271,14 @@ def plan_retrieval(
 
 
 class Rows:
-    """The embeddings of one side, (R, D) of any real type on any device, taken as float32 rows.
+    """The embeddings of all videos or of all texts, read as float32 rows.
+
+    Args:
+        embeddings: (R, D), of any real dtype, on any device.
+        name: name of the embeddings in errors.
 
     Raises:
-        ValueError: a row is not finite, or its norm is too large for float32 products; ``name`` is named.
+        ValueError: a row is not finite, or its norm is too large for float32 products.
     """
 
     def __init__(self, embeddings: torch.Tensor, name: str = "embeddings") -> None:
@@ -276,7 +287,7 @@ class Rows:
         self.at_once = max(16, _AT_ONCE // self.dimensions)
         everywhere = np.arange(len(embeddings))
         squares = products(self, self, everywhere, everywhere)
-        # float64 (R,), not less than the true ones; infinite or NaN where a number is.
+        # float64 (R,), upper bounds of the L2 norms; not finite where a number of the row is not.
         self.norms: FloatArray = np.sqrt(squares) * (1 + (self.dimensions + 2) * 2.0**-52)
         wrong = np.flatnonzero(~(self.norms <= _LARGEST_NORM))
         if wrong.size:
@@ -289,13 +300,13 @@ class Rows:
         return len(self._embeddings)
 
     def at(self, rows: IntArray) -> SingleArray:
-        """Return the rows (K,) as float32 (K, D)."""
+        """Return the embeddings float32 (K, D) of the row numbers ``rows`` (K,)."""
         taken = self._embeddings.index_select(0, torch.from_numpy(rows).to(self._embeddings.device))
         return np.asarray(taken.to(torch.float32).cpu().numpy())
 
     @functools.cached_property
     def kinds(self) -> IntArray:
-        """int64 (R,): equal for rows that agree in every number; only rows of equal norms are compared."""
+        """Return int64 (R,), a number per row that is equal exactly for rows with equal embeddings."""
         _, norm, number = np.unique(self.norms, return_inverse=True, return_counts=True)
         shared = np.flatnonzero(number[norm] > 1)
         digests = np.empty(shared.size, dtype="S16")
@@ -309,21 +320,24 @@ class Rows:
 
 
 def products(left: Rows, right: Rows, left_rows: IntArray, right_rows: IntArray) -> FloatArray:
-    """Return dot products in doubles of the rows (K,) of both sides: float64 (K,)."""
+    """Return the float64 dot products (K,) of the K pairs of row numbers ``left_rows`` and ``right_rows``."""
     parts = zip(_parts(left_rows, left.at_once), _parts(right_rows, left.at_once), strict=True)
     found = [np.vecdot(left.at(a).astype(np.float64), right.at(b).astype(np.float64)) for a, b in parts]
     return np.concatenate([np.empty(0), *found])
 
 
 def is_at_least(query: SingleArray, candidate: SingleArray, positive: SingleArray) -> BoolArray:
-    """Return whether ``query . candidate >= query . positive`` in real numbers, of float32 rows (K, D): bool (K,)."""
+    """Return whether ``query . candidate >= query . positive`` without rounding, bool (K,); all are float32 (K, D)."""
     query = query.astype(np.float64)  # products of float32 numbers are exact as doubles
     terms = np.concatenate([query * candidate, -query * positive], axis=1)
     return np.array([math.fsum(row) >= 0 for row in terms.tolist()], dtype=bool)
 
 
 def exact_product(left: SingleArray, right: SingleArray) -> tuple[float, ...]:
-    """Return the exact dot product of two rows as doubles, each the rest of those before; they sort like it."""
+    """Return the exact dot product of two rows as a tuple of floats whose sum it is.
+
+    Every float is the rounded remainder after the floats before it. Tuples sort like the exact products.
+    """
     terms = (left.astype(np.float64) * right).tolist()
     found: list[float] = []
     while not found or found[-1]:
@@ -333,9 +347,16 @@ def exact_product(left: SingleArray, right: SingleArray) -> tuple[float, ...]:
 
 
 def largest_error(queries: FloatArray, candidates: FloatArray, dimensions: int, dtype: type[np.floating]) -> FloatArray:
-    """Return how far a product in ``dtype`` may be from the truth, of rows with norms (Q,) and (C,): float64 (Q,).
+    """Return the largest rounding error of a dot product in ``dtype``, float64 (Q,), per query over all candidates.
 
-    Source: N. J. Higham, "Accuracy and Stability of Numerical Algorithms" (2002), 3.1, with Cauchy and Schwarz.
+    Source: N. J. Higham, "Accuracy and Stability of Numerical Algorithms" (2002), 3.1, with the Cauchy-Schwarz
+    inequality.
+
+    Args:
+        queries: float64 (Q,), norms of the queries.
+        candidates: float64 (C,), norms of the candidates.
+        dimensions: numbers per row.
+        dtype: float32 or float64.
     """
     kind, norm = np.finfo(dtype), candidates.max()
     flushed = 2 * dimensions * float(kind.tiny) * (1 + queries + norm)  # tiny numbers may become 0
@@ -343,31 +364,39 @@ def largest_error(queries: FloatArray, candidates: FloatArray, dimensions: int, 
 
 
 class Direction:
-    """One direction of retrieval: its queries are the rows (axis 0) or the columns (axis 1) of every block.
+    """One direction of retrieval, with the positives of all queries and the counts for their ranks.
 
-    The positives (P,) of all queries (Q,) stand in the order of the queries and of rising similarity; those of query q
-    are ``[starts[q], starts[q + 1])``.
+    The P positives of all Q queries are sorted by query, then by rising similarity. Those of query q have the indices
+    ``starts[q]`` to ``starts[q + 1] - 1``.
+
+    Args:
+        axis: 0: the queries are the videos, the rows of every block; 1: the texts, the columns.
+        sides: the embeddings of videos and texts.
+        pairs: row numbers int64 (P,) of videos and of texts that belong together.
     """
 
     def __init__(self, axis: int, sides: tuple[Rows, Rows], pairs: tuple[IntArray, IntArray]) -> None:
         self.axis = axis
-        self.compared = 0  # pairs that were compared one by one
+        self.compared = 0  # number of pairs that were compared one by one
         self.queries, self.candidates = sides[axis], sides[1 - axis]
-        # (Q,), of ``similarity``.
+        # (Q,), largest rounding error of ``similarity``.
         self.error = largest_error(self.queries.norms, self.candidates.norms, sides[0].dimensions, np.float64)
         similarity = products(self.queries, self.candidates, pairs[axis], pairs[1 - axis])
         order = np.lexsort((similarity, pairs[axis]))
         self.query, self.candidate, self.similarity = pairs[axis][order], pairs[1 - axis][order], similarity[order]
         self.starts = np.searchsorted(self.query, np.arange(len(self.queries) + 1))
-        self.number = np.diff(self.starts)  # (Q,) of positives
-        self.order = np.argsort(self.number, kind="stable")  # (Q,): those of one block then have about as many each
+        self.number = np.diff(self.starts)  # (Q,), number of positives
+        self.order = np.argsort(self.number, kind="stable")  # (Q,): a block has queries with similar numbers
         first_equal = np.maximum.accumulate(np.where(self._sort_near_ties(), 0, np.arange(order.size)))
         # (P,): positives of the same query, and candidates of the counted blocks, at least as similar as this one.
         self.num_as_similar = self.starts[self.query + 1] - first_equal
         self.reached = np.zeros(order.size, dtype=np.int64)
 
     def _sort_near_ties(self) -> BoolArray:
-        """Bring positives that doubles cannot tell apart into true order; return which equal the one before: (P,)."""
+        """Sort positives that float64 cannot tell apart by their exact similarity.
+
+        Returns bool (P,): True where a positive is exactly as similar as the one before it.
+        """
         is_tie = np.zeros(self.query.size, dtype=bool)
         is_tie[1:] = (np.diff(self.query) == 0) & (np.diff(self.similarity) <= 2 * self.error[self.query[1:]])
         unsure = np.flatnonzero(is_tie | np.append(is_tie[1:], False))
@@ -381,7 +410,12 @@ class Direction:
         return is_tie
 
     def count(self, scores: npt.NDArray[np.floating], rows: tuple[IntArray, IntArray]) -> None:
-        """Add the pairs of a block, ``scores`` (V, T) of the videos and texts at ``rows``; each pair comes once."""
+        """Add the candidates of one block to the counts of the positives that they reach.
+
+        Args:
+            scores: float32 or float64 (V, T), similarities of the block's videos and texts.
+            rows: row numbers of the block's videos (V,) and texts (T,).
+        """
         candidates = rows[1 - self.axis]
         for level in range(int(self.number[rows[self.axis]].max())):
             positives, reached, between = self.level(scores, rows, level)
@@ -397,11 +431,14 @@ class Direction:
     def level(
         self, scores: npt.NDArray[np.floating], rows: tuple[IntArray, IntArray], level: int
     ) -> tuple[IntArray, IntArray, BoolArray]:
-        """Compare a block with the ``level``-th lowest positive of the queries that have as many.
+        """Compare a block's scores with one positive per query: the one at index ``level`` by rising similarity.
+
+        Queries without so many positives are skipped; Q queries remain.
 
         Returns:
-            These positives, the number of candidates that surely reach each, and which pairs are unsure, with the
-            shape of the scores.
+            ``(positives, reached, unsure)``: the indices of the positives int64 (Q,), the number of candidates that
+            surely are at least as similar int64 (Q,), and bool, True where the comparison is unsure, with the shape of
+            the remaining scores.
         """
         queries, norms = rows[self.axis], self.candidates.norms[rows[1 - self.axis]]
         start = int(np.searchsorted(self.number[queries], level, side="right"))
@@ -419,7 +456,11 @@ class Direction:
         return positives, number.astype(np.int64), above[0] ^ above[1]
 
     def _compare(self, positive: IntArray, candidate: IntArray) -> None:
-        """Count the candidates (K,) at least as similar as the positives (K,): in doubles, or without rounding."""
+        """Compare K pairs one by one and count the candidates that are at least as similar as their positive.
+
+        ``positive`` and ``candidate`` are int64 (K,). Pairs are compared in float64, and without rounding where float64
+        cannot decide.
+        """
         self.compared += positive.size
         query, own, kinds = self.query[positive], self.candidate[positive], self.candidates.kinds
         reached = kinds[candidate] == kinds[own]
@@ -438,7 +479,7 @@ def _parts(rows: IntArray, size: int) -> list[IntArray]:
 
 
 def count_all(videos: Rows, texts: Rows, pairs: tuple[IntArray, IntArray], plan: RetrievalPlan) -> list[Direction]:
-    """Return both directions, videos and texts as queries, with the candidates that reach each positive counted."""
+    """Return the directions video to text and text to video, with all candidates counted."""
     directions = [Direction(axis, (videos, texts), pairs) for axis in (0, 1)]
     for rows in _parts(directions[0].order, plan.block):
         left: npt.NDArray[np.floating] = videos.at(rows)
