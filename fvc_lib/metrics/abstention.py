@@ -30,7 +30,7 @@ FAKE, REAL, UNDECIDED = "fake", "real", "undecided"
 
 @dataclass(frozen=True)
 class Witnesses:
-    """Scores of videos with known labels, each by a network that had not seen the video's group.
+    """Videos with known labels, and their scores by networks that were not trained on the video's group.
 
     Attributes:
         scores: float64 (N,), higher for fake, on any scale that all networks share.
@@ -138,7 +138,7 @@ def p_values(known: Witnesses, scores: npt.ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return the summed weights, float64 (M,), of the videos that look at least as unlike ``label`` as each new score.
+    """Return for each new score the summed votes of the known videos that fit ``label`` no better, float64 (M,).
 
     Args:
         label: 0: sum over reals whose score is at least the new one; 1: over fakes whose score is at most the new one.

@@ -168,7 +168,7 @@ def measure_over_folds(
         scores: float (N,), probabilities of fake.
         thresholds: a number, or float (N,); a score of at least its threshold means fake.
         folds: (N,), the fold of each row.
-        targets: (N,), what each row is a test of; the metric is then the mean over targets. None: no such mean.
+        targets: (N,), what each row is a test of; the metric is then the mean over targets. None: one target.
 
     Raises:
         KeyError: ``name`` is not in ``METRICS``.

@@ -56,7 +56,7 @@ class SharedRows:
         self._group_of_row = group_of_row
         self._row_weights = row_weights
         self._measures = [(metric, classification.check_scores(values, labels.size)) for metric, values in measures]
-        # By scores and folds: the rows of each fold by falling score, and the readings of their curves by number.
+        # By scores and folds: the sorted rows of all folds, and the readings of their metrics by index in ``measures``.
         self._rankings: dict[tuple[bytes, bytes], tuple[list[RankedRows], dict[int, CurveReading]]] = {}
         self._sums: dict[int, tuple[SumsReading, FloatArray]] = {}
         for number, (metric, values) in enumerate(self._measures):

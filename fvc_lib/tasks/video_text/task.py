@@ -177,7 +177,7 @@ class VideoTextDataset:
 
 @dataclass(frozen=True)
 class HiddenFrames:
-    """Choose which ``num_hidden`` frames of each clip masked modelling hides in ``epoch``.
+    """Draw the ``num_hidden`` frames per clip that masked modelling hides in ``epoch``.
 
     The choice depends on the seed, the epoch and the sample id only, not on order, batch, worker or rank.
     """
