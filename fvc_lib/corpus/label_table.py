@@ -255,7 +255,7 @@ def entry_of(
 def tables_in(folder: AnyPath) -> list[str]:
     """Return the sorted names of the tables in ``folder``.
 
-    If there is a ``manifest.csv`` or ``manifest.parquet``, only these are returned.
+    If there are tables called ``manifest``, in CSV or Parquet, only these are returned.
     """
     names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
     preferred = [name for name in names if name in PREFERRED_NAMES]
