@@ -125,7 +125,8 @@ def preflight(
 ) -> PreflightReport:
     """Choose the largest micro-batch whose measured step fits into ``budget``.
 
-    Call it in the process that will train, before training. A step that cannot be measured keeps its micro-batch.
+    Call it in the process that will train, before training. If the budget has no room for a measurement, the
+    micro-batch is 1. If a measurement fails for another reason than memory, its micro-batch is returned.
 
     Args:
         request: the planned step.
