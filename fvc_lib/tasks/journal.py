@@ -119,8 +119,8 @@ def take_in(folder: Path, stage: str) -> None:
     """Prepare ``folder`` for a call on all files, after killed calls and the shards of ``stage``.
 
     Appends the shards' journals to the folder's journal and deletes them; no process may be writing to any of them.
-    After a kill in between, the next call appends the same lines again, which does no harm. Files that killed a shard's
-    workers are read into ``SUSPECTS``, so that they are not tried again.
+    After a kill in between, the next call appends the same lines again, which does no harm. Files that the
+    shards' records list as having ended a whole process twice are not tried again (``SUSPECTS``).
 
     Raises:
         OSError: the disk takes no more.
