@@ -59,7 +59,7 @@ class FoldRule(_Strict):
 
 
 class EnsembleRecord(_Strict):
-    """The content of ``ensemble.json``; ``files`` has the SHA-256 of the ensemble's tables, by path in its folder."""
+    """The content of ``ensemble.json``; ``files``: SHA-256 of parameters, results and tables, by path in its folder."""
 
     format: int
     name: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]
