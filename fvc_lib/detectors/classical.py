@@ -1,8 +1,8 @@
-"""Classical models on features: one table of estimators of scikit-learn, XGBoost and LightGBM, stored as plain arrays.
+"""Classical models on features, by scikit-learn, XGBoost and LightGBM, whose fitted state is stored as plain arrays.
 
-Each row has its candidate settings, a fit, and the log odds that the fitted arrays give. A fitted model is a dictionary
-of arrays, saved as safetensors like the weights of a network. XGBoost and LightGBM store their own text formats as
-bytes. No file is unpickled.
+Every model consists of candidate settings, a function that fits it, and a function that computes log odds. A fitted
+model is a dictionary of arrays, saved as safetensors like the weights of a network. The models of XGBoost and LightGBM
+are stored in the libraries' text formats, as arrays of bytes. No file is unpickled.
 """
 
 import importlib
@@ -30,9 +30,11 @@ class ClassicalModel:
 
     Attributes:
         candidates: settings to choose from, the simplest model first.
-        fit: returns the fitted arrays, given values float64 (N, F) with NaN where missing, labels int64 (N,) of both
-            classes (1 is fake), weights float64 (N,) and one of the candidates. It draws nothing at random.
-        logits: returns log odds of fake, float64 (N,), given the fitted arrays and values float64 (N, F).
+        fit: function that returns the fitted arrays. It takes values float64 (N, F) with NaN where missing, labels
+            int64 (N,) of both classes (1 is fake), sample weights float64 (N,) and one of the candidates. It is
+            deterministic.
+        logits: function that takes the fitted arrays and values float64 (N, F), and returns scores for fake, float64
+            (N,): log odds, or margins for the support vector machine.
     """
 
     candidates: tuple[Settings, ...]
@@ -41,9 +43,11 @@ class ClassicalModel:
 
 
 def fit_scaling(values: Values) -> Arrays:
-    """Return what ``scaled`` needs: ``median`` (F,), ``indicator`` (K,), ``mean`` and ``scale`` (F + K,).
+    """Compute from ``values`` (N, F) the arrays that ``scaled`` needs.
 
-    ``indicator`` lists the columns of ``values`` (N, F) that lack some of their values, but not all.
+    Returns:
+        ``median`` (F,); ``indicator`` (K,), the columns that lack some of their values, but not all; and ``mean`` and
+        ``scale`` (F + K,) of the values and of the K indicators of missing values.
     """
     missing = np.isnan(values)
     known = np.where(missing.all(0), 0.0, values)
@@ -58,9 +62,10 @@ def fit_scaling(values: Values) -> Arrays:
 
 
 def scaled(arrays: Arrays, values: Values) -> Values:
-    """Return float64 (N, F + K): values with mean 0 and deviation 1, then 1 or 0 for missing or not.
+    """Return float64 (N, F + K): the values, then K indicators of missing values, all standardised.
 
-    A missing value becomes the median. A column that was constant in training becomes 0.
+    Standardised columns have mean 0 and standard deviation 1 in training. A missing value is replaced by the median. A
+    column that was constant in training becomes 0.
     """
     return (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
 
@@ -95,7 +100,7 @@ def _fit_svm(values: Values, labels: Labels, weights: Values, settings: Settings
 
 
 def _svm_logits(arrays: Arrays, values: Values) -> Values:
-    """Return the margins. The temperature that every training chooses makes log odds of them (Platt, 1999)."""
+    """Return the margins. They become log odds by the temperature that every training fits (Platt, 1999)."""
     from sklearn.metrics.pairwise import rbf_kernel
 
     kernel: Values = rbf_kernel(scaled(arrays, values), arrays["vectors"], gamma=float(arrays["gamma"][0]))
@@ -107,7 +112,10 @@ _TREES = tuple({"rounds": rounds, "leaves": leaves} for leaves, rounds in ((3, 4
 
 
 def _smallest_leaf(num_rows: int) -> int:
-    """Return the fewest rows of a leaf. With 50 videos the usual 20 would allow a single split."""
+    """Return the least number of rows in a leaf: a tenth of all rows, but 3 to 20.
+
+    With 50 videos the usual 20 would allow a single split.
+    """
     return min(max(num_rows // 10, 3), 20)
 
 
@@ -141,7 +149,9 @@ def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Set
 
 
 def _trees(model: Any) -> Arrays:
-    """Return the nodes of all trees of a fitted model in one list, and ``first`` (T,), the place of each root.
+    """Return the arrays of a fitted model: the fields of all trees' nodes, ``first`` (T,) and ``baseline`` (1,).
+
+    The nodes of the T trees are joined; ``first`` holds the index of every tree's root.
 
     scikit-learn does not document these attributes, so ``_fit_boosting`` checks the result.
     """
@@ -322,12 +332,12 @@ DETECTORS.register(
 
 
 def trunk_config(config: RunConfig) -> RunConfig:
-    """Return the configuration of the frozen trunk whose features a model on embeddings sees."""
+    """Return the configuration of the frozen trunk (network without class layer) that computes a model's features."""
     return config.model_copy(update={"model": DETECTORS.get(config.model).trunk, "tune": "head"})
 
 
 def refuse_settings(config: RunConfig) -> None:
-    """Raise ``UsageError`` for settings that a model on features has no use for."""
+    """Raise ``UsageError`` if ``config`` has settings that do not apply to a model on features."""
     model = f"model {config.model!r} is fitted to features of whole videos"
     if config.class_balance not in ("loss", "none"):
         raise UsageError(
@@ -350,7 +360,7 @@ def refuse_settings(config: RunConfig) -> None:
 
 
 def refuse_random_trunk(config: RunConfig) -> None:
-    """Raise ``UsageError`` if the trunk would begin without weights."""
+    """Raise ``UsageError`` if the trunk would have random weights, because none are given and it brings none."""
     if not config.model_weights and not DETECTORS.get(config.model).brings_weights:
         raise UsageError(
             f"model {config.model!r}: its trunk begins without weights, so its features say nothing. Add "

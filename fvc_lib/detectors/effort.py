@@ -1,9 +1,9 @@
-"""Effort: train only the part of each attention weight that has the least singular values.
+"""Effort: fine-tune only the part of every attention weight that belongs to its smallest singular values.
 
 After Z. Yan et al., "Orthogonal subspace decomposition for generalizable AI-generated image detection" (ICML 2025): a
 weight is split by its singular value decomposition, W = W_main + U diag(s) V, where the second part has the ``rank``
-least singular values (1 in the paper). What pretraining knows, W_main, stays; U, s and V are trained, and a penalty
-holds them orthogonal to W_main and the length of W as it was.
+smallest singular values (1 in the paper). W_main, which holds the knowledge from pretraining, is frozen. U, s and V
+are trained. A penalty keeps them orthogonal to W_main, and keeps the norm of W.
 """
 
 import torch
@@ -36,10 +36,10 @@ class Residual(nn.Module):
         return main + (self.left * self.sizes) @ self.right
 
     def penalty(self, main: Tensor) -> Tensor:
-        """Return the sum of the paper's losses, a scalar: orthogonality, equations (4), and the weight's length, (5).
+        """Return the sum of the paper's two losses, a scalar: orthogonality (equation 4) and norm (equation 5).
 
-        The directions that U and V began with are orthogonal to W_main. Their parts outside these directions are the
-        overlap. For a weight that is not square this restricts the longer side more than the paper does.
+        The initial directions of U and V are orthogonal to W_main. So the parts of U and V outside their initial
+        directions are penalised. For a weight that is not square this is stricter on the longer side than the paper.
         """
         across, down = self.left.T @ self.left, self.right @ self.right.T
         outside_left = self.left - self.first_left @ (self.first_left.T @ self.left)
@@ -53,13 +53,13 @@ class Residual(nn.Module):
 
 
 def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
-    """Split the weights of ``trunk``'s attention layers, or of all linear layers where none is of attention.
+    """Split the weights of the linear layers in ``trunk``'s attention parts; without attention, of all linear layers.
 
     Returns:
         The parameters to train.
 
     Raises:
-        UsageError: no linear layer has more than ``rank`` singular values, or one is parametrized already.
+        UsageError: no linear layer has more than ``rank`` singular values, or a layer is parametrized already.
     """
     attention = [part for part in trunk.modules() if "attention" in type(part).__name__.lower()]
     linear = [part for part in _linear(attention) or _linear([trunk]) if min(part.weight.shape) > rank]
@@ -100,7 +100,7 @@ def _linear(parts: list[nn.Module]) -> list[nn.Linear]:
 
 
 def _least(weight: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (out, rank), s (rank,) and V (rank, in) of the least singular values."""
+    """Return U (out, rank), s (rank,) and V (rank, in) of the ``rank`` smallest singular values."""
     key = "" if weight.is_meta else f"{rank} {weights_digest({'': weight})}"
     if key not in _known or not key:
         left, sizes, right = torch.linalg.svd(weight.detach().float(), full_matrices=False)

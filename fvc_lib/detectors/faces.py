@@ -27,9 +27,9 @@ _STILL = 2.0  # a face whose positions span at most this multiple of its side ge
 def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
     """Return squares around one face, float (T, 4) of left, top, width and height; None if there is no face.
 
-    The face is the one with the largest area over all frames that are searched, followed by the overlap of its boxes.
-    One that stays gets one box that holds it all the time; one that moves gets a box of constant size that goes along
-    with it, straight from one searched frame to the next. So nothing trembles from frame to frame.
+    Up to 8 frames are searched, and faces are followed by the overlap of their boxes. The face with the largest area
+    summed over these frames is taken. If it hardly moves, one fixed box holds it in all frames. If it moves, a box of
+    constant size follows it, on straight lines from one searched frame to the next. So the crop does not tremble.
 
     Args:
         frames: uint8 (T, H, W, 3), RGB.
@@ -55,13 +55,17 @@ def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
 
 
 def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
-    """Return (frame, number of the box) of the face with the largest area among faces in a third of the frames.
+    """Follow faces over frames and return the boxes of the largest one.
 
-    A box continues the track whose last one it overlaps most, by a tenth at least; each track takes one per frame. What
-    is taken for a face in a single frame (a finger was, with probability 0.9) mostly is none.
+    A track is a series of boxes of the same face. A box continues the track whose last box it overlaps most, by more
+    than a tenth (intersection over union). A track takes at most one box per frame. Tracks in less than a third of the
+    frames are dropped, because they mostly are no faces.
 
     Args:
-        found: per frame (K, 4) of left, top, right and bottom.
+        found: for every frame (K, 4), left, top, right and bottom of K boxes.
+
+    Returns:
+        (index of the frame, index of the box) for the track with the largest total area; empty if there is none.
     """
     tracks: list[list[tuple[int, int]]] = []
     for frame, boxes in enumerate(found):
@@ -77,7 +81,7 @@ def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
 
 
 def faces_in(frame: npt.NDArray[np.uint8]) -> Boxes:
-    """Return left, top, right and bottom, float64 (K, 4), of the faces in a frame uint8 (H, W, 3)."""
+    """Return float64 (K, 4), left, top, right and bottom in pixels of the K faces in a frame, uint8 (H, W, 3)."""
     from PIL import Image
 
     picture = Image.fromarray(np.ascontiguousarray(frame))
@@ -98,7 +102,7 @@ def _areas(boxes: Boxes) -> Boxes:
 
 
 def _overlap(one: Boxes, other: Boxes) -> float:
-    """Return the intersection over union."""
+    """Return the intersection over union of two boxes (4,)."""
     common = np.concatenate([np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])])
     areas = _areas(np.stack([common, one, other]))
     return float(areas[0] / (areas[1] + areas[2] - areas[0]))
@@ -113,9 +117,16 @@ def _mtcnn() -> Any:
 
 
 def keep_best(boxes: Any, scores: Any, groups: Any, threshold: float) -> Any:
-    """Return the indices of the boxes (N, 4) that no better one of their group covers, by falling score.
+    """Remove boxes that overlap a box of higher score, like torchvision's ``batched_nms``.
 
-    As torchvision's batched NMS: a box is covered if the intersection is more than ``threshold`` of the union.
+    Args:
+        boxes: (N, 4), left, top, right and bottom.
+        scores: (N,).
+        groups: (N,); boxes of different groups do not compete.
+        threshold: a box is removed if its intersection over union with a better box is larger.
+
+    Returns:
+        int64 (K,), the indices of the remaining boxes, by descending score.
     """
     import torch
 

@@ -1,6 +1,7 @@
-"""A detector: a trunk from clips to features, a head from features to a logit, and the choice of trained parts.
+"""Detector networks: a trunk turns clips into features, a head turns features into a logit.
 
-``DetectorSpec`` (``services/registry.py``) declares one; ``build_detector`` builds that of a configuration.
+``DetectorSpec`` (``services/registry.py``) declares a detector. ``build_detector`` builds the network of a
+configuration. ``tune`` chooses which parts are trained.
 """
 
 import math
@@ -33,7 +34,12 @@ _SHARES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_prob", "dr
 
 
 class Normalised(nn.Module):
-    """Bring uint8 (..., 3, H, W) to mean 0 and deviation 1 per colour, without parameters or saved state."""
+    """Subtract the mean of every colour from pixels, uint8 (..., 3, H, W), and divide by its standard deviation.
+
+    Args:
+        mean: mean of red, green and blue, as fractions of white.
+        deviation: standard deviation of red, green and blue, likewise.
+    """
 
     mean: Tensor
     deviation: Tensor
@@ -45,28 +51,29 @@ class Normalised(nn.Module):
         self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return float of the same shape."""
+        """Return the normalised images as floats of the same shape."""
         return (images.to(self.mean.dtype) - self.mean) / self.deviation
 
 
 class Trunk(nn.Module):
-    """A published network without its class layer: from clips to features. Subclasses implement ``encode``.
+    """A published network without its class layer, which turns clips into features. Subclasses implement ``encode``.
 
-    In training only its dropout layers are in training mode. Otherwise batch norms would use a micro-batch's
-    statistics. Stochastic depth and dropout of attention would draw once for a micro-batch. Both would make the result
-    depend on how memory splits a batch. From scratch, batch norms become group norms. ``notes`` records both.
+    During training only dropout layers are in training mode. Batch norms would use the statistics of a micro-batch, and
+    stochastic depth and dropout of attention would draw once per micro-batch. Then the result would depend on how a
+    batch is split to fit the memory. If training starts from scratch, group norms replace batch norms. ``notes``
+    records these differences from the published network.
 
     Args:
-        network: the publisher's module; files of weights are its ``state_dict``.
-        num_features: F.
-        mean: of each colour, as a fraction of white.
-        deviation: likewise.
+        network: the publisher's module; files of weights hold its ``state_dict``.
+        num_features: F, number of features of a clip or frame.
+        mean: mean of red, green and blue in the publisher's training data, as fractions of white.
+        deviation: standard deviation of red, green and blue, likewise.
         recomputable: parts whose activations gradient checkpointing may compute again.
-        weights: origin of its weights; None: from scratch.
+        weights: origin of the weights; None: the network starts from scratch.
     """
 
-    per_frame = False  # whether features are (B, T, F), of each frame alone
-    is_frozen = False  # nothing of it is trained: its state is the digest of its weights alone
+    per_frame = False  # whether features are (B, T, F), computed for every frame by itself
+    is_frozen = False  # whether no part is trained; then ``state_dict`` holds only a digest of the weights
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class Trunk(nn.Module):
             self.notes += (f"trained without the stochastic depth or dropout of attention that {drawing} parts have",)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; of the network only dropout layers enter training mode."""
+        """Set training or evaluation mode; within the network only dropout layers enter training mode."""
         super().train(mode)
         for part in self.network.modules():
             part.training = mode and isinstance(part, _DROPOUTS)
@@ -101,11 +108,11 @@ class Trunk(nn.Module):
 
     @cached_property
     def _digest(self) -> Tensor:
-        """SHA-256 of the weights, uint8 (32,)."""
+        """The SHA-256 of the weights, as a tensor uint8 (32,)."""
         return torch.frombuffer(bytearray.fromhex(weights_digest(super().state_dict())), dtype=torch.uint8)
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        """Return the weights by name, or ``digest`` alone for a frozen trunk, whose weights are published."""
+        """Return the weights by name. A frozen trunk returns only ``digest``, because its weights are published."""
         if not self.is_frozen:
             return super().state_dict(*args, **options)
         state = options.get("destination")
@@ -136,7 +143,7 @@ class Trunk(nn.Module):
         return self._recomputable
 
     def encode(self, clips: Tensor) -> Tensor:
-        """Return (B, F), or (B, T, F) with ``per_frame``, of normalised float (B, T, 3, H, W)."""
+        """Return the features of normalised clips, float (B, T, 3, H, W): (B, F), or (B, T, F) with ``per_frame``."""
         raise NotImplementedError
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -167,7 +174,7 @@ def _draws(part: nn.Module) -> bool:
 
 
 class PictureTrunk(Trunk):
-    """A network on pictures: each frame by itself."""
+    """A trunk that computes the features of every frame by itself."""
 
     per_frame = True
 
@@ -195,7 +202,7 @@ class Detector(nn.Module):
         self._l2_normalise = l2_normalise
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; a frozen trunk stays in evaluation mode."""
+        """Set training or evaluation mode; a trunk without trained parameters stays in evaluation mode."""
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.trunk.parameters()):
             self.trunk.eval()
@@ -210,7 +217,7 @@ class Detector(nn.Module):
         return self.logits_of(self.trunk(frames))
 
     def logits_of(self, features: Tensor) -> Tensor:
-        """Return logits (B,) of the trunk's features (B, T', F), or (B, F) of whole clips."""
+        """Return logits (B,) for the trunk's features, (B, T', F), or (B, F) with one vector per clip."""
         if features.dim() == 2:
             features = features.unsqueeze(1)
         return self.head(F.normalize(features, dim=-1) if self._l2_normalise else features)
@@ -227,9 +234,9 @@ def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
 
 
 def build_detector(config: RunConfig) -> nn.Module:
-    """Build the network of ``config``, initialised from torch's random state or with its published weights.
+    """Build the network of ``config`` with its published weights, or with random ones from torch's random state.
 
-    Parameters that are never trained require no gradient.
+    Parameters that are not trained require no gradient.
 
     Raises:
         UsageError: an unknown name, a package that is missing, weights that do not fit, or a head or choice of what
@@ -284,7 +291,11 @@ def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
 
 
 def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
-    """Build the trunk of ``spec`` with the weights of the options, also if its builder ignores them."""
+    """Build the trunk of ``spec`` and load ``options.weights`` into it, unless its builder has loaded them.
+
+    Returns:
+        The trunk; None if ``spec`` has no builder for a trunk.
+    """
     trunk = spec.build_trunk(options) if spec.build_trunk else None
     if (
         trunk is not None
@@ -296,7 +307,7 @@ def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
 
 
 def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:
-    """Return the origin of the weights of a network or of a part of it; None if they were drawn."""
+    """Return the origin of the weights that were loaded into a network or a part of it; None if all are random."""
     for part in network.modules():
         for name in ("weights", "loaded_weights"):
             found = getattr(part, name, None)
@@ -306,7 +317,11 @@ def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:
 
 
 def weights_path(text: str) -> Path | None:
-    """Return the file or folder of ``model_weights``, None if empty; raise ``UsageError`` if it does not exist."""
+    """Return the path that ``model_weights`` names; None for an empty text.
+
+    Raises:
+        UsageError: the path does not exist, or lies in a run or bundle, whose networks may have seen the test videos.
+    """
     if not text:
         return None
     path = Path(text)
@@ -341,13 +356,15 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
 
 
 def tune(network: nn.Module, what: str) -> None:
-    """Let only a part of ``network`` be trained.
+    """Choose which parameters of ``network`` are trained; the others require no gradient afterwards.
 
-    ``what`` is ``head``, ``all``, or one of these with the head: ``norms``, the ``last:N`` stages, ``effort`` or
-    ``effort:RANK`` (``effort.py``).
+    Args:
+        network: the network.
+        what: ``all``, or ``head`` alone. With the head are trained: all norms (``norms``), the last N stages
+            (``last:N``), or parts of attention weights (``effort``, ``effort:RANK``; see ``effort.py``).
 
     Raises:
-        UsageError: another word, or a network without that part.
+        UsageError: ``what`` is another word, or names a part that the network does not have.
     """
     if not re.fullmatch(TUNE, what):
         raise UsageError(f"tune: got {what!r}, wanted {TUNE_WORDS}.")
@@ -376,7 +393,11 @@ def tune(network: nn.Module, what: str) -> None:
 
 
 def head_of(network: nn.Module) -> nn.Module:
-    """Return the attribute ``head``, else the last linear layer; raise ``UsageError`` if there is neither."""
+    """Return the attribute ``head`` of a network, or else its last linear layer.
+
+    Raises:
+        UsageError: the network has neither.
+    """
     head = getattr(network, "head", None)
     linear = [part for part in network.modules() if isinstance(part, nn.Linear)]
     if not isinstance(head, nn.Module) and not linear:
@@ -398,9 +419,9 @@ def trunk_stages(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
 def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
     """Return the parameters of a network by stage, in the order in which its parts are registered: input to output.
 
-    A stage is a part with parts of its own, such as ``layer1`` of a resnet. A part that holds more than half of
-    all parameters stands for its parts (``features`` or ``blocks``). Single layers go with the stage before them, or
-    the first; so do parameters that the network itself holds.
+    A stage is a part that contains further parts, such as ``layer1`` of a resnet. A part with more than half of all
+    parameters (``features`` or ``blocks``) is replaced by the parts in it. A single layer belongs to the stage before
+    it, or to the first stage if there is none before. Parameters of the network itself belong to the first stage.
     """
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     stages: list[list[nn.Parameter]] = []
@@ -421,7 +442,9 @@ def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], .
 def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage_epochs: int) -> int:
     """Return the number of a network's last stages that are trained in ``epoch`` (0-based).
 
-    It is 0 for ``freeze_epochs`` epochs, then 1, and one more after every ``stage_epochs``; all at once if that is 0.
+    No stage is trained for the first ``freeze_epochs`` epochs. Then one is, and one more after every ``stage_epochs``
+    epochs. If ``stage_epochs`` is 0, all are trained at once.
+
     After J. Howard and S. Ruder, "Universal language model fine-tuning" (ACL 2018), section 3.3.
     """
     if epoch < freeze_epochs:
