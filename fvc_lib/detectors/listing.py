@@ -33,11 +33,11 @@ class DetectorFacts:
 
     @property
     def clip(self) -> str:
-        """Frames and side, or ``features``."""
+        """Clip of the network as text, such as ``8 x 224`` (frames x side); ``features`` for a model on features."""
         return "features" if self.spec.of_features == "forensic" else f"{self.spec.num_frames} x {self.spec.side}"
 
     def row(self) -> list[str]:
-        """Return name, parameters in millions, operations, clip, weights, licence, and whether it runs here."""
+        """Return a table row: name, parameters, GFLOPs, clip, weights, licence, and whether it runs here."""
         parameters = "" if self.num_parameters is None else f"{self.num_parameters / 1e6:.3g} M"
         operations = (
             "" if self.gflops is None else f"{self.gflops:,.0f}" if self.gflops >= 100 else f"{self.gflops:.3g}"
@@ -48,7 +48,7 @@ class DetectorFacts:
         return [self.spec.name, parameters, operations, self.clip, brought, self.spec.weights_licence, here]
 
     def text(self) -> str:
-        """Return everything that is known, and how to use it, in lines."""
+        """Return all facts and a command that uses the detector, one fact per line."""
         spec, begin = self.spec, f"{command_text()} -p corpus FOLDER"
         named = spec.name if spec.brings_weights else spec.name.replace("NAME", "resnet50")
         use = f"{begin} -p num_frames 0 -p fixed_size 0 -p model {named}"
@@ -85,7 +85,11 @@ class DetectorFacts:
 
 
 def facts_of(name: str) -> DetectorFacts:
-    """Return the facts of one detector; raise ``UsageError`` if the name is unknown."""
+    """Return the facts of one detector, which is built to count its parameters.
+
+    Raises:
+        UsageError: the name is unknown.
+    """
     families = dict(DETECTORS.items()) if name.endswith(":NAME") else {}
     spec = families[name] if name in families else DETECTORS.get(name)
     missing = tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
@@ -101,13 +105,18 @@ def facts_of(name: str) -> DetectorFacts:
 
 
 def all_facts() -> Iterator[DetectorFacts]:
-    """Yield the facts of every detector; large ones take a second."""
+    """Yield the facts of every detector. A large detector takes a second."""
     for name in DETECTORS.names():
         yield facts_of(name)
 
 
 def _built(spec: DetectorSpec) -> tuple[int, float | None, tuple[str, ...]]:
-    """Return parameters, GFLOPs if they can be counted without values, and ``training_batch_norms``."""
+    """Build a network without values and return its facts.
+
+    Returns:
+        Number of parameters; GFLOPs for one clip, None if they cannot be counted without values; and names of the batch
+        norms that use the statistics of a micro-batch.
+    """
     with torch.device("meta"):
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
         network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None
@@ -130,8 +139,9 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
     """Measure the cost of the network of each configuration on this machine, one after the other in a child process.
 
     Returns:
-        For each, ``num_parameters``, ``num_trained`` (those with a gradient) and ``milliseconds_per_clip`` (one forward
-        pass of one clip, median of up to 15 after two for warming up). Empty for a network that cannot be built here.
+        One mapping per configuration: ``num_parameters``, ``num_trained`` (parameters that are trained) and
+        ``milliseconds_per_clip`` (median of up to 15 forward passes of one clip, after two passes to warm up). The
+        mapping is empty for a network that cannot be built here, and for a model on features.
     """
     items = [config.model_dump(mode="json") for config in configs]
     answers = run_isolated(f"{__name__}:cost_of", items, workers=1, timeout_seconds=300.0, memory_bytes=None)
@@ -140,7 +150,7 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 
 
 def cost_of(values: dict[str, Any]) -> dict[str, float]:
-    """Return the costs of one configuration, given its ``values``, in the child process."""
+    """Measure one configuration, given its fields as ``values``. ``measured_costs`` calls it in a child process."""
     config = RunConfig(**values)
     if config.of_features:  # no network whose forward pass could be timed
         return {}

@@ -1,4 +1,4 @@
-"""Import packages of published networks when one is used; errors name the remedy."""
+"""Import the packages of published networks on first use, with error messages that name a remedy."""
 
 import importlib
 import sys
@@ -13,10 +13,15 @@ REMEDY = "Install what published networks need: make setup-detectors, or pip ins
 
 
 def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
-    """Import ``module``, such as torchvision.models.video, for the network ``whose``; errors end with ``remedy``.
+    """Import and return a module that a network needs.
+
+    Args:
+        module: such as ``torchvision.models.video``.
+        whose: name of the network, for the error message.
+        remedy: last sentence of the error message, without its full stop.
 
     Raises:
-        UsageError: its package is not installed, or does not work with this torch.
+        UsageError: the module's package is not installed, or does not work with the installed torch.
     """
     package = module.partition(".")[0]
     try:

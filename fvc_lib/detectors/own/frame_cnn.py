@@ -10,11 +10,13 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
 class FrameTrunk(nn.Module):
-    """A CNN on single frames; its norm sees the whole clip, so that a frozen or foreign frame stays different.
+    """A CNN that filters every frame by itself.
+
+    Its norms use the statistics of the whole clip, so that a frame that differs from the others stays different.
 
     Args:
-        widths: channels of the first two convolutions, and of further ones; the first of those halves the picture.
-        stem: what is seen.
+        widths: channels of the convolutions, at least two. The first and the third halve the sides of the picture.
+        stem: computes the input maps from a clip.
     """
 
     def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
@@ -29,15 +31,15 @@ class FrameTrunk(nn.Module):
         self.frame_feature_size = 3 * widths[-1]
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Parts whose activations gradient checkpointing computes again instead of keeping them."""
+        """Return the parts whose activations gradient checkpointing computes again instead of storing them."""
         return self.first, self.second, *self.further
 
     def frame_features(self, frames: Tensor) -> Tensor:
-        """Float (B, T, 3 * widths[-1]), from frames uint8 (B, T, 3, H, W)."""
+        """Return the features of every frame, float (B, T, 3 * widths[-1]), of frames uint8 (B, T, 3, H, W)."""
         return self._pooled_frames(frames).transpose(1, 2)
 
     def _pooled_frames(self, frames: Tensor) -> Tensor:
-        """(B, F, T): mean, maximum and deviation over space (a manipulated region is local)."""
+        """Return (B, F, T): mean, maximum and standard deviation over space, because manipulations are local."""
         features = self.further(self.second(self.first(self._stem.clip_by_clip(frames))))
         deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
         return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
@@ -57,7 +59,8 @@ _BIBTEX = r"""@article{fridrich2012rich,
 class FrameCnn(FrameTrunk):
     """A CNN on each frame's forensic maps, pooled over space and then over time.
 
-    Mean, maximum and minimum over time are used: a splice is one jump, a freeze one lack of motion.
+    Features are the mean, maximum and minimum over time. The maximum shows the jump at a splice, the minimum shows the
+    missing motion of a frozen frame.
     """
 
     def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
@@ -65,7 +68,7 @@ class FrameCnn(FrameTrunk):
         self.head = nn.Linear(3 * self.frame_feature_size, 1)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
+        """Return logits float (B,), positive for fake, of frames uint8 (B, T, 3, H, W)."""
         features = self._pooled_frames(frames)
         return self.head(torch.cat([features.mean(2), features.amax(2), features.amin(2)], dim=1)).squeeze(1)
 

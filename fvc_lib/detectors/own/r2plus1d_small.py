@@ -20,7 +20,7 @@ class R2Plus1dTrunk(nn.Module):
     """A small R(2+1)D: each 3-D convolution is a spatial one followed by a temporal one.
 
     After Tran et al., "A closer look at spatiotemporal convolutions for action recognition" (CVPR 2018), with group
-    norm and far fewer channels. A frame's features have seen its neighbours.
+    norm and far fewer channels. A frame's features also depend on its neighbours.
     """
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64), stem: Stem = FORENSIC) -> None:
@@ -35,24 +35,24 @@ class R2Plus1dTrunk(nn.Module):
         self.frame_feature_size = 2 * widths[-1]
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Parts whose activations gradient checkpointing computes again instead of keeping them."""
+        """Return the parts whose activations gradient checkpointing computes again instead of storing them."""
         return self.spatial_stem, self.temporal_stem, *(block for block in self.blocks)
 
     def frame_features(self, frames: Tensor) -> Tensor:
-        """Float (B, T, 2 * widths[-1]), mean and maximum over space, from frames uint8 (B, T, 3, H, W)."""
+        """Return mean and maximum over space, float (B, T, 2 * widths[-1]), of frames uint8 (B, T, 3, H, W)."""
         features = self._features(frames)
         return torch.cat([features.mean((3, 4)), features.amax((3, 4))], dim=1).transpose(1, 2)
 
     def _features(self, frames: Tensor) -> Tensor:
-        """(B, C, T, h, w)."""
+        """Return the last feature maps, float (B, C, T, h, w)."""
         return self.blocks(self.temporal_stem(self.spatial_stem(self._stem.clip_by_clip(frames))))
 
 
 class R2Plus1d(R2Plus1dTrunk):
     """R(2+1)D on forensic maps in place of pixels, pooled over space and time at once.
 
-    From pixels alone, fifty clips taught it their scenes and nothing that held for others (sample corpus: AUC below 0.4
-    instead of 0.95).
+    Trained on the pixels of fifty clips, the network learned their scenes and did not generalise: on the sample corpus
+    the AUC was below 0.4, instead of 0.95 with forensic maps.
     """
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64), stem: Stem = FORENSIC) -> None:
@@ -60,7 +60,7 @@ class R2Plus1d(R2Plus1dTrunk):
         self.head = nn.Linear(2 * widths[-1], 1)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
+        """Return logits float (B,), positive for fake, of frames uint8 (B, T, 3, H, W)."""
         features = self._features(frames)
         pooled = torch.cat([features.mean((2, 3, 4)), features.amax((2, 3, 4))], dim=1)
         return self.head(pooled).squeeze(1)

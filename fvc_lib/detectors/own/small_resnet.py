@@ -19,10 +19,11 @@ class SmallResnet(Backbone):
     """A small residual network: one basic block per stage, each stage with half the side and twice the channels.
 
     After He et al., "Deep residual learning for image recognition" (CVPR 2016), with group norm (Wu and He, ECCV 2018)
-    in place of batch norm. Features are the mean and the maximum over the picture of the last two stages: how much
-    there is of something, and whether it is there at all; the finer one sees small things by themselves. 1.2 million
-    parameters with the widths given here. Measured on the sample dishes, 24 epochs of one seed: a test top-1 of 1.00;
-    0.98 with the last stage alone, and 0.54 with means alone in a network of five stages that costs as much.
+    in place of batch norm. Features are the mean and the maximum over the picture, for each of the last two stages. The
+    mean shows how much there is of something, the maximum whether it occurs at all. The finer stage resolves small
+    objects. The default widths give 1.2 million parameters. On the sample dishes (24 epochs, one seed) the test top-1
+    accuracy was 1.00. It was 0.98 with the last stage alone, and 0.54 with means alone in a network of five stages that
+    costs as much.
     """
 
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
@@ -37,7 +38,7 @@ class SmallResnet(Backbone):
         self.blocks = nn.ModuleList(_Residual(a, b, s) for a, b, s in zip(inputs, widths, strides, strict=True))
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """Those of the stem and of each block."""
+        """Return the parameters by stage: those of the stem, then those of every block."""
         return tuple(tuple(block.parameters()) for block in self.recomputable_blocks())
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
@@ -45,7 +46,7 @@ class SmallResnet(Backbone):
         return self.stem, *self.blocks
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features float (B, num_features) of images uint8 (B, 3, H, W)."""
+        """Return features float (B, num_features) of images uint8 (B, 3, H, W)."""
         features: Tensor = self.stem(self.normalised(images))
         pooled: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):

@@ -33,8 +33,8 @@ _MOTION_TRUNCATION = 40.0
 def forensic_maps(frames: Tensor, cell: int) -> Tensor:
     """Return maps of picture, residual energy and frame difference, averaged over cells of ``cell`` x ``cell`` pixels.
 
-    Magnitudes are taken per pixel, before averaging, which would cancel noise. They are on a log scale, because a
-    halved noise level matters equally at any level. Gradients reach float pixels.
+    Absolute values are taken before averaging, because averages of signed noise cancel. Levels are on a log scale, so
+    that a factor on the noise has the same effect at any level. The maps are differentiable for float pixels.
 
     Args:
         frames: uint8 (B, T, 3, H, W), H and W at least ``cell``.
@@ -81,9 +81,9 @@ def _second_difference(image: Tensor, dim: int) -> Tensor:
 
 
 def _cells(maps: Tensor, cell: int) -> Tensor:
-    """Return (..., H, W) averaged over cells; a remainder at the right and bottom is left out.
+    """Return the means of maps (..., H, W) over cells; a remainder at the right and bottom is left out.
 
-    Rows first, which is one pass over contiguous memory: three times as fast as ``avg_pool2d``.
+    Rows are summed first, in one pass over contiguous memory. This is three times as fast as ``avg_pool2d``.
     """
     height, width = maps.shape[-2] // cell, maps.shape[-1] // cell
     maps = maps[..., : height * cell, : width * cell]
@@ -120,7 +120,7 @@ def pixel_maps(frames: Tensor, cell: int) -> Tensor:
 
 
 def _places(size: int, device: torch.device) -> Tensor:
-    """Return (size,) centres of cells, inside (-1, 1)."""
+    """Return float32 (size,), the coordinates of the cells' centres, scaled to lie inside (-1, 1)."""
     return (torch.arange(size, device=device, dtype=torch.float32) + 0.5) * (2 / size) - 1
 
 
@@ -136,10 +136,11 @@ class Stem:
     clips_at_once: int = 1
 
     def clip_by_clip(self, frames: Tensor) -> Tensor:
-        """Return ``maps`` of a batch with the working memory of ``clips_at_once`` clips; equal to the bit on the CPU.
+        """Return ``maps`` of a batch of frames uint8 (B, T, 3, H, W), computed for ``clips_at_once`` clips at a time.
 
-        Intermediate maps are as large as the pictures in float32. Eight clips of 16 x 224 x 224 took 237 MB at once,
-        26 to 48 MB one by one and a third of the time on a CPU. On a GPU several at once may be faster.
+        This saves memory: intermediate maps are as large as the pictures in float32. On a CPU the result is identical.
+        Eight clips of 16 x 224 x 224 took 237 MB together; clip by clip they took 26 to 48 MB and a third of the time.
+        On a GPU several clips at a time may be faster.
         """
         # A loop over the batch would make its size a constant in an export, and as long a program when compiled, which
         # keeps no such maps: torch's compiler joins what follows one another into one kernel.
@@ -156,7 +157,7 @@ GROUPS = 8  # of every group norm
 
 
 class ConvNorm(nn.Module):
-    """3-D convolution, group norm, ReLU; stride in space only where the kernel has extent there."""
+    """A 3-D convolution without bias, padded to keep the size at stride 1, then group norm and ReLU."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: tuple[int, int, int], stride: tuple[int, int, int] = (1, 1, 1)

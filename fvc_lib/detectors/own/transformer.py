@@ -33,12 +33,13 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, asking: Tensor, seen: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """Return (B, Q, W) of ``asking`` (B, Q, W) and ``seen`` (B, K, W).
+        """Return the attended values, float (B, Q, W).
 
         Args:
-            asking: positions of the queries.
-            seen: positions of keys and values.
-            hidden: bool that broadcasts to (B, Q, K), true for hidden positions; each query sees at least one.
+            asking: float (B, Q, W), states from which the queries are computed.
+            seen: float (B, K, W), states from which keys and values are computed.
+            hidden: bool that broadcasts to (B, Q, K), true where a query must not see a key. Every query must see at
+                least one key. None: nothing is hidden.
         """
         queries, keys, values = (
             self._by_head(x) for x in (self.query(asking), self.key(seen), self.value(seen))
@@ -55,7 +56,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, attention to a memory if there is one, then a small network at each position."""
+    """Self-attention, optional attention to a memory (``with_memory``), and a small network at every position."""
 
     def __init__(self, width: int, heads: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -70,7 +71,13 @@ class TransformerLayer(nn.Module):
         self.contract = nn.Linear(_EXPANSION * width, width)
 
     def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """Return (B, L, W) of ``positions`` (B, L, W), ``hidden`` as in ``Attention``, and ``memory`` (B, K, W)."""
+        """Return the new states (B, L, W).
+
+        Args:
+            positions: float (B, L, W), states of L positions.
+            hidden: as for ``Attention``.
+            memory: float (B, K, W); required for a layer with memory.
+        """
         own = self.own_norm(positions)
         positions = positions + self.own_attention(own, own, hidden)
         if self._with_memory:
@@ -79,7 +86,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Layers between embeddings with ``num_places`` places, the longest sequence, and a last norm."""
+    """Learned position embeddings, transformer layers and a last norm; ``num_places`` is the longest sequence."""
 
     def __init__(self, width: int, heads: int, layers: int, num_places: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -88,7 +95,10 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """Return (B, L, W) of ``positions`` (B, L, W), L at most ``num_places``; see ``TransformerLayer``."""
+        """Return states (B, L, W) of inputs ``positions`` (B, L, W) without position embeddings.
+
+        L is at most ``num_places``. The other arguments are those of ``TransformerLayer``.
+        """
         positions = positions + self.places[: positions.shape[1]]
         for layer in self.layers:
             positions = layer(positions, hidden, memory)
@@ -96,14 +106,14 @@ class Transformer(nn.Module):
 
 
 def token_embedding(vocabulary_size: int, width: int) -> nn.Embedding:
-    """Return embeddings (V, W) that begin small, so that they may also serve as the output's weights."""
+    """Return embeddings (V, W) with small initial values, so that they can also be the weights of the output layer."""
     embedding = nn.Embedding(vocabulary_size, width)
     nn.init.normal_(embedding.weight, std=_INITIAL_DEVIATION)
     return embedding
 
 
 def later_places(length: int, device: torch.device) -> Tensor:
-    """Return bool (1, L, L), true for the later positions of each position, which a decoder must not see."""
+    """Return the causal mask bool (1, L, L): entry (0, i, j) is true if j comes after i, so i must not see j."""
     return torch.ones(1, length, length, dtype=torch.bool, device=device).triu(1)
 
 
@@ -115,7 +125,7 @@ def later_places(length: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenNumbers:
-    """Numbers of the special tokens."""
+    """Token ids of the special tokens."""
 
     padding: int
     begin: int
@@ -124,9 +134,15 @@ class TokenNumbers:
 
 
 class CaptionDecoder(nn.Module):
-    """A causal transformer over V tokens, with a clip's features as memory.
+    """A causal transformer over a vocabulary of V tokens, with a clip's features as memory.
 
-    ``max_tokens`` is of a text with its beginning and end, ``width`` of tokens and of features.
+    Args:
+        vocabulary_size: V.
+        max_tokens: length of the longest text, with its begin and end tokens.
+        width: W, size of token embeddings and of the clip's features.
+        heads: attention heads per layer.
+        layers: number of layers.
+        numbers: ids of the special tokens.
     """
 
     def __init__(
@@ -139,14 +155,24 @@ class CaptionDecoder(nn.Module):
         self.transformer = Transformer(width, heads, layers, max_tokens - 1, with_memory=True)
 
     def forward(self, tokens: Tensor, memory: Tensor) -> Tensor:
-        """Return logits (B, L, V) of the token after each of ``tokens`` int64 (B, L); ``memory`` is (B, T, W)."""
+        """Return logits (B, L, V) for the token that follows every token.
+
+        Args:
+            tokens: int64 (B, L).
+            memory: float (B, T, W), features of the clips.
+        """
         return self._states(tokens, memory) @ self.embedding.weight.T
 
     def score(self, tokens: Tensor, memory: Tensor) -> Outputs:
-        """Score the prediction of each token of texts (B, L) from the tokens before it; padding does not count.
+        """Predict every token of given texts from the tokens before it, and compare. Padding is not counted.
 
-        ``caption_loss`` float32 (B,), mean cross-entropy in nats per token; ``token_accuracy`` float32 (B,), the share
-        of tokens that were the likeliest, without gradient.
+        Args:
+            tokens: int64 (B, L), the texts.
+            memory: float (B, T, W), features of the clips.
+
+        Returns:
+            ``caption_loss`` float32 (B,), the mean cross-entropy per token in nats; and ``token_accuracy`` float32
+            (B,), the share of tokens to which the highest logit was given, without gradient.
         """
         logits, wanted = self(tokens[:, :-1], memory).float(), tokens[:, 1:]
         counted = (wanted != self._numbers.padding).float()
@@ -158,9 +184,9 @@ class CaptionDecoder(nn.Module):
 
     @torch.no_grad()
     def write(self, memory: Tensor) -> Tensor:
-        """Return a text for each sample, by taking the most probable token at each step.
+        """Write a text for every sample by greedy decoding: the most probable token is taken at every step.
 
-        A text that reaches ``max_tokens`` without an end is cut there. Samples are independent.
+        A text without an end token is cut at ``max_tokens``. Samples do not influence each other.
 
         Args:
             memory: float (B, T, W).
