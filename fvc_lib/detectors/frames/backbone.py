@@ -1,8 +1,8 @@
-"""Backbones: networks from a picture to features, by name, with heads for a class and numbers, and files of weights.
+"""Backbones: named networks that turn a picture into features, and a model that predicts classes and numbers from them.
 
-Any network on frames among the detectors is one (``EncoderBackbone``): ``timm:NAME``, ``efficientnet_lite0``,
-``clip_vit_b16`` and others. What is on pictures alone registers with ``BACKBONES``: ``small_resnet``, and
-``torchvision:NAME`` through ``AdaptedBackbone``, whose package is imported on use.
+Every detector with a network on single frames is also a backbone (``EncoderBackbone``): ``timm:NAME``,
+``efficientnet_lite0``, ``clip_vit_b16`` and others. Networks for pictures alone are registered in ``BACKBONES``:
+``small_resnet``, and ``torchvision:NAME`` through ``AdaptedBackbone``, whose package is imported on use.
 """
 
 import logging
@@ -31,12 +31,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Backbone(nn.Module):
-    """Features of pictures, in stages that can be frozen."""
+    """Base class of networks that turn pictures into features, and that consist of stages which can be frozen."""
 
     num_features: int  # of one picture
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """Return every parameter of the backbone in one stage, from the input to the features."""
+        """Return the parameters by stage, from input to features; every parameter belongs to exactly one stage."""
         raise NotImplementedError
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
@@ -49,15 +49,15 @@ class Backbone(nn.Module):
 
 
 class AdaptedBackbone(Backbone):
-    """Any network as a backbone. It is trained in evaluation mode.
+    """A backbone made of any network. The network stays in evaluation mode during training.
 
-    In training mode a batch norm would use the micro-batch's statistics, and dropout would draw once for a
-    micro-batch. The result would depend on how memory splits a batch. All weights and biases learn.
+    In training mode a batch norm would use the statistics of a micro-batch, and dropout would draw once per
+    micro-batch. The result would depend on how a batch is split to fit the memory. All weights and biases are trained.
 
     Args:
-        network: from float pictures (B, 3, H, W) to features (B, D) or (B, D, 1, 1); its own class layer is gone.
+        network: takes float pictures (B, 3, H, W) and returns features (B, D) or (B, D, 1, 1); has no class layer.
         num_features: D.
-        recomputable: parts of it that are called with one tensor; see ``engine.device.Recomputable``.
+        recomputable: parts of it that are called with a single tensor; see ``engine.device.Recomputable``.
     """
 
     def __init__(self, network: nn.Module, num_features: int, *, recomputable: Sequence[nn.Module] = ()) -> None:
@@ -101,7 +101,7 @@ class AdaptedBackbone(Backbone):
 
 
 class EncoderBackbone(Backbone):
-    """A detector's trunk on frames as a backbone; norms and dropout are as there."""
+    """A backbone made of a detector's trunk on single frames, which decides how norms and dropout are treated."""
 
     def __init__(self, trunk: PictureTrunk) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class EncoderBackbone(Backbone):
 
 
 def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
-    """Return the error that ``backbone`` does not take the size of ``images`` (B, 3, H, W)."""
+    """Return the error to raise if ``backbone`` does not take pictures of the size of ``images`` (B, 3, H, W)."""
     network = backbone_network(backbone)
     wanted = (getattr(network, "pretrained_cfg", None) or {}).get("input_size")
     remedy = f"Give -p image_size {wanted[-1]}, which it was made for" if wanted else "Give another image_size"
@@ -142,17 +142,17 @@ def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageE
 
 
 def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> Backbone:
-    """Build the named backbone, from torch's current random state or with the weights of a file or folder.
+    """Build the named backbone, with the weights of a file or folder, or with random ones from torch's random state.
 
     Args:
-        name: one of ``BACKBONES``, or of ``DETECTORS`` a network on frames.
-        weights: a file of torch or safetensors with the network's ``state_dict``, or of a detector what its
-            ``model_weights`` may be.
-        size: side of the pictures, for networks that are made for one size.
+        name: a name in ``BACKBONES``, or the name of a detector with a network on single frames.
+        weights: a file of torch or safetensors with the network's ``state_dict``; for a detector also a folder, as its
+            ``model_weights`` may be. None: a detector takes the weights that it brings, if any.
+        size: side of the pictures in pixels, for networks that are made for a fixed size.
 
     Raises:
-        UsageError: unknown name, a package that is not installed or does not start, weights that cannot be read or do
-            not fit, or a network that is not on frames.
+        UsageError: the name is unknown, a package is missing or does not work, the weights cannot be read or do not
+            fit, or the detector's network does not take single frames.
     """
     backbone = named_backbone(name, weights, size)
     network = backbone_network(backbone)
@@ -172,7 +172,11 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> B
 
 
 def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, pretrained: bool = True) -> Backbone:
-    """Build the named backbone: a detector's with its weights, others from scratch. Raises as ``build_backbone``."""
+    """Build the named backbone; ``weights`` are loaded for detectors only, others start from scratch.
+
+    Raises:
+        UsageError: as ``build_backbone``.
+    """
     if BACKBONES.is_own(name):
         backbone: Backbone = BACKBONES.get(name)(name.partition(":")[2])
         return backbone
@@ -192,7 +196,7 @@ def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
 
 
 def backbone_network(backbone: Backbone) -> nn.Module:
-    """Return the network whose ``state_dict`` a file of weights has."""
+    """Return the module of ``backbone`` to whose ``state_dict`` files of weights correspond."""
     if isinstance(backbone, EncoderBackbone):
         return backbone.trunk.network
     return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
@@ -208,13 +212,13 @@ def _of_torchvision(name: str) -> AdaptedBackbone:
 
 
 def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
-    """Return one of torchvision's classifiers as a backbone that gives the pooled features.
+    """Turn a classifier of torchvision into a backbone that returns the pooled features.
 
     Networks of ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) lose the whole classifier, hidden
     layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``.
 
     Raises:
-        UsageError: any other network.
+        UsageError: the network is built in another way.
     """
     if isinstance(getattr(network, "features", None), nn.Sequential) and hasattr(network, "classifier"):
         linear = next((part for part in network.classifier.modules() if isinstance(part, nn.Linear)), None)
@@ -234,13 +238,13 @@ def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
 
 
 class ImageModel(nn.Module):
-    """A backbone with a class head and a regression head, either of which may be missing.
+    """A backbone with a class head, a regression head, or both.
 
-    The regression head ends linearly: a final ReLU would give zero, without a gradient to get away from it, to every
-    picture that the first steps pushed below.
+    The regression head is linear. With a final ReLU, a picture whose output became negative would stay at zero, because
+    its gradient is zero.
 
     Args:
-        backbone: from pictures to features.
+        backbone: turns pictures into features.
         num_classes: C; 0: no class head.
         num_targets: T; 0: no regression head.
     """
@@ -265,7 +269,7 @@ class ImageModel(nn.Module):
         }
 
     def train_stages(self, num_trained: int) -> None:
-        """Let the heads and the backbone's last ``num_trained`` stages be trained, and nothing else."""
+        """Train the heads and the backbone's last ``num_trained`` stages only; freeze the other stages."""
         stages = self.backbone.stages()
         for number, stage in enumerate(stages):
             for parameter in stage:

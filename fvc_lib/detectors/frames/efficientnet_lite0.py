@@ -41,7 +41,7 @@ _STAGES = (
 
 
 class _Convolution(nn.Conv2d):
-    """Padded as TensorFlow's "same": the output's side is the input's over the stride, rounded up."""
+    """A convolution padded as TensorFlow's "same": output sides are input sides divided by the stride, rounded up."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
@@ -90,13 +90,16 @@ class EfficientNetLite0(nn.Module):
         self.top = nn.Sequential(_Convolution(inputs, _NUM_FEATURES, 1), _norm(_NUM_FEATURES))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features float (N, 1280) of normalised float (N, 3, H, W)."""
+        """Return features float (N, 1280) of normalised pictures, float (N, 3, H, W)."""
         features: Tensor = self.blocks(F.relu6(self.stem(images)))
         return F.relu6(self.top(features)).mean((2, 3))
 
 
 def packaged_weights() -> Path | None:
-    """Return the file of the package of weights; None if it is not installed. Its code is not run."""
+    """Return the file of weights in the package that brings them; None if the package is not installed.
+
+    The package is not imported, so none of its code is run.
+    """
     spec = importlib.util.find_spec(_PACKAGE)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return next((path for folder in folders if (path := Path(folder, _FILE)).is_file()), None)
@@ -119,7 +122,10 @@ def _build(options: TrunkOptions) -> PictureTrunk:
 
 
 def _load(network: EfficientNetLite0, path: Path, licence: str) -> LoadedWeights:
-    """By position: the package's file has the tensors in this network's order, under other names, and a class layer."""
+    """Load the weights of a file into the network, without a class layer, and return their origin.
+
+    The package's file has the tensors in the order of this network, but under other names.
+    """
     found = read_weights(path)
     left_out = tuple(name for name in found if name.startswith(("_fc.", "classifier.")))
     own = list(network.state_dict())

@@ -45,10 +45,10 @@ def _build(options: TrunkOptions) -> PictureTrunk:
 
 
 def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWeights, tuple[str, ...]]:
-    """Load the weights of ``path``; return them, with a note if positions were resampled.
+    """Load the weights of ``path`` into ``network``; return their origin, and a note if positions were resampled.
 
-    Positions of a vision transformer for another picture size are resampled as by timm's ``checkpoint_filter_fn``:
-    bicubic, with antialiasing. Those of the class token and the registers stay.
+    A vision transformer has position embeddings for a picture size. For another size they are resampled as by timm's
+    ``checkpoint_filter_fn``: bicubic, with antialiasing. Those of the class token and the registers stay.
     """
     found = dict(read_weights(path))
     notes: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWe
 
 
 def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
-    """Return the setting of the size for networks that are made for one size."""
+    """Return the argument of ``create_model`` that sets the picture size, if the network has another fixed size."""
     published = timm.get_pretrained_cfg(name)
     fixed = bool(published and published.fixed_input_size) and published.input_size[-1] != side
     return {"img_size": side} if fixed else {}

@@ -65,7 +65,7 @@ _BIBTEX_OF_GEND = r"""@inproceedings{yermakov2026gend,
 
 @dataclass(frozen=True)
 class _Kind:
-    """A family: what transformers calls it, its colours, its paper and the licence of its weights."""
+    """A family of encoders: its class names in transformers, colour statistics, paper and licence of the weights."""
 
     model: str
     config: str
@@ -103,10 +103,10 @@ _NETWORKS: dict[str, tuple[_Kind, str, dict[str, Any]]] = {
 
 
 class TransformersFrames(PictureTrunk):
-    """An encoder whose pooled output are a frame's features."""
+    """A trunk whose features of a frame are the encoder's pooled output."""
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
-        """(N, F) of normalised float (N, 3, H, W)."""
+        """Return features (N, F) of normalised pictures, float (N, 3, H, W)."""
         return self.network(pixel_values=pictures).pooler_output
 
 

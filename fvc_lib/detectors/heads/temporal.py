@@ -18,7 +18,7 @@ _SMALL = 1e-8
 
 
 class Mean(nn.Module):
-    """A line on the mean over the frames, each feature normalised by the others of its clip."""
+    """A linear layer on the mean over the frames, optionally after layer norm over the features (``normalise``)."""
 
     def __init__(self, num_features: int, *, normalise: bool = True) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Mean(nn.Module):
 
 
 class Attention(nn.Module):
-    """A line on the frames' weighted mean; the weights are learned (M. Ilse et al., ICML 2018, without its gate)."""
+    """A linear layer on the frames' mean, weighted by learned attention (M. Ilse et al., ICML 2018, without gate)."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Gru(nn.Module):
-    """A line on the last state of a gated recurrent unit (K. Cho et al., EMNLP 2014) that read the frames in order."""
+    """A linear layer on the last state of a gated recurrent unit that reads the frames (K. Cho et al., EMNLP 2014)."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -62,7 +62,10 @@ class Gru(nn.Module):
 
 
 class Path(nn.Module):
-    """A line on how the features move: mean, spread, first and second differences, length and curvature of the path.
+    """A linear layer on statistics of how the features move from frame to frame.
+
+    They are the features' mean and standard deviation, the mean absolute first and second differences, and lengths and
+    angles of the path.
 
     Curvature as in ReStraV (C. Interno et al., "AI-generated video detection via perceptual straightening", 2025);
     second differences as in D3 (C. Zheng et al., ICCV 2025).
@@ -92,9 +95,14 @@ class Path(nn.Module):
 
 
 def path_statistics(features: Tensor) -> Tensor:
-    """Return (B, 8): mean, spread, least and most of the steps' lengths and of the angles between steps, in radians.
+    """Return statistics of the steps from frame to frame.
 
-    ``features`` (B, T, F), T at least 3; lengths are shares of the mean length of a clip's feature vectors.
+    Args:
+        features: float (B, T, F), T at least 3.
+
+    Returns:
+        (B, 8): mean, standard deviation, minimum and maximum of the steps' lengths, then of the angles between
+        successive steps. Lengths are relative to the mean length of a clip's feature vectors; angles are in radians.
     """
     moved = features.diff(dim=1)
     scale = features.norm(dim=2).mean(1, keepdim=True).clamp_min(_SMALL)

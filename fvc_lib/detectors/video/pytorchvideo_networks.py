@@ -54,10 +54,10 @@ _SLOW_EVERY = 4  # the slow path sees every fourth frame of the fast one
 
 
 class PytorchvideoTrunk(Trunk):
-    """Its blocks but the class layer; features are means over the whole clip, whatever its size."""
+    """A network of pytorchvideo without class layer; features are means over time and space of the last block."""
 
     def encode(self, clips: Tensor) -> Tensor:
-        """(B, F) of normalised float (B, T, 3, H, W)."""
+        """Return features (B, F) of normalised clips, float (B, T, 3, H, W)."""
         features = clips.transpose(1, 2)
         for block in self.network.blocks:  # type: ignore[union-attr]
             features = block(features)
@@ -65,13 +65,13 @@ class PytorchvideoTrunk(Trunk):
 
 
 class SlowFastTrunk(PytorchvideoTrunk):
-    """Sees a clip twice: every frame, and every fourth."""
+    """A SlowFast network, which takes all frames in its fast path and every fourth frame in its slow path."""
 
     def encode(self, clips: Tensor) -> Tensor:
-        """(B, F) of normalised float (B, T, 3, H, W), T a multiple of 4.
+        """Return features (B, F) of normalised clips, float (B, T, 3, H, W), T a multiple of 4.
 
         Raises:
-            ValueError: T is none.
+            ValueError: T is no multiple of 4.
         """
         fast = clips.transpose(1, 2)
         if fast.shape[2] % _SLOW_EVERY:
@@ -83,7 +83,7 @@ class SlowFastTrunk(PytorchvideoTrunk):
 
 
 class _PooledPaths(nn.Module):
-    """Both paths' means over the clip, one behind the other, (B, F, 1, 1, 1)."""
+    """Return the means of both paths over time and space, concatenated to (B, F, 1, 1, 1)."""
 
     def forward(self, paths: list[Tensor]) -> Tensor:
         return torch.cat([path.mean((2, 3, 4), keepdim=True) for path in paths], dim=1)
@@ -100,7 +100,11 @@ def _build(options: TrunkOptions) -> PytorchvideoTrunk:
 
 
 def without_class_layer(network: Any) -> tuple[int, tuple[nn.Module, ...], bool]:
-    """Take its class layer away; how many features that was given, its blocks, and whether it sees two paths."""
+    """Remove the class layer of ``network`` in place.
+
+    Returns:
+        The number of features, the blocks that can be recomputed, and whether the network has two paths (SlowFast).
+    """
     for part in network.modules():
         if type(part).__name__ == "MultiPathWayWithFuse":
             part.inplace = False  # else a block that is computed again would begin with what it gave before

@@ -64,10 +64,10 @@ _SAMPLING = {
 
 
 class TorchvisionTrunk(Trunk):
-    """Takes the colours before the frames; what the class layer was given are the features."""
+    """A network of torchvision without class layer; features are the former input of the class layer."""
 
     def encode(self, clips: Tensor) -> Tensor:
-        """(B, F) of normalised float (B, T, 3, H, W)."""
+        """Return features (B, F) of normalised clips, float (B, T, 3, H, W)."""
         return self.network(clips.transpose(1, 2))
 
 
@@ -82,7 +82,7 @@ def _build(options: TrunkOptions) -> TorchvisionTrunk:
 
 
 def without_class_layer(network: Any) -> tuple[nn.Module, int, tuple[nn.Module, ...]]:
-    """``network`` with its class layer taken away; how many features that was given; and its blocks."""
+    """Remove the class layer of ``network`` in place; return the network, its number of features, and its blocks."""
     if hasattr(network, "fc"):
         size = network.fc.in_features
         network.fc = nn.Identity()

@@ -1,7 +1,7 @@
 """Video transformers of the transformers package: TimeSformer, VideoMAE, ViViT and V-JEPA 2.
 
-Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` says how large the network is. What its own
-class layer was given are the features.
+Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` says how large the network is. Features are
+the former input of the network's class layer.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class _Kind:
-    """What transformers calls a network and its settings."""
+    """The names of a network's classes and settings in the transformers package."""
 
     model: str
     config: str
@@ -75,14 +75,14 @@ _BIBTEX = {
 
 
 class TransformersTrunk(Trunk):
-    """A network for video classification whose class layer does nothing."""
+    """A network for video classification whose class layer is replaced by the identity."""
 
     def __init__(self, network: nn.Module, num_features: int, *, pixels: str, **options: Any) -> None:
         super().__init__(network, num_features, **options)
         self._pixels = pixels
 
     def encode(self, clips: Tensor) -> Tensor:
-        """(B, F) of normalised float (B, T, 3, H, W)."""
+        """Return features (B, F) of normalised clips, float (B, T, 3, H, W)."""
         return self.network(**{self._pixels: clips}).logits
 
 
