@@ -24,10 +24,11 @@ def from_folder(
     Args:
         transformers: the package.
         model: name of the class.
-        folder: with ``config.json`` and weights, as ``save_pretrained`` writes them.
-        settings: of the configuration, in place of the folder's; such as the number of frames.
-        licence: of the weights.
-        class_layer: prefix of the names of the publisher's class layer, which may be missing or of another size.
+        folder: folder with ``config.json`` and weights, as ``save_pretrained`` writes them.
+        settings: fields of the configuration that replace those of the folder, such as the number of frames.
+        licence: licence of the weights, for the record.
+        class_layer: prefix of the parameter names of the publisher's class layer, whose weights may be missing or of
+            another shape. Empty: there is no such layer.
 
     Raises:
         UsageError: no such folder, another kind of network in it, or weights that are missing, unknown or of another
@@ -70,9 +71,10 @@ def from_folder(
 
 
 def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colours, Colours]:
-    """Return mean and deviation of the colours, as fractions of white, by the folder's ``preprocessor_config.json``.
+    """Return mean and standard deviation of red, green and blue as fractions of white, from a folder.
 
-    Some processors (ViViT's) bring pixels to [-1, 1] before they normalise: the two steps are made one.
+    They are read from ``preprocessor_config.json`` or ``video_preprocessor_config.json``; without either, ``otherwise``
+    is returned. Some processors (ViViT's) scale pixels to [-1, 1] before they normalise; both steps are combined.
     """
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         document = read_json_object(folder / name)
@@ -93,7 +95,7 @@ _SIZES = (
 
 
 def note_of_another_network(found: Any, published: Any, name: str) -> tuple[str, ...]:
-    """Note how a folder's configuration differs from the ``published`` one of ``name``; empty if it does not."""
+    """Return a note on how a folder's configuration differs from the published one of ``name``; empty if equal."""
     pairs = [(key, getattr(found, key, None), getattr(published, key, None)) for key in _SIZES]
     other = [f"{key} {got!r}" for key, got, want in pairs if _plain(got) != _plain(want)]
     return (f"the folder's network is not that of {name}: {', '.join(other)}",) if other else ()
@@ -104,7 +106,7 @@ def _plain(value: Any) -> Any:
 
 
 def blocks_of(network: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers of a transformer: the module list with the most parameters."""
+    """Return the layers of a transformer: the modules of its largest module list; empty if it has none."""
     lists = [part for part in network.modules() if isinstance(part, nn.ModuleList)]
     largest = max(lists, key=lambda part: sum(parameter.numel() for parameter in part.parameters()), default=())
     return tuple(largest)

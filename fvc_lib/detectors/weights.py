@@ -47,11 +47,18 @@ class LoadedWeights:
 
 
 def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:
-    """Load the weights of a file into ``network``; a class layer that the network lacks is left out.
+    """Load the weights of a file or folder into ``network``, and return their origin.
+
+    Weights of a class layer that the network does not have are ignored.
+
+    Args:
+        network: the network.
+        path: the file, or a folder with a file.
+        licence: licence of the weights, for the record.
+        field: name of the parameter that gave ``path``, for error messages.
 
     Raises:
-        UsageError: the file cannot be read, lacks weights, or has some of another shape or name. ``field`` is the
-            parameter that named it.
+        UsageError: the file cannot be read, lacks weights, or has weights of another shape or unknown name.
     """
     found = read_weights(path, field)
     network.load_state_dict(fitted(network, found, path, field))
@@ -60,14 +67,14 @@ def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "
 
 
 def fitting_weights(network: nn.Module, path: Path, field: str = "model_weights") -> dict[str, Tensor]:
-    """Return the weights in ``path`` that ``network``, perhaps on the meta device, has; raise as ``load_weights``."""
+    """Return the weights in ``path`` for ``network``, which may be on the meta device; raise as ``load_weights``."""
     return fitted(network, read_weights(path, field), path, field)
 
 
 def fitted(
     network: nn.Module, weights: Mapping[str, Tensor], path: Path, field: str = "model_weights"
 ) -> dict[str, Tensor]:
-    """Return those of ``weights``, read from ``path``, that ``network`` has; raise as ``load_weights``."""
+    """Return the entries of ``weights``, read from ``path``, that ``network`` has; raise as ``load_weights``."""
     found = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     wanted = network.state_dict()
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
@@ -91,10 +98,10 @@ def fitted(
 
 
 def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tensor]:
-    """Return tensors by name from a ``.safetensors`` file or one of ``torch.save``, without running code of it.
+    """Return tensors by name from a file of safetensors or ``torch.save``, or a folder with one; run no code of it.
 
     Raises:
-        UsageError: no such file, damaged, or something else than tensors by name.
+        UsageError: the file does not exist, is damaged, holds something else than tensors by name, or holds NaN.
     """
     if path.is_dir():  # as a hub has it
         path = next((path / name for name in _FILES if (path / name).is_file()), path)

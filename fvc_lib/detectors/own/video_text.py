@@ -31,14 +31,14 @@ SIGMOID_LOG_SCALE = math.log(10.0)  # SigLIP's
 
 
 def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None = None) -> Tensor:
-    """Return bool (R, B): whether a sample of the batch has video i of ``rows`` and text j.
+    """Return bool (R, B): entry (i, j) is true if a sample of the batch pairs the i-th video of ``rows`` with text j.
 
-    Exchange the two arguments to get texts by videos.
+    Exchange the first two arguments to get texts by videos.
 
     Args:
         video_index: int64 (B,), equal for equal videos.
         text_index: int64 (B,), equal for equal texts.
-        rows: places of the R videos; None: all.
+        rows: indices in the batch of the R videos; None: all.
     """
     videos = video_index if rows is None else video_index[rows.start : rows.stop]
     same_video = videos[:, None] == video_index
@@ -49,45 +49,53 @@ def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None =
 
 
 def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Return half the cross-entropy over texts for each video and over videos for each text, summed; scalar.
+    """Return the softmax contrastive loss in both directions, summed over samples and halved, a scalar.
 
-    ``similarities`` float (B, B), videos by texts, are already multiplied by the scale; ``positives`` bool (B, B)
-    has at least one in each row and column.
+    It adds the cross-entropy over all texts for every video, and over all videos for every text.
+
+    Args:
+        similarities: float (B, B), videos by texts, already multiplied by the scale.
+        positives: bool (B, B), at least one true value in every row and column.
     """
     return 0.5 * (softmax_of_queries(similarities, positives) + softmax_of_queries(similarities.T, positives.T))
 
 
 def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Return the cross-entropy over candidates for each query, summed over the queries; scalar.
+    """Return the cross-entropy over candidates, summed over the queries, a scalar.
 
     After A. Radford et al., "Learning transferable visual models from natural language supervision" (CLIP, 2021). The
     target of a sample with several positives is spread evenly over them, as in J. Yang et al., "Unified contrastive
     learning in image-text-label space" (CVPR 2022).
 
-    ``similarities`` float (Q, C), queries by candidates, are already multiplied by the scale; ``positives`` bool (Q, C)
-    has at least one in each row.
+    Args:
+        similarities: float (Q, C), queries by candidates, already multiplied by the scale.
+        positives: bool (Q, C), at least one true value in every row.
     """
     wanted = positives.to(similarities.dtype)
     return -(similarities.log_softmax(1) * (wanted / wanted.sum(1, keepdim=True))).sum()
 
 
 def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Return the loss of a yes or no for every video with every text, summed; scalar.
+    """Return the binary cross-entropy of "belong together" for every video with every text, summed to a scalar.
 
     After X. Zhai et al., "Sigmoid loss for language image pre-training" (SigLIP, ICCV 2023).
 
-    ``similarities`` float (V, T), videos by texts, are already multiplied by the scale and with the bias added;
-    ``positives`` is bool (V, T).
+    Args:
+        similarities: float (V, T), videos by texts, already multiplied by the scale, with the bias added.
+        positives: bool (V, T), true for pairs that belong together.
     """
     return -F.logsigmoid(torch.where(positives, similarities, -similarities)).sum()
 
 
 class SimilarityScale(nn.Module):
-    """The learned factor on cosine similarities, and for the sigmoid loss the bias.
+    """Cosine similarities, multiplied by a learned scale and, for the sigmoid loss, shifted by a learned bias.
 
-    The bias begins at the log odds of a right pair; SigLIP's -10 is that of its batch of 32,768.
+    The bias begins near the log odds that a random pair of the batch belongs together. SigLIP's -10 is that of its
+    batch of 32,768.
 
-    ``num_together`` are the samples of an effective batch.
+    Args:
+        loss: ``softmax`` or ``sigmoid``.
+        num_together: number of samples of an effective batch.
     """
 
     def __init__(self, loss: str, num_together: int) -> None:
@@ -98,13 +106,13 @@ class SimilarityScale(nn.Module):
         self._loss = loss
 
     def forward(self, video: Tensor, text: Tensor) -> Tensor:
-        """Return (V, T) from unit vectors (V, E) and (T, E)."""
+        """Return the scaled similarities (V, T) of unit vectors of videos (V, E) and texts (T, E)."""
         scale: Tensor = _Bounded.apply(self.log_scale).exp()  # type: ignore[no-untyped-call]
         similarities = video @ text.T * scale
         return similarities + self.bias if self._loss == "sigmoid" else similarities
 
     def bound_gradients(self) -> None:
-        """Drop a gradient that leads further beyond a bound of the scale; call it once per effective batch."""
+        """Set the gradient of the scale to 0 if it would lead beyond a bound. Call it once per effective batch."""
         value, gradient = self.log_scale.detach(), self.log_scale.grad
         if gradient is not None:
             low, high = LOG_SCALE_BOUNDS
@@ -113,10 +121,14 @@ class SimilarityScale(nn.Module):
     def contrastive(
         self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor, rows: range | None = None
     ) -> Tensor:
-        """Return the share of ``rows`` in the contrastive loss over all samples, a scalar.
+        """Return the part of the contrastive loss that belongs to the samples ``rows``, a scalar.
 
-        ``video`` and ``text`` are unit vectors (B, E) of all samples. The indices (B,) are those of
-        ``positive_pairs``. Without ``rows``, all samples count.
+        Args:
+            video: unit vectors (B, E) of the videos of all samples.
+            text: unit vectors (B, E) of the texts of all samples.
+            video_index: int64 (B,), as for ``positive_pairs``.
+            text_index: int64 (B,), as for ``positive_pairs``.
+            rows: indices of the samples; None: all.
         """
         of_all = rows is None or len(rows) == len(video)
         own = slice(None) if rows is None else slice(rows.start, rows.stop)
@@ -130,7 +142,7 @@ class SimilarityScale(nn.Module):
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamp to ``LOG_SCALE_BOUNDS``, but pass every gradient; ``clamp`` passes none from outside."""
+    """Clamp to ``LOG_SCALE_BOUNDS`` and pass gradients unchanged; ``clamp`` has gradient 0 outside the bounds."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -146,7 +158,7 @@ _TEMPORAL_LAYERS = 1  # above the trunk; frames are few
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """Sizes and parts of the network."""
+    """Sizes and parts of a ``VideoTextNetwork``."""
 
     trunk: str  # name of a detector with ``build_trunk``, for clips of ``num_frames``
     num_frames: int
@@ -173,7 +185,10 @@ class NetworkPlan:
 
 
 class VideoEncoder(nn.Module):
-    """The trunk that the video task has, and a transformer over its frames, or its one vector of the whole clip."""
+    """A detector's trunk, followed by a transformer over the features of its frames.
+
+    A trunk on whole clips gives the transformer a single vector.
+    """
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -214,7 +229,7 @@ class VideoEncoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A small transformer over a text's tokens; the text is the mean of its outputs."""
+    """A small transformer over a text's tokens; the features of a text are the mean of its outputs."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -224,7 +239,7 @@ class TextEncoder(nn.Module):
         self.transformer = Transformer(plan.width, plan.heads, plan.layers, plan.max_tokens)
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, W) of ``tokens`` int64 (B, L); padding is hidden."""
+        """Return text features (B, W) of ``tokens`` int64 (B, L) in ``tensors``; padding is ignored."""
         tokens = tensors["tokens"]
         padding = tokens == self._padding
         states = self.transformer(self.embedding(tokens), padding[:, None, :])
@@ -233,7 +248,7 @@ class TextEncoder(nn.Module):
 
 
 class JointSpace(nn.Module):
-    """The space of videos and texts: the text encoder, both projections, and the scale of similarities."""
+    """Maps videos and texts to one space: a text encoder, a projection for each, and the scale of similarities."""
 
     def __init__(self, plan: NetworkPlan, kind: Literal["softmax", "sigmoid"]) -> None:
         super().__init__()
@@ -243,7 +258,12 @@ class JointSpace(nn.Module):
         self.scale = SimilarityScale(kind, plan.num_together)
 
     def forward(self, memory: Tensor, tensors: Mapping[str, Tensor]) -> Outputs:
-        """Return unit vectors float32 (B, E) of clips, from features of frames (B, T, W), and of texts."""
+        """Return ``video_embedding`` and ``text_embedding``, unit vectors float32 (B, E).
+
+        Args:
+            memory: features of the clips' frames, (B, T, W).
+            tensors: the tensors that the text encoder reads.
+        """
         video, text = self.video_projection(memory.mean(1)), self.text_projection(self.text(tensors))
         return {
             "video_embedding": F.normalize(video.float(), dim=1),
@@ -255,7 +275,7 @@ class MaskedFrames(nn.Module):
     """Predict hidden frames' features from the other frames, as masked language models do with words.
 
     After J. Devlin et al., "BERT" (2019), on frames as in C. Sun et al., "VideoBERT" (ICCV 2019), with the features as
-    targets. Targets carry no gradient, because equal features for all frames would else be the best answer.
+    targets. Targets have no gradient. Otherwise equal features for all frames would minimise the loss.
     """
 
     def __init__(self, plan: NetworkPlan, feature_size: int) -> None:
@@ -276,7 +296,7 @@ class MaskedFrames(nn.Module):
 
 
 class VideoTextNetwork(nn.Module):
-    """Videos and texts in one space, captions, and masked frames, as far as the plan has them."""
+    """The whole network: a video encoder, and the parts of the plan for joint space, captions and masked frames."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -302,11 +322,11 @@ class VideoTextNetwork(nn.Module):
 
         Args:
             tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), for masked modelling ``hidden`` bool
-                (B, T), and for an encoder of transformers what that reads.
+                (B, T), and for a pretrained text encoder the tensors of ``encoder_tensors``.
             write: whether captions are written.
 
         Returns:
-            Those of the configured objectives: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
+            Per configured objective: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
             ``caption_loss``, ``token_accuracy`` and ``masked_loss`` float32 (B,); ``caption_tokens`` int64 (B, L).
         """
         features, narrowed = self.video.frame_features(tensors["frames"])

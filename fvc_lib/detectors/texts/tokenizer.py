@@ -30,16 +30,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TextTokenizer:
-    """A learned vocabulary. Ids are ``[0, vocabulary_size)``: four marks, then bytes and what was merged of them."""
+    """A learned vocabulary of byte-pair tokens.
+
+    Ids are 0 to ``vocabulary_size - 1``: four marks, then the bytes, then sequences of bytes that were merged.
+    """
 
     def __init__(self, byte_pairs: "Tokenizer") -> None:
         self._byte_pairs = byte_pairs
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary_size: int) -> "TextTokenizer":
-        """Learn at most ``vocabulary_size`` tokens, marks included, from ``texts`` in any order.
+        """Learn at most ``vocabulary_size`` tokens, marks included, from ``texts``, whose order does not matter.
 
-        Pairs that occur once are not merged, because they would only memorise texts.
+        Pairs of tokens that occur only once are not merged, because this would only memorise texts.
 
         Raises:
             ValueError: ``vocabulary_size`` has no room for the marks and all bytes.
@@ -86,7 +89,7 @@ class TextTokenizer:
         return sha256_of_json(self._document())
 
     def encode(self, texts: Sequence[str], max_tokens: int) -> Tensor:
-        """Return ids int64 (B, max_tokens): ``BEGIN``, the text's tokens, ``END``, then ``PAD``.
+        """Return ids int64 (B, max_tokens): ``BEGIN``, the text's tokens, ``END``, then ``PAD``. Long texts are cut.
 
         Raises:
             ValueError: ``max_tokens`` has no room for beginning and end.
@@ -105,7 +108,7 @@ class TextTokenizer:
         return [len(self._tokens(text)) + 2 for text in texts]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """Return the text of ids (L,) up to the first ``END``; skip other marks; broken UTF-8 becomes U+FFFD.
+        """Return the text of ids (L,) up to the first ``END``. Other marks are skipped; broken UTF-8 becomes U+FFFD.
 
         Raises:
             ValueError: an id is not of this vocabulary.

@@ -23,15 +23,17 @@ TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of a batch's tensors
 
 
 class TransformersEncoder(nn.Module):
-    """A pretrained encoder that is trained further; a text is the mean of its token states.
+    """A pretrained text encoder for further training; the features of a text are the mean of its token states.
 
-    It stays in evaluation mode: attention draws its dropout for a whole micro-batch, so the split would change it.
+    It stays in evaluation mode. Otherwise dropout of attention would be drawn once per micro-batch, and the result
+    would depend on how a batch is split.
 
     Args:
-        folder: with ``config.json``, weights and the tokenizer's files, as ``save_pretrained`` writes them.
+        folder: folder with ``config.json`` and weights, as ``save_pretrained`` writes them.
 
     Raises:
-        UsageError: transformers is not installed; no such folder; no model in it, or weights that are not all there.
+        UsageError: transformers is not installed, the folder does not exist or holds no text model, or weights are
+            missing.
     """
 
     def __init__(self, folder: str) -> None:
@@ -57,11 +59,11 @@ class TransformersEncoder(nn.Module):
 def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[str, Tensor]:
     """Return ``encoder_tokens`` and ``encoder_there`` int64 (N, L) of ``texts``, by the tokenizer in ``folder``.
 
-    Texts are cut at ``max_tokens`` and at the encoder's own longest text.
+    Texts are cut at ``max_tokens``, or at the longest text that the encoder takes if that is shorter.
 
     Raises:
-        UsageError: transformers is not installed or does not start, there is no such folder, no model of texts in it,
-            or no tokenizer that can fill texts up.
+        UsageError: transformers is missing or does not work, the folder does not exist or holds no text model, or its
+            tokenizer has no token for padding.
     """
     with _loading(folder) as transformers:
         settings = {"local_files_only": True, "trust_remote_code": False}
@@ -79,7 +81,7 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
 
 
 def encoder_fingerprint(folder: str) -> list[list[str]]:
-    """Return names and SHA-256 of the files of ``folder``."""
+    """Return a pair [name, hex SHA-256] for every file in ``folder``, sorted by name."""
     files = sorted(path for path in require_folder(folder).iterdir() if path.is_file())
     return [[path.name, sha256_of_file(path)] for path in files]
 
@@ -127,7 +129,7 @@ def _loading(folder: str) -> Iterator[Any]:
 
 
 def _require_model_of_texts(kind: Any, folder: str, *, has_size: bool = True) -> None:
-    """Raise ``UsageError`` for models of pictures and clips, which do not read tokens."""
+    """Raise ``UsageError`` if ``kind`` is no class of a text model, or is not known to have a hidden size."""
     if not has_size or getattr(kind, "main_input_name", "") != "input_ids":
         raise UsageError(
             f"text_encoder: {folder!r} holds a {getattr(kind, '__name__', 'model of no known kind')}, wanted an "
