@@ -1,9 +1,9 @@
-"""Re-encode videos by a named recipe: compressed again, made smaller, blurred, cut. One frame is in memory at a time.
+"""Re-encode videos by a named recipe: compress, shrink, blur or cut them. One frame is in memory at a time.
 
-``canonical`` is one fixed encoding for all videos of a corpus: container and encoder settings then tell nothing about
-a video. ``rescale_480_at_8`` gives all videos 480 rows and 8 frames a second; ``canonical_rescale_480_at_8`` does both
-(``RunConfig.recipe``). The others are what happens to videos on their way; the robustness sweep measures how detectors
-stand them.
+``canonical`` is the same encoding for all videos of a corpus: then container and encoder settings tell nothing about a
+label. ``rescale_480_at_8`` gives all videos 480 rows and 8 frames a second; ``canonical_rescale_480_at_8`` does both
+(``RunConfig.recipe``). The other recipes imitate what platforms do to videos. The robustness sweep measures how much
+they change the scores of detectors.
 
 Only the pictures of the best video stream are written: no sound, no metadata, no rotation flag (pictures are upright).
 Times of frames are kept, from 0 on. Pixel aspect ratio and colour tags are kept. Rescaled videos have square pixels and
@@ -191,10 +191,10 @@ _RESCALING = re.compile(r"(canonical_)?rescale_([1-9][0-9]*)_at_([1-9][0-9]*)")
 
 
 def recipe_named(name: str) -> Recipe:
-    """Return the recipe ``name``, of ``RECIPES`` or such as ``rescale_480_at_8``.
+    """Return the recipe ``name``: one in ``RECIPES``, or a rescaling such as ``rescale_480_at_8``.
 
     Raises:
-        UsageError: there is none, or this PyAV lacks its encoder.
+        UsageError: there is no such recipe, or the installed PyAV lacks its encoder.
     """
     recipe = RECIPES.get(name)
     if match := _RESCALING.fullmatch(name):

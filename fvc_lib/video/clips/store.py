@@ -202,7 +202,7 @@ class ClipStore:
             raise DataError(f"clip {str(path)!r}: {reason}. Delete the file and run 03_augmentation again.") from error
 
     def note_use(self) -> None:
-        """Record the clips' settings and the time of this use, which ``fvc clean`` shows."""
+        """Record the clips' settings and the time of this use, which the command ``clean`` shows."""
         augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
         note_use(self.originals_folder, self._decode_settings)
         note_use(self.augmented_folder, {**self._decode_settings, **augmentation})

@@ -75,7 +75,7 @@ class FrameTable:
     def decoding_starts(self, positions: IntArray) -> IntArray:
         """Return the packet at which decoding must start for every wanted packet. Only valid without ``doubt``.
 
-        Decoding starts at the last keyframe before a wanted packet. For a leading picture it starts one keyframe
+        Decoding starts at the last keyframe at or before a wanted packet. For a leading picture it starts one keyframe
         earlier: such a picture is shown before the keyframe it follows, and refers to the previous group.
 
         Args:

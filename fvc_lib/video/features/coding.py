@@ -80,7 +80,7 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
 
     Returns:
         The mean excess of the packets at the best period and phase, in standard errors (2 to 4 for noise alone), and
-        this period in packets. Both are NaN for too few packets, or if all have the same size.
+        this period in frames. Both are NaN for too few packets, or if all have the same size.
     """
     spread = off.std() if off.size >= _FEWEST else 0.0
     if not spread > 0:
