@@ -147,8 +147,8 @@ def keep_best(boxes: Any, scores: Any, groups: Any, threshold: float) -> Any:
 
 CROPS.register(
     Crop(
-        "face",
-        face_boxes,
+        name="face",
+        find=face_boxes,
         packages=("torch", "torchvision", "facenet_pytorch"),
         code="fvc_lib.detectors.faces",
         remedy=REMEDY,

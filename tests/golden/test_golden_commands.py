@@ -118,7 +118,7 @@ def test_commands_that_look_at_files_and_machines(golden_folder):
     assert {"41", "23", "18"} <= set(re.findall(r"\d+", shown))
     assert "FVC" in asked(golden_folder, "corpora")
     assert "11,937" in asked(golden_folder, "detectors", "frame_cnn")
-    for name in ("efficientnet_lite0", "r3d_18", "xception", "clip", "x3d", "videomae"):
+    for name in ("efficientnet_lite0", "r3d_18", "timm:name", "clip", "x3d", "videomae"):
         assert name in asked(golden_folder, "detectors").lower(), name
     shown = asked(golden_folder, "explain", str(MEDIA / "decode/gradio__a.mp4"))
     assert "209" in shown

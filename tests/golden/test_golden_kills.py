@@ -93,13 +93,13 @@ def test_a_predict_that_was_killed_goes_on_and_ends_equal(golden_folder, golden_
 @pytest.mark.slurm
 def test_a_job_that_was_requeued_in_its_training_ends_equal(cluster, golden_folder, undisturbed):  # noqa: F811
     site, experiment = golden_folder / "site.conf", "jobs"
-    site.write_text("CPUS=2\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=1\nMEMORY=2000\n")
+    site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=1\nMEMORY=2000\n")
     asked = (*ARGUMENTS[:-2], "--experiment", experiment, "--executor", "slurm")
     code, shown = run(golden_folder, *asked, FVC_SITE=str(site))
     assert code == 0, shown
     made = run_folder(golden_folder, experiment)
     cluster.wait_for(lambda: any(made.glob("checkpoints/fold_*/latest_checkpoint.pt")), "a training")
-    for job in cluster.run("squeue", "-h", "-t", "RUNNING", "-o", "%A").split():
+    for job in cluster.run("squeue", "-h", "-t", "RUNNING", "-o", "%i").split():
         cluster.run("scontrol", "requeue", job)
     cluster.wait_for(
         lambda: (made / "report.html").is_file() and not cluster.run("squeue", "-h"), "the end", seconds=600
