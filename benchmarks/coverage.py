@@ -24,7 +24,6 @@ from scipy.special import expit, stdtrit
 from scipy.stats import rankdata
 
 from fvc_lib.metrics.calibration import expected_calibration_error
-from fvc_lib.metrics.captions import mean_measure
 from fvc_lib.metrics.classification import (
     FloatArray,
     IntArray,
@@ -44,6 +43,7 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import group_intervals, intervals_over_groups, replicate_values
 from fvc_lib.metrics.paired_difference import paired_difference
 from fvc_lib.metrics.regression import regression_measures
+from fvc_lib.metrics.video_text import mean_measure
 
 AUCS = (0.5, 0.7, 0.9, 0.98)
 REPLICATES = 200

@@ -116,13 +116,3 @@ declare("accuracy", "Accuracy", "higher", "Share of right decisions.", is_share=
 declare("precision", "Precision", "higher", "Share of right ones among what is called so.", is_share=True)
 declare("recall", "Recall", "higher", "Share of a class that is found.", is_share=True)
 declare("learning_rate", "Learning rate", None, "The optimizer's step size.")
-# Of retrieval, whose module needs torch: here they can be read without it.
-declare("recall@*", "Recall@", "higher", "Share of queries with a match among the first k.", is_share=True)
-declare("mrr", "Mean reciprocal rank", "higher", "Mean of 1 / rank of the first match.", is_share=True)
-declare("ndcg", "NDCG", "higher", "Discounted gain of all matches' ranks against the best order.", is_share=True)
-declare("median_rank", "Median rank", "lower", "Half of the queries have their first match by this rank.")
-declare("mean_rank", "Mean rank", "lower", "Mean rank of the first match.")
-declare(
-    "mean_positive_similarity", "Mean similarity of what belongs together", "higher",
-    "Mean dot product of pairs that match; their mean cosine where embeddings have norm 1.",
-)  # fmt: skip

@@ -21,7 +21,7 @@ from fvc_lib.tasks.image.task import ImageTask
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask
-from fvc_lib.tasks.video_text.task import HiddenFrames, PreparedSamples, VideoTextTask
+from fvc_lib.tasks.video_text.training import PreparedSamples, VideoTextTask
 from tests.kits.video_text_kit import CONFIG, MadeUpPairs, planned
 
 KINDS = ("video", "image", "video_text")
@@ -161,7 +161,7 @@ def _video_text(tasks: TinyTasks) -> VideoTextTask:
     def data(first: int, number: int) -> PreparedSamples:
         texts = tuple(first + n - (n % 4 == 3) for n in range(number))
         pairs = KeptPairs(tuple(range(first, first + number)), texts, plan, side=_SIDE)
-        return PreparedSamples(pairs, {}, HiddenFrames(2, 1, seed=3))
+        return PreparedSamples(pairs, {}, num_hidden=1, seed=3)
 
     weights = {"contrastive_weight": 1.0, "caption_weight": 0.5, "masked_weight": 0.5}
     config = CONFIG.model_copy(update=weights)

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fvc_lib.metrics.captions import (
+from fvc_lib.metrics.video_text import (
     bleu4_measure,
     content_word_recall,
     content_words,

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from fvc_lib.engine.task import Batch
-from fvc_lib.tasks.video_text.task import VideoTextOutputs
+from fvc_lib.tasks.video_text.training import VideoTextOutputs
 from tests.kits.video_text_kit import CONFIG
 
 VIDEOS, TEXTS = (5, 5, 2, 9, 7), (1, 3, 1, 4, 3)  # video 5 has two texts; texts 1 and 3 have two videos each

@@ -13,7 +13,7 @@ from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.tables import VIDEO_TEXTS, check_table
-from fvc_lib.tasks.video_text.task import VideoTextDataset, make_clips, numbered, pairs_fingerprint
+from fvc_lib.tasks.video_text.training import VideoTextDataset, make_clips, numbered, pairs_fingerprint
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.clip import decode_clip
 

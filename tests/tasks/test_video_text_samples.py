@@ -3,7 +3,7 @@ import pickle
 import torch
 
 from fvc_lib.engine.task import EpochSampleSet
-from fvc_lib.tasks.video_text.task import HiddenFrames, PreparedSamples
+from fvc_lib.tasks.video_text.training import PreparedSamples
 from tests.kits.video_text_kit import pairs, planned
 
 PLAN = planned(num_frames=8)
@@ -11,7 +11,7 @@ PLAN = planned(num_frames=8)
 
 def samples(seed: int = 0) -> PreparedSamples:
     beside = {"beside": torch.arange(12).reshape(6, 2)}
-    return PreparedSamples(pairs(plan=PLAN), beside, HiddenFrames(8, 3, seed))
+    return PreparedSamples(pairs(plan=PLAN), beside, num_hidden=3, seed=seed)
 
 
 def test_every_sample_has_what_stands_beside_it():

@@ -5,7 +5,7 @@ from fvc_lib.detectors.own.video_text import positive_pairs, sigmoid_contrastive
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction
-from fvc_lib.tasks.video_text.task import VideoTextTask
+from fvc_lib.tasks.video_text.training import VideoTextTask
 from tests.kits.video_text_kit import CONFIG, CPU, pairs, planned, tiny_task
 
 

@@ -5,16 +5,18 @@ A control answers without looking at the video. ``chance`` is the expected score
 with the test groups that were drawn. It does not show how it varies between training runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.metrics import captions as captioning
+from fvc_lib.metrics import video_text
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.intervals import intervals_over_groups
+from fvc_lib.metrics.video_text import Ranking
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -24,44 +26,44 @@ from fvc_lib.services.run_paths import RunPaths
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fvc_lib.metrics.retrieval import RetrievalMetrics
-
-RECALL_AT = (1, 5, 10)
+RECALL_AT = video_text.KS
 MODEL = "model"
 CHANCE = "chance"
 MOST_FREQUENT_CAPTION = "most_frequent_caption"
 CAPTION_SUBJECT = "captions"
-DIRECTIONS = ("video_to_text", "text_to_video")
+DIRECTIONS = video_text.DIRECTIONS
 
 Row = tuple[object, ...]
 
 
-def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str], None] | None = None) -> pl.DataFrame:
+def video_text_results(
+    paths: RunPaths, config: RunConfig, *, log: Callable[[str], None] = lambda _: None
+) -> pl.DataFrame:
     """Return the metrics of model and controls (TASK_RESULTS), and write them to ``task_results.feather``.
 
     Args:
         paths: paths of a run whose training has written ranks, captions and embeddings.
         config: gives replicates, confidence and seed.
-        log: called with lines on the number of embeddings and how similarities are streamed.
+        log: called with a line on the number of embeddings.
 
     Raises:
-        DataError: ranks, captions and embeddings disagree with each other or with the test part.
+        DataError: the ranks are not those of the embeddings, or the embeddings cannot be read.
     """
     pairs = tables.read_table(paths.video_texts, tables.VIDEO_TEXTS)
     ranks = tables.read_table(paths.retrieval_ranks, tables.RETRIEVAL_RANKS)
     captions = tables.read_table(paths.captions, tables.CAPTIONS)
-    _check_queries(pairs, ranks, captions)
     rows: list[Row] = []
     if ranks.height:
-        from fvc_lib.metrics.retrieval import retrieval_metrics  # torch takes seconds to load
-
         stored = read_embeddings(paths.embeddings)
         embeddings = stored["video_embeddings"], stored["text_embeddings"], stored["pairs"]
-        found = retrieval_metrics(*embeddings, ks=RECALL_AT, log=log)
-        for direction in DIRECTIONS:
+        for direction, found in video_text.retrieval_metrics(*embeddings, log=log).items():
             rows += _direction_rows(direction, ranks.filter(direction=direction), found, config)
     if captions.height:
-        rows += _caption_rows(pairs, captions, config)
+        trained = pairs.filter(part="train")["text"]
+        commonest = trained.value_counts().sort("count", "text", descending=[True, False])["text"][0]
+        content = video_text.content_words(trained.to_list())
+        rows += _caption_rows(MODEL, captions["caption"].to_list(), captions, content, config)
+        rows += _caption_rows(MOST_FREQUENT_CAPTION, [commonest] * captions.height, captions, content, config)
     table = tables.check_table(tables.frame_of(rows, tables.TASK_RESULTS), tables.TASK_RESULTS, "video-text results")
     tables.write_table(table, tables.TASK_RESULTS, paths.task_results)
     return table
@@ -120,45 +122,38 @@ def read_embeddings(path: Path) -> "dict[str, Tensor]":
     return tensors
 
 
-def _direction_rows(direction: str, ranks: pl.DataFrame, found: "RetrievalMetrics", config: RunConfig) -> list[Row]:
+def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config: RunConfig) -> list[Row]:
     """Return the rows of one direction, for model and chance; the model's means over queries have an interval."""
-    measured = getattr(found, direction)
-    if not np.array_equal(measured.ranks, ranks["rank"].to_numpy()):
+    if not np.array_equal(found.ranks, ranks["rank"].to_numpy()):
         raise DataError(
             f"retrieval_ranks: the ranks {direction} are not those of test_embeddings.safetensors. Both are written by "
             "20_video_text: run it again."
         )
-    rank = ranks["rank"].to_numpy()
-    of_queries = {f"recall@{k}": rank <= k for k in RECALL_AT} | {"mrr": 1 / rank, "mean_rank": rank}
-    measures = {name: captioning.mean_measure(name, values) for name, values in of_queries.items()}
-    groups = ranks["group_id"].to_list()
-    rows = _measured_rows(MODEL, direction, measures, groups, config)
-    sizes = ranks.height, len(set(groups))
-    plain = ("median_rank", "ndcg", "mean_positive_similarity")
-    rows += [(MODEL, direction, name, "", float(getattr(measured, name)), None, None, *sizes) for name in plain]
+    of_queries: dict[str, npt.ArrayLike] = {f"recall@{k}": found.ranks <= k for k in RECALL_AT}
+    of_queries |= {"mrr": 1 / found.ranks, "mean_rank": found.ranks}
+    measures = {name: video_text.mean_measure(name, values) for name, values in of_queries.items()}
+    rows = _measured_rows(MODEL, direction, measures, ranks["group_id"].to_list(), config)
     chance = chance_metrics(ranks["num_candidates"].to_numpy(), ranks["num_positives"].to_numpy(), RECALL_AT)
-    return rows + [(CHANCE, direction, name, "", value, None, None, *sizes) for name, value in chance.items()]
+    plain = [(MODEL, name, found.metrics[name]) for name in ("median_rank", "ndcg", "mean_positive_similarity")]
+    plain += [(CHANCE, name, value) for name, value in chance.items()]
+    sizes = ranks.height, ranks["group_id"].n_unique()
+    return rows + [(source, direction, name, "", value, None, None, *sizes) for source, name, value in plain]
 
 
-def _caption_rows(pairs: pl.DataFrame, captions: pl.DataFrame, config: RunConfig) -> list[Row]:
-    trained = pairs.filter(pl.col("part") == "train")["text"]
-    commonest = trained.value_counts().sort("count", "text", descending=[True, False])["text"][0]
-    content = captioning.content_words(trained.to_list())
+def _caption_rows(
+    source: str, texts: Sequence[str], captions: pl.DataFrame, content: Collection[str], config: RunConfig
+) -> list[Row]:
+    """Return the rows of the ``texts`` that ``source`` writes for the videos of ``captions`` (CAPTIONS)."""
     references = [text.split("\n") for text in captions["references"]]
-    groups = captions["group_id"].to_list()
-    written = {MODEL: captions["caption"].to_list(), MOST_FREQUENT_CAPTION: [commonest] * captions.height}
-    rows: list[Row] = []
-    for source, texts in written.items():
-        both = list(zip(texts, references, strict=True))
-        of_videos = {
-            "token_f1": [captioning.token_f1(*each) for each in both],
-            "content_word_recall": [captioning.content_word_recall(*each, content) for each in both],
-            "exact_match": [captioning.exact_match(*each) for each in both],
-        }
-        measures = {name: captioning.mean_measure(name, values) for name, values in of_videos.items()}
-        measures["bleu4"] = captioning.bleu4_measure(texts, references)
-        rows += _measured_rows(source, CAPTION_SUBJECT, measures, groups, config)
-    return rows
+    both = list(zip(texts, references, strict=True))
+    of_videos = {
+        "token_f1": [video_text.token_f1(*pair) for pair in both],
+        "content_word_recall": [video_text.content_word_recall(*pair, content) for pair in both],
+        "exact_match": [video_text.exact_match(*pair) for pair in both],
+    }
+    measures = {name: video_text.mean_measure(name, values) for name, values in of_videos.items()}
+    measures["bleu4"] = video_text.bleu4_measure(texts, references)
+    return _measured_rows(source, CAPTION_SUBJECT, measures, captions["group_id"].to_list(), config)
 
 
 def _measured_rows(
@@ -170,22 +165,3 @@ def _measured_rows(
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
     )  # fmt: skip
     return [(source, subject, name, "", *one.row()) for name, one in zip(measures, intervals, strict=True)]
-
-
-def _check_queries(pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFrame) -> None:
-    """Raise ``DataError`` where ``ranks`` or ``captions`` have a query outside of the test part.
-
-    Queries may be missing, since a video may have no clip.
-    """
-    test = pairs.filter(pl.col("part") == "test")
-    for name, found, due in (
-        ("retrieval_ranks", ranks.filter(pl.col("direction") == "video_to_text")["query_id"], test["video_id"]),
-        ("retrieval_ranks", ranks.filter(pl.col("direction") == "text_to_video")["query_id"], test["text_id"]),
-        ("captions", captions["video_id"], test["video_id"]),
-    ):
-        foreign = sorted(set(found) - set(due))
-        if foreign:
-            raise DataError(
-                f"{name}: {len(foreign)} rows are not of the test part, the first {foreign[0]!r}. Run 20_video_text "
-                "again."
-            )
