@@ -4,15 +4,15 @@ Task image learns classes and numbers (such as calories) of single pictures. A l
 picture and pictures of one subject; the split never divides it.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 
-from fvc_lib.corpus.copies.groups import GroupMember, join_groups
+from fvc_lib.corpus.copies.groups import Components, GroupMember, join_groups
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.corpus_files import (
@@ -21,7 +21,6 @@ from fvc_lib.corpus.corpus_files import (
     Refusal,
     Rejections,
     counts_text,
-    disputed,
     reasons_text,
     refuse_lost,
     some_of,
@@ -31,21 +30,21 @@ from fvc_lib.corpus.folds import split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import IMAGE_FILES, ProbedImage, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
-from fvc_lib.corpus.sources.images import ImageListing, ListedImage, list_images
+from fvc_lib.corpus.sources.images import ListedImage, list_images
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
-from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, PARTS, check_table, frame_of
-from fvc_lib.video.decode.still_image import ImageFacts
+from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, check_table, frame_of
 
 # Reasons that are no fault of the corpus.
 _NO_LOSS = NOT_A_LOSS | {"copy_across_split", "no_picture", "nothing_to_learn"}
-# Of copies in several parts, the part with the lowest number keeps its picture.
-_PREFERRED = {"test": 0, "validation": 1, "train": 2, None: 3}
-_HELD_OUT = ("test", "validation")
 NO_TARGETS = "none"
 _QUARTERS = (0.25, 0.5, 0.75)
 _LEAST_GROUPS = 12  # without a class, so that each quarter has a group for each part
+_LISTED = {"path": pl.String, "class_label": pl.String, "stated_group": pl.String, "part": pl.String, "row": pl.Int64}
+_FACTS = {"width": pl.Int64, "height": pl.Int64, "size_bytes": pl.Int64, "content_sha256": pl.String, "copy": pl.Int64}
+_VALUE = "value:"  # begins the names of columns with the known numbers of a target
+_NUMBERS = cs.starts_with(_VALUE)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class ImageIndex:
     root: Path  # absolute folder that each path is relative to
     classes: tuple[str, ...]  # the classes that occur, sorted
     units: Mapping[str, str]  # unit of each target, in the requested order
-    layout: str  # food101, nutrition5k, combined, folder or manifest
+    layout: str  # food101, nutrition5k, folder or manifest
     notes: tuple[str, ...]  # sentences with counts
 
 
@@ -91,122 +90,209 @@ def index_images(
         LeakageError: a group is on both sides of the official split.
         StoppedError: ``stop`` returned true.
     """
-    if config.corpus:
-        files, layout, listings = list_images(config.corpus, config.image_layout, allow_outside=config.allow_outside)
-    else:
-        sample = generate_sample_dishes(image_root(config), progress=progress, stop=stop)
-        files, layout, listings = list_images(sample, "manifest")
-    units = wanted_targets(config.targets, joined_units(listings))
-    rejections = Rejections([row for each in listings for row in each.rejections.rows])
+    corpus, layout = config.corpus, config.image_layout
+    if not corpus:
+        corpus, layout = str(generate_sample_dishes(image_root(config), progress=progress, stop=stop)), "manifest"
+    files, layout, listing = list_images(corpus, layout, allow_outside=config.allow_outside)
+    units, rejections = wanted_targets(config.targets, listing.units), listing.rejections
     with written_when_refused(rejections, rejected_path):
-        images = _learnable(listings, units, rejections)
+        images = learnable(listing.images, list(units), rejections)
         probed, _ = probe_files(
-            IMAGE_FILES, files.root, [image.path for image in images], Path(config.cache_dir) / "index",
+            IMAGE_FILES, files.root, images["path"].to_list(), Path(config.cache_dir) / "index",
             workers=config.workers, progress=progress, stop=stop,
         )  # fmt: skip
-        facts = {path: result.facts for path, result in probed.items() if result.facts is not None}
-        for image in images:
-            if (result := probed[image.path]).facts is None:
-                rejections.add_file(image.path, Refusal(result.reason, result.detail), image.class_label, image.row)
-        images = [image for image in images if image.path in facts]
-        copies = copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
-        groups, notes = groups_of_images(images, copies, looked_for=config.near_duplicate_bits > 0)
-        images = settle_contents(images, {path: each.content_sha256 for path, each in facts.items()}, rejections)
-        refuse_lost(files.root, "image", rejections.frame(), len(images), config.max_rejected_share, _NO_LOSS)
-        images = [images[place] for place in without_copies_across(images, known_parts(images), copies, rejections)]
-        parts, split_notes = _parts_of(images, listings, list(units), groups, config.seed)
-        # Each corpus of a combined one was split by itself, so copies may have come apart.
-        images = sorted(images, key=lambda image: facts[image.path].content_sha256)
-        stated = [parts[image.path][0] for image in images]
-        images = [images[place] for place in without_copies_across(images, stated, copies, rejections)]
-        table, targets = _tables(images, facts, parts, groups, units)
-        classes = _classes_of(table)
-        if empty := [part for part in PARTS if part not in table["part"]]:
+        images = _readable(images, probed, config.near_duplicate_bits, rejections)
+        images, notes = with_groups(images, looked_for=config.near_duplicate_bits > 0)
+        images = one_of_each_content(images, rejections)
+        refuse_lost(files.root, "image", rejections.frame(), images.height, config.max_rejected_share, _NO_LOSS)
+        images = without_copies_across(images, rejections)
+        split = split_parts(
+            images["group_id"].to_list(), strata_of(images), images["part"].to_list(), seed=config.seed
+        )  # fmt: skip
+        if split.empty_parts:
             raise DataError(
-                f"the split leaves no image for {' and '.join(empty)} ({counts_text(table['part'])}). Add images of "
-                "other groups, or change the corpus's own split."
+                f"the split leaves no image for {' and '.join(split.empty_parts)} ({counts_text(split.parts)}). Add "
+                "images of other groups, or change the corpus's own split."
             )
+        images = images.with_columns(
+            part=pl.Series(split.parts), split_source=pl.Series(split.sources), source=pl.lit(layout),
+            image_id=pl.col("content_sha256").replace_strict(video_ids(images["content_sha256"])),
+        ).sort("image_id")  # fmt: skip
+        classes, targets = images["class_label"].drop_nulls().unique().sort().to_list(), _targets(images, units)
         if len(classes) < 2 and targets.is_empty():
             raise DataError(
                 f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict. Add images of "
                 "another class, or a manifest with numbers."
             )
-    rejected = rejections.frame()
-    notes = [*(note for each in listings for note in each.notes), *notes, *split_notes]
-    if never := sorted(set(classes) - set(_classes_of(table.filter(part="train")))):
+    if never := sorted(set(classes).difference(images.filter(part="train")["class_label"])):
         notes.append(f"{len(never):,} classes have no training image: {some_of(never, 8)}.")
+    rejected = rejections.frame()
     if rejected.height:
         notes.append(f"Left out: {reasons_text(rejected)}.")
-    return ImageIndex(table, targets, rejected, files.root, classes, units, layout, tuple(notes))
-
-
-def _classes_of(images: pl.DataFrame) -> tuple[str, ...]:
-    return tuple(images["class_label"].drop_nulls().unique().sort())
-
-
-def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejections: Rejections) -> list[ListedImage]:
-    """Return the images that have a class or a number in ``units``, sorted by path; reject the others.
-
-    Numbers that are not in ``units`` are dropped from the images.
-    """
-    learnable = []
-    for image in (image for each in listings for image in each.images):
-        targets = tuple((name, value) for name, value in image.targets if name in units)
-        if image.class_label is None and not targets:
-            detail = f"{image.path!r} has no class and no number of the field targets. Fill one in."
-            rejections.add_file(image.path, Refusal("nothing_to_learn", detail), row=image.row)
-        else:
-            learnable.append(replace(image, targets=targets))
-    return sorted(learnable, key=lambda image: (image.path, image.row or 0))
-
-
-def _parts_of(
-    images: Sequence[ListedImage],
-    listings: Sequence[ImageListing],
-    targets: Sequence[str],
-    group_of: Mapping[str, str],
-    seed: int,
-) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return (parts, notes); ``parts`` maps a path to its part and to ``official`` or ``made``.
-
-    A combined corpus (a folder of several corpora) is split corpus by corpus, because only some have an official split.
-    """
-    strata, parts, notes = (
-        dict(zip(images, strata_of(images, targets), strict=True)),
-        dict[str, tuple[str, str]](),
-        list[str](),
+    return ImageIndex(
+        images=check_table(images.select(*IMAGES.columns), IMAGES, "images"),
+        targets=targets,
+        rejected=rejected,
+        root=files.root,
+        classes=tuple(classes),
+        units=units,
+        layout=layout,
+        notes=(*listing.notes, *notes, *split.notes),
     )
-    for each in listings:
-        own = [image for image in images if image.corpus == each.folder]
-        if own:
-            groups = [group_of[image.path] for image in own]
-            split = split_parts(groups, [strata[image] for image in own], [image.part for image in own], seed=seed)
-            notes.extend(f"{each.folder}: {note}" if each.folder else note for note in split.notes)
-            parts.update(zip([image.path for image in own], zip(split.parts, split.sources, strict=True), strict=True))
-    return parts, notes
 
 
-def _tables(
-    images: Sequence[ListedImage],
-    facts: Mapping[str, ImageFacts],
-    parts: Mapping[str, tuple[str, str]],
-    groups: Mapping[str, str],
-    units: Mapping[str, str],
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    id_of, rows, numbers = video_ids(facts[image.path].content_sha256 for image in images), [], []
-    for image in images:
-        known, group = facts[image.path], groups[image.path]
-        image_id = id_of[known.content_sha256]
-        rows.append((
-            image_id, image.path, image.class_label, group, *parts[image.path], image.source, known.width,
-            known.height, known.size_bytes, known.content_sha256,
-        ))  # fmt: skip
-        numbers += [(image_id, group, name, units[name], value) for name, value in sorted(image.targets)]
-    targets = check_table(frame_of(numbers, IMAGE_TARGETS), IMAGE_TARGETS, "targets")
-    return check_table(frame_of(rows, IMAGES), IMAGES, "images"), targets
+def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
+    """Return the images that have a class or a number of ``targets``, sorted by path; reject the others.
+
+    Returns:
+        A table with the columns path, class_label, stated_group, part, row, and ``value:NAME`` for each target.
+    """
+    rows = [
+        (image.path, image.class_label, image.stated_group, image.part, image.row, *map(image.targets.get, targets))
+        for image in images
+    ]
+    schema = {**_LISTED, **{f"{_VALUE}{name}": pl.Float64 for name in targets}}
+    table = pl.DataFrame(rows, schema=schema, orient="row").sort("path", "row")
+    has_label = pl.any_horizontal((cs.by_name("class_label") | _NUMBERS).is_not_null())
+    detail = pl.format("'{}' has no class and no number of the field targets. Fill one in.", "path")
+    _reject(table.filter(~has_label), "nothing_to_learn", detail, rejections)
+    return table.filter(has_label)
 
 
-# --- Targets, and the strata of images without a class.
+def _reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejections) -> None:
+    for path, label, row, text in rows.select("path", "class_label", "row", detail.alias("detail")).rows():
+        rejections.add_file(path, Refusal(reason, text), label, row)
+
+
+def _readable(
+    images: pl.DataFrame, probed: Mapping[str, ProbedImage], near_duplicate_bits: int, rejections: Rejections
+) -> pl.DataFrame:
+    """Return the images that can be decoded, with the columns of ``_FACTS``; reject the others.
+
+    Images with the same number in the column ``copy`` are copies: equal files or, unless ``near_duplicate_bits`` is 0,
+    pictures with near perceptual hashes and similar thumbnails. A photograph that was saved again, resized, cropped or
+    brightened would be recognised across a split instead of understood.
+    """
+    results = [probed[path] for path in images["path"].unique().sort()]
+    one_each = list({each.facts.content_sha256: each for each in results if each.facts is not None}.values())
+    copies = Components(len(one_each))
+    if near_duplicate_bits:
+        judge = SamePictures([each.thumbnail for each in one_each])
+        for pair in near_duplicate_links([each.perceptual_hash for each in one_each], near_duplicate_bits, judge):
+            copies.join(*pair)
+    copy_of = {each.facts: int(label) for each, label in zip(one_each, copies.label, strict=True)}
+    facts = [(each.path, *astuple(each.facts), copy_of[each.facts]) for each in results if each.facts is not None]
+    for path, label, row in images.select("path", "class_label", "row").rows():
+        if probed[path].facts is None:
+            rejections.add_file(path, Refusal(probed[path].reason, probed[path].detail), label, row)
+    table = pl.DataFrame(facts, schema={"path": pl.String, **_FACTS}, orient="row")
+    return images.join(table, on="path", maintain_order="left")
+
+
+def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.DataFrame, list[str]]:
+    """Return (images, notes); ``images`` have the further columns ``known`` and ``group_id``.
+
+    ``known`` is the official part of an image, else that of its stated group, else train. Stated groups that share a
+    copy are joined, and an image without a stated group is grouped with its copies. Copies in different parts of the
+    official split do not join groups, because the training copy is left out later.
+
+    Args:
+        images: the readable images.
+        looked_for: whether near-copies were searched; only affects the notes.
+    """
+    of_group = pl.when(pl.col("stated_group").is_not_null()).then(
+        pl.col("part").drop_nulls().min().over("stated_group")
+    )
+    smallest = pl.col("content_sha256").min().over("copy")
+    images = images.with_columns(known=pl.coalesce("part", of_group, pl.lit("train")))
+    keys = images.select(pl.concat_str(smallest, pl.lit(" "), "known")).to_series().to_list()
+    paths, stated = images["path"].to_list(), images["stated_group"].to_list()
+    names = [f"{path} {row}" for path, row in zip(paths, images["row"].to_list(), strict=True)]
+    grouping = join_groups(list(map(GroupMember, names, names, keys, stated)))
+    notes = []
+    if grouping.merges:
+        notes.append(f"{len(grouping.merges):,} groups or single images were joined to others by a shared copy.")
+    alone = stated.count(None)
+    if alone and not looked_for:
+        notes.append(
+            f"{alone:,} images have no stated group, and near-copies were not looked for: a copy may be trained on and "
+            "tested on. Set near_duplicate_bits, or state groups in a manifest."
+        )
+    names_of_groups = pl.Series(grouping.group_ids, dtype=pl.String)
+    return images.with_columns(group_id=names_of_groups.str.replace("^video ([0-9a-f]{16})$", "image $1")), notes
+
+
+def _rank(column: str) -> pl.Expr:
+    """Return 0 for the test part, 1 for validation, else 2; copies stay in the part with the lowest number."""
+    return pl.col(column).replace_strict({"test": 0, "validation": 1}, default=2, return_dtype=pl.Int64)
+
+
+def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
+    """Return one image for each file content, sorted by path; reject the others.
+
+    The image to keep is chosen in this order: in the test part, in validation, with a class, with most numbers, first
+    by path. If files of equal content have two classes, or two numbers for one target, all are rejected.
+    """
+    labels = cs.by_name("class_label") | _NUMBERS
+    unknown = pl.sum_horizontal(labels.is_null())
+    images = images.sort(_rank("part"), pl.col("class_label").is_null(), unknown, "path", "row")
+    several = labels.drop_nulls().n_unique().over("content_sha256") > 1
+    images = images.with_columns(
+        disputed=pl.any_horizontal(several), first=pl.col("path").first().over("content_sha256")
+    )
+    detail = pl.format("the content of '{}' is listed with two classes or numbers. Keep the right one.", "first")
+    _reject(images.filter("disputed"), "conflicting_labels", detail, rejections)
+    images = images.filter(~pl.col("disputed"))
+    is_first = pl.col("content_sha256").is_first_distinct()
+    detail = pl.format("same content as '{}', which is used.", "first")
+    _reject(images.filter(~is_first), "duplicate_content", detail, rejections)
+    return images.filter(is_first).sort("path")
+
+
+def without_copies_across(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
+    """Return the images without copies of pictures of a more important part; reject these.
+
+    The test part keeps its picture before validation, and validation before train. So the test part is never reduced,
+    and results on an official split remain comparable.
+    """
+    rank = _rank("known")
+    images = images.with_columns(
+        is_lost=rank > rank.min().over("copy"), twin=pl.col("path").sort_by(rank, "path").first().over("copy")
+    )
+    detail = pl.format(
+        "looks like '{}' of another part, or like a copy of it. If they only look alike, lower near_duplicate_bits "
+        "(0: off).", "twin",
+    )  # fmt: skip
+    _reject(images.filter("is_lost"), "copy_across_split", detail, rejections)
+    return images.filter(~pl.col("is_lost"))
+
+
+def strata_of(images: pl.DataFrame) -> list[str | None]:
+    """Return the stratum of each image, (N,): what a split spreads evenly over its parts.
+
+    It is the image's class. Without a class, it is the quartile of the image's first known number, else None. If the
+    images without a class are in fewer than 12 groups, they all get None.
+    """
+    stratum, without_class = pl.col("class_label"), images.filter(pl.col("class_label").is_null())
+    if without_class["group_id"].n_unique() >= _LEAST_GROUPS:
+        for values in without_class.select(_NUMBERS):
+            edges = np.quantile(values.drop_nulls(), _QUARTERS).tolist() if values.count() else []
+            number, name = pl.col(values.name), values.name.removeprefix(_VALUE)
+            above = pl.sum_horizontal(pl.lit(1), *((number > edge).cast(pl.Int64) for edge in edges))
+            quarter = pl.format("{} quarter {}", pl.lit(name), above)
+            stratum = pl.coalesce(stratum, pl.when(number.is_not_null()).then(quarter))
+    return images.select(stratum).to_series().to_list()
+
+
+def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:
+    """Return the IMAGE_TARGETS table of ``images``, which are sorted by id."""
+    rows = [
+        (row["image_id"], row["group_id"], name, units[name], row[f"{_VALUE}{name}"])
+        for row in images.iter_rows(named=True)
+        for name in sorted(units)
+        if row[f"{_VALUE}{name}"] is not None
+    ]
+    return check_table(frame_of(rows, IMAGE_TARGETS), IMAGE_TARGETS, "targets")
 
 
 def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str, str]:
@@ -220,8 +306,6 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     Raises:
         UsageError: the corpus lacks a name, or ``none`` is not alone.
     """
-    if not wanted:
-        return dict(units)
     if tuple(wanted) == (NO_TARGETS,):
         return {}
     spelt = {f"{name}_{unit}": name for name, unit in units.items() if unit} | {name: name for name in units}
@@ -229,185 +313,4 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
         if name not in spelt:
             near, have = did_you_mean(name, spelt), ", ".join(units) or "no column of numbers"
             raise UsageError(f"targets: got {name!r}; the corpus has {have}.{near} Name some of these, or none alone.")
-    return {spelt[name]: units[spelt[name]] for name in wanted}
-
-
-def joined_units(listings: Iterable[ImageListing]) -> dict[str, str]:
-    """Return the unit of each target that any of the listings has.
-
-    Raises:
-        UsageError: a target has two units.
-    """
-    units: dict[str, str] = {}
-    for name, unit in (item for each in listings for item in each.units.items()):
-        if units.setdefault(name, unit) != unit:
-            raise UsageError(
-                f"target {name!r}: has the unit {units[name]!r} in one part of the corpus and {unit!r} in another. "
-                "Convert one of them, or rename it."
-            )
-    return units
-
-
-def strata_of(images: Sequence[ListedImage], targets: Sequence[str]) -> list[str | None]:
-    """Return the stratum of each image, (N,): what a split spreads evenly over its parts.
-
-    It is the image's class. Without a class, it is the quartile of the first of ``targets`` that is known, else None.
-    If the images without a class are in fewer than 12 groups, they all get None.
-    """
-    without_class = [image for image in images if image.class_label is None]
-    if len({image.stated_group or image.path for image in without_class}) < _LEAST_GROUPS:
-        return [image.class_label for image in images]
-    numbers = [dict(image.targets) for image in without_class]
-    edges: dict[str, list[float]] = {}
-    for name in targets:
-        if values := [known[name] for known in numbers if name in known]:
-            edges[name] = np.quantile(values, _QUARTERS).tolist()
-    strata = []
-    for image in images:
-        values_of = dict(image.targets)
-        known = next((name for name in edges if name in values_of), None)
-        quarter = known and f"{known} quarter {1 + int(np.searchsorted(edges[known], values_of[known]))}"
-        strata.append(image.class_label or quarter)
-    return strata
-
-
-# --- Copies. A photograph that was saved again, resized, cropped or brightened is the same photograph: on both sides of
-# a split it would be recognised instead of understood.
-
-
-def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> dict[str, str]:
-    """Map each path to a name that is the same for all copies: the smallest of their content hashes.
-
-    Copies are equal files. Unless ``near_duplicate_bits`` is 0, pictures with near perceptual hashes and similar
-    thumbnails are copies, too.
-    """
-    content = {image.path: image.facts.content_sha256 for image in probed if image.facts is not None}
-    one_each = list({content[image.path]: image for image in probed}.values())
-    links: list[tuple[int, int]] = []
-    if near_duplicate_bits:
-        judge = SamePictures([image.thumbnail for image in one_each])
-        links = near_duplicate_links([image.perceptual_hash for image in one_each], near_duplicate_bits, judge)
-    contents = [content[image.path] for image in one_each]
-    components = dict(
-        zip(contents, join_groups([GroupMember(each, each, each) for each in contents], links).group_ids, strict=True)
-    )
-    # In descending order, so that the smallest of a component comes last.
-    smallest = {components[own]: own for own in sorted(contents, reverse=True)}
-    return {path: smallest[components[own]] for path, own in content.items()}
-
-
-def groups_of_images(
-    images: Sequence[ListedImage], copies: Mapping[str, str], *, looked_for: bool = True
-) -> tuple[dict[str, str], list[str]]:
-    """Return (groups, notes); ``groups`` maps each path to its group.
-
-    Stated groups that share a copy are joined. An image without a stated group is grouped with its copies. Copies do
-    not join groups in two cases: if they are in different parts of the official split (the training copy is then left
-    out), and if they are in different corpora of a combined corpus (each corpus is split separately).
-
-    Args:
-        images: the usable images.
-        copies: result of ``copies_among``.
-        looked_for: whether near-copies were searched; only affects the notes.
-    """
-    keys = {
-        image.path: f"{copies[image.path]} {part if part in _HELD_OUT else 'train'} {image.corpus}"
-        for image, part in zip(images, known_parts(images), strict=True)
-    }
-    stated = [image for image in images if image.stated_group is not None]
-    members = [GroupMember(image.path, image.path, keys[image.path], image.stated_group) for image in stated]
-    grouping = join_groups(members)
-    home = {keys[image.path]: group for image, group in zip(stated, grouping.group_ids, strict=True)}
-    groups = {path: home.get(key, f"image {copies[path][:16]}") for path, key in keys.items()}
-    notes = []
-    if grouping.merges:
-        notes.append(f"{len(grouping.merges):,} stated groups were joined to others, with which they share a copy.")
-    if looked_for:
-        sizes = [size for size in Counter(copies[image.path] for image in images).values() if size > 1]
-        notes.append(f"{sum(sizes):,} of {len(images):,} images have copies, in {len(sizes):,} sets.")
-    elif len(stated) < len(images):
-        notes.append(
-            f"{len(images) - len(stated):,} images have no stated group, and near-copies were not looked for: a copy "
-            "may be trained on and tested on. Set near_duplicate_bits, or state groups in a manifest."
-        )
-    return groups, notes
-
-
-def without_copies_across(
-    images: Sequence[ListedImage], parts: Sequence[str], copies: Mapping[str, str], rejections: Rejections
-) -> list[int]:
-    """Return the positions of the images to keep, so that no two parts hold copies of one picture; reject the others.
-
-    Of copies in several parts, the test part keeps its picture before validation, and validation before train. So the
-    test part is never reduced, and results on an official split remain comparable.
-
-    Args:
-        images: (N,).
-        parts: (N,), train, validation or test; images whose part is not decided yet have train.
-        copies: result of ``copies_among``.
-        rejections: receives the rejected images.
-    """
-    holders: dict[str, tuple[int, str, str]] = {}
-    for image, part in zip(images, parts, strict=True):
-        if part in _HELD_OUT:
-            shown = (_PREFERRED[part], image.path, part)
-            holders[copies[image.path]] = min(shown, holders.get(copies[image.path], shown))
-    remaining = []
-    for position, (image, part) in enumerate(zip(images, parts, strict=True)):
-        _, twin, holder = holders.get(copies[image.path], (0, "", part))
-        if part == holder:
-            remaining.append(position)
-            continue
-        detail = (
-            f"looks like {twin!r} of the {holder} part, or like a copy of it. If they only look alike, lower "
-            "near_duplicate_bits (0: off)."
-        )
-        rejections.add_file(image.path, Refusal("copy_across_split", detail), image.class_label, image.row)
-    return remaining
-
-
-def known_parts(images: Sequence[ListedImage]) -> list[str]:
-    """Return a part for each image, (N,): its official part, else that of its stated group, else ``train``."""
-    stated: defaultdict[str | None, set[str]] = defaultdict(set)
-    for image in images:
-        if image.part is not None:
-            stated[image.stated_group].add(image.part)
-    of_group: dict[str | None, str] = {
-        group: min(parts) for group, parts in stated.items() if group and len(parts) == 1
-    }
-    return [image.part or of_group.get(image.stated_group, "train") for image in images]
-
-
-def settle_contents(
-    images: Sequence[ListedImage], contents: Mapping[str, str], rejections: Rejections
-) -> list[ListedImage]:
-    """Return one image for each file content, sorted by path; reject the others.
-
-    The image to keep is chosen in this order: in the test part, in validation, with a class, with most numbers, first
-    by path. If files of equal content have two classes, or two numbers for one target, all are rejected.
-    """
-    sharing: defaultdict[str, list[ListedImage]] = defaultdict(list)
-    for image in images:
-        sharing[contents[image.path]].append(image)
-    usable = []
-    for copies in sharing.values():
-        copies.sort(
-            key=lambda image: (
-                _PREFERRED[image.part], image.class_label is None, -len(image.targets), image.path, image.row or 0,
-            )
-        )  # fmt: skip
-        first, shown = copies[0], disputed(sorted((image.path, image.class_label or "no class") for image in copies))
-        targets = Counter(name for name, _ in {number for image in copies for number in image.targets})
-        refusal = None
-        if len({image.class_label for image in copies} - {None}) > 1:
-            refusal = Refusal("conflicting_labels", f"one content with two classes: {shown}. Keep the right one.")
-        elif twice := [name for name, count in targets.items() if count > 1]:
-            refusal = Refusal("conflicting_targets", f"one content with two numbers for {min(twice)!r}: {shown}.")
-        else:
-            usable.append(first)
-        for copy in copies if refusal else copies[1:]:
-            across = copy.part == "train" and first.part in _HELD_OUT
-            reason = "copy_across_split" if across else "duplicate_content"
-            same = Refusal(reason, f"same content as {first.path!r}, which is used.")
-            rejections.add_file(copy.path, refusal or same, copy.class_label, copy.row)
-    return sorted(usable, key=lambda image: image.path)
+    return {spelt[name]: units[spelt[name]] for name in wanted or units}

@@ -172,7 +172,7 @@ class CorpusLoader:
         accepted: description of the layout in the message that lists all layouts.
         recognises: returns whether a folder or file has the layout, without opening a video.
         read: lists the corpus. A loader of videos takes the path and returns a ``Listing``; one of images takes the
-            ``CorpusFiles`` and a path below their root and returns an ``ImageListing``.
+            ``CorpusFiles`` and the path and returns an ``ImageListing``.
         lacks: called for a path that has no known layout. Returns a sentence on what is missing for this layout, or
             the empty text if the path does not resemble it.
         rank: layouts are tried in this order; 0 for an unmistakable one.
