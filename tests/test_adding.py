@@ -140,7 +140,7 @@ from fvc_lib.corpus.listing import read_corpus
 listing = read_corpus(Path({str(folder)!r}))
 print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.rejected["reason"]))
 """
-    said = with_example("Adding a corpus", "corpus/sources/general/two_lists.py", code)
+    said = with_example("Adding a corpus", "corpus/sources/two_lists.py", code)
     assert said == "two_lists ['a.mp4'] ['missing_video', 'outside_corpus']\n"
 
 

@@ -128,7 +128,7 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
         cells = sample.cells
         group = label_table.cell_text(cells, *label_table.GROUP_COLUMNS)
         part, no_part = label_table.stated_part(cells, *label_table.SPLIT_COLUMNS)
-        text = normalised_text(sample.text or cells.get("text", "") or cells.get("caption", ""))
+        text = normalised_text(cells.get(".txt") or cells.get("text") or cells.get("caption", ""))
         refusal = sample.refusal or _text_refusal(text) or no_part
         memberships.update((sample.path, each) for each in (group, *sample.links) if each)
         if refusal is None:

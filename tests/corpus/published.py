@@ -190,10 +190,6 @@ TEXTS = {
             "id00076,id00166,id00200,wav2lip,B,FakeVideo-RealAudio,African,men,gone.mp4,FakeAVCeleb/FakeVideo-RealAudio/African/men/id00076",
         ],
     },
-    "genvidbench": {
-        "Pair1_labels.txt": ["Pair1/pika/a.mp4 1", "Pair1/vript/vript/-2Zdu3hMGVw-Scene-001.mp4 0"],
-        "Pair2_labels.txt": ["hd_vg_130m/00001_a_boy_x.mp4 0", "cogvideo/cogvideo/0001_x.mp4 1", "mora/gone.mp4 1"],
-    },
     "aigvdbench": {
         "test.jsonl": ['{"Video_id": "-2Zdu3hMGVw_3_10to99.mp4"}'],
         "train.jsonl": ['{"Video_id": "aaaaaaaaaaa_1_0to5.mp4"}'],

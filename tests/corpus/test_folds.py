@@ -19,7 +19,7 @@ from fvc_lib.corpus.folds import (
     split_for_fold,
     split_parts,
 )
-from fvc_lib.corpus.sources.general.fvc2018 import read_fvc2018
+from fvc_lib.corpus.sources.general import read_fvc2018
 from fvc_lib.services.errors import DataError, LeakageError
 
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.listing import read_corpus
-from fvc_lib.corpus.sources.general.fvc2018 import parse_video_url, read_fvc2018
+from fvc_lib.corpus.sources.general import parse_video_url, read_fvc2018
 from fvc_lib.services.errors import UsageError
 from tests.corpus.published import touch
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from hypothesis import given, strategies as st
 
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
-from fvc_lib.corpus.sources.general.fvc2018 import read_fvc2018
+from fvc_lib.corpus.sources.general import read_fvc2018
 
 
 def sha(name: object) -> str:

@@ -83,14 +83,14 @@ def test_labels_groups_and_parts_are_read_beside_each_video(tars):
         "a-000.tar/v1.2.cls": "unknown_extension",
     }
     assert "'s2.pyd'" in rejected["a-000.tar/s2.pyd"][1]
-    assert all(word in rejected["a-000.tar/s8.mp4"][1] for word in ("KEY.cls", "'is_fake'"))
+    assert all(word in rejected["a-000.tar/s8.mp4"][1] for word in ("'.cls'", "'is_fake'"))
     assert "'7'" in rejected["a-000.tar/s6.mp4"][1]
 
 
 def test_tars_without_a_usable_label_are_refused_with_what_to_write(tars, tmp_path):
     with pytest.raises(DataError, match=r"labelled real or fake; got 1 x '7'.*KEY\.cls.*label_map "):
         read_corpus(write_tar(tmp_path / "b.tar", {"s.mp4": b"", "s.cls": "7"}))
-    with pytest.raises(DataError, match="got no video"):
+    with pytest.raises(DataError, match="got no data row"):
         read_corpus(write_tar(tmp_path / "c.tar", {"s.txt": "a text"}))
     with pytest.raises(UsageError, match="label_map: no row of the tars is labelled '9'"):
         read_corpus(tars, label_map={"9": "fake", "1": "fake", "0": "real"})
@@ -108,7 +108,7 @@ def test_a_tar_that_is_cut_gives_the_samples_before_the_cut(tars):
         "a-000.tar/s2.seg.mp4": "truncated",
     }
     assert "Fetch it again" in rejected["a-000.tar"]["detail"]
-    assert "1 of 2 tars cannot be read, or not to their end: 'a-000.tar'" in listing.notes[0]
+    assert "1 tars cannot be read, or not to their end: 'a-000.tar'" in listing.notes[0]
     entry = next(entry for entry in listing.entries if entry.path.endswith("s0.mp4"))
     assert len(decode_clip(listing.root / entry.path, 3, 16).frames) == 3
 
@@ -120,7 +120,9 @@ def test_compressed_tars_are_refused_with_what_to_do_and_stop_no_other(tars):
     assert len(listing.entries) == 4
     details = {row["path"]: row["detail"] for row in listing.rejected.iter_rows(named=True)}
     assert all("is compressed" in details[name] and "gunzip" in details[name] for name in ("b.tar", "c.tar.gz"))
-    with pytest.raises(DataError, match=r"no video in its tars .* For example: the tar 'c\.tar\.gz' is compressed"):
+    with pytest.raises(
+        DataError, match=r"the tars: nothing is labelled .* For example: the tar 'c\.tar\.gz' is compressed"
+    ):
         read_corpus(tars / "c.tar.gz")
 
 
@@ -150,12 +152,9 @@ def test_a_label_is_read_where_it_is_clear_and_refused_where_it_is_not(tmp_path,
     ("members", "named"),
     [
         ([("a.cls", b"real"), ("a.cls", b"fake")], ".cls is there more than once"),
-        ([("a.cls", b"fake"), ("a.cls", b"fake")], ".cls is there more than once"),
         ([("a.cls", b"real"), ("a.CLS", b"fake")], ".cls is there more than once"),
         ([("a.json", b'{"label": "real"}'), ("./a.json", b'{"label": "fake"}')], ".json is there more than once"),
-        ([("a.json", b'{"label": "real", "label": "fake"}')], "'label' is in the .json more than once"),
-        ([("a.json", b'{"label": "real", "Label": "fake"}')], "'label' is in the .json more than once"),
-        ([("a.cls", b"fake"), ("a.mp4", b"other")], "'a.mp4' in 0.tar was refused unread: it is there more than once"),
+        ([("a.cls", b"fake"), ("a.mp4", b"other")], "'a.mp4' in 0.tar is there more than once"),
     ],
 )
 def test_what_a_tar_says_twice_is_refused_and_named(tmp_path, members, named):

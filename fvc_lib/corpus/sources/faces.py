@@ -27,30 +27,31 @@ taken from the releases and their readers:
 """
 
 import csv
-import io
+import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections
-from fvc_lib.corpus.label_table import read_label_table
 from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files
 from fvc_lib.corpus.sources.published import (
     PARTS,
     Rule,
+    annotations,
     by_rules,
     by_table,
     entry_of_video,
     first_of,
     folders_in,
     listed_but_absent,
-    read_json,
     read_lines,
     read_published,
     require,
     split_lists,
 )
-from fvc_lib.services.atomic_files import AnyPath, path_to_text
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.video.decode.file_parts import picture_names
@@ -62,11 +63,11 @@ _FAKE = r"manipulated_sequences/(?P<method>[^/]+)/(?P<compression>raw|c0|c23|c40
 _COMPRESSION = {"compression": "{compression}"}
 FACEFORENSICS_RULES = (
     Rule(
-        rf"{_REAL}(?P<a>\d{{3}})\.\w+", "real", ("ff++ sequence {a}",), real_source="{source}", listed="{a}",
+        rf"{_REAL}(?P<a>\d{{3}})\.\w+", "real", ("ff++ sequence {a}",), origin="{source}", listed="{a}",
         attributes=_COMPRESSION,
     ),
     Rule(
-        rf"{_REAL}(?P<a>\d{{2}})__.+\.\w+", "real", ("dfd actor {a}",), real_source="{source}",
+        rf"{_REAL}(?P<a>\d{{2}})__.+\.\w+", "real", ("dfd actor {a}",), origin="{source}",
         attributes=_COMPRESSION, corpus="DFD",
     ),
     Rule(
@@ -88,24 +89,20 @@ DEEPERFORENSICS_RULES = (
 )  # fmt: skip
 
 
-def read_faceforensics(folder: AnyPath) -> Listing:
+def read_faceforensics(folder: Path) -> Listing:
     """List the videos of FaceForensics++ and DFD.
 
     The lists of the official split and ``conversion_dict.json`` may lie in the folder, in ``splits/`` or in
     ``dataset/``, as in the authors' repository. Missing ones are noted.
 
     Raises:
-        DataError: some of the three lists are missing, or a list is no JSON.
+        DataError: some of the three lists are missing, or a list is damaged.
     """
-    folder = Path(folder)
-    youtube, parts, notes = _youtube_groups(folder), {}, []
-    patterns = ("splits/{}.json", "dataset/splits/{}.json", "{}.json", "split_{}.json")
-    for part, path in split_lists(folder, *patterns).items():
-        for pair in read_json(path, list):
-            if not isinstance(pair, list):
-                raise DataError(f'{str(path)!r}: wanted a list of pairs of sequences, such as ["953", "974"].')
+    youtube, parts, notes = _youtube_groups(folder), dict[str, str](), []
+    for part, path in split_lists(folder, "splits/{}.json", "dataset/splits/{}.json", "{}.json").items():
+        with annotations(path) as text:
             # Some copies of the lists hold 3 or "3" in place of "003".
-            parts.update({str(sequence).zfill(3): part for sequence in pair})
+            parts |= {str(name).zfill(3): part for one, other in json.loads(text) for name in (one, other)}
     if (folder / "original_sequences/youtube").is_dir():
         if not youtube:
             notes.append(
@@ -126,20 +123,19 @@ def _youtube_groups(folder: Path) -> dict[str, str]:
     The mapping is read from ``conversion_dict.json``; it is empty if that file is missing.
     """
     path = first_of(folder, "conversion_dict.json", "dataset/conversion_dict.json", "splits/conversion_dict.json")
-    table = read_json(path) if path else {}
-    return {
-        f"ff++ sequence {str(name).zfill(3)}": f"youtube {str(source).rsplit(' ', 1)[0]}"
-        for name, source in table.items()
-    }
+    if path is None:
+        return {}
+    with annotations(path) as text:
+        videos = {str(name).zfill(3): source.rsplit(" ", 1)[0] for name, source in json.loads(text).items()}
+    return {f"ff++ sequence {name}": f"youtube {video}" for name, video in videos.items()}
 
 
-def read_deeperforensics(folder: AnyPath) -> Listing:
+def read_deeperforensics(folder: Path) -> Listing:
     """List the videos of DeeperForensics, which are all fake.
 
     Raises:
         DataError: only some lists of the official split are there.
     """
-    folder = Path(folder)
     lists = split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
     # A line may begin with the variant's folder.
     parts = {line.rsplit("/", 1)[-1]: part for part, path in lists.items() for line in read_lines(path)}
@@ -147,23 +143,22 @@ def read_deeperforensics(folder: AnyPath) -> Listing:
     notes = [f"DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23. Give both: {both}"]
     if not parts:
         notes.append("lists/splits is not there, so there is no official split.")
-    describe = by_rules(
-        DEEPERFORENSICS_RULES, "VARIANT/target_actor such as 000_M101.mp4", parts, also=_youtube_groups(folder)
-    )
+    wanted, youtube = "VARIANT/target_actor such as 000_M101.mp4", _youtube_groups(folder)
+    describe = by_rules(DEEPERFORENSICS_RULES, wanted, parts, also=youtube)
     return read_published(folder, "deeperforensics", ("manipulated_videos",), describe, notes)
 
 
 # --- Celeb-DF and Celeb-DF++.
 
 _SCENARIOS = ("FaceSwap", "FaceReenact", "TalkingFace")
-_FOLDERS = {"Celeb-real": "real", "YouTube-real": "real", "Celeb-synthesis": "fake"}
+_FOLDERS = ("Celeb-real", "YouTube-real", "Celeb-synthesis")
 _SYNTHESIS = "Celeb-synthesis/(?:(?P<scenario>FaceSwap|FaceReenact|TalkingFace)/(?P<method>[^/]+)/)"
 _SWAP = r"(?:.*/)?(?P<a>id\d+)_(?P<b>id\d+)_\d+\.\w+"
 _PEOPLE = ("celeb-df {a}", "celeb-df {b}")
 _SCENARIO = {"scenario": "{scenario}"}
 CELEB_DF_RULES = (
-    Rule(r"YouTube-real/(?:.*/)?(?P<a>\d+)\.\w+", "real", ("celeb-df youtube {a}",), real_source="youtube"),
-    Rule(r"Celeb-real/(?:.*/)?(?P<a>id\d+)_\d+\.\w+", "real", ("celeb-df {a}",), real_source="celebrities"),
+    Rule(r"YouTube-real/(?:.*/)?(?P<a>\d+)\.\w+", "real", ("celeb-df youtube {a}",), origin="youtube"),
+    Rule(r"Celeb-real/(?:.*/)?(?P<a>id\d+)_\d+\.\w+", "real", ("celeb-df {a}",), origin="celebrities"),
     # The fakes of Celeb-DF v2 among those of Celeb-DF++.
     Rule(
         rf"Celeb-synthesis/(?P<scenario>FaceSwap)/Celeb-DF(?:-v2)?/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis",
@@ -178,27 +173,21 @@ CELEB_DF_RULES = (
 )  # fmt: skip
 
 
-def read_celeb_df(folder: AnyPath) -> Listing:
+def read_celeb_df(folder: Path) -> Listing:
     """List the videos of Celeb-DF v2 or Celeb-DF++, with the official test part if its list is there.
 
     Raises:
-        DataError: the list has a malformed line or a label that contradicts the folders.
+        DataError: the list has a malformed line.
     """
-    folder, name = Path(folder), "List_of_testing_videos.txt"
+    name, notes = "List_of_testing_videos.txt", []
     require(folder, "Celeb-DF", "Celeb-real")
     is_plus = first_of(folder, *(f"Celeb-synthesis/{each}" for each in _SCENARIOS)) is not None
-    tested, notes = dict[str, str](), []
-    for number, line in enumerate(read_lines(folder / name) if (folder / name).is_file() else [], start=1):
-        match = re.fullmatch(r"([01])\s+((\S[^/]*)/.*)", line)
-        label = _FOLDERS.get(match[3]) if match else None
-        # Whether 1 means real in the list of Celeb-DF++ is not documented: its labels are ignored.
-        if line and (
-            match is None or label is None or (("real" if match[1] == "1" else "fake") != label and not is_plus)
-        ):
-            wanted = "wanted '1 YouTube-real/00170.mp4' (1 is real), as its folder says"
-            raise DataError(f"{name} line {number}: got {line!r}, {wanted}. Fetch it again.")
-        if match:
-            tested[match[2]] = "test"
+    tested = dict[str, str]()
+    for line in filter(None, read_lines(folder / name) if (folder / name).is_file() else []):
+        match = re.fullmatch(rf"[01]\s+((?:{'|'.join(_FOLDERS)})/.+)", line)
+        if match is None:
+            raise DataError(f"{name}: got the line {line!r}, wanted '1 YouTube-real/00170.mp4'. Fetch it again.")
+        tested[match[1]] = "test"
     if tested:
         notes += listed_but_absent(folder, name, tested)
     else:
@@ -208,9 +197,8 @@ def read_celeb_df(folder: AnyPath) -> Listing:
     rules = [replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF_RULES]
     wanted = "Celeb-real/id0_0000.mp4, YouTube-real/00000.mp4, Celeb-synthesis/id0_id1_0000.mp4 or FaceSwap/METHOD"
     parts = {path_to_text(path): part for path, part in tested.items()}
-    return read_published(
-        folder, "celeb_df", _FOLDERS, by_rules(rules, wanted, parts, "train" if tested else None), notes
-    )
+    describe = by_rules(rules, wanted, parts, "train" if tested else None)
+    return read_published(folder, "celeb_df", _FOLDERS, describe, notes)
 
 
 # --- DFDC and its preview.
@@ -219,122 +207,106 @@ _LABELS = {"0": "real", "1": "fake", "real": "real", "fake": "fake"}
 _PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
 
 
-def read_dfdc(folder: AnyPath) -> Listing:
+def read_dfdc(folder: Path) -> Listing:
     """List the videos of DFDC: of all parts in the folder, or of a folder that is itself a part.
 
     Raises:
-        DataError: a table of labels is missing or has an unknown label.
+        DataError: a table of labels is missing or damaged, or has an unknown label.
     """
-    folder = Path(folder)
-    tables = _dfdc_tables(folder)
-    entries = {path: entry for table in tables for path, entry in _dfdc_rows(folder, table).items()}
+    entries, tables = dict[str, Entry](), _dfdc_tables(folder)
+    for part, table in tables.items():
+        entries |= {entry.path: entry for entry in _dfdc_entries(part.relative_to(folder).as_posix(), table)}
     notes = listed_but_absent(folder, "metadata.json or labels.csv", entries)
     if any(entry.official_split == "test" for entry in entries.values()):
         notes.append("The originals and actors of test videos are not published: folds may part those of one.")
-    known = {path_to_text(path): entry for path, entry in entries.items()}
-    tops = [str(table.parent.relative_to(folder)) for table in tables]
-    return read_published(folder, "dfdc", tops, by_table(known, "metadata.json or labels.csv"), notes)
+    tops = [str(part.relative_to(folder)) for part in tables]
+    return read_published(folder, "dfdc", tops, by_table(entries, "metadata.json or labels.csv"), notes)
 
 
-def _dfdc_tables(folder: Path) -> list[Path]:
-    """Return the sorted paths of the tables of labels, in ``folder`` or at most two levels below.
-
-    Tables below a folder that already has a table are left out.
+def _dfdc_tables(folder: Path) -> dict[Path, Path]:
+    """Map each part, which is ``folder`` or a folder at most two levels below, to its table of labels.
 
     Raises:
         DataError: a part has files but no table.
     """
-    tables = list[Path]()
-    for pattern in ("{}", "*/{}", "*/*/{}"):
-        for path in (path for name in ("metadata.json", "labels.csv") for path in folder.glob(pattern.format(name))):
-            if not any(table.parent in path.parents for table in tables):
-                tables.append(path)
-    for name in folders_in(folder):
-        is_part = (name == "test" or _PART.fullmatch(name)) and any((folder / name).iterdir())
-        if is_part and not any(folder / name in table.parents or table.parent == folder for table in tables):
-            require(folder, "DFDC", f"{name}/metadata.json")
-    return sorted(tables)
+    tables = dict[Path, Path]()
+    for top in (folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))):
+        table = first_of(top, "metadata.json", "labels.csv")
+        if not tables.keys().isdisjoint(top.parents):
+            continue
+        if table is not None:
+            tables[top] = table
+        elif top.parent == folder and (top.name == "test" or _PART.fullmatch(top.name)) and any(top.glob("*.mp4")):
+            require(folder, "DFDC", f"{top.name}/metadata.json")
+    return tables
 
 
-def _dfdc_rows(folder: Path, path: Path) -> dict[str, Entry]:
-    """Return the entries of a table of labels, by path below ``folder``.
+def _dfdc_entries(part: str, path: Path) -> list[Entry]:
+    """Return the entries of the table of labels ``path``, whose videos are in the folder ``part`` of the corpus.
 
     Videos are in the official test part if their row has ``is_fake`` or the table is in a folder ``test``. All others
     are in the training part.
-
-    Raises:
-        DataError: a row has an unknown label.
     """
-    if path.suffix == ".csv":
-        labels = read_label_table(path)
-        columns = [labels.require((name,)) for name in ("filename", "label")]
-        records = labels.records(columns, Rejections())
-        table = {cells["filename"].strip(): {"is_fake": cells["label"].strip()} for _, cells in records}
-    else:
-        table = read_json(path)
-    part, number, entries = path.parent.relative_to(folder), _PART.fullmatch(path.parent.name), {}
-    for name, row in table.items():
-        facts = row if isinstance(row, dict) else {}
-        is_test = path.parent.name == "test" or "is_fake" in facts
-        stated = str(facts.get("is_fake", facts.get("label", ""))).lower()
-        label = _LABELS.get(stated)
-        if label is None or ("is_fake" in facts and not stated.isdigit()):
-            raise DataError(f"{str(path)!r}: {name!r}: got the label {stated!r}, wanted REAL or FAKE, or 0 or 1.")
-        group = f"dfdc part {number[1]}" if number else f"dfdc original {facts.get('original') or name}"
-        inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
-        place = str(part / inner / name)
-        entries[place] = entry_of_video(
-            path_to_text(place), label, [f"dfdc test {name}" if is_test else group],
-            generator="dfdc" if label == "fake" else None,
-            real_source="dfdc" if label == "real" else None,
-            part="test" if is_test else "train",
-        )  # fmt: skip
+    number, entries = _PART.fullmatch(path.parent.name), list[Entry]()
+    in_test = path.parent.name == "test"
+    with annotations(path) as text:
+        for name, row in _dfdc_rows(path, text).items():
+            is_test = in_test or "is_fake" in row
+            label = _LABELS[str(row.get("is_fake", row.get("label"))).lower()]
+            group = f"dfdc part {number[1]}" if number else f"dfdc original {row.get('original') or name}"
+            inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
+            place = path_to_text(Path(part, inner, name))
+            groups = [f"dfdc test {name}" if is_test else group]
+            entries.append(entry_of_video(place, label, groups, "dfdc", part="test" if is_test else "train"))
+        if not entries:
+            raise ValueError("it lists no video")
     return entries
 
 
-def _is_dfdc_table(path: Path) -> bool:
+def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a table of labels by file name."""
+    if path.suffix == ".csv":
+        return {row["filename"].strip(): {"is_fake": row["label"].strip()} for row in csv.DictReader(text.splitlines())}
+    rows: dict[str, dict[str, Any]] = json.loads(text)
+    return rows
+
+
+def _has_labels(path: Path) -> bool:
     """Return whether a JSON file labels file names, as DFDC's do; other corpora have a metadata.json as well."""
-    try:
-        rows = read_json(path).values()
-    except DataError:
-        return False
-    labels = (row.get("label", row.get("is_fake")) for row in rows if isinstance(row, dict))
-    return any(str(label).lower() in _LABELS for label in labels)
+    with suppress(DataError), annotations(path) as text:
+        rows = _dfdc_rows(path, text).values()
+        return any(str(row.get("label", row.get("is_fake"))).lower() in _LABELS for row in rows)
+    return False
 
 
 def _is_dfdc(path: Path) -> bool:
     if any(name.startswith("dfdc_train_part_") for name in (path.name, *folders_in(path))):
         return path.is_dir()
     tables = (table for top in ("", "*/", "*/*/") for table in path.glob(f"{top}metadata.json"))
-    return (path / "test/labels.csv").is_file() or any(map(_is_dfdc_table, tables))
+    return (path / "test/labels.csv").is_file() or any(map(_has_labels, tables))
 
 
-def read_dfdc_preview(folder: AnyPath) -> Listing:
+def read_dfdc_preview(folder: Path) -> Listing:
     """List the videos of the DFDC preview, which are in ``dataset.json``.
 
     Raises:
-        DataError: ``dataset.json`` is missing or malformed, or a row has no label or no id of a person.
+        DataError: ``dataset.json`` is missing or damaged, or a row has no label or no id of a person.
     """
-    folder, entries = Path(folder), {}
     require(folder, "DFDC preview", "dataset.json")
-    table = read_json(folder / "dataset.json")
-    for path, row in table.items():
-        facts = row if isinstance(row, dict) else {"label": row}
-        label = str(facts.get("label", "")).lower()
-        stated = [str(facts[key]) for key in ("target_id", "swapped_id") if facts.get(key)]
-        people = stated or re.findall(r"(?<![A-Za-z\d])\d{4,}(?!\d)", path.rsplit("/", 1)[-1])
-        if label not in ("real", "fake") or not people:
-            raise DataError(
-                f"dataset.json: {path!r}: got the label {label!r} and the ids {people}, wanted real or fake, and the "
-                "ids of the people in the row or the name, as in 643786_1460296_A_000.mp4. Fetch it again."
-            )
-        entries[path_to_text(path)] = entry_of_video(
-            path_to_text(path), label, [f"dfdc preview person {each}" for each in people],
-            generator=path.split("/", 1)[0] if label == "fake" else None,
-            real_source="dfdc preview" if label == "real" else None,
-            part=PARTS.get(str(facts.get("set", ""))),
-        )  # fmt: skip
-    notes = listed_but_absent(folder, "dataset.json", table)
+    entries = dict[str, Entry]()
+    with annotations(folder / "dataset.json") as text:
+        for path, row in json.loads(text).items():
+            label = _LABELS[row["label"].lower()]
+            stated = [str(row[key]) for key in ("target_id", "swapped_id") if row.get(key)]
+            people = stated or re.findall(r"(?<![A-Za-z\d])\d{4,}(?!\d)", path.rsplit("/", 1)[-1])
+            if not people:
+                raise ValueError(f"{path!r} has no ids of people")
+            entries[path_to_text(path)] = entry_of_video(
+                path_to_text(path), label, [f"dfdc preview person {each}" for each in people],
+                path.split("/", 1)[0] if label == "fake" else "dfdc preview",
+                part=PARTS.get(row.get("set")),
+            )  # fmt: skip
+    notes = listed_but_absent(folder, "dataset.json", entries)
     return read_published(folder, "dfdc_preview", folders_in(folder), by_table(entries, "dataset.json"), notes)
 
 
@@ -342,40 +314,33 @@ def read_dfdc_preview(folder: AnyPath) -> Listing:
 
 _AUDIO_FOLDER = re.compile(r"(?P<video>Real|Fake)Video-(?P<audio>Real|Fake)Audio")
 _AUDIO_FOLDERS = tuple(f"{video}Video-{audio}Audio" for video in ("Real", "Fake") for audio in ("Real", "Fake"))
-_COLUMNS = ("source", "target1", "target2", "method", "category", "type", "race", "sex", "filename", "folder")
 
 
-def read_fakeavceleb(folder: AnyPath) -> Listing:
+def read_fakeavceleb(folder: Path) -> Listing:
     """List the videos of FakeAVCeleb, with people and methods from ``meta_data.csv``.
 
     Raises:
         DataError: the table is missing, or a row does not have ten values or a folder of the corpus.
     """
-    folder = Path(folder)
-    top = folder / "FakeAVCeleb" if (folder / "FakeAVCeleb").is_dir() else folder  # the release's outer folder
+    top = first_of(folder, "FakeAVCeleb") or folder  # the release's outer folder
     require(top, "FakeAVCeleb", "RealVideo-RealAudio", "meta_data.csv")
-    text = (top / "meta_data.csv").read_bytes().decode("utf-8-sig", "replace")
-    entries = {}
-    for number, cells in enumerate(filter(None, csv.reader(io.StringIO(text, newline="")))):
-        if not number:
-            continue
-        row = dict(zip(_COLUMNS, map(str.strip, cells), strict=False))
-        kind = _AUDIO_FOLDER.search(row.get("folder", ""))
-        if len(cells) != len(_COLUMNS) or kind is None:
-            raise DataError(
-                f"meta_data.csv row {number}: got {cells}, wanted {len(_COLUMNS)} values, the last a folder such as "
-                "FakeAVCeleb/RealVideo-RealAudio/African/men/id00076. Fetch it again."
-            )
-        path = f"{row['folder'][kind.start() :].strip('/')}/{row['filename']}"
-        people = [path.split("/")[-2], *(row[key] for key in ("source", "target1", "target2"))]
-        is_fake = kind["video"] == "Fake"
-        entries[path] = entry_of_video(
-            path, "fake" if is_fake else "real", [f"fakeavceleb {name}" for name in people if name not in ("", "-")],
-            # faceswap-wav2lip is both: "+" says so, because "-" stands in single names elsewhere.
-            generator=row["method"].replace("-", "+") if is_fake else None,
-            real_source=None if is_fake else "voxceleb2",
-            attributes={"race": row["race"], "sex": row["sex"], "audio": kind["audio"].lower()},
-        )  # fmt: skip
+    entries = dict[str, Entry]()
+    with annotations(top / "meta_data.csv") as text:
+        for cells in list(filter(None, csv.reader(text.splitlines())))[1:]:
+            source, target1, target2, method, _, _, race, sex, name, place = map(str.strip, cells)
+            kind = _AUDIO_FOLDER.search(place)
+            if kind is None:
+                raise ValueError(f"{place!r} is no folder of the corpus")
+            is_fake, below = kind["video"] == "Fake", place[kind.start() :].strip("/")
+            names = (below.rsplit("/", 1)[-1], source, target1, target2)
+            people = [f"fakeavceleb {each}" for each in names if each not in ("", "-")]
+            path = f"{below}/{name}"
+            entries[path] = entry_of_video(
+                path, "fake" if is_fake else "real", people,
+                # faceswap-wav2lip is both: "+" says so, because "-" stands in single names elsewhere.
+                method.replace("-", "+") if is_fake else "voxceleb2",
+                attributes={"race": race, "sex": sex, "audio": kind["audio"].lower()},
+            )  # fmt: skip
     notes = listed_but_absent(top, "meta_data.csv", entries)
     if (top / "RealVideo-FakeAudio").is_dir():
         notes.append("Audio is not judged: RealVideo-FakeAudio counts as real, because its picture is.")
@@ -389,7 +354,7 @@ _OUTER = "deepfake_in_the_wild"
 WILD_RULES = (
     Rule(
         r"(?P<top>real_(?P<part>train|test))/(?P<archive>[^/]+)/real/[^/]+", "real", ("wilddeepfake {top} {archive}",),
-        real_source="internet", listed="{part}",
+        origin="internet", listed="{part}",
     ),
     Rule(
         r"(?P<top>fake_(?P<part>train|test))/(?P<archive>[^/]+)/fake/[^/]+", "fake", ("wilddeepfake {top} {archive}",),
@@ -398,17 +363,15 @@ WILD_RULES = (
 )  # fmt: skip
 
 
-def read_wilddeepfake(folder: AnyPath) -> Listing:
+def read_wilddeepfake(folder: Path) -> Listing:
     """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part.
 
     Raises:
         DataError: there are archives, and none of them is unpacked.
     """
-    folder = Path(folder)
-    top = folder / _OUTER if (folder / _OUTER).is_dir() else folder
+    top = first_of(folder, _OUTER) or folder
     files, rejections, entries = CorpusFiles(top), Rejections(), list[Entry]()
     describe = by_rules(WILD_RULES, "a folder of pictures such as real_train/1/real/3", PARTS)
-    notes = [f"{part} is not there." for part in _WILD_PARTS if not (top / part).is_dir()]
     folders = {str(Path(path).parent) for part in _WILD_PARTS for path, is_link in files.walk_all(part) if not is_link}
     for path in sorted(path for path in folders if picture_names(top / path)):
         entry = files.check(path) or describe(path_to_text(path))
@@ -418,14 +381,11 @@ def read_wilddeepfake(folder: AnyPath) -> Listing:
             rejections.add_file(path_to_text(path), entry)
     archives = sorted(path for part in _WILD_PARTS for path in (top / part).glob("*.tar.gz"))
     packed = [path.name for path in archives if not path.with_name(path.name.removesuffix(".tar.gz")).is_dir()]
-    if packed and not entries:
-        raise DataError(
-            f"corpus {str(top)!r}: looks like WildDeepfake, but {len(packed):,} archives are not unpacked, such as "
-            f"{packed[0]}. Unpack each in its folder: tar -xzf."
-        )
+    notes = ["Archives are taken for groups, because nothing says which sequences are of one video."]
     if packed:
-        notes.append(f"{len(packed):,} archives are not unpacked and not used, such as {packed[0]}.")
-    notes.append("Archives are taken for groups, because nothing says which sequences are of one video.")
+        notes.append(f"{len(packed):,} archives are not unpacked, such as {packed[0]}. Unpack each: tar -xzf.")
+    if packed and not entries:
+        raise DataError(f"corpus {str(top)!r}: looks like WildDeepfake. {notes[-1]}")
     return listing_of_files(files, "wilddeepfake", entries, rejections, notes)
 
 
@@ -502,8 +462,7 @@ CORPORA.register(
         name="dfdc_preview",
         accepted="DFDC preview: a folder with 'dataset.json'",
         recognises=lambda path: (
-            _is_dfdc_table(path / "dataset.json")
-            or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
+            _has_labels(path / "dataset.json") or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
         ),
         read=read_dfdc_preview,
         title="DFDC preview",

@@ -1,22 +1,37 @@
 """Read published corpora by patterns of their paths, and by the lists that they come with.
 
 A corpus is declared by a ``CorpusLoader`` and by ``Rule``s or a table of entries. ``read_published`` lists its videos.
+A group below is a leakage group, which a split never divides. This module declares corpora of videos that a generator
+made from text, pictures or videos:
+
+- GenVideo: ``GenVideo-Val/Real/*`` are real and ``GenVideo-Val/Fake/GENERATOR/*`` fake: the official test part.
+  Training archives have the same layout in a folder of any other name. No list has groups, so groups are made of
+  near-duplicates.
+- GenVidBench: ``Pair{1,2}/SOURCE/*.mp4``, or ``SOURCE/SOURCE/*.mp4``. The sources vript (Pair1) and hd_vg_130m (Pair2)
+  are real. A real belongs to the YouTube video that its name begins with. Videos of Pair2 that begin with one number
+  were made from one prompt.
+- AIGVDBench: ``Real/`` are real; ``OpenSource/{T2V,I2V,V2V}/MODEL/`` and ``ClosedSource/MODEL/`` are fake. A name
+  begins with the YouTube id of the real clip behind it, ``YouTubeID_clip_AtoB.mp4``. Rows of train.jsonl, val.jsonl and
+  test.jsonl have a ``Video_id``. The lists test and val share 110 of 2,953 YouTube videos.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, some_of
-from fvc_lib.corpus.listing import Listing, attributes_text, listing_of_files
+from fvc_lib.corpus.listing import CorpusLoader, Listing, attributes_text, listing_of_files
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
 
 PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names of published lists
 Describe = Callable[[str], Entry | Refusal | None]  # maps a path, as table text; None skips the file
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -30,8 +45,7 @@ class Rule:
         pattern: regular expression for the whole path below the corpus.
         label: real or fake; empty to skip the files.
         groups: leakage groups of the video; videos that share a group are never separated by a split.
-        generator: name of what made a fake.
-        real_source: where a real video comes from.
+        origin: name of what made a fake, or of where a real video comes from.
         listed: name of the video in the lists of the official split.
         attributes: further facts by name.
         corpus: name of the corpus if the layout holds several.
@@ -40,8 +54,7 @@ class Rule:
     pattern: str
     label: str
     groups: tuple[str, ...] = ()
-    generator: str | None = None
-    real_source: str | None = None
+    origin: str | None = None
     listed: str = "{path}"
     attributes: Mapping[str, str] = field(default_factory=dict)
     corpus: str = ""
@@ -50,9 +63,9 @@ class Rule:
 def by_rules(
     rules: Sequence[Rule],
     wanted: str,
-    parts: Mapping[str, str] | None = None,
+    parts: Mapping[str, str] = _NOTHING,
     other_part: str | None = None,
-    also: Mapping[str, str] | None = None,
+    also: Mapping[str, str] = _NOTHING,
 ) -> Describe:
     """Return a function that maps a path to its entry by the first rule that matches.
 
@@ -68,22 +81,16 @@ def by_rules(
 
     def describe(path: str) -> Entry | Refusal | None:
         for rule in rules:
-            match = re.fullmatch(rule.pattern, path)
-            if match is None:
-                continue
-            names = {"path": path, **match.groupdict()}
-            stated = [group.format_map(names) for group in rule.groups]
-            groups = [name for group in stated for name in (group, (also or {}).get(group)) if name]
-            if not rule.label:
-                return None
-            return entry_of_video(
-                path, rule.label, groups,
-                generator=rule.generator and rule.generator.format_map(names),
-                real_source=rule.real_source and rule.real_source.format_map(names),
-                part=(parts or {}).get(rule.listed.format_map(names), other_part),
-                attributes={key: value.format_map(names) for key, value in rule.attributes.items()},
-                corpus=rule.corpus,
-            )  # fmt: skip
+            if match := re.fullmatch(rule.pattern, path):
+                fill = {"path": path, **match.groupdict()}
+                groups = [group.format_map(fill) for group in rule.groups]
+                return entry_of_video(
+                    path, rule.label, [name for group in groups for name in (group, also.get(group)) if name],
+                    rule.origin and rule.origin.format_map(fill),
+                    part=parts.get(rule.listed.format_map(fill), other_part),
+                    attributes={key: value.format_map(fill) for key, value in rule.attributes.items()},
+                    corpus=rule.corpus,
+                ) if rule.label else None  # fmt: skip
         return Refusal("unknown_name", f"{path!r}: wanted {wanted}. Restore its published name, or move it away.")
 
     return describe
@@ -92,27 +99,26 @@ def by_rules(
 def entry_of_video(
     path: str,
     label: str,
-    groups: Sequence[str],
+    groups: Iterable[str],
+    origin: str | None = None,
     *,
-    generator: str | None = None,
-    real_source: str | None = None,
     part: str | None = None,
-    attributes: Mapping[str, str] | None = None,
+    attributes: Mapping[str, str] = _NOTHING,
     corpus: str = "",
 ) -> Entry:
-    """Return the entry of a video that belongs to all of ``groups``."""
-    first, *links = dict.fromkeys(groups) or (None,)
+    """Return the entry of a video that belongs to all of ``groups``; ``origin`` is as of ``Rule``."""
+    stated, maker = list(dict.fromkeys(groups)), origin if label == "fake" else None
     return Entry(
         path=path,
         label=label,
         source_id=path,
-        stated_group=first,
-        manipulation=generator,
-        generator=generator,
-        real_source=real_source,
+        stated_group=stated[0] if stated else None,
+        manipulation=maker,
+        generator=maker,
+        real_source=origin if label == "real" else None,
         official_split=part,
-        attributes=attributes_text(attributes or {}),
-        links=tuple(link for link in links if link),
+        attributes=attributes_text(attributes),
+        links=tuple(stated[1:]),
         corpus=corpus,
     )
 
@@ -122,11 +128,7 @@ def by_table(entries: Mapping[str, Entry], table: str) -> Describe:
 
     ``table`` is the name of the list that the entries come from, for the text of the refusal.
     """
-
-    def describe(path: str) -> Entry | Refusal:
-        return entries.get(path) or Refusal("not_listed", f"{path!r}: {table} does not name it. Fetch that again.")
-
-    return describe
+    return lambda path: entries.get(path) or Refusal("not_listed", f"{path!r}: {table} does not name it.")
 
 
 def read_published(
@@ -142,7 +144,7 @@ def read_published(
         notes: sentences for the user.
     """
     files, rejections, entries, others = CorpusFiles(root), Rejections(), list[Entry](), Rejections()
-    for path in (path for folder in folders if (files.root / folder).is_dir() for path in files.walk(folder, others)):
+    for path in (path for folder in folders for path in files.walk(folder, others)):
         text = path_to_text(path)
         described = describe(text)
         refusal = files.check(path) if isinstance(described, Entry) else described
@@ -178,41 +180,34 @@ def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
     Raises:
         DataError: only some of the three lists are there.
     """
-    lists = {part: first_of(folder, *(each.format(name) for each in patterns)) for name, part in PARTS.items()}
-    present = {part: path for part, path in lists.items() if path is not None}
-    if present:
-        require(folder, "a corpus with an official split", *(
-            patterns[0].format(name) for name, part in PARTS.items() if part not in present
-        ))  # fmt: skip
-    return present
+    for pattern in patterns:
+        if any((folder / pattern.format(name)).exists() for name in PARTS):
+            require(folder, "a corpus with an official split", *map(pattern.format, PARTS))
+            return {part: folder / pattern.format(name) for name, part in PARTS.items()}
+    return {}
+
+
+@contextmanager
+def annotations(path: Path) -> Iterator[str]:
+    """Return a context that gives the text of a list of a corpus; bytes that are not UTF-8 are escaped.
+
+    Raises:
+        DataError: the list cannot be read, or the block fails on its content; the message names the list.
+    """
+    try:
+        yield path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{str(path)!r}: is not as published ({error!r}). Fetch it again.") from error
 
 
 def read_lines(path: AnyPath) -> list[str]:
-    """Return the stripped lines of a text file, including empty ones. Bytes that are not UTF-8 are escaped.
+    """Return the stripped lines of a text file, including empty ones.
 
     Raises:
-        UsageError: it cannot be read.
+        DataError: it cannot be read.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
-    except OSError as error:
-        raise UsageError(f"{str(path)!r}: {error.strerror}. Restore this list of the corpus.") from error
-    return [line.strip() for line in text.splitlines()]
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """Return the content of a JSON list of the corpus.
-
-    Raises:
-        DataError: it cannot be read, is no JSON, or is not of the given kind.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{str(path)!r}: cannot be read as JSON: {error}. Fetch it again.") from error
-    if not isinstance(content, kind):
-        raise DataError(f"{str(path)!r}: got a {type(content).__name__}, wanted a {kind.__name__}. Fetch it again.")
-    return content
+    with annotations(Path(path)) as text:
+        return [line.strip() for line in text.splitlines()]
 
 
 def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str]:
@@ -220,14 +215,150 @@ def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str
 
     ``source`` is the name of the list that has the names.
     """
-    names = list(names)
     absent = [name for name in names if not (root / name).is_file()]
-    note = f"{len(absent):,} of {len(names):,} videos that {source} names are not there: {some_of(absent, 3)}."
-    return [note] if absent else []
+    return [f"{len(absent):,} videos that {source} names are not there: {some_of(absent, 3)}."] if absent else []
 
 
 def folders_in(folder: Path) -> list[str]:
     """Return the sorted names of the folders in ``folder`` that are not hidden; empty if it does not exist."""
-    if not folder.is_dir():
-        return []
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(path.name for path in folder.glob("*/") if not path.name.startswith("."))
+
+
+# --- Corpora of generated videos.
+
+_VALIDATION = "GenVideo-Val"
+_TOP = r"(?P<top>(?:(?!Real/|Fake/)[^/]+/)?)"
+GENVIDEO_RULES = (
+    Rule(rf"{_TOP}Real/(?P<source>[^/]+)/.+", "real", origin="{source}", listed="{top}"),
+    Rule(rf"{_TOP}Real/[^/]+", "real", origin="genvideo real", listed="{top}"),
+    Rule(rf"{_TOP}Fake/(?P<model>[^/]+)/.+", "fake", origin="{model}", listed="{top}"),
+)
+_REALS = r"(?P<pair>Pair[12])/(?P<source>(?i:vript|hd_vg_130m))/(?:.*/)?"
+# An ordinal comes first: 00012_a_boy_x begins with 11 characters before "_x", as a YouTube id does.
+GENVIDBENCH_RULES = (
+    Rule(
+        r"(?P<pair>Pair2)/(?P<source>(?i:vript|hd_vg_130m))/(?:.*/)?0*(?P<number>\d+)[._ -][^/]*", "real",
+        ("genvidbench Pair2 prompt {number}",), origin="{source}", listed="{pair}",
+    ),
+    Rule(
+        r"(?P<pair>Pair2)/(?P<source>[^/]+)/(?:.*/)?0*(?P<number>\d+)[._ -][^/]*", "fake",
+        ("genvidbench Pair2 prompt {number}",), "{source}", listed="{pair}",
+    ),
+    Rule(
+        _REALS + r"(?P<youtube>(?!\d{11})[A-Za-z0-9_-]{11})[._ -][^/]*", "real", ("youtube {youtube}",),
+        origin="{source}", listed="{pair}",
+    ),
+    Rule(_REALS + "[^/]+", "real", origin="{source}", listed="{pair}"),
+    Rule(r"(?P<pair>Pair[12])/(?P<source>[^/]+)/.+", "fake", origin="{source}", listed="{pair}"),
+)  # fmt: skip
+_CLIP = r"/(?:.*/)?(?P<name>(?P<youtube>[A-Za-z0-9_-]{11})_\S+)\.\w+"
+AIGVDBENCH_RULES = (
+    Rule(f"Real{_CLIP}", "real", ("youtube {youtube}",), origin="youtube", listed="{name}"),
+    Rule(
+        f"OpenSource/(?P<mode>T2V|I2V|V2V)/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",), "{model}",
+        listed="{name}", attributes={"access": "open", "mode": "{mode}"},
+    ),
+    Rule(
+        f"ClosedSource/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",), "{model}", listed="{name}",
+        attributes={"access": "closed"},
+    ),
+)  # fmt: skip
+
+
+def read_genvideo(folder: Path) -> Listing:
+    """List every ``Real/`` and ``Fake/GENERATOR/`` in the folder and in the folders directly below it."""
+    tops = ["", *(f"{name}/" for name in folders_in(folder) if name not in ("Real", "Fake"))]
+    other = "test" if folder.name == _VALIDATION else "train" if f"{_VALIDATION}/" in tops else None
+    describe = by_rules(GENVIDEO_RULES, "Fake/GENERATOR/NAME.mp4", {f"{_VALIDATION}/": "test"}, other)
+    walked = [f"{top}{name}" for top in tops for name in ("Real", "Fake")]
+    return read_published(folder, "genvideo", walked, describe, ["Groups are made by looks alone: no list has any."])
+
+
+def read_genvidbench(folder: Path) -> Listing:
+    """List the videos of GenVidBench: Pair1 is the training part and Pair2 the test part, as the authors use them."""
+    parts = {"Pair1": "train", "Pair2": "test"}
+    describe = by_rules(GENVIDBENCH_RULES, "Pair1/SOURCE/NAME.mp4", parts)
+    return read_published(folder, "genvidbench", parts, describe)
+
+
+def read_aigvdbench(folder: Path) -> Listing:
+    """List the videos of AIGVDBench.
+
+    A video in several lists is put into the test part if that is among them, else into validation.
+
+    Raises:
+        DataError: one of the three lists is missing, or a row of a list has no ``Video_id``.
+    """
+    parts = dict[str, str]()
+    for part, path in split_lists(folder, "{}.jsonl", "lists/{}.jsonl", "jsonl/{}.jsonl").items():  # later parts win
+        with annotations(path) as text:
+            names = [json.loads(line)["Video_id"] for line in text.splitlines() if line.strip()]
+            parts |= {name.rsplit("/", 1)[-1].removesuffix(".mp4"): part for name in names}
+    notes = [] if parts else ["train.jsonl, val.jsonl and test.jsonl are not there, so there is no official split."]
+    wanted = "Real/YouTubeID_clip_AtoB.mp4, OpenSource/T2V/MODEL/NAME.mp4 or ClosedSource/MODEL/NAME.mp4"
+    describe = by_rules(AIGVDBENCH_RULES, wanted, parts)
+    return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), describe, notes)
+
+
+def _is_genvideo(folder: Path) -> bool:
+    has_fakes = folder.name == _VALIDATION and folders_in(folder / "Fake")
+    return bool(has_fakes) or (folder / _VALIDATION).is_dir()
+
+
+CORPORA.register(
+    CorpusLoader(
+        name="aigvdbench",
+        accepted="AIGVDBench: a folder with 'Real/', 'OpenSource/' and 'ClosedSource/'",
+        recognises=lambda path: (path / "OpenSource").is_dir() or (path / "ClosedSource").is_dir(),
+        read=read_aigvdbench,
+        title="AIGVDBench",
+        corpus="AIGVDBench",
+        expected={"real": "in 'Real'", "fake": "in 'OpenSource' or 'ClosedSource'"},
+        paper="AIGVDBench, the corpus's own page",
+        licence="as its page says",
+        fetch="the authors' page; not fetched by FVC",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="genvidbench",
+        accepted="GenVidBench: a folder with 'Pair1/' and 'Pair2/'",
+        recognises=lambda path: (path / "Pair1").is_dir() or (path / "Pair2").is_dir(),
+        read=read_genvidbench,
+        title="GenVidBench",
+        corpus="GenVidBench",
+        expected={
+            "real": "in 'Pair1/vript' or 'Pair2/hd_vg_130m'",
+            "fake": "in 'Pair1/GENERATOR' or 'Pair2/GENERATOR'",
+        },
+        paper="Ni et al., arXiv:2501.11340",
+        licence="CC BY-NC-SA 4.0 as its page says; the sources' own terms hold too",
+        fetch="https://genvidbench.github.io",
+        bibtex="""@article{ni2025genvidbench,
+  title = {{GenVidBench}: A Challenging Benchmark for Detecting {AI}-Generated Video},
+  author = {Ni, Zhenliang and others},
+  journal = {arXiv preprint arXiv:2501.11340},
+  year = {2025}
+}""",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="genvideo",
+        accepted=f"GenVideo: a folder with '{_VALIDATION}/Real/' and '{_VALIDATION}/Fake/GENERATOR/'",
+        recognises=_is_genvideo,
+        read=read_genvideo,
+        title="GenVideo",
+        corpus="GenVideo",
+        expected={"real": "in 'GenVideo-Val/Real'", "fake": "in 'GenVideo-Val/Fake/GENERATOR'"},
+        paper="Chen et al., arXiv:2405.19707",
+        licence="CC BY-NC 4.0 as its page says; the sources' own terms hold too",
+        fetch="https://github.com/chenhaoxing/DeMamba and https://modelscope.cn/datasets/cccnju/GenVideo-100K",
+        bibtex="""@article{chen2024demamba,
+  title = {{DeMamba}: {AI}-Generated Video Detection on Million-Scale {GenVideo} Benchmark},
+  author = {Chen, Haoxing and others},
+  journal = {arXiv preprint arXiv:2405.19707},
+  year = {2024}
+}""",
+    )
+)

@@ -1,0 +1,368 @@
+"""Read corpora of any kind of fake: folders of labels, manifests, tars, and FVC-2018.
+
+FVC-2018 has seed videos in ``FVC.csv``, and their near-duplicates in ``FVC_dup.csv``. A cascade is a seed video with
+its near-duplicates; 5,579 rows form 380 cascades. The corpus consists of annotations only. Videos have to be fetched
+one by one into ``videos/<platform id>.<extension>``, and many were deleted. Source: Papadopoulou et al., "A corpus of
+debunked and verified user-generated videos", Online Information Review 43(1), 2019.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, counts_text, is_named_as, joined
+from fvc_lib.corpus.frame_names import LABEL_FOLDER, LAYOUT, is_picture, picture_folders
+from fvc_lib.corpus.label_table import (
+    GROUP_COLUMNS,
+    PART_NAMES,
+    PREFERRED_NAMES,
+    SOURCE_COLUMNS,
+    SPLIT_COLUMNS,
+    SUFFIXES,
+    cell_text,
+    entry_of,
+    file_rows,
+    join_frames,
+    read_label_table,
+    stated_part,
+    tables_in,
+)
+from fvc_lib.corpus.listing import (
+    CorpusLoader,
+    Listing,
+    attributes_text,
+    label_map_hint,
+    listing_of_files,
+    listing_of_rows,
+    refuse_unused_labels,
+    stated_label,
+)
+from fvc_lib.corpus.sources.published import folders_in
+from fvc_lib.corpus.tar_samples import TarSample, tar_files, tar_samples, tars_in
+from fvc_lib.services.atomic_files import escape_text, path_from_text, path_to_text
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.registry import CORPORA
+from fvc_lib.services.tables import LABELS
+
+# --- Folders ``real`` and ``fake``.
+
+
+def read_label_folders(folder: Path) -> Listing:
+    """List every video below the folders called ``real`` and ``fake``, or with a number, such as ``0_real``.
+
+    Case is ignored. If there are no such folders, they are searched in the folders ``train``, ``val`` and
+    ``test``, which are the official parts. A video is a file, or a folder of pictures, which are its frames.
+    """
+    files, rejections, entries = CorpusFiles(folder), Rejections(), []
+    for top, label, part in _label_folders(folder):
+        paths = list(map(path_to_text, files.walk(top, rejections, label, pictures=True)))
+        videos = [(path, [place], "") for place, path in enumerate(paths) if not is_picture(path)]
+        with_videos = {path.rpartition("/")[0] for path, _, _ in videos}
+        for path, places, problem in (*videos, *picture_folders(paths, [None] * len(paths))):
+            refusal = files.check(str(path_from_text(path)))
+            if path in with_videos:
+                refusal = Refusal("unknown_extension", f"{path!r} holds videos: its pictures are no frames. {LAYOUT}.")
+            elif problem:
+                refusal = Refusal("unassigned_picture", f"{problem}. {LAYOUT}.")
+            if refusal is None:
+                entries.append(Entry(path=path, label=label, source_id=path, official_split=part))
+                continue
+            for place in places:
+                rejections.add_file(paths[place], refusal, label)
+    return listing_of_files(files, "folder", entries, rejections)
+
+
+def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
+    """Return (path below ``folder``, label, official part or None) for each folder that is named like a label."""
+    parts = [(name, PART_NAMES[name.lower()]) for name in folders_in(folder) if name.lower() in PART_NAMES]
+    for tops in ([("", None)], parts):
+        found = [
+            (joined(top, name), match[1].lower(), part)
+            for top, part in tops
+            for name in folders_in(folder / top)
+            if (match := LABEL_FOLDER.fullmatch(name))
+        ]
+        if found:
+            return found
+    return []
+
+
+def _lacks_label_folders(path: Path) -> str:
+    if not path.is_dir():
+        return ""
+    hint, tables = "", tables_in(path)
+    if any(is_picture(each.name) for each in (*path.glob("*"), *path.glob("*/*"))):
+        hint = f" It holds pictures. {LAYOUT}."
+    if tables:
+        hint = f" Did you mean {str(path / tables[0])!r}?"
+    elif any(path.glob("*/*.tar")):
+        hint = f" Did you mean {str(path / '*' / '*.tar')!r}?"
+    if any(top.split("/")[0] == path.name for top, *_ in _label_folders(path.parent)):
+        hint = f" Did you mean {str(path.parent)!r}?"
+    return f"a folder without 'real' and 'fake'.{hint}"
+
+
+# --- A CSV or Parquet manifest: one row per video, with paths relative to the manifest's folder.
+
+_PATHS = ("path", "video_path")
+_KINDS = ("manipulation", "platform", "generator")
+
+
+def read_manifest(manifest: Path) -> Listing:
+    """List the rows of a manifest with ``path`` or ``video_path``, and ``label``.
+
+    Optional columns are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
+    ``source``) and the official ``split`` (or ``part``). Every other column is stored as an attribute, and results
+    are also reported per value of it. Case and surrounding space of labels are ignored. Rows with labels other than
+    real and fake are rejected.
+
+    A row may name a folder of pictures, which is a video. Rows that name pictures in one folder are joined to one row
+    for their video (``label_table.join_frames``).
+
+    Raises:
+        UsageError: not a table, a needed column is missing, one is misspelt, or the split has an unknown part.
+        DataError: no row has a usable label.
+    """
+    table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
+    path, label = table.require(_PATHS), table.require(("label",))
+    group, source = table.optional(GROUP_COLUMNS), table.optional(SOURCE_COLUMNS)
+    split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
+    table.refuse_misspelt(
+        (*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_KINDS, *SOURCE_COLUMNS)
+    )
+    cells = [cells for _, cells in table.records([label, split], Rejections())]
+    if unknown := [each[split] for each in cells if split and stated_part(each, split)[1] is not None]:
+        raise UsageError(  # left out, those videos would be tested or trained on
+            f"{table.name}: the column {split!r} has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, or "
+            f"nothing. Write these, or, if it is no split, rename the column, such as to 'my_{split}'."
+        )
+    words = [each[label] for each in cells]
+    _require_labels(table.name, words, [stated_label(word) for word in words], "Fill the column 'label'.")
+    named = {path, label, *_KINDS, group, source, split}
+    others = [name for name in table.columns if name and name not in named]
+    rows, places = list[Entry](), list[str | Refusal]()
+    for row in file_rows(table, files, rejections, path, table.columns):
+        known = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
+        entry, _ = entry_of(row.cells, row.path, stated_label(row.cells[label]), row.number, table.name)
+        part, _ = stated_part(row.cells, split)
+        rows.append(replace(entry, official_split=part, attributes=attributes_text(known)))
+        places.append(row.why_not() or row.path)
+    rows, places, notes = join_frames(files, rows, places, words, rejections)
+    return listing_of_rows(files, "manifest", rows, places, rejections, notes)
+
+
+def _require_labels(what: str, words: Sequence[str], labels: Sequence[str | None], remedy: str) -> None:
+    """Check the labels of a corpus: ``words`` as they are written, and ``labels`` as ``label_map`` translates them.
+
+    Raises:
+        UsageError: ``label_map`` names a label without a row.
+        DataError: no label is real or fake.
+    """
+    refuse_unused_labels(what, words)
+    if not set(LABELS) & set(labels):
+        got = counts_text(label or "" for label in labels) or "no data row or video with a label"
+        raise DataError(
+            f"{what}: nothing is labelled real or fake; got {got}. {remedy} (In a params file, put the names of "
+            f"label_map into quotes; with audit it is --label-map.) {label_map_hint(filter(None, labels))}"
+        )
+
+
+# --- Tars of videos in WebDataset's layout, which are not unpacked.
+
+_WORDS, _FLAGS = (".cls", "label", "cls"), ("fake", "is_fake")
+_FLAG_MEANS = {"true": "fake", "1": "fake", "false": "real", "0": "real"}
+
+
+def read_tar_shards(corpus: Path) -> Listing:
+    """List every video in a tar, in the tars of a folder, or in the tars of a pattern.
+
+    The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``fake`` or ``is_fake`` of
+    ``KEY.json``. If several are given, they must agree. Other fields of ``KEY.json`` are read like the columns of a
+    manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video; their label is that of ``KEY``, or is given
+    for every picture. If the folder has a manifest, that is read instead.
+
+    Raises:
+        UsageError: a pattern of tars or a manifest is unusable (``tar_patterns.tars_of``, ``read_manifest``).
+        DataError: no video has a usable label.
+    """
+    manifests = [corpus / name for name in PREFERRED_NAMES if corpus.is_dir() and (corpus / name).is_file()]
+    if manifests:
+        return read_manifest(manifests[0])
+    files, rejections = tar_files(corpus), Rejections()
+    samples, notes = tar_samples(corpus, files, rejections, pictures=True)
+    words = [word for sample in samples for name in _WORDS if (word := cell_text(sample.cells, name))]
+    rows, places = list[Entry](), list[str | Refusal]()
+    for number, sample in enumerate(samples, start=1):
+        label, unclear = _label_of(sample)
+        row, no_part = entry_of(sample.cells, sample.path, label, number, "the tars")
+        refusal = sample.refusal or unclear or no_part
+        if refusal is not None and label not in LABELS:
+            rejections.add_file(sample.path, refusal, row=number)
+        else:
+            rows.append(replace(row, links=sample.links))
+            places.append(refusal or sample.path)
+    first = f"For example: {rejections.rows[0][5]} " if rejections.rows and not rows else ""
+    remedy = (
+        f"{first}Put 'real' or 'fake' next to each KEY.mp4, into KEY.cls or as 'label' into KEY.json (or 'is_fake', "
+        "true or false); or put a manifest.csv next to the tars, with paths like 000.tar/KEY.mp4."
+    )
+    _require_labels("the tars", words, [row.label for row in rows], remedy)
+    rows, places, of_frames = join_frames(files, rows, places, words, rejections)
+    return listing_of_rows(files, "tar_shards", rows, places, rejections, (*notes, *of_frames))
+
+
+def _label_of(sample: TarSample) -> tuple[str | None, Refusal | None]:
+    """Return (label, refusal): ``real``, ``fake`` or another word and None, or None and why there is no clear label."""
+    stated = {name: stated_label(word) for name in _WORDS if (word := cell_text(sample.cells, name))}
+    for name in _FLAGS:
+        if (flag := cell_text(sample.cells, name)) is not None:
+            stated[name] = _FLAG_MEANS.get(flag.lower(), f"{flag}, not true or false")
+    labels = set(stated.values())
+    if len(labels) == 1:
+        return labels.pop(), None
+    detail = f"{sample.path}: got the labels {stated}, wanted one in KEY.cls or KEY.json."
+    return None, Refusal("conflicting_labels" if labels else "label_not_used", detail)
+
+
+# --- FVC-2018.
+
+TABLES = ("FVC.csv", "FVC_dup.csv")  # seed videos, and their near-duplicates
+VIDEOS_FOLDER = "videos"
+
+_QUERY = r"[^?#]*\?(?:[^#]*&)?v="
+# What stands before the id, by platform. facebook.com/PAGE/videos/vb.PAGE_ID/ID/ has one more segment than usual.
+_BEFORE_ID = {
+    "youtube": rf"(?:youtube(?:-nocookie)?\.com/(?:{_QUERY}|(?:embed|shorts|v|live|e)/)|youtu\.be/)",
+    "facebook": rf"(?:(?:facebook|fb)\.com/(?:{_QUERY}|[^?#]*(?:videos/(?:vb\.[^/]+/)?|reel/))|fb\.watch/)",
+    "twitter": r"(?:twitter|x)\.com/[^?#]*status(?:es)?/",
+}
+_URLS = {
+    platform: re.compile(rf"(?:https?:)?(?://)?(?:(?:www|m|mobile)\.)?{before}([\w-]+)(?:[/?#&].*)?", re.ASCII | re.I)
+    for platform, before in _BEFORE_ID.items()
+}
+
+
+def parse_video_url(url: str) -> tuple[str, str] | None:
+    """Return (platform, platform id) of the URL of a YouTube, Facebook or Twitter video; None for any other URL."""
+    matches = ((platform, pattern.fullmatch(url.strip())) for platform, pattern in _URLS.items())
+    return next(((platform, match[1]) for platform, match in matches if match), None)
+
+
+def read_fvc2018(folder: Path) -> Listing:
+    """List a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
+
+    Labels are those of the tables, even for the 74 rows labelled real in fake cascades. Rows labelled uncertain,
+    debunked or parody, and rows whose video is missing, are rejected. But all rows, rejected or not, show which
+    cascades share a video.
+
+    Raises:
+        UsageError: a table is missing, unreadable or lacks ``cascade_id``, ``video_url`` or ``label``.
+    """
+    files, rejections, rows = CorpusFiles(folder), Rejections(), list[Entry]()
+    for table in (read_label_table(folder / name) for name in TABLES):
+        columns = [table.require((name,)) for name in ("cascade_id", "video_url", "label")]
+        for number, cells in table.records(columns, rejections):
+            # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
+            platform, source_id = parse_video_url(cells["video_url"]) or (None, f"{table.name} row {number}")
+            row = Entry(
+                path=f"{VIDEOS_FOLDER}/{source_id}" if platform else escape_text(cells["video_url"]),
+                label=stated_label(cells["label"]),
+                source_id=source_id,
+                stated_group=cell_text(cells, "cascade_id"),
+                platform=platform,
+                row=number,
+                origin=table.name,
+            )
+            rows.append(row)
+    videos, places = _videos_by_id(files, {row.source_id for row in rows}, rejections), list[str | Refusal]()
+    for row in rows:
+        where, path = f"{row.origin} row {row.row}", videos.get(row.source_id)
+        if row.platform is None:
+            wanted = "a YouTube, Facebook or Twitter video URL"
+            places.append(Refusal("unknown_url", f"{where}: got {row.path!r}, wanted {wanted}."))
+        elif path is None:
+            places.append(Refusal("missing_video", f"{where}: no file {row.path}.*. Fetch it if it still exists."))
+        else:
+            places.append(files.check(path) or path_to_text(path))
+    return listing_of_rows(files, "fvc2018", rows, places, rejections)
+
+
+def _videos_by_id(files: CorpusFiles, listed: Collection[str], rejections: Rejections) -> dict[str, str]:
+    """Map platform ids to the paths of their files below the root; reject files that belong to no listed id.
+
+    The platform id is the file name without its extension; case matters.
+    """
+    videos = dict[str, str]()
+    for path in sorted((files.root / VIDEOS_FOLDER).glob("[!.]*")):
+        refusal = None
+        if not is_named_as("video", path.name):
+            refusal = Refusal("unknown_extension", f"{path.name!r} has no extension of a video.")
+        elif path.stem not in listed:
+            refusal = Refusal("not_listed", f"no row of {' or '.join(TABLES)} has the platform id {path.stem!r}.")
+        elif path.stem in videos:
+            refusal = Refusal("surplus_file", f"a second file for one platform id; {videos[path.stem]!r} is used.")
+        else:
+            videos[path.stem] = f"{VIDEOS_FOLDER}/{path.name}"
+        if refusal is not None:
+            rejections.add_file(path_to_text(f"{VIDEOS_FOLDER}/{path.name}"), refusal)
+    return videos
+
+
+def _lacks_tables(folder: Path) -> str:
+    there = [name for name in TABLES if (folder / name).is_file()]
+    return f"has {there[0]}, wanted {' and '.join(TABLES)}." if there else ""
+
+
+# --- Declarations.
+
+CORPORA.register(
+    CorpusLoader(
+        name="folder",
+        accepted="a folder with 'real/' and 'fake/' in it, or with 'train/real/', 'train/fake/', 'test/real/' ...",
+        recognises=lambda path: bool(_label_folders(path)),
+        read=read_label_folders,
+        lacks=_lacks_label_folders,
+        rank=1,
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="manifest",
+        accepted="a CSV or Parquet manifest with the columns 'path' and 'label' (real, fake)",
+        recognises=lambda path: path.is_file() and path.suffix.lower() in SUFFIXES,
+        read=read_manifest,
+        lacks=lambda path: "" if path.is_dir() else f"a file that is none of {', '.join(SUFFIXES)}.",
+        rank=1,
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="tar_shards",
+        accepted="a tar, a folder of tars or a pattern like 'shards/{000..099}.tar', with KEY.mp4 and KEY.cls or "
+        "KEY.json (WebDataset)",
+        recognises=lambda path: bool(tars_in(path)),
+        read=read_tar_shards,
+        rank=3,
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="fvc2018",
+        accepted=f"a folder with FVC-2018's {', '.join(TABLES)} and '{VIDEOS_FOLDER}/'",
+        recognises=lambda path: all((path / name).is_file() for name in TABLES),
+        read=read_fvc2018,
+        lacks=_lacks_tables,
+        corpus="FVC-2018",
+        bibtex="""@article{papadopoulou2019corpus,
+  author = {Papadopoulou, Olga and Zampoglou, Markos and Papadopoulos, Symeon and Kompatsiaris, Ioannis},
+  title = {A corpus of debunked and verified user-generated videos},
+  journal = {Online Information Review},
+  volume = {43},
+  number = {1},
+  pages = {72--88},
+  doi = {10.1108/OIR-03-2018-0101},
+  year = {2019}
+}""",
+    )
+)
