@@ -37,12 +37,11 @@ from fvc_lib.metrics.classification import (
     matthews_correlation,
     partial_auc,
     roc_auc,
-    true_positive_rate_at,
+    true_positive_rate_at_5_percent,
 )
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import group_intervals, intervals_over_groups, replicate_values
-from fvc_lib.metrics.paired_difference import paired_difference
-from fvc_lib.metrics.regression import regression_measures
+from fvc_lib.metrics.intervals import group_intervals, intervals_over_groups, paired_difference, replicate_values
+from fvc_lib.metrics.recognition import regression_measures
 from fvc_lib.metrics.video_text import mean_measure
 
 AUCS = (0.5, 0.7, 0.9, 0.98)
@@ -51,7 +50,7 @@ _MANY = 200_000  # groups whose metrics are taken for the truth
 _SCORED = {
     metric.__name__: metric
     for metric in (
-        partial_auc, average_precision, equal_error_rate, true_positive_rate_at, brier_score, log_loss,
+        partial_auc, average_precision, equal_error_rate, true_positive_rate_at_5_percent, brier_score, log_loss,
         expected_calibration_error,
     )
 }  # fmt: skip

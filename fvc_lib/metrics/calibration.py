@@ -6,6 +6,7 @@ A reliability diagram has ten bins of equal width over [0, 1]: bin k is [k / 10,
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +74,7 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
     "expected_calibration_error", "Calibration error (ECE)", "lower",
     "Distance between mean score and share of fakes, averaged over bins.", of_folds="probability",
 )  # fmt: skip
-@classification.sums_metric(_excess_by_bin, classification.SHARE, is_distance=True)
+@partial(classification.SumsMetric, _excess_by_bin, bounds=classification.SHARE, is_distance=True)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Return the absolute difference of mean score and share of fakes, averaged over bins by weight; lower is better.
 

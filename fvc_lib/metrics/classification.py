@@ -1,15 +1,15 @@
 """Metrics of two-class decisions, each defined once for rows that carry weights.
 
 The weights decide what is computed. With all weights 1 it is the plain value. With weights of 1 / group size every
-group has one vote. With weights of 0 and 1 it is the value in a half-sample of the groups (an exception is
-``curve_metric_with_enough_reals``). A definition takes R sets of weights (R, N) and returns R values (R,).
-``weighted_metric`` makes a public function of it.
+group has one vote. With weights of 0 and 1 it is the value in a half-sample of the groups. A definition takes R sets of
+weights (R, N) and returns R values (R,). ``Metric`` makes a public function of it.
 """
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from functools import partial
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,90 +18,81 @@ from fvc_lib.metrics.declaration import declare
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-Definition = Callable[..., FloatArray]
+Definition = Callable[[IntArray, FloatArray, FloatArray], FloatArray]
 Bounds = tuple[float, float]  # the least and the largest value that a metric can have
 SHARE: Bounds = (0.0, 1.0)
 ANY_NUMBER: Bounds = (-np.inf, np.inf)
 
 
-class Metric(Protocol):
-    """A function of ``labels`` (N,) and ``scores`` (N,).
+class Metric:
+    """A function of ``labels`` (N,) and ``scores`` (N,), or of decisions instead of scores.
 
-    It returns a float; with ``weights`` (..., N) it returns an array of shape (...).
+    It returns a float; with ``weights`` (..., N) it returns an array of shape (...). It checks its input, so all
+    metrics raise the same errors: see ``check_labels``, ``check_scores`` and ``check_weights``.
+
+    Args:
+        definition: function of labels int64 (N,), scores float64 (N,) and weights float64 (R, N) that returns (R,).
+        bounds: least and largest value of the metric. If both are finite, its intervals are on the logit scale.
+        is_distance: whether the metric is a mean of absolute values, which noise makes larger.
+        in_halves: the definition for half-samples of the groups; None: the same.
     """
 
     __name__: str
 
+    def __init__(
+        self,
+        definition: Definition,
+        bounds: Bounds = ANY_NUMBER,
+        *,
+        is_distance: bool = False,
+        in_halves: Definition | None = None,
+    ) -> None:
+        self.definition, self.in_halves = definition, in_halves or definition
+        self.bounds, self.is_distance = bounds, is_distance
+        functools.update_wrapper(self, definition, updated=())
+
     @overload
-    def __call__(
-        self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: None = None, **settings: Any
-    ) -> float: ...
+    def __call__(self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: None = None) -> float: ...
     @overload
+    def __call__(self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray: ...
     def __call__(
-        self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike, **settings: Any
-    ) -> FloatArray: ...
-
-
-def weighted_metric(definition: Definition) -> Metric:
-    """Make a ``Metric`` of ``definition(labels, scores, weights) -> (R,)``.
-
-    The definition gets int64 (N,), float64 (N,) and float64 (R, N). The returned metric checks its input first, so all
-    metrics raise the same errors.
-
-    Raises:
-        ValueError: (from the returned function) see ``check_labels``, ``check_scores`` and ``check_weights``.
-    """
-
-    @functools.wraps(definition)
-    def metric(
-        labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | None = None, **settings: Any
+        self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | None = None
     ) -> float | FloatArray:
-        checked_labels = check_labels(labels)
-        checked_scores = check_scores(scores, checked_labels.size)
+        """Return the value, or the values under ``weights``."""
+        checked = check_labels(labels)
+        values = check_scores(scores, checked.size)
         if weights is None:
-            ones = np.ones((1, checked_labels.size))
-            return float(definition(checked_labels, checked_scores, ones, **settings)[0])
-        table = check_weights(weights, checked_labels.size)
-        values = definition(checked_labels, checked_scores, table.reshape(-1, checked_labels.size), **settings)
-        return values.reshape(table.shape[:-1])
-
-    return metric  # type: ignore[return-value]  # the two overloads are told apart by ``weights`` at run time
+            return float(self.definition(checked, values, np.ones((1, checked.size)))[0])
+        table = check_weights(weights, checked.size)
+        return self.definition(checked, values, table.reshape(-1, checked.size)).reshape(table.shape[:-1])
 
 
-@dataclass(frozen=True)
-class SumsReading:
-    """How a metric is computed from weighted sums of columns.
+class SumsMetric(Metric):
+    """A metric that is computed from weighted sums of columns.
 
     Sums per group are enough for it, so half-samples of the groups need not go through the rows again.
-    """
-
-    columns: Callable[[IntArray, FloatArray], FloatArray]  # from labels (N,) and scores (N,) to float64 (N, C)
-    of_sums: Callable[[FloatArray], FloatArray]  # from the columns' sums (R, C) under R sets of weights to (R,)
-    bounds: Bounds = ANY_NUMBER
-    is_distance: bool = False  # whether it is a mean of absolute values, which noise makes larger
-
-
-def sums_metric(
-    columns: Callable[..., FloatArray], bounds: Bounds = ANY_NUMBER, *, is_distance: bool = False
-) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
-    """Return a decorator that makes a ``Metric`` of a function ``of_sums(sums (R, C)) -> (R,)``.
-
-    ``sums`` are the weighted sums over the rows of the C columns, one row of sums per set of weights.
 
     Args:
-        columns: ``columns(labels (N,), scores (N,), **settings)`` returns float64 (N, C).
-        bounds: least and largest value of the metric. If both are finite, its intervals are on the logit scale.
-        is_distance: whether the metric is a mean of absolute values, which noise makes larger.
+        columns: function of labels (N,) and scores (N,) that returns float64 (N, C).
+        of_sums: function of the columns' sums (R, C) under R sets of weights that returns (R,).
+        bounds: see ``Metric``.
+        is_distance: see ``Metric``.
     """
 
-    def decorate(of_sums: Callable[[FloatArray], FloatArray]) -> Metric:
+    def __init__(
+        self,
+        columns: Callable[[IntArray, FloatArray], FloatArray],
+        of_sums: Callable[[FloatArray], FloatArray],
+        bounds: Bounds = ANY_NUMBER,
+        *,
+        is_distance: bool = False,
+    ) -> None:
         @functools.wraps(of_sums)
-        def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
-            return of_sums(weights @ columns(labels, scores, **settings))
+        def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+            return of_sums(weights @ columns(labels, scores))
 
-        return with_reading(weighted_metric(definition), SumsReading(columns, of_sums, bounds, is_distance))
-
-    return decorate
+        super().__init__(definition, bounds, is_distance=is_distance)
+        self.columns, self.of_sums = columns, of_sums
 
 
 def check_labels(labels: npt.ArrayLike) -> IntArray:
@@ -176,122 +167,58 @@ class ConfusionCurve:
     @property
     def true_positive_rates(self) -> FloatArray:
         """Return the share of fakes called fake, (R, K + 1), from 0 (nothing called fake) to 1; NaN without fakes."""
-        return _with_origin(divide(self.true_positives, self.num_fake[:, None]))
+        return np.pad(divide(self.true_positives, self.num_fake[:, None]), ((0, 0), (1, 0)))
 
     @property
     def false_positive_rates(self) -> FloatArray:
         """Return the share of reals called fake, (R, K + 1), from 0 (nothing called fake) to 1; NaN without reals."""
-        return _with_origin(divide(self.false_positives, self.num_real[:, None]))
+        return np.pad(divide(self.false_positives, self.num_real[:, None]), ((0, 0), (1, 0)))
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return true and false positives, float64 (R,) each, at one threshold per set of weights.
+        """Return ``(true_positives, false_positives)``, float64 (R,) each, at one threshold per set of weights.
 
-        ``points`` int64 (R,) are indices into ``thresholds``; -1 means that nothing is called fake.
+        ``points`` (R,) are threshold numbers; at -1 nothing is called fake.
         """
         cells = np.arange(points.size), np.maximum(points, 0)
         called = points >= 0
         return self.true_positives[cells] * called, self.false_positives[cells] * called
 
 
-@dataclass(frozen=True)
-class RankedRows:
-    """Rows sorted by falling score; one sort serves any number of sets of weights."""
-
-    rows: IntArray  # int64 (n,), row numbers: first the fakes, then the reals, both by falling score
-    fakes_called: IntArray  # int64 (K,), how many fakes reach each distinct score
-    reals_called: IntArray  # int64 (K,), how many reals reach each distinct score
-    thresholds: FloatArray  # float64 (K,), the distinct scores, descending
-
-    def curve(self, weights: FloatArray) -> ConfusionCurve:
-        """Return the curve under ``weights`` (R, n), which are in the order of ``rows``."""
-        split = int(self.fakes_called[-1])
-        counts = [
-            np.take(_cumulative(part), called, axis=1)
-            for part, called in ((weights[:, :split], self.fakes_called), (weights[:, split:], self.reals_called))
-        ]
-        return ConfusionCurve(self.thresholds, *counts)
-
-
-def rank_rows(labels: IntArray, scores: FloatArray, rows: IntArray | None = None) -> RankedRows:
-    """Sort rows by falling score.
-
-    Args:
-        labels: int64 (N,).
-        scores: float64 (N,).
-        rows: int64 (n,), n >= 1, row numbers to sort; None: all N rows.
-    """
-    chosen = np.arange(scores.size) if rows is None else rows
-    order = chosen[np.argsort(-scores[chosen], kind="stable")]
-    descending, is_fake = scores[order], labels[order] == 1
-    last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
-    return RankedRows(
-        np.concatenate([order[is_fake], order[~is_fake]]),
-        np.cumsum(is_fake)[last_of_tie],
-        np.cumsum(~is_fake)[last_of_tie],
-        descending[last_of_tie],
-    )
-
-
 def confusion_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> ConfusionCurve:
     """Return the curve of labels and scores (N,) under weights (R, N), with one sort for all R sets of weights."""
-    ranked = rank_rows(labels, scores)
-    return ranked.curve(weights[:, ranked.rows])
+    order = np.argsort(-scores, kind="stable")
+    descending, is_fake = scores[order], labels[order] == 1
+    last_of_tie = np.append(np.flatnonzero(np.diff(descending)), order.size - 1)
+    counts = []
+    for of_class in (is_fake, ~is_fake):
+        sums = np.zeros((len(weights), 1 + np.count_nonzero(of_class)))  # [:, k]: weight of the first k
+        np.cumsum(weights[:, order[of_class]], axis=1, out=sums[:, 1:])
+        counts.append(np.take(sums, np.cumsum(of_class)[last_of_tie], axis=1))
+    return ConfusionCurve(descending[last_of_tie], *counts)
 
 
-@dataclass(frozen=True)
-class CurveReading:
-    """How a ranking metric is computed from confusion curves, which several metrics can share."""
+class CurveMetric(Metric):
+    """A metric that is computed from a confusion curve, with values in [0, 1].
 
-    of_curves: Callable[[list[ConfusionCurve]], FloatArray]  # from the curves of each fold to (R,)
-    fold_of_row: IntArray | None = None  # int64 (N,), or None: all rows are one ranking
-    bounds: Bounds = SHARE
+    The value is NaN with fewer than ``fewest_reals`` reals. This is decided once, on all rows. In half-samples the
+    metric is computed with any number of reals: an interval from only those with many reals would be biased.
 
-
-def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
-    """Make a ``Metric`` of ``of_curve(curve, **settings) -> (R,)``.
-
-    Its attribute ``reading`` (a ``CurveReading``) uses the default settings.
+    Args:
+        of_curve: function of a ``ConfusionCurve`` that returns (R,).
+        fewest_reals: least weight of all reals.
     """
 
-    @functools.wraps(of_curve)
-    def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
-        return of_curve(confusion_curve(labels, scores, weights), **settings)
+    def __init__(self, of_curve: Callable[[ConfusionCurve], FloatArray], fewest_reals: float = 0.0) -> None:
+        def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+            return of_curve(confusion_curve(labels, scores, weights))
 
-    return with_reading(weighted_metric(definition), CurveReading(lambda curves: of_curve(curves[0])))
-
-
-def curve_metric_with_enough_reals(share: float) -> Callable[[Callable[..., FloatArray]], Metric]:
-    """Return a decorator like ``curve_metric`` whose metric is NaN with fewer than 1 / ``share`` reals.
-
-    This is decided once, on all rows. In half-samples the metric is computed with any number of reals: an interval from
-    only those with many reals would be biased.
-    """
-
-    def decorate(of_curve: Callable[..., FloatArray]) -> Metric:
         @functools.wraps(of_curve)
-        def where_enough(curve: ConfusionCurve) -> FloatArray:
-            return np.where(curve.num_real * share > 1 - 1e-9, of_curve(curve), np.nan)
+        def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+            curve = confusion_curve(labels, scores, weights)
+            return np.where(curve.num_real > fewest_reals - 1e-7, of_curve(curve), np.nan)
 
-        return with_reading(curve_metric(where_enough), CurveReading(lambda curves: of_curve(curves[0])))
-
-    return decorate
-
-
-def with_reading(metric: Metric, reading: CurveReading | SumsReading) -> Metric:
-    """Set the attribute ``reading`` of ``metric``, how it is computed from curves or sums, and return ``metric``."""
-    metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``intervals`` looks for
-    return metric
-
-
-def _cumulative(weights: FloatArray) -> FloatArray:
-    """Return cumulative sums (R, n + 1) of ``weights`` (R, n): ``[:, k]`` is the sum of the first k."""
-    sums = np.zeros((weights.shape[0], weights.shape[1] + 1))
-    np.cumsum(weights, axis=1, out=sums[:, 1:])
-    return sums
-
-
-def _with_origin(rates: FloatArray) -> FloatArray:
-    return np.concatenate([np.zeros((rates.shape[0], 1)), rates], axis=1)
+        super().__init__(definition, SHARE, in_halves=in_halves)
+        self.of_curve = of_curve
 
 
 # Metrics of a two-class decision: a score is the probability of fake. A metric that compares the classes is NaN where
@@ -303,7 +230,7 @@ def _with_origin(rates: FloatArray) -> FloatArray:
     "roc_auc", "ROC AUC", "higher", "The probability that a fake scores above a real.",
     is_share=True, chance=0.5, of_folds="ranking",
 )  # fmt: skip
-@curve_metric
+@CurveMetric
 def roc_auc(curve: ConfusionCurve) -> FloatArray:
     """Return the area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
 
@@ -323,7 +250,7 @@ def roc_auc(curve: ConfusionCurve) -> FloatArray:
     "average_precision", "Average precision", "higher", "Area under precision against recall of the fakes.",
     is_share=True, of_folds="ranking",
 )  # fmt: skip
-@curve_metric
+@CurveMetric
 def average_precision(curve: ConfusionCurve) -> FloatArray:
     """Return precision averaged over the recall gained at each distinct score: the sum of (R_k - R_(k-1)) P_k.
 
@@ -342,7 +269,7 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
     "equal_error_rate", "Equal error rate", "lower", "Share of errors where both classes have the same share.",
     of_folds="ranking",
 )  # fmt: skip
-@curve_metric
+@CurveMetric
 def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """Return the error rate at the threshold where reals and fakes have the same error rate; lower is better.
 
@@ -360,26 +287,12 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     return divide(crossing, reals)
 
 
-@declare(
-    "true_positive_rate_at_5_percent", "Fakes found at 5% false alarms", "higher",
-    "Share of fakes found by a threshold that calls at most 5 % of the reals fake.", of_folds="ranking",
-)  # fmt: skip
-@curve_metric
-def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float = 0.05) -> FloatArray:
+def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArray:
     """Return the largest share of fakes found with at most ``false_positive_rate`` of the reals called fake.
 
     The value is reached by a threshold and not interpolated. With fewer than 1 / ``false_positive_rate`` reals no false
     positive is allowed at all. NaN with one class.
-
-    Raises:
-        ValueError: ``false_positive_rate`` outside [0, 1].
     """
-    if not 0 <= false_positive_rate <= 1:
-        raise ValueError(f"false_positive_rate: got {false_positive_rate}, wanted a share in [0, 1].")
-    return _largest_rate(curve, false_positive_rate)
-
-
-def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArray:
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
     allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
     last = (curve.false_positives <= allowed[:, None]).sum(axis=1) - 1
@@ -388,13 +301,23 @@ def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArr
 
 
 @declare(
+    "true_positive_rate_at_5_percent", "Fakes found at 5% false alarms", "higher",
+    "Share of fakes found by a threshold that calls at most 5 % of the reals fake.", of_folds="ranking",
+)  # fmt: skip
+@CurveMetric
+def true_positive_rate_at_5_percent(curve: ConfusionCurve) -> FloatArray:
+    """Return the largest share of fakes found with at most 5 % of the reals called fake."""
+    return _largest_rate(curve, 0.05)
+
+
+@declare(
     "true_positive_rate_at_1_percent", "Fakes found at 1% false alarms", "higher",
     "Share of fakes found by a threshold that calls at most 1 % of the reals fake; needs 100 reals in each fold.",
     of_folds="ranking",
 )  # fmt: skip
-@curve_metric_with_enough_reals(0.01)
+@partial(CurveMetric, fewest_reals=100)
 def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
-    """Return ``true_positive_rate_at`` 0.01; NaN with fewer than 100 reals, which cannot resolve it."""
+    """Return the largest share of fakes found with at most 1 % of the reals called fake; NaN below 100 reals."""
     return _largest_rate(curve, 0.01)
 
 
@@ -403,9 +326,9 @@ def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
     "Share of fakes found by a threshold that calls at most 0.1 % of the reals fake; needs 1,000 reals in each fold.",
     of_folds="ranking",
 )  # fmt: skip
-@curve_metric_with_enough_reals(0.001)
+@partial(CurveMetric, fewest_reals=1000)
 def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
-    """Return ``true_positive_rate_at`` 0.001; NaN with fewer than 1,000 reals, which cannot resolve it."""
+    """Return the largest share of fakes found with at most 0.1 % of the reals called fake; NaN below 1,000 reals."""
     return _largest_rate(curve, 0.001)
 
 
@@ -414,21 +337,21 @@ def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
     "Area under the ROC curve up to 10 % of the reals called fake, scaled so that chance is 0.5.",
     is_share=True, chance=0.5, of_folds="ranking",
 )  # fmt: skip
-@curve_metric
-def partial_auc(curve: ConfusionCurve, *, false_positive_rate: float = 0.1) -> FloatArray:
-    """Return the area under the ROC curve up to ``false_positive_rate``, scaled: 0.5 is chance and 1 perfect.
+@CurveMetric
+def partial_auc(curve: ConfusionCurve) -> FloatArray:
+    """Return the area under the ROC curve up to 10 % of the reals called fake, scaled: 0.5 is chance and 1 perfect.
 
     Source: D. K. McClish, "Analyzing a portion of the ROC curve", Medical Decision Making 9 (1989). Linear between
     points, as scikit-learn's ``roc_auc_score(max_fpr=...)``. NaN with one class.
     """
-    end = false_positive_rate
+    end = 0.1
     alarms, hits = curve.false_positive_rates, curve.true_positive_rates
     width = alarms[:, 1:] - alarms[:, :-1]
     inside = np.clip(end - alarms[:, :-1], 0, width)  # of each step the part below the end
     rise = (hits[:, 1:] - hits[:, :-1]) * divide(inside, width, undefined=0.0)
     area = (inside * (hits[:, :-1] + rise / 2)).sum(axis=1)
-    least, most = end**2 / 2, end
-    return np.where(curve.num_fake > 0, (1 + (area - least) / (most - least)) / 2, np.nan)
+    least = end**2 / 2
+    return np.where(curve.num_fake > 0, (1 + (area - least) / (end - least)) / 2, np.nan)
 
 
 def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:
@@ -457,7 +380,7 @@ def _with_ones(losses: FloatArray) -> FloatArray:
 @declare(
     "f1", "F1", "higher", "Harmonic mean of precision and recall of the fakes.", is_share=True, of_folds="decision"
 )
-@sums_metric(_cells, SHARE)
+@partial(SumsMetric, _cells, bounds=SHARE)
 def f1(sums: FloatArray) -> FloatArray:
     """Return the harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN).
 
@@ -473,7 +396,7 @@ def f1(sums: FloatArray) -> FloatArray:
     "balanced_accuracy", "Balanced accuracy", "higher", "Mean of the shares of fakes and of reals that are right.",
     is_share=True, chance=0.5, of_folds="decision",
 )  # fmt: skip
-@sums_metric(_cells, SHARE)
+@partial(SumsMetric, _cells, bounds=SHARE)
 def balanced_accuracy(sums: FloatArray) -> FloatArray:
     """Return the mean of the shares of fakes and of reals that ``decisions`` (N,) get right; 0.5 is chance.
 
@@ -487,7 +410,7 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
     "matthews_correlation", "Matthews correlation", "higher", "Correlation of decisions with labels.",
     of_folds="decision",
 )  # fmt: skip
-@sums_metric(_cells, (-1.0, 1.0))
+@partial(SumsMetric, _cells, bounds=(-1.0, 1.0))
 def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Return the correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
@@ -507,7 +430,7 @@ def matthews_correlation(sums: FloatArray) -> FloatArray:
     "brier_score", "Brier score", "lower", "Mean squared difference between the probability of fake and the label.",
     of_folds="probability",
 )  # fmt: skip
-@sums_metric(_squared_errors, SHARE)
+@partial(SumsMetric, _squared_errors, bounds=SHARE)
 def brier_score(sums: FloatArray) -> FloatArray:
     """Return the mean squared difference between the probability of fake and the label; lower is better.
 
@@ -521,7 +444,7 @@ def brier_score(sums: FloatArray) -> FloatArray:
 
 
 @declare("log_loss", "Log loss", "lower", "Mean negative log-likelihood of the labels.", unit="nats")
-@sums_metric(_log_losses, (0.0, np.inf))
+@partial(SumsMetric, _log_losses, bounds=(0.0, np.inf))
 def log_loss(sums: FloatArray) -> FloatArray:
     """Return the mean negative log-likelihood of the labels in nats; lower is better.
 

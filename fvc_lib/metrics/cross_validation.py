@@ -8,20 +8,20 @@
 - Brier score and calibration error are computed once over all rows: a probability means the same in every fold.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import functools
 
 import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics import classification
-from fvc_lib.metrics.classification import ConfusionCurve, CurveReading, FloatArray, IntArray, Metric, SumsReading
+from fvc_lib.metrics.classification import CurveMetric, Definition, FloatArray, IntArray, Metric
 from fvc_lib.metrics.declaration import declarations
 
 
 def _declared(kind: str) -> dict[str, Metric]:
     """Return the metric functions in ``fvc_lib.metrics.*`` that are declared with ``of_folds`` = ``kind``, by name."""
-    return {each.name: each.function for each in declarations() if each.of_folds == kind and each.function}
+    found = [declared for declared in declarations() if declared.of_folds == kind]
+    return {declared.name: declared.function for declared in found if isinstance(declared.function, Metric)}
 
 
 RANKING_METRICS, DECISION_METRICS, PROBABILITY_METRICS = map(_declared, ("ranking", "decision", "probability"))
@@ -45,29 +45,34 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
         folds: (N,), the folds of the rows that the returned metric is called with.
     """
     _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
-    fold_of_row = fold_of_row.astype(np.int64)
-    rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in range(int(fold_of_row.max(initial=-1)) + 1)]
+    rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
 
+    @functools.wraps(metric)
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
         if labels.size != fold_of_row.size:
             raise ValueError(f"labels: got {labels.size} rows, wanted {fold_of_row.size}, one per entry of folds.")
-        total, all_pairs = np.zeros(weights.shape[0]), np.zeros(weights.shape[0])
+        total, all_pairs = np.zeros(len(weights)), np.zeros(len(weights))
         for rows in rows_of_fold:
             in_fold = weights[:, rows]
             fakes = in_fold @ labels[rows]
             pairs = fakes * (in_fold @ (1 - labels[rows]))
-            values = metric(labels[rows], scores[rows], in_fold)
-            total += np.where(pairs > 0, values * pairs, 0.0)
+            total += np.where(pairs > 0, metric.definition(labels[rows], scores[rows], in_fold) * pairs, 0.0)
             all_pairs += pairs
         return classification.divide(total, all_pairs)
 
-    definition.__name__ = metric.__name__
-    folded, reading = classification.weighted_metric(definition), getattr(metric, "reading", None)
-    if not isinstance(reading, CurveReading) or reading.fold_of_row is not None:
-        return folded
-    of_curves = reading.of_curves
-    over_folds = CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row, reading.bounds)
-    return classification.with_reading(folded, over_folds)
+    if not isinstance(metric, CurveMetric):
+        return Metric(definition)
+
+    def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+        total, all_pairs = np.zeros(len(weights)), np.zeros(len(weights))
+        for rows in rows_of_fold:
+            curve = classification.confusion_curve(labels[rows], scores[rows], weights[:, rows])
+            pairs = curve.num_fake * curve.num_real
+            total += np.where(pairs > 0, metric.of_curve(curve) * pairs, 0.0)
+            all_pairs += pairs
+        return classification.divide(total, all_pairs)
+
+    return Metric(definition, metric.bounds, in_halves=in_halves)
 
 
 def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLike | None = None) -> Metric:
@@ -85,73 +90,22 @@ def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLi
     """
     target_of_row = np.asarray(targets, dtype=object)
     rows_of = [np.flatnonzero(target_of_row == name) for name in sorted(set(target_of_row.tolist()))]
-    fold_of_row = None if folds is None else np.asarray(folds)
-    of_target = [metric if fold_of_row is None else within_folds(metric, fold_of_row[rows]) for rows in rows_of]
+    of_target = [metric if folds is None else within_folds(metric, np.asarray(folds)[rows]) for rows in rows_of]
 
+    def each(definitions: list[Definition], labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+        parts = zip(definitions, rows_of, strict=True)
+        return np.stack([of(labels[rows], scores[rows], weights[:, rows]) for of, rows in parts])
+
+    @functools.wraps(metric)
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        values = [
-            np.atleast_1d(each(labels[rows], scores[rows], weights[:, rows]))
-            for each, rows in zip(of_target, rows_of, strict=True)
-        ]
-        stacked = np.stack(values)
-        return stacked.mean(0) if len(weights) == 1 else _mean_of_defined(stacked)  # one set: the rows as they are
+        return np.asarray(each([part.definition for part in of_target], labels, scores, weights).mean(0))
 
-    definition.__name__ = metric.__name__
-    mean, reading = classification.weighted_metric(definition), getattr(metric, "reading", None)
-    if isinstance(reading, SumsReading):
-        return classification.with_reading(mean, _sums_of_targets(reading, rows_of, target_of_row.size))
-    if not isinstance(reading, CurveReading) or reading.fold_of_row is not None:
-        return mean
-    codes, parts, first = np.zeros(target_of_row.size, dtype=np.int64), [], 0
-    for rows in rows_of:
-        inner = np.zeros(rows.size) if fold_of_row is None else fold_of_row[rows]
-        found, code = np.unique(inner, return_inverse=True)
-        codes[rows] = first + code
-        parts.append(slice(first, first := first + found.size))
-    of_curves = reading.of_curves
+    def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+        values = each([part.in_halves for part in of_target], labels, scores, weights)
+        defined = np.isfinite(values)
+        return classification.divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
 
-    def of_all(curves: list[ConfusionCurve]) -> FloatArray:
-        return _mean_of_defined(np.stack([_by_pairs(of_curves, curves[part]) for part in parts]))
-
-    return classification.with_reading(mean, CurveReading(of_all, codes, reading.bounds))
-
-
-def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: int) -> SumsReading:
-    """Return how the mean over targets is computed from sums; every target has its own set of columns.
-
-    Args:
-        reading: how the metric of one target is computed from sums.
-        rows_of: row numbers of each target.
-        size: number of all rows.
-    """
-
-    def columns(labels: IntArray, scores: FloatArray) -> FloatArray:
-        own = reading.columns(labels, scores)
-        found = np.zeros((size, len(rows_of), own.shape[1]))
-        for number, rows in enumerate(rows_of):
-            found[rows, number] = own[rows]
-        return found.reshape(size, -1)
-
-    def of_sums(sums: FloatArray) -> FloatArray:
-        split = sums.reshape(len(sums), len(rows_of), -1)
-        return _mean_of_defined(np.stack([reading.of_sums(split[:, number]) for number in range(len(rows_of))]))
-
-    return replace(reading, columns=columns, of_sums=of_sums)
-
-
-def _mean_of_defined(values: FloatArray) -> FloatArray:
-    """Return the mean (R,) over T of the finite ``values`` (T, R); NaN where there are none."""
-    defined = np.isfinite(values)
-    return classification.divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
-
-
-def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: list[ConfusionCurve]) -> FloatArray:
-    """Return the mean (R,) over folds of a metric of curves; a fold's weight is its number of pairs."""
-    pairs = [curve.num_fake * curve.num_real for curve in curves]
-    totals = [
-        np.where(weight > 0, of_curves([curve]) * weight, 0.0) for curve, weight in zip(curves, pairs, strict=True)
-    ]
-    return classification.divide(np.sum(totals, axis=0), np.sum(pairs, axis=0))
+    return Metric(definition, metric.bounds, is_distance=metric.is_distance, in_halves=in_halves)
 
 
 def measure_over_folds(

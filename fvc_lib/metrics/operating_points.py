@@ -1,12 +1,13 @@
 """Operating points: decision thresholds that a user states as a false-alarm rate or as costs.
 
-Choose a threshold on some videos and count its decisions on others; on the same videos the counts are too good.
+Choose a threshold on some videos and judge its decisions on others; on the same videos they look too good.
 """
 
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,13 +17,12 @@ from fvc_lib.metrics.classification import (
     SHARE,
     FloatArray,
     IntArray,
+    SumsMetric,
     best_threshold,
     check_labels,
     check_scores,
     confusion_curve,
-    decide,
     divide,
-    sums_metric,
 )
 from fvc_lib.metrics.intervals import group_codes, strata_of_groups
 
@@ -141,51 +141,6 @@ def _between(descending: FloatArray, called: int) -> float:
     return middle if lower < middle <= upper else upper  # between neighbouring floats it may round to the lower one
 
 
-@dataclass(frozen=True)
-class Confusion:
-    """Counts of right and wrong decisions; a share is NaN where its divisor is 0."""
-
-    hits: int  # fakes called fake
-    misses: int  # fakes called real
-    false_alarms: int  # reals called fake
-    rejections: int  # reals called real
-
-    @property
-    def true_positive_rate(self) -> float:
-        """Return the share of the fakes that are called fake."""
-        return _share(self.hits, self.hits + self.misses)
-
-    @property
-    def false_positive_rate(self) -> float:
-        """Return the share of the reals that are called fake."""
-        return _share(self.false_alarms, self.false_alarms + self.rejections)
-
-    @property
-    def precision(self) -> float:
-        """Return the share of fakes among the videos called fake; it depends on the share of fakes in the sample."""
-        return _share(self.hits, self.hits + self.false_alarms)
-
-
-def confusion_at(labels: npt.ArrayLike, scores: npt.ArrayLike, threshold: npt.ArrayLike) -> Confusion:
-    """Count the right and wrong decisions of ``scores`` (N,) at ``threshold``.
-
-    ``threshold`` is a number, or (N,) with the threshold of each row, such as its fold's.
-
-    Raises:
-        ValueError: labels are not 0 and 1, scores are not N finite numbers, or a threshold is NaN.
-    """
-    checked = check_labels(labels)
-    values = check_scores(scores, checked.size)
-    if np.isnan(np.asarray(threshold, dtype=np.float64)).any():
-        raise ValueError("threshold: got NaN, wanted numbers.")
-    cells = np.bincount(2 * checked + decide(values, threshold), minlength=4).tolist()
-    return Confusion(hits=cells[3], misses=cells[2], false_alarms=cells[1], rejections=cells[0])
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
-
-
 # A threshold is chosen on one half of the groups and applied to the other half.
 
 
@@ -232,13 +187,13 @@ def _of_class(label: int) -> Callable[[IntArray, FloatArray], FloatArray]:
     return columns
 
 
-@sums_metric(_of_class(1), SHARE)
+@partial(SumsMetric, _of_class(1), bounds=SHARE)
 def share_of_fakes_called(sums: FloatArray) -> FloatArray:
     """Return the share of fakes called fake by ``decisions`` (N,) of 0 and 1: the true-positive rate."""
     return divide(sums[:, 0], sums[:, 1])
 
 
-@sums_metric(_of_class(0), SHARE)
+@partial(SumsMetric, _of_class(0), bounds=SHARE)
 def share_of_reals_called(sums: FloatArray) -> FloatArray:
     """Return the share of reals called fake by ``decisions`` (N,) of 0 and 1: the false-positive rate."""
     return divide(sums[:, 0], sums[:, 1])

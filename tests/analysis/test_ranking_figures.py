@@ -16,7 +16,7 @@ from fvc_lib.analysis.figures.roc_and_calibration import (
 )
 from fvc_lib.analysis.read import queries
 from fvc_lib.metrics.calibration import expected_calibration_error
-from fvc_lib.metrics.classification import true_positive_rate_at
+from fvc_lib.metrics.classification import true_positive_rate_at_5_percent
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.run_paths import RunPaths
 
@@ -61,7 +61,7 @@ def test_the_title_states_the_share_of_the_results_also_where_scores_tie() -> No
     labels, scores, groups, folds = sample(2)
     tied = np.floor(4 * np.clip(scores, 0, 1)) / 4
     rows = {"label": np.where(labels == 1, "fake", "real"), "score": tied, "group_id": groups, "fold": folds}
-    share = within_folds(true_positive_rate_at, folds)(labels, tied)
+    share = within_folds(true_positive_rate_at_5_percent, folds)(labels, tied)
     curve = roc_band(labels, tied, groups, folds, replicates=2)
     assert f"{share:.0%}" != f"{np.interp(0.05, curve.grid, curve.mean):.0%}"
     assert f"{share:.0%}" in roc_figure(pl.DataFrame(rows), replicates=2).layout.title.text

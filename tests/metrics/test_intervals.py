@@ -23,9 +23,8 @@ from fvc_lib.metrics.classification import (
     log_loss,
     matthews_correlation,
     roc_auc,
-    true_positive_rate_at,
     true_positive_rate_at_1_percent,
-    weighted_metric,
+    true_positive_rate_at_5_percent,
 )
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import (
@@ -38,21 +37,16 @@ from fvc_lib.metrics.intervals import (
 from tests.metrics.interval_oracle import naive_ends
 
 SCORED = (
-    roc_auc, average_precision, equal_error_rate, true_positive_rate_at, brier_score, log_loss,
+    roc_auc, average_precision, equal_error_rate, true_positive_rate_at_5_percent, brier_score, log_loss,
     expected_calibration_error,
 )  # fmt: skip
 DECIDED = (f1, balanced_accuracy, matthews_correlation)
 
 
-@weighted_metric
+@Metric
 def mean_score(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
     """A metric that says of itself neither that it is read from curves nor from sums."""
     return divide(weights @ scores, weights.sum(axis=1))
-
-
-@weighted_metric
-def at_1_percent_anyhow(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-    return true_positive_rate_at(labels, scores, weights, false_positive_rate=0.01)
 
 
 def clustered(
@@ -109,37 +103,12 @@ def test_the_ends_are_those_of_naive_half_samples_with_the_same_draws(
     assert (interval.replicates, interval.num_groups, interval.num_rows) == (np.isfinite(naive).sum(), 12, 46)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(0, 4)), min_size=1, max_size=25),
-    st.booleans(),
-    st.integers(0, 99),
-)
-def test_what_metrics_share_is_what_each_computes_from_weights(
-    rows: list[tuple[int, int, int]], by_group: bool, seed: int
-) -> None:
-    groups, labels = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    scores = np.array([row[2] for row in rows]) / 4
-    folds = groups % 2
-    measures = [(metric, scores) for metric in (*SCORED, mean_score)]
-    measures += [(metric, decide(scores, 0.5)) for metric in DECIDED]
-    measures += [(within_folds(metric, folds), scores) for metric in SCORED[:4]]
-    votes = one_vote_per_group(groups) if by_group else np.ones(labels.size)
-    got = intervals.replicate_values(labels, measures, groups, row_weights=votes, replicates=9, seed=seed)
-    codes, num_groups = group_codes(groups, labels.size)
-    blocks = draw_half_samples(labels, codes, num_groups, replicates=9, seed=seed)
-    weights = np.concatenate([halves[:, codes] for halves in blocks]) * votes
-    for number, (metric, values) in enumerate(measures):
-        np.testing.assert_allclose(got.values[number], metric(labels, values, votes), atol=1e-12)
-        if got.replicates.size:
-            np.testing.assert_allclose(got.replicates[number], metric(labels, values, weights), atol=1e-12)
-
-
 def test_whether_there_are_enough_reals_is_decided_on_the_sample_and_not_in_each_replicate() -> None:
     groups = np.repeat(np.arange(60), [1, 3] * 15 + [2] * 30)  # groups of reals differ in size, so replicates do
     labels = np.repeat([0, 1], 60)
     labels, groups = np.append(labels, np.zeros(40, dtype=int)), np.append(groups, np.repeat(np.arange(60, 80), 2))
     scores = np.random.default_rng(3).normal(labels * 2.0)
-    measures = [(true_positive_rate_at_1_percent, scores), (at_1_percent_anyhow, scores)]
+    measures = [(true_positive_rate_at_1_percent, scores), (Metric(true_positive_rate_at_1_percent.in_halves), scores)]
     resolved, anyhow = intervals.replicate_values(labels, measures, groups, replicates=200).replicates
     assert np.array_equal(resolved, anyhow)
     assert np.isfinite(resolved).all()

@@ -13,10 +13,12 @@ from fvc_lib.metrics.intervals import (
     draw_half_samples,
     group_codes,
     group_interval,
+    holm,
+    is_above_control,
     one_vote_per_group,
+    paired_difference,
     replicate_values,
 )
-from fvc_lib.metrics.paired_difference import holm, is_above_control, paired_difference
 
 
 def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group: int = 3) -> tuple[np.ndarray, ...]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fvc_lib.engine.task import Batch
-from fvc_lib.metrics.multiclass import ranks_of_class
+from fvc_lib.metrics.recognition import ranks_of_class
 from fvc_lib.tasks.image.data import ImageLabels
 from fvc_lib.tasks.image.task import ImageScores
 

@@ -20,8 +20,8 @@ from fvc_lib.analysis.wording import (
 )
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, PROBABILITY_METRICS, RANKING_METRICS
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE
+from fvc_lib.metrics.intervals import is_above_control
 from fvc_lib.metrics.operating_points import BEST, operating_point
-from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.tables import csv_for_people
 

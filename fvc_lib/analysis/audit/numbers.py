@@ -23,8 +23,8 @@ from fvc_lib.analysis.read.headline import (
     LENGTH_ONLY,
     METADATA_ONLY,
 )
-from fvc_lib.metrics import agreement
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
+from fvc_lib.metrics.combination import average_scores, rank_correlations
 from fvc_lib.metrics.cross_validation import (
     DECISION_METRICS,
     METRICS,
@@ -33,7 +33,15 @@ from fvc_lib.metrics.cross_validation import (
     within_folds,
 )
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, real_source_floor, shuffled_label_aucs
-from fvc_lib.metrics.intervals import ReplicateValues, intervals_of, one_vote_per_group, replicate_values
+from fvc_lib.metrics.intervals import (
+    ReplicateValues,
+    holm,
+    intervals_of,
+    is_above_control,
+    one_vote_per_group,
+    paired_difference,
+    replicate_values,
+)
 from fvc_lib.metrics.operating_points import (
     BEST,
     OperatingPoint,
@@ -43,7 +51,6 @@ from fvc_lib.metrics.operating_points import (
     share_of_fakes_called,
     share_of_reals_called,
 )
-from fvc_lib.metrics.paired_difference import holm, is_above_control, paired_difference
 from fvc_lib.services.errors import UsageError
 
 AVERAGE = "average of all"
@@ -302,7 +309,7 @@ def audit_scores(
     is_compared = len(names) > 1 and common.has_both_labels
     if is_compared:
         together = table[common.places]
-        measured = [(roc_auc, column) for column in (*together.T, agreement.average_scores(together))]
+        measured = [(roc_auc, column) for column in (*together.T, average_scores(together))]
         drawn = common.drawn(measured)
         ends = [interval.row()[:3] for interval in intervals_of(drawn, how.confidence)]
         found["common"] = [(name, *row) for name, row in zip([*names, AVERAGE], ends, strict=True)]
@@ -324,7 +331,7 @@ def audit_scores(
     return Audit(
         detectors=tuple(order),
         **frames,
-        correlations=agreement.rank_correlations(together[:, places]) if is_compared else None,
+        correlations=rank_correlations(together[:, places]) if is_compared else None,
         num_common=int(common.places.size),
         num_common_groups=len(set(common.groups.tolist())),
         num_videos=videos.height,

@@ -23,7 +23,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import add_band, add_line, add_reference, fake_labels, videos_and_groups
 from fvc_lib.analysis.read.queries import predictions as read_predictions
 from fvc_lib.metrics import calibration, classification
-from fvc_lib.metrics.classification import ConfusionCurve, FloatArray, IntArray, Metric, RankedRows
+from fvc_lib.metrics.classification import ConfusionCurve, FloatArray, IntArray, Metric
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import GroupCounts, count_groups, draw_half_samples, group_codes, interval_ends
 
@@ -97,30 +97,31 @@ def curve_band(
     usable = [int(fold) for fold in np.unique(fold_of_row) if np.unique(checked[fold_of_row == fold]).size == 2]
     rows = [np.flatnonzero(fold_of_row == fold) for fold in usable] or [np.arange(checked.size)]
     group_of_row, num_groups = group_codes(groups, checked.size)
-    ranked = [classification.rank_rows(checked, values, of_fold) for of_fold in rows]  # sorted once for all draws
     blocks = draw_half_samples(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
-    replicated = [_mean_curves(counts, group_of_row, ranked, grid, heights) for counts in blocks]
-    mean = _mean_curves(np.ones((1, num_groups)), group_of_row, ranked, grid, heights)[0]
+    replicated = [_mean_curves(counts[:, group_of_row], checked, values, rows, grid, heights) for counts in blocks]
+    everything = np.ones((1, checked.size))
+    mean = _mean_curves(everything, checked, values, rows, grid, heights)[0]
     sizes = count_groups(checked, group_of_row)
     low, high = interval_ends(mean, np.concatenate(replicated).T, classification.SHARE, sizes, confidence)
     if len(sizes.per_class) < 2 or min(sizes.per_class) < _FEWEST_GROUPS:
         low, high = np.full((2, grid.size), np.nan)
     metric = within_folds(area, fold_of_row) if usable else area
-    own = [heights(of_fold.curve(np.ones((1, of_fold.rows.size))), grid)[0] for of_fold in ranked] if usable else []
+    own = [_mean_curves(everything, checked, values, [of_fold], grid, heights)[0] for of_fold in rows if usable]
     fold_heights = np.array(own).reshape(-1, grid.size)
     return CurveBand(grid, mean, low, high, float(metric(checked, values)), tuple(usable), fold_heights)
 
 
 def _mean_curves(
-    counts: FloatArray, group_of_row: IntArray, ranked: list[RankedRows], grid: FloatArray, heights: Heights
+    weights: FloatArray, labels: IntArray, scores: FloatArray, folds: list[IntArray], grid: FloatArray, heights: Heights
 ) -> FloatArray:
     """Return heights (R, G) averaged over folds, weighted by pairs of a fake and a real.
 
-    ``counts`` (R, groups) are R sets of weights of the groups. A row is NaN if no fold has both classes.
+    ``weights`` (R, N) are R sets of row weights, ``folds`` the row numbers of the folds. A row is NaN if no fold has
+    both classes.
     """
-    total, pairs = np.zeros((len(counts), grid.size)), np.zeros(len(counts))
-    for of_fold in ranked:
-        curve = of_fold.curve(counts[:, group_of_row[of_fold.rows]])
+    total, pairs = np.zeros((len(weights), grid.size)), np.zeros(len(weights))
+    for rows in folds:
+        curve = classification.confusion_curve(labels[rows], scores[rows], weights[:, rows])
         fold_pairs = curve.num_fake * curve.num_real
         total += np.where(fold_pairs[:, None] > 0, heights(curve, grid) * fold_pairs[:, None], 0.0)
         pairs += fold_pairs
@@ -161,7 +162,7 @@ roc_band = partial(curve_band, heights=true_positive_rates, area=classification.
 pr_band = partial(curve_band, heights=precisions, area=classification.average_precision)
 
 
-@classification.weighted_metric
+@Metric
 def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the weighted share of fakes, which is the precision of guessing."""
     del scores
@@ -176,7 +177,7 @@ def roc_figure(
         return theme.nothing_to_show("ROC curve", _ONE_CLASS)
     band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
     # The metric of the results rather than a point of the mean curve, which lies higher where scores tie.
-    share = _within(classification.true_positive_rate_at, predictions, band)
+    share = _within(classification.true_positive_rate_at_5_percent, predictions, band)
     finding = f"At 5% false alarms the model finds {share:.0%} of the fakes; AUC {band.area:.3f}"
     drawn = _curve_figure(predictions, band, confidence, finding, "FPR %{x:.3f}<br>TPR %{y:.3f}<extra></extra>")
     add_reference(drawn, "Chance", 0, 1)

@@ -37,8 +37,15 @@ from fvc_lib.analysis.wording import (
 )
 from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import direction
-from fvc_lib.metrics.intervals import Interval, ReplicateValues, intervals_of, replicate_values
-from fvc_lib.metrics.paired_difference import PairedDifference, holm, paired_difference
+from fvc_lib.metrics.intervals import (
+    Interval,
+    PairedDifference,
+    ReplicateValues,
+    holm,
+    intervals_of,
+    paired_difference,
+    replicate_values,
+)
 from fvc_lib.services.atomic_files import (
     AnyPath,
     as_mapping,

@@ -39,7 +39,7 @@ from fvc_lib.analysis.read.naming import (
 from fvc_lib.analysis.read.queries import memory_peaks, results
 from fvc_lib.analysis.read.records import Answer, earlier_attempt, failure, read_tables, run_status
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text, source_name, subject_name
-from fvc_lib.metrics.paired_difference import is_above_control
+from fvc_lib.metrics.intervals import is_above_control
 from fvc_lib.services.atomic_files import as_text, path_to_text
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.records.digests import run_damage
@@ -277,7 +277,7 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
 def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure = FORGERIES) -> Verdict:
     """Return the verdict: whether the model is above every honest control.
 
-    ``metrics.paired_difference.is_above_control`` compares the model with each control. The standing "above control"
+    ``metrics.intervals.is_above_control`` compares the model with each control. The standing "above control"
     also needs a value for each strict control of ``measure``. A network that is above chance on shuffled labels has
     probably seen its test data, so the model is not above its controls.
 

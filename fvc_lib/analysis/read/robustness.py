@@ -12,8 +12,7 @@ from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
 from fvc_lib.metrics.cross_validation import measure_over_folds
-from fvc_lib.metrics.intervals import intervals_of, replicate_values
-from fvc_lib.metrics.paired_difference import holm, paired_difference
+from fvc_lib.metrics.intervals import holm, intervals_of, paired_difference, replicate_values
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_types
 

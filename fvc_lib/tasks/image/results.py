@@ -14,8 +14,7 @@ import polars as pl
 from fvc_lib.metrics.classification import IntArray, Metric
 from fvc_lib.metrics.declaration import declaration
 from fvc_lib.metrics.intervals import intervals_over_groups
-from fvc_lib.metrics.multiclass import class_scores, macro_measures, top_k_measure
-from fvc_lib.metrics.regression import regression_measures
+from fvc_lib.metrics.recognition import class_scores, macro_measures, regression_measures, top_k_measure
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -105,13 +104,12 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
         MODEL, _class_measures(predictions["rank_of_class"].to_numpy(), labels, predicted), groups, config
     )
     # A class has too few pictures for an interval.
-    scores, own = class_scores(labels, predicted, len(classes)), predictions.group_by("class_label")
+    scores, own = class_scores(labels, predicted), predictions.group_by("class_label")
     sizes = {label: (count, of) for label, count, of in own.agg(pl.len(), pl.col("group_id").n_unique()).iter_rows()}
     rows += [
-        (MODEL, f"class:{name}", metric, "", float(getattr(scores, metric)[number]), None, None, *sizes[name])
-        for number, name in enumerate(classes)
-        if name in sizes
-        for metric in ("precision", "recall", "f1")
+        (MODEL, f"class:{name}", metric, "", float(values[place]), None, None, *sizes[name])
+        for place, name in enumerate(classes[number] for number in np.unique(labels))
+        for metric, values in scores.items()
     ]
     return rows + _measured_rows(MAJORITY_CLASS, _class_measures(majority_ranks, labels, majority), groups, config)
 

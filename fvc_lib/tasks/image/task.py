@@ -14,8 +14,7 @@ from fvc_lib.detectors.network import num_trained_stages
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet, require_detached
 from fvc_lib.metrics.calibration import class_probabilities, expected_calibration_error, fit_class_temperature
 from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.metrics.multiclass import macro_f1, ranks_of_class, top_k_accuracy
-from fvc_lib.metrics.regression import regression_scores
+from fvc_lib.metrics.recognition import macro_f1, ranks_of_class, regression_scores
 from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels
@@ -107,16 +106,15 @@ class ImageScores(SampleColumns):
             metrics = dict.fromkeys(("top1", "top5", "macro_f1"), math.nan)
         if classes.rows.size and classes.ranks.min():
             metrics = {
-                "top1": top_k_accuracy(classes.ranks, 1),
-                "top5": top_k_accuracy(classes.ranks, 5),
+                "top1": float(np.mean(classes.ranks <= 1)),
+                "top5": float(np.mean(classes.ranks <= 5)),
                 "macro_f1": macro_f1(classes.class_indices, classes.predicted),
             }
         for name in self.labels.targets:
             rows, values, predicted = self.target(name)
             if rows.size:
-                scores = regression_scores(values, predicted) if np.isfinite(predicted).all() else None
-                metrics[f"mae_{name}"] = scores.mae if scores else math.nan
-                metrics[f"r2_{name}"] = scores.r2 if scores else math.nan
+                scores = regression_scores(values, predicted) if np.isfinite(predicted).all() else {}
+                metrics |= {f"{error}_{name}": scores.get(error, math.nan) for error in ("mae", "r2")}
         return metrics
 
 

@@ -26,11 +26,11 @@ import polars as pl
 from fvc_lib import __version__
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, roc_auc
+from fvc_lib.metrics.combination import Stacking, fit_stacking, mean_log_odds
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import one_vote_per_group
 from fvc_lib.metrics.operating_points import operating_point, threshold_at
-from fvc_lib.metrics.stacking import Stacking, fit_stacking, mean_log_odds
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, UsageError

@@ -13,8 +13,7 @@ import polars as pl
 
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import ANY_NUMBER, FloatArray
-from fvc_lib.metrics.intervals import interval_ends, replicate_values
-from fvc_lib.metrics.paired_difference import paired_difference
+from fvc_lib.metrics.intervals import interval_ends, paired_difference, replicate_values
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, command_text

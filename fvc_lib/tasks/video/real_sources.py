@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
-from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc, weighted_metric
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, roc_auc
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, leans_by_chance, mean_lean
 from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.config import RunConfig
@@ -180,7 +180,7 @@ def margin_over_floor(
         fake_labels(scored),
         values,
         scored["group_id"].to_list(),
-        weighted_metric(definition),
+        Metric(definition),
         replicates=config.bootstrap_replicates,
         seed=config.seed,
         confidence=config.confidence,

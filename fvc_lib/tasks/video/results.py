@@ -25,7 +25,7 @@ import polars as pl
 
 from fvc_lib.corpus.folds import check_folds
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, divide, weighted_metric
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, divide
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import group_intervals, one_vote_per_group
@@ -344,7 +344,7 @@ _OF_BOTH_CLASSES = ("roc_auc", "balanced_accuracy")
 _OF_CLASS = {"fake": "true_positive_rate", "real": "false_positive_rate"}  # fakes found, reals called fake
 
 
-@weighted_metric
+@Metric
 def share_called_fake(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the weighted share of rows that are called fake."""
     del labels
@@ -449,7 +449,7 @@ _CONFUSION = {
 }  # fmt: skip
 
 
-@weighted_metric
+@Metric
 def precision(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the weighted share of fakes among rows that are called fake."""
     return divide(weights @ (labels * decisions), weights @ decisions)

@@ -1,5 +1,6 @@
-"""Combine the probabilities of several detectors: by their mean, or by a logistic regression on their log odds.
+"""Combine the scores of several detectors on the same videos, and compare their rankings.
 
+Probabilities are combined by their mean, or by a logistic regression on their log odds.
 A few dozen videos say little about which detector is better, and weights that fit them closely are noise. So the
 regression is penalised towards equal weights. Without videos the weights are equal.
 """
@@ -57,22 +58,21 @@ def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.Ar
         weights: float (N,), weights of the videos.
 
     Raises:
-        ValueError: log odds are not finite or not (N, C) with C of at least 1, or lengths differ.
+        ValueError: log odds are not finite or not (N, C), or lengths differ.
     """
-    values = np.asarray(log_odds, dtype=np.float64)
+    values, truth = np.asarray(log_odds, dtype=np.float64), np.asarray(labels)
     votes = np.asarray(weights, dtype=np.float64)
-    if values.ndim != 2 or not values.shape[1] or not np.isfinite(values).all() or votes.shape != (len(values),):
-        raise ValueError(f"log_odds: got shape {values.shape}, wanted finite numbers (videos, detectors).")
+    if values.ndim != 2 or not np.isfinite(values).all() or not truth.shape == votes.shape == values.shape[:1]:
+        raise ValueError(
+            f"log_odds: got shape {values.shape}, labels {truth.shape}, weights {votes.shape}; wanted finite numbers "
+            "(videos, detectors), a label and a weight per video."
+        )
     size = values.shape[1]
     equal = np.full(size, 1 / size)
-    truth = np.asarray(labels)
     if not len(values) or truth.min() == truth.max():
         return Stacking(equal, 0.0)
-    is_fake = check_labels(truth)
-    if is_fake.size != len(values):
-        raise ValueError(f"labels: got {is_fake.size}, wanted {len(values)}, one per row of log_odds.")
     scale = float(np.sqrt(np.mean(values**2))) or 1.0
-    sign = np.where(is_fake == 1, 1.0, -1.0)
+    sign = np.where(check_labels(truth) == 1, 1.0, -1.0)
 
     def loss(point: FloatArray) -> tuple[float, FloatArray]:
         away, intercept = scale * (point[1:] - equal), point[0]
@@ -86,3 +86,25 @@ def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.Ar
     options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9}
     found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     return Stacking(np.asarray(found[1:]), float(found[0]))
+
+
+def rank_correlations(scores: npt.ArrayLike) -> FloatArray:
+    """Return Spearman's rank correlations (D, D) of the columns of (N, D); NaN for a constant column."""
+    from scipy.stats import rankdata  # half a second to load
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.atleast_2d(np.corrcoef(rankdata(scores, axis=0), rowvar=False))
+
+
+def average_scores(scores: npt.ArrayLike) -> FloatArray:
+    """Return the mean score of each video, (N,), over the D columns of ``scores`` (N, D).
+
+    If a score is outside [0, 1], percentile ranks are averaged instead: the share of the videos that score lower, where
+    ties count one half.
+    """
+    from scipy.stats import rankdata  # half a second to load
+
+    table = np.asarray(scores, dtype=np.float64)
+    if table.min() < 0 or table.max() > 1:
+        table = (rankdata(table, axis=0) - 0.5) / len(table)
+    return np.asarray(table.mean(axis=1))

@@ -1,0 +1,196 @@
+"""Metrics of recognition: a decision between many classes, numbered 0 .. C - 1, and predicted numbers.
+
+For intervals over groups make a measure, a metric that holds its rows (``top_k_measure``, ``macro_measures``,
+``regression_measures``), and give it to ``intervals_over_groups``. A value is NaN where all weights are zero.
+
+The mean predictor, a control that always predicts the mean of the training part, is scored by the same functions. Its
+R2 is at most 0, and below 0 where the means of the training and the test part differ.
+"""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, divide
+from fvc_lib.metrics.declaration import declare
+from fvc_lib.metrics.intervals import measure_of_rows, value_of_rows
+
+# Number of scores compared at once, so that the comparison takes little memory beyond the scores.
+_SCORES_PER_BLOCK = 1 << 20
+# If the sum of squares about the weighted mean is less than this share of the sum about a fixed centre, it is rounding:
+# all rows with a weight above 0 have the same value.
+_CONSTANT = 1e-13
+
+declare("top1", "Top-1 accuracy", "higher", "Share of rows whose class is the likeliest one.", is_share=True)
+declare("top5", "Top-5 accuracy", "higher", "Share of rows whose class is among the five likeliest.", is_share=True)
+declare("macro_precision", "Macro precision", "higher", "Precision, averaged over classes.", is_share=True)
+declare("macro_recall", "Macro recall", "higher", "Recall, averaged over classes.", is_share=True)
+declare("macro_f1", "Macro F1", "higher", "F1, averaged over classes.", is_share=True)
+declare("mae", "Mean absolute error", "lower", "Mean of |predicted - value|.", unit="target", per_target=True)
+declare("rmse", "Root mean squared error", "lower", "Root of the mean squared error.", unit="target", per_target=True)
+declare("r2", "R²", "higher", "Share of the values' variation that is explained.", per_target=True)
+
+
+def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
+    """Return the rank of the true class among all classes, 1 for the first; ties count against the model.
+
+    The rank is the number of classes whose score is at least that of the true class, which counts too. So a model that
+    gives all classes the same score gets rank C.
+
+    Args:
+        scores: float (N, C), higher is more likely; infinite values are compared like others.
+        labels: int (N,) of 0 .. C - 1.
+
+    Returns:
+        int64 (N,) of 1 .. C.
+
+    Raises:
+        ValueError: scores are not (N, C) or have a NaN, or labels are not N classes of 0 .. C - 1.
+    """
+    table, classes = np.asarray(scores), np.asarray(labels)
+    if table.ndim != 2 or not table.size or classes.shape != table.shape[:1] or np.isnan(table).any():
+        raise ValueError(f"scores: got shape {table.shape}, wanted numbers (N, C) for labels {classes.shape}.")
+    if classes.min() < 0 or classes.max() >= table.shape[1]:
+        raise ValueError(f"labels: got {classes.min()} to {classes.max()}, wanted classes 0 .. {table.shape[1] - 1}.")
+    ranks = np.empty(classes.size, dtype=np.int64)
+    step = max(1, _SCORES_PER_BLOCK // table.shape[1])
+    for start in range(0, classes.size, step):
+        part = slice(start, start + step)
+        own = np.take_along_axis(table[part], classes[part, None], axis=1)
+        ranks[part] = (table[part] >= own).sum(axis=1)
+    return ranks
+
+
+def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
+    """Return a measure: the share of the rows whose true class is among the first ``k``.
+
+    ``ranks`` int (N,) are from 1, as ``ranks_of_class`` returns them.
+    """
+    places = np.asarray(ranks)
+    columns = np.stack([places <= k, np.ones(places.size)], axis=1)
+    return measure_of_rows(f"top{k}_accuracy", columns, lambda sums: divide(sums[:, 0], sums[:, 1]), SHARE)
+
+
+def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, FloatArray]:
+    """Return ``precision``, ``recall`` and ``f1``, float64 (K,) each, of the K classes that occur among the labels.
+
+    Classes are in ascending order. Precision is 0 where the class is never predicted. F1 is the harmonic mean of both.
+
+    Raises:
+        ValueError: negative classes, no rows, or unequal lengths.
+    """
+    sums = _class_columns(labels, predicted).sum(axis=0, keepdims=True)
+    return {name: values[0] for name, values in _scores_of_sums(sums).items()}
+
+
+def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
+    """Return the plain mean of F1 over the classes that occur among the labels.
+
+    A class that is never predicted has an F1 of 0 and so lowers the mean. A class that is predicted but does not occur
+    is not averaged; rows predicted as it lower the recall of their true classes.
+
+    Macro F1 is the mean of the classes' F1, not the F1 of the mean precision and recall (J. Opitz and S. Burst, "Macro
+    F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and
+    ``labels=np.unique(labels)``.
+
+    Raises:
+        ValueError: as ``class_scores``.
+    """
+    return value_of_rows(_class_columns(labels, predicted), partial(_macro, "f1"))
+
+
+def macro_measures(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
+    """Return ``macro_precision``, ``macro_recall`` and ``macro_f1`` as measures, for ``intervals_over_groups``."""
+    columns = _class_columns(labels, predicted)
+    names = {f"macro_{name}": partial(_macro, name) for name in ("precision", "recall", "f1")}
+    return {name: measure_of_rows(name, columns, of_sums, SHARE) for name, of_sums in names.items()}
+
+
+def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
+    """Return columns (N, 3 K): one-hot hits, labels and predictions of the K classes that occur among the labels."""
+    true_classes, taken = np.asarray(labels), np.asarray(predicted)
+    if true_classes.ndim != 1 or not true_classes.size or taken.shape != true_classes.shape or true_classes.min() < 0:
+        raise ValueError(f"labels: got {true_classes.shape} and predicted {taken.shape}, wanted as many classes >= 0.")
+    occurring = np.unique(true_classes)
+    is_class, is_taken = true_classes[:, None] == occurring, taken[:, None] == occurring
+    return np.concatenate([is_class & is_taken, is_class, is_taken], axis=1).astype(np.float64)
+
+
+def _scores_of_sums(sums: FloatArray) -> dict[str, FloatArray]:
+    """Return ``precision``, ``recall`` and ``f1`` of K classes, (R, K) each; NaN where a class has no rows."""
+    hits, support, called = np.split(sums, 3, axis=1)
+    precision = np.where(support > 0, divide(hits, called, undefined=0.0), np.nan)
+    f1 = np.where(support > 0, divide(2 * hits, support + called), np.nan)
+    return {"precision": precision, "recall": divide(hits, support), "f1": f1}
+
+
+def _macro(name: str, sums: FloatArray) -> FloatArray:
+    """Return the mean (R,) over the classes with rows of ``name``: ``precision``, ``recall`` or ``f1``."""
+    values = _scores_of_sums(sums)[name]
+    present = ~np.isnan(values)
+    return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))
+
+
+# --- Numbers
+
+
+def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, float]:
+    """Return ``mae``, ``rmse`` and ``r2`` of ``predicted`` against ``values``, the first two in the values' unit.
+
+    Args:
+        values: float (N,), the true numbers.
+        predicted: float (N,), or one number for all rows, as of the mean predictor.
+
+    Raises:
+        ValueError: shapes differ, a number is not finite, or there are no rows.
+    """
+    columns = _error_columns(values, predicted)
+    return {name: value_of_rows(columns, of_sums) for name, (of_sums, _) in _ERRORS.items()}
+
+
+def regression_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
+    """Return ``mae``, ``rmse`` and ``r2`` as measures by name, for ``intervals_over_groups``."""
+    columns = _error_columns(values, predicted)
+    return {name: measure_of_rows(name, columns, *error) for name, error in _ERRORS.items()}
+
+
+def _error_columns(values: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
+    """Return columns (N, 5): absolute error, squared error, value, squared value, and 1, whose sum is the divisor.
+
+    The median is subtracted from the values, so that squares of large numbers, such as years, lose no digits.
+    """
+    truth = np.asarray(values, dtype=np.float64)
+    errors = np.asarray(predicted, dtype=np.float64) - truth
+    if truth.ndim != 1 or not truth.size or errors.shape != truth.shape or not np.isfinite(errors).all():
+        raise ValueError(
+            f"values: got shape {truth.shape}, predicted {np.shape(predicted)}; wanted as many finite numbers (N,)."
+        )
+    centred = truth - np.partition(truth, truth.size // 2)[truth.size // 2]
+    return np.stack([np.abs(errors), errors**2, centred, centred**2, np.ones(truth.size)], axis=1)
+
+
+def _absolute(sums: FloatArray) -> FloatArray:
+    return divide(sums[:, 0], sums[:, 4])
+
+
+def _root_mean_square(sums: FloatArray) -> FloatArray:
+    return np.sqrt(divide(sums[:, 1], sums[:, 4]))
+
+
+def _explained(sums: FloatArray) -> FloatArray:
+    """Return R2: 1 - sum of squared errors / sum of squares about the weighted mean of the values; 1 is best.
+
+    NaN where all values are equal, since there is no variation to explain. scikit-learn returns 1 or 0 there.
+    """
+    _, squared_errors, total, total_square, rows = sums.T
+    about_mean = total_square - divide(total**2, rows)
+    varies = about_mean > _CONSTANT * total_square
+    return 1 - divide(squared_errors, np.where(varies, about_mean, 0.0))
+
+
+_ERRORS = {
+    "mae": (_absolute, (0.0, np.inf)),
+    "rmse": (_root_mean_square, (0.0, np.inf)),
+    "r2": (_explained, (-np.inf, 1.0)),
+}
