@@ -1,16 +1,13 @@
-"""Registries of items, such as networks, that parameters choose by name.
+"""Find the items that parameters choose by name, such as networks.
 
 A file registers its items when it is imported. A registry imports the files of its folder, and the entry points of
 other packages, when an item is first needed. So a new item needs only a new file, and services import no other folder.
 """
 
 import ast
-import hashlib
 import importlib
 import importlib.util
-import linecache
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
-from fvc_lib.services.atomic_files import content_digest, sha256_of_json, write_text
+from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 from fvc_lib.services.clip_settings import ClipSettings, View
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.run_paths import beside_the_code
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
-_USER = "fvc_user_"  # begins the names of modules that are users' files
 _logger = logging.getLogger(__name__)
+# Before a name in quotes, in the files that register it.
+_BEFORE_NAME = r"\.register\(\s*|\b(declaration|_register)\(\s*|\bname\b[^\n=(]*=\s*|\baliases=\([^)]*|\n +(?=\S+:)"
 
 
 class Registry(Generic[T]):
@@ -48,8 +42,7 @@ class Registry(Generic[T]):
         self._folder, self._group = folder, entry_points
         self._items: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
-        self._sources: dict[str, tuple[str, int, str]] = {}  # file, line and module
-        self._of_modules: dict[tuple[str, str], T] = {}  # items by module and name
+        self._sources: dict[str, str] = {}  # file and line by name
         self._filled = False
 
     @overload
@@ -66,26 +59,28 @@ class Registry(Generic[T]):
             item: the item.
 
         Raises:
-            UsageError: another place in the code has registered the name; the message names both.
+            UsageError: another line of code has registered the name, or the code is a notebook's cell.
         """
         frame = sys._getframe(1)
-        source = (frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__")))
+        source = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
         if not isinstance(name, str):
             return self._put(name.name, name, getattr(name, "aliases", ()), source)
         put = partial(self._put, name, aliases=(), source=source)
         return put if item is None else put(item)
 
-    def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int, str]) -> T:
+    def _put(self, name: str, item: T, aliases: Sequence[str], source: str) -> T:
+        if "ipykernel" in source or source.startswith("<ipython"):  # other processes cannot import from a notebook
+            raise UsageError(
+                f"{self.kind} {name!r}: a notebook's cell cannot register it. Begin the cell with %%writefile FILE.py, "
+                "and give the model as FILE.py:CLASS."
+            )
         for label in (name, *aliases):
-            known = self._sources.get(label, source)
-            # The same line again is a reloaded module. A user's file may have been edited.
-            if known != source and not (known[2].startswith(_USER) and source[2].startswith(_USER)):
+            if self._sources.setdefault(label, source) != source:  # the same line again is a reloaded module
                 raise UsageError(
-                    f"{self.kind} {label!r} is registered twice: in {known[0]}, line {known[1]}, and in {source[0]}, "
-                    f"line {source[1]}. Rename one of them."
+                    f"{self.kind} {label!r} is registered twice: in {self._sources[label]}, and in {source}. "
+                    "Rename one of them."
                 )
-        self._sources.update(dict.fromkeys((name, *aliases), source))
-        self._items[name] = self._of_modules[source[2], name] = item
+        self._items[name] = item
         self._aliases.update(dict.fromkeys(aliases, name))
         return item
 
@@ -97,26 +92,26 @@ class Registry(Generic[T]):
         Raises:
             UsageError: no such item, or its file cannot be imported; the message has the nearest name and all names.
         """
-        canonical = self._aliases.get(name, _family(name))
-        if canonical not in self._items:
-            for module in self.declared_in(name):
-                try:
-                    importlib.import_module(module)
-                except Exception as error:
-                    path = getattr(importlib.util.find_spec(module), "origin", None) or module
-                    raise UsageError(
-                        f"{self.kind} {name!r}: its file {path} cannot be imported: {type(error).__name__}: {error}. "
-                        "Mend it, or choose another."
-                    ) from error
-            canonical = self._aliases.get(name, canonical)
-        if canonical not in self._items:
+        item = self._known(name)
+        for module in self.declared_in(name) if item is None else ():
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                raise UsageError(
+                    f"{self.kind} {name!r}: its file {module.replace('.', '/')}.py cannot be imported: "
+                    f"{type(error).__name__}: {error}. Mend it, or choose another."
+                ) from error
+        if item is None and (item := self._known(name)) is None:
             self._fill()
-            canonical = self._aliases.get(name, canonical)
-        if canonical in self._items:
-            return self._items[canonical]
-        failed = "".join(f" Not loaded: {module} ({reason})." for module, reason in self.broken.items())
-        near = did_you_mean(name, [*self._items, *self._aliases])
-        raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
+            item = self._known(name)
+        if item is None:
+            failed = "".join(f" Not loaded: {module} ({reason})." for module, reason in self.broken.items())
+            near = did_you_mean(name, [*self._items, *self._aliases])
+            raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
+        return item
+
+    def _known(self, name: str) -> T | None:
+        return self._items.get(self._aliases.get(name, _family(name)))
 
     def check(self, name: str) -> str:
         """Return ``name`` if a file of the folder or an entry point has it, without an import; raises like ``get``."""
@@ -130,14 +125,7 @@ class Registry(Generic[T]):
 
     def declared_in(self, name: str) -> list[str]:
         """Return the dotted names of the files that register ``name`` as a literal, without importing them."""
-        before = (
-            r"\.register\(\s*",
-            r"\b(declaration|_register)\(\s*",
-            r"\bname\b[^\n=(]*=\s*",
-            r"\baliases=\([^)]*",
-            r"\n +(?=\S+:)",
-        )
-        declared = re.compile(f'({"|".join(before)})"{re.escape(_family(name))}"')
+        declared = re.compile(f'({_BEFORE_NAME})"{re.escape(_family(name))}"')
         return [module for module, text in self._texts.items() if declared.search(text)]
 
     def names(self) -> list[str]:
@@ -167,39 +155,34 @@ class Registry(Generic[T]):
                 _logger.warning("%s %s is left out: %s", self.kind, name, self.broken[name])
         self._filled = True
 
-    def _load(self, point: "EntryPoint") -> None:
+    def _load(self, point: Any) -> None:
         loaded = point.load()
         if point.name not in self._sources and not isinstance(loaded, ModuleType):
-            self._put(point.name, loaded, (), (point.value, 0, ""))
+            self._put(point.name, loaded, (), point.value)
 
-    def _entry_points(self) -> Sequence["EntryPoint"]:
-        if not self._group:
-            return ()
-        from importlib.metadata import entry_points  # 3 MB, which workers need not have
+    def _entry_points(self) -> Sequence[Any]:
+        from importlib import metadata  # 3 MB, which workers need not have
 
-        return tuple(entry_points(group=self._group))
+        return tuple(metadata.entry_points(group=self._group)) if self._group else ()
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
         """The source text of every file of the folder by dotted name, sorted."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
-        if spec is None:
+        if spec is None or spec.origin is None:
             return {}
+        place = Path(spec.origin)
         if spec.submodule_search_locations is None:
-            return {self._folder: Path(spec.origin or "").read_text(encoding="utf-8")}
+            return {self._folder: place.read_text(encoding="utf-8")}
         return {
-            ".".join((self._folder, *path.relative_to(folder).with_suffix("").parts)): path.read_text(encoding="utf-8")
-            for folder in spec.submodule_search_locations
-            for path in sorted(Path(folder).rglob("[!_]*.py"))
+            ".".join((self._folder, *path.relative_to(place.parent).with_suffix("").parts)): path.read_text("utf-8")
+            for path in sorted(place.parent.rglob("[!_]*.py"))
         }
 
 
 def _family(name: str) -> str:
     family, colon, _ = name.partition(":")
     return f"{family}:NAME" if colon else name
-
-
-_IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
 
 
 class FileRegistry(Registry[T]):
@@ -209,15 +192,13 @@ class FileRegistry(Registry[T]):
 
     def file_of(self, name: str) -> Path | None:
         """Return the path in a name such as ``my_net.py:MyNet``; None if ``name`` has no path. It need not exist."""
-        match = _IN_A_FILE.fullmatch(name)
-        return Path(match["path"]) if match else None
+        path, _, item = name.rpartition(":")
+        return Path(path) if path.endswith(".py") and item.isidentifier() else None
 
     def check(self, name: str) -> str:
         """Return ``name``, with a user's file as an absolute path; otherwise like ``Registry.check``."""
         if name.endswith(".py"):
-            example = f"{name}:{'MyNet' if self.holds == 'class' else 'find'}"
-            wanted = f"Add :{self.holds.upper()}, such as {example}."
-            raise UsageError(f"{self.kind} {name!r}: a file, and no {self.holds} of it. {wanted}")
+            raise UsageError(f"{self.kind} {name!r}: a file, and no {self.holds} of it. Add :{self.holds.upper()}.")
         path = self.file_of(name)
         return super().check(name) if path is None else f"{path.expanduser().absolute()}:{name.rpartition(':')[2]}"
 
@@ -245,18 +226,16 @@ class FileRegistry(Registry[T]):
         if path is None:
             return None
         if not path.is_file():
-            wanted = f"path/to/FILE.py:{self.holds.upper()}"
-            raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give {wanted}.")
+            raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give path/to/FILE.py:{self.holds.upper()}.")
         try:
             module = _import_file(path)
         except Exception as error:
             raise UsageError(
-                f"{self.kind} {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. "
-                "Mend it. A cell with a network needs all its imports."
+                f"{self.kind} {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. Mend it."
             ) from error
-        chosen: Any = self._of_modules.get((module.__name__, item)) or getattr(module, item, None)
-        if not callable(chosen) and not isinstance(chosen, DetectorSpec):
-            near = did_you_mean(item, [label for label, value in vars(module).items() if callable(value)])
+        chosen = getattr(module, item, None)
+        if not callable(chosen):
+            near = did_you_mean(item, vars(module))
             raise UsageError(f"{self.kind} {name!r}: {path.name} has no {self.holds} {item}.{near}")
         return chosen
 
@@ -290,33 +269,25 @@ def _digest_of_file(path: Path) -> str:
     return sha256_of_json(code) if len(code) > 1 else code[path.name]
 
 
-_LOCAL_MODULES: dict[str, dict[str, str]] = {}  # digests of what was imported from users' folders, by top-level name
-
-
 def _import_file(path: Path) -> ModuleType:
-    """Import a user's file and return the module; a file with unchanged content is imported only once.
+    """Import a user's file and return the module; code that is unchanged is imported only once.
 
-    Modules that it imports from its folder keep their plain names.
+    Modules that it imports from its folder have their plain names, and are imported again with it.
 
     Raises:
-        ImportError: a module of the folder has the name of another module that this process has imported.
+        ImportError: a module of the folder has the name of a module that this process imported from elsewhere.
     """
-    name = f"{_USER}{path.stem}_{_digest_of_file(path)[:16]}"
+    name = f"fvc_user_{path.stem}_{_digest_of_file(path)[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    local: dict[str, dict[str, str]] = {}
-    for relative, digest in _code_of_file(path).items():
-        if relative != path.name:
-            local.setdefault(Path(relative).parts[0].removesuffix(".py"), {})[relative] = digest
-    is_new = any(_LOCAL_MODULES.get(top) != digests for top, digests in local.items())
-    for top in local.keys() & sys.modules.keys() if is_new else ():
-        places = [getattr(sys.modules[top], "__file__", None) or "", *getattr(sys.modules[top], "__path__", ())]
-        if not any(place and Path(place).parent == path.parent.absolute() for place in places):
-            raise ImportError(f"another module {top!r} is imported already, from {places[-1]}. Rename one of them")
-        for loaded in [key for key in sys.modules if f"{key}.".startswith(f"{top}.")]:  # one of them was edited
-            del sys.modules[loaded]
-    _LOCAL_MODULES.update(local)
-    if (folder := str(path.parent.absolute())) not in sys.path:
+    folder = str(path.parent.absolute())
+    local = {Path(relative).parts[0].removesuffix(".py") for relative in _code_of_file(path)} - {path.stem}
+    for loaded in [key for key in sys.modules if key.partition(".")[0] in local]:
+        place = getattr(sys.modules[loaded], "__file__", None) or folder
+        if not Path(place).is_relative_to(folder):
+            raise ImportError(f"another module {loaded!r} is imported already, from {place}. Rename one of them")
+        del sys.modules[loaded]
+    if folder not in sys.path:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
     spec: Any = importlib.util.spec_from_file_location(name, path)
@@ -404,30 +375,7 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     A user's class with the attribute ``num_features`` is an encoder, to which a head is added. It maps frames, uint8
     (B, T, 3, H, W), to features (B, F) or (B, T, F). Any other class must return logits (B,). ``_OF_CLASS`` lists
     further attributes of the class.
-
-    If a notebook's cell registers a network, the cell is written to a file in the cache and that file is used, because
-    other processes cannot import from a notebook.
     """
-
-    def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
-        super().__init__(kind, folder, entry_points)
-        self._of_cells: dict[str, str] = {}  # the file of the cell that registered a name last
-
-    def _put(self, name: str, item: DetectorSpec, aliases: Sequence[str], source: tuple[str, int, str]) -> DetectorSpec:
-        file = source[0]
-        if not ("ipykernel" in file or file.startswith("<ipython-input")):
-            return super()._put(name, item, aliases, source)
-        if self.declared_in(name) or not name.isidentifier():
-            raise UsageError(
-                f"{self.kind} {name!r}: a cell's network needs a name of letters, digits and underscores that no other "
-                "network has. Choose another name."
-            )
-        code = "".join(linecache.getlines(file))
-        cells = Path(os.environ.get("FVC_CACHE_DIR") or beside_the_code("cache")).absolute() / "cells"
-        path = cells / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
-        write_text(path, code)
-        self._of_cells[name] = str(path)
-        return item
 
     def get(self, name: str) -> DetectorSpec:
         """Return the declaration of network ``name``; also of a user's class or a family's member."""
@@ -456,10 +404,6 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         ours = self.declared_in(name)
         is_network = self.file_of(name) is not None or (ours and f"{self._folder}.classical" not in ours)
         return "" if is_network else self.get(name).of_features
-
-    def check(self, name: str) -> str:
-        """Return ``name``, with the cache file of a network from a notebook cell; else like ``FileRegistry.check``."""
-        return f"{self._of_cells[name]}:{name}" if name in self._of_cells else super().check(name)
 
 
 @dataclass(frozen=True)
