@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -19,8 +18,8 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,154 +151,131 @@ def run_isolated(
         return
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
     room = memory_budget().total_bytes - resident_bytes()
-    most = max(1, min(workers or available_cores(), room // worker_bytes, len(queue)))
-    busy: dict[Future[Answer], tuple[int, _Worker]] = {}
+    most = at_first = max(1, min(workers or available_cores(), room // worker_bytes, len(queue)))
+    busy: list[_Child] = []
+    idle: list[_Child] = []
 
-    def note_in_hand(*begun: int) -> None:
+    def note_in_hand() -> None:
         if SUSPECTS.in_hand is not None:
-            SUSPECTS.in_hand([paths[position] for position in (*(held for held, _ in busy.values()), *begun)])
+            SUSPECTS.in_hand([paths[child.position] for child in busy])
 
-    idle = [_Worker([function, repr(max(seconds)), str(memory_bytes or 0)]) for _ in range(most)]
-    pool = tuple(idle)
-    threads = ThreadPoolExecutor(most)
     try:
         while queue or busy:
             look()
-            while queue and len(busy) < (1 if queue[0] in alone else most) and (queue[0] not in alone or not busy):
-                position, worker = queue.popleft(), idle.pop()
-                note_in_hand(position)
-                busy[threads.submit(worker.ask, position, items[position], seconds[position])] = position, worker
-            for worker in idle if len(busy) >= most or not queue or queue[0] in alone else ():
-                worker.end()  # its memory is for the others
-            for future in wait(busy, LOOK_SECONDS, FIRST_COMPLETED).done:
-                num_busy = len(busy)
-                idle.append(busy.pop(future)[1])
+            while queue and len(busy) < (1 if queue[0] in alone else most):
+                child = idle.pop() if idle else _Child([function, repr(max(seconds)), str(memory_bytes or 0)])
+                child.position = queue.popleft()
+                busy.append(child)
                 note_in_hand()
-                answer = future.result()
+                child.begin(items[child.position], seconds[child.position])
+            while idle:
+                idle.pop().end()  # its memory is for the others
+            ready = wait([child.answers for child in busy], LOOK_SECONDS)
+            for child in tuple(busy):
+                answer = child.answer(is_readable=child.answers in ready)
+                if answer is None:
+                    continue
+                num_busy = len(busy)
+                busy.remove(child)
+                note_in_hand()
+                if answer.failure is None:
+                    idle.append(child)
+                else:
+                    child.end()
                 killed = answer.failure == "crashed" and answer.detail.startswith("SIGKILL")
-                if killed and len(pool) > 1 and answer.position not in alone:
+                if killed and at_first > 1 and answer.position not in alone:
                     alone.add(answer.position)
                     most = max(1, min(most, num_busy // 2))
                     queue.append(answer.position)
                 else:
                     yield answer
     finally:
-        for worker in pool:
-            worker.stop()
-        threads.shutdown()
-        for worker in pool:
-            worker.close()
+        for child in (*busy, *idle):
+            child.end()
 
 
-class _Worker:
-    """One child process, which is started again after every death; a thread sends items and waits."""
+class _Child:
+    """One child process; ``position`` is the index of its item."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stopped = False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-
-    def ask(self, position: int, item: Any, timeout_seconds: float) -> Answer:
-        """Send ``item`` to the child and return its answer; start a new child if the last one has ended."""
-        line = json.dumps(item, ensure_ascii=True).encode() + b"\n"
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        try:
-            answer = self._exchange(line, timeout_seconds)
-        except TimeoutError:
-            self.end()
-            return Answer(position, None, "timeout", f"no answer within {timeout_seconds:g} s")
-        if answer is None:
-            return Answer(position, None, "crashed", self._death())
-        return Answer(position, json.loads(answer))
-
-    def _exchange(self, line: bytes, timeout_seconds: float) -> bytes | None:
-        """Send ``line`` and return the child's next line; None if the child has died.
-
-        Raises:
-            TimeoutError: no answer in time.
-        """
-        process, deadline, answer = self._process, time.monotonic() + timeout_seconds, b""
-        if process is None or process.stdin is None or process.stdout is None:
-            return None
-        ready = select.poll()
-        ready.register(process.stdout, select.POLLIN)
-        try:
-            while line:
-                line = line[os.write(process.stdin.fileno(), line) :]
-            while not answer.endswith(b"\n"):
-                if not ready.poll(1000 * max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError
-                block = os.read(process.stdout.fileno(), 1 << 16)
-                if not block:
-                    return None
-                answer += block
-        except BrokenPipeError:
-            return None
-        return answer
-
-    def _start(self) -> None:
-        self.end()
-        self._errors.seek(0)
-        self._errors.truncate()
+        self.position = 0
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
-        # One child per core is the parallelism; threads inside each would only fight over the cores.
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        # -P: a file in the working directory must not stand in for a module of ours.
-        code = "from fvc_lib.services.isolated_workers import serve; serve()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, *self._arguments],
+        process = subprocess.Popen(
+            # -P: a file in the working directory must not stand in for a module of ours.
+            [sys.executable, "-P", "-c", "from fvc_lib.services.isolated_workers import serve; serve()", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment,
+            # One child per core is the parallelism; threads inside each would only fight over the cores.
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for the parent, which ends its children in order
         )
-        if self._stopped:
-            self._process.kill()
-        try:
-            if self._exchange(b"", _START_SECONDS) is not None:
-                return
-        except TimeoutError:
-            self.end()
-            raise FvcError(f"worker process: not ready in {_START_SECONDS:g} s. Is the machine overloaded?") from None
-        raise FvcError(f"worker process: cannot start: {self._death()}. Repair the installation, or raise memory.")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._items, self.answers = process, process.stdin, process.stdout
+        self._received = b""
+        self._is_ready = False
+        self._deadline = time.monotonic() + _START_SECONDS
+
+    def begin(self, item: Any, seconds: float) -> None:
+        """Send ``item``, as soon as the child is ready."""
+        self._item, self._seconds = json.dumps(item, ensure_ascii=True).encode() + b"\n", seconds
+        if self._is_ready:
+            self._send()
+
+    def _send(self) -> None:
+        self._deadline = time.monotonic() + self._seconds
+        with contextlib.suppress(BrokenPipeError):  # it has died, which ``answer`` reports
+            self._items.write(self._item)
+            self._items.flush()
+
+    def answer(self, *, is_readable: bool) -> Answer | None:
+        """Return the answer if it is complete, late, or will not come; None: wait.
+
+        Raises:
+            FvcError: the child cannot start.
+        """
+        if not is_readable:
+            if time.monotonic() < self._deadline:
+                return None
+            if not self._is_ready:
+                raise FvcError(f"worker process: not ready in {_START_SECONDS:g} s. Is the machine overloaded?")
+            return Answer(self.position, None, "timeout", f"no answer within {self._seconds:g} s")
+        block = os.read(self.answers.fileno(), 1 << 16)
+        if not block and not self._is_ready:
+            raise FvcError(f"worker process: cannot start: {self._death()}. Repair the installation, or raise memory.")
+        if not block:
+            return Answer(self.position, None, "crashed", self._death())
+        self._received += block
+        if not self._received.endswith(b"\n"):
+            return None
+        line, self._received = self._received, b""
+        if self._is_ready:
+            return Answer(self.position, json.loads(line))
+        self._is_ready = True
+        self._send()
+        return None
 
     def _death(self) -> str:
         """Return how the child ended, with the last line that it wrote to its standard error."""
-        code = 0
-        if (process := self._process) is not None:
-            try:
-                code = process.wait(_EXIT_SECONDS)
-            except subprocess.TimeoutExpired:  # it closed its output but lives on
-                process.kill()
-                code = process.wait()
-        self.end()
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # it closed its output but lives on
+            self._process.kill()
+            code = self._process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read()[-4096:].decode("utf-8", "replace").splitlines()]
-        return ", ".join([how, *[line for line in lines if line][-1:]])
+        lines = self._errors.read()[-4096:].decode("utf-8", "replace").split("\n")
+        return ", ".join([how, *[line.strip() for line in lines if line.strip()][-1:]])
 
     def end(self) -> None:
-        """End the child; ``ask`` starts another one."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-    def stop(self) -> None:
-        """Kill the child for good; the thread that waits for it returns."""
-        self._stopped = True
-        if (process := self._process) is not None:
-            process.kill()
-
-    def close(self) -> None:
-        """Free everything; no thread may use it any more."""
-        self.end()
+        """Kill the child and free everything."""
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):  # an item that was not read
+            self._items.close()
+        self.answers.close()
         self._errors.close()
 
 

@@ -131,7 +131,7 @@ def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_pat
     held = tmp_path / "held"
     code = (
         "from fvc_lib.services.isolated_workers import run_isolated\n"
-        f"list(run_isolated({function!r}, [['hold', {str(held)!r}]], workers=1, timeout_seconds=4))\n"
+        f"list(run_isolated({function!r}, [['hold', {str(held)!r}]], workers=1, timeout_seconds=1))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         while not (held.exists() and held.read_text() == "held"):
