@@ -10,7 +10,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -20,8 +19,6 @@ from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, memory_adv
 
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")
-BACKLOG_LINES = 10_000
-RETRY_SECONDS = 1.0  # a disk in trouble is tried again at most this often
 # Built once: json.dumps makes an encoder for every call that does not use its defaults.
 _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
@@ -57,39 +54,31 @@ class _Closing:
 
 
 class JsonLines(_Closing):
-    """Appends one JSON object per line; each line reaches the operating system before ``append`` returns.
+    """Append one JSON object per line; each line reaches the operating system before ``append`` returns.
 
     Only ``close`` calls fsync: with fsync after every line 224 lines/s are possible instead of 60,000. A process that
     dies loses no appended line. A machine that dies may leave an incomplete last line; the next writer ends it.
 
-    A full disk does not stop the writer. The newest ``BACKLOG_LINES`` lines wait in memory and are written in order
-    when the disk accepts them again. Lost lines are counted and logged. Use it from one thread at a time.
+    A full disk does not stop the writer. The lines that it refuses are lost and counted. Use it from one thread at a
+    time.
 
     Args:
         path: the file to append to; its folder is created if missing.
-        on_trouble: receives one sentence when lines begin to wait, when they were written, and at the end if some
-            were lost.
+        on_trouble: receives one sentence when the first line is lost, and the number of lost lines when the disk
+            takes lines again or the file is closed.
     """
 
     def __init__(self, path: Path, *, on_trouble: Callable[[str], None] = lambda message: None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.lines_lost = 0
+        self._in_trouble = False
         self._on_trouble = on_trouble
-        self._waiting: deque[bytes] = deque()
-        self._problem = ""
-        self._retry_at = 0.0
-        self._stream = path.open("ab", buffering=0)
-        self._torn = False
-        if size := os.fstat(self._stream.fileno()).st_size:
-            with path.open("rb") as stream:
-                stream.seek(size - 1)
-                self._torn = stream.read() != b"\n"
-
-    @property
-    def lines_waiting(self) -> int:
-        """The number of lines that wait to be written."""
-        return len(self._waiting)
+        self._stream = path.open("a+b", buffering=0)
+        self._is_torn = False  # whether the last line is incomplete
+        if self._stream.tell():
+            self._stream.seek(-1, os.SEEK_END)
+            self._is_torn = self._stream.read() != b"\n"
 
     def append(self, row: Mapping[str, object], *, digest: bool = False) -> None:
         """Write ``row`` as one line, with a ``digest`` for ``checked_row`` on request.
@@ -102,67 +91,38 @@ class JsonLines(_Closing):
 
     def append_lines(self, lines: Sequence[bytes]) -> None:
         """Write ``lines`` at once; every line is a JSON object in ASCII that ends with a line feed."""
-        self._waiting.extend(lines)
-        if not self._problem or time.monotonic() >= self._retry_at:
-            self._write()
-        while len(self._waiting) > BACKLOG_LINES:
-            self._waiting.popleft()
-            self.lines_lost += 1
-
-    def _write(self) -> None:
-        """Write the waiting lines. If the disk accepts only part of a line, remove that part."""
-        block, done, problem = b"\n" * self._torn + b"".join(self._waiting), 0, ""
+        block, done = b"\n" * self._is_torn + b"".join(lines), 0
         try:
             while done < len(block):
-                done += os.write(self._stream.fileno(), memoryview(block)[done:])
+                done += os.write(self._stream.fileno(), block[done:])
         except OSError as error:
-            problem = error.strerror or str(error)
-        if problem:
-            whole = block.rfind(b"\n", 0, done) + 1
-            for _ in range(block.count(b"\n", 0, whole) - bool(self._torn and whole)):
-                self._waiting.popleft()
-            self._torn = self._torn and not whole
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            try:
-                os.ftruncate(self._stream.fileno(), os.fstat(self._stream.fileno()).st_size - (done - whole))
-            except OSError:
-                self._torn = self._torn or done > whole
-            if not self._problem:
-                self._say(
-                    logging.WARNING,
-                    f"{self.path}: {problem}. Its lines wait in memory, the newest {BACKLOG_LINES:,} of them, until "
-                    "the disk takes them: make room. The work goes on.",
-                )
-        else:
-            self._waiting.clear()
-            self._torn = False
-            if self._problem:
-                lost = f"{self.lines_lost:,} lines are lost" if self.lines_lost else "none is lost"
-                self._say(logging.WARNING, f"{self.path}: the disk takes lines again; some had to wait, {lost}.")
-        self._problem = problem
+            self.lines_lost += min(len(lines), block.count(b"\n", done))
+            self._is_torn = not block[:done].endswith(b"\n") if done else self._is_torn
+            if not self._in_trouble:
+                self._in_trouble = True
+                self._say(f"{self.path}: {error.strerror}. Lines are lost until its disk has room. The work goes on.")
+            return
+        self._is_torn = False
+        self._say_lost()
 
     def close(self) -> None:
-        """Write the waiting lines, flush to the disk and close; further calls do nothing. Lost lines are logged."""
+        """Flush to the disk and close; further calls do nothing."""
         if self._stream.closed:
             return
-        if self._waiting:
-            self._write()
         with self._stream:
             try:
                 os.fsync(self._stream.fileno())
             except OSError as error:
                 _logger.warning("%s: %s: the last lines may be lost if the machine stops", self.path, error)
-        if self._waiting:
-            self.lines_lost += len(self._waiting)
-            self._waiting.clear()
-            self._say(
-                logging.ERROR,
-                f"{self.path}: closed on a disk that refuses lines ({self._problem}): {self.lines_lost:,} lines are "
-                "lost. Make room before the next run.",
-            )
+        self._say_lost()
 
-    def _say(self, level: int, message: str) -> None:
-        _logger.log(level, "%s", message)
+    def _say_lost(self) -> None:
+        if self._in_trouble:
+            self._in_trouble = False
+            self._say(f"{self.path}: {self.lines_lost:,} lines are lost, because its disk was full.")
+
+    def _say(self, message: str) -> None:
+        _logger.warning("%s", message)
         self._on_trouble(message)
 
 
@@ -201,7 +161,6 @@ class MetricLog(JsonLines):
 
 SAMPLE_INTERVAL_SECONDS = 1.0
 WARN_PERCENT = 90.0
-REARM_PERCENT = 85.0  # below it a device that was warned of is warned of again
 
 
 class MemorySampler(_Closing):
@@ -213,7 +172,7 @@ class MemorySampler(_Closing):
     A watched accelerator has separate lines. MB are 1e6 bytes; ``timestamp`` is UTC
     seconds and may jump, ``elapsed_seconds`` is monotonic.
 
-    A full disk does not end the stage: lines wait as in ``JsonLines``, and a ``disk_full`` event is written.
+    A full disk does not end the stage: lines are lost as in ``JsonLines``, and a ``disk_full`` event is written.
     After ``close`` nothing is written.
     """
 
@@ -232,7 +191,7 @@ class MemorySampler(_Closing):
         self._opened = math.nan  # the first line is at 0 s: readers recognise a new attempt by it
         self._position: dict[str, str | int | None] = {}
         self._devices: dict[str, Callable[[], DeviceMemory]] = {}
-        self._warned: set[str] = set()  # devices near their limit
+        self._warned: set[str] = set()  # devices that came near their limit
         self._closed = False
         self._lock = threading.RLock()  # the thread and the stage both write; a sample may write an event
         self._tree = ProcessTree()
@@ -340,9 +299,7 @@ class MemorySampler(_Closing):
                 "elapsed_seconds": elapsed_seconds,
             }
         )
-        if percent < REARM_PERCENT:
-            self._warned.discard(device)
-        elif percent > WARN_PERCENT and device not in self._warned:
+        if percent > WARN_PERCENT and device not in self._warned:
             self._warned.add(device)
             owner = "this process and its children" if device == "cpu" else device
             message = (

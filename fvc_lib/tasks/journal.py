@@ -135,7 +135,7 @@ def take_in(folder: Path, stage: str) -> None:
             with path.open("rb") as stream:
                 while some := stream.readlines(1 << 20):
                     lines.append_lines([line for line in some if line.endswith(b"\n")])  # the last may be torn
-        if lines.lines_waiting:
+        if lines.lines_lost:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(lines.path))
     for path in journals:
         path.unlink()

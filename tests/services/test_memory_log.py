@@ -143,18 +143,7 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
     assert event["details"]["budget_mb"] == 100
 
 
-def test_a_warning_is_armed_again_only_below_85_percent(sampled, caplog, holding):
-    holding(91 * MEGABYTE)
-    sampler = sampled(mem_gb=0.1)
-    warned = []
-    for held in (92, 86, 99, 84, 91):
-        holding(held * MEGABYTE)
-        sampler.sample()
-        warned.append(len(caplog.records))
-    assert warned == [1, 1, 1, 1, 2]
-
-
-def test_a_disk_that_was_full_for_a_while_costs_no_line_and_leaves_an_event(sampled, tmp_path):
+def test_a_disk_that_was_full_for_a_while_leaves_an_event(sampled, tmp_path):
     sampler = sampled()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -165,11 +154,9 @@ def test_a_disk_that_was_full_for_a_while_costs_no_line_and_leaves_an_event(samp
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "samples.jsonl").stat().st_size <= 2000
     sampler.close()
-    assert len(lines_of(tmp_path / "samples.jsonl")) == 22
     kinds = [(event["kind"], event["message"]) for event in lines_of(tmp_path / "events.jsonl")]
     assert [kind for kind, _ in kinds] == ["disk_full", "disk_full"]
-    assert "Its lines wait in memory" in kinds[0][1]
-    assert "none is lost" in kinds[1][1]
+    assert "lines are lost" in kinds[1][1]
 
 
 def test_after_closing_everything_falls_silent(sampled, tmp_path):
