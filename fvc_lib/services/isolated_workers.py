@@ -170,9 +170,9 @@ def run_isolated(
                 child.begin(items[child.position], seconds[child.position])
             while idle:
                 idle.pop().end()  # its memory is for the others
-            ready = wait([child.answers for child in busy], LOOK_SECONDS)
+            ready = wait([child.answers.fileno() for child in busy], LOOK_SECONDS)
             for child in tuple(busy):
-                answer = child.answer(is_readable=child.answers in ready)
+                answer = child.answer(is_readable=child.answers.fileno() in ready)
                 if answer is None:
                     continue
                 num_busy = len(busy)
