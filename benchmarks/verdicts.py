@@ -33,8 +33,8 @@ import numpy as np
 import torch
 
 from fvc_lib.command_line.models import find_model, verdict_detector
-from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.registry import PLAIN_VIEW
 from fvc_lib.tasks.video.predicting import VideoDetector
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of

@@ -5,35 +5,34 @@ parameters cell. A field's declaration (``field``) has its default, its meaning,
 what its value may change. Hashes, checkpoint bindings, resume and forks are derived from the declarations.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from fvc_lib.services.atomic_files import content_digest, sha256_of_json
-from fvc_lib.services.clip_settings import ClipSettings, known_sampling
 from fvc_lib.services.config_fields import (
     AUTO_RANKS,
     TRAINED,
+    TUNE,
+    TUNE_WORDS,
     Declaration,
     NameIn,
     field,
     known_families,
     known_operating_point,
-    known_task,
-    known_tuning,
+    matching,
     number_or_auto,
-    or_empty,
-    possible_height,
-    possible_side,
+    one_of,
     split_names,
     split_pairs,
+    zero_or_from,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.memory.policy import Acceleration
-from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, IMAGE_LAYOUTS
+from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, IMAGE_LAYOUTS, SAMPLING, ClipSettings
 from fvc_lib.services.run_paths import beside_the_code
 from fvc_lib.services.tasks import (
     AUGMENTATION,
@@ -46,8 +45,8 @@ from fvc_lib.services.tasks import (
     KFOLD,
     KFOLD_RESULTS,
     PROTOCOLS,
+    TASKS,
     Stage,
-    known_protocol,
 )
 
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
@@ -64,7 +63,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: Annotated[str, AfterValidator(known_task)] = field(
+    task: Annotated[str, one_of(TASKS)] = field(
         DEFAULT_TASK, "data", "real or fake videos; image classes and numbers; or videos and texts that describe them"
     )
     experiment: str = field("default", "folder", "folder under the runs folder that groups runs")
@@ -104,13 +103,13 @@ class RunConfig(BaseModel):
     canonical: bool = field(
         False, "data", "re-encode every video by one recipe before it is decoded or measured", _VIDEO, neutral=False
     )
-    rescale: Annotated[int, AfterValidator(possible_height)] = field(
+    rescale: Annotated[int, zero_or_from(16, 2)] = field(
         0, "data", "bring every video to this many rows and 8 frames a second first; 0: off", _VIDEO, neutral=0,
         ge=0, le=2160,
     )  # fmt: skip
 
     # Which videos train and which test
-    protocol: Annotated[str, AfterValidator(known_protocol)] = field(
+    protocol: Annotated[str, one_of(PROTOCOLS)] = field(
         KFOLD, "weights", f"which videos train and which test: {', '.join(PROTOCOLS)}", _VIDEO, neutral=KFOLD,
         stages=(FOLD_ASSIGNMENT, KFOLD_RESULTS),
     )  # fmt: skip
@@ -134,11 +133,11 @@ class RunConfig(BaseModel):
     num_frames: int = field(
         0, "weights", "frames taken from each video; 0: the model's number", _CLIPS, stages=(AUGMENTATION,), ge=0
     )
-    fixed_size: Annotated[int, AfterValidator(possible_side)] = field(
+    fixed_size: Annotated[int, zero_or_from(16)] = field(
         0, "weights", "side in pixels of the square frames are fitted to; 0: the model's", _CLIPS,
         stages=(AUGMENTATION,), variable="FVC_FIXED_SIZE", ge=0, le=2048,
     )  # fmt: skip
-    frame_sampling: Annotated[str, or_empty(known_sampling)] = field(
+    frame_sampling: Annotated[str, matching(f"|{SAMPLING}", "uniform, or window:STRIDE such as window:4")] = field(
         "", "weights", "uniform: frames spread over the video; window:STRIDE: neighbours; empty: the model's", _CLIPS,
         neutral="", stages=(AUGMENTATION,),
     )  # fmt: skip
@@ -187,7 +186,7 @@ class RunConfig(BaseModel):
         "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, neutral=""
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, neutral=False)
-    tune: Annotated[str, AfterValidator(known_tuning)] = field(
+    tune: Annotated[str, matching(f"|{TUNE}", TUNE_WORDS)] = field(
         "", "weights", "what trains: head, norms, last:N, effort or all; empty: the model's", _VIDEO, neutral=""
     )
     epochs: int = field(20, "weights", "at most this many passes over the training part", ge=1)
@@ -356,16 +355,16 @@ class RunConfig(BaseModel):
     @property
     def config_hash(self) -> str:
         """The hex SHA-256 of all fields that can change a result; it is equal on any machine."""
-        return sha256_of_json(self._identities(lambda declared: declared.hashed))
+        return sha256_of_json(self._identities(DECLARED.keys() - NOT_HASHED))
 
     @property
     def training_hash(self) -> str:
         """The hex SHA-256 of the fields that change data or weights; it is equal for a run and its fork."""
-        return sha256_of_json(self._identities(lambda declared: declared.hashed and declared.changes in TRAINED))
+        return sha256_of_json(self._identities(STARTS_ANEW - NOT_HASHED))
 
     def training_values(self) -> dict[str, Any]:
         """Return the values, by field, that the weights depend on besides the data; checkpoints store them."""
-        return self._identities(lambda declared: declared.changes == "weights")
+        return self._identities(_OF_WEIGHTS)
 
     def values_read_by(self, stage: Stage, offered: Iterable[str] = ()) -> dict[str, Any]:
         """Return the values on which the result of ``stage`` depends, besides the corpora.
@@ -373,26 +372,16 @@ class RunConfig(BaseModel):
         They are the fields that declare the stage, the fields ``offered`` in its notebook, and, if it trains, all
         fields that change weights.
         """
-        shown = [DECLARED[name] for name in offered if name in DECLARED]
+        read = {name for name, declared in DECLARED.items() if stage.name in declared.stages}.union(offered)
+        of_results = {name for name in _COUNTED & read if not DECLARED[name].path}
+        return self._identities(of_results | _OF_WEIGHTS if stage.trains else of_results)
 
-        def is_read(declared: Declaration) -> bool:
-            if stage.trains and declared.changes == "weights":
-                return True
-            counts = declared.changes in (*TRAINED, "results") and not declared.path
-            return counts and (stage.name in declared.stages or any(declared is each for each in shown))
-
-        return self._identities(is_read)
-
-    def values_of(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
-        """Return the JSON values by name of the fields that this task reads and whose declaration is ``chosen``."""
-        values = self.model_dump(mode="json")
-        read = (name for name in values if self.task in DECLARED[name].tasks)
-        return {name: values[name] for name in read if chosen(DECLARED[name])}
-
-    def _identities(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
-        """Return ``identity`` of all fields whose declaration fits ``chosen`` and whose value is not neutral."""
-        values = self.values_of(chosen)
-        return {name: self.identity(name) for name, value in values.items() if value != NEUTRAL.get(name, ...)}
+    def _identities(self, names: Set[str]) -> dict[str, Any]:
+        """Return ``identity`` of the fields ``names`` that this task reads and whose value is not neutral."""
+        values = self.relevant()
+        return {
+            name: self.identity(name) for name in values if name in names and values[name] != NEUTRAL.get(name, ...)
+        }
 
     def identity(self, name: str) -> Any:
         """Return the JSON value of field ``name`` for hashes: a digest of the content instead of a file's path."""
@@ -422,7 +411,8 @@ class RunConfig(BaseModel):
 
     def relevant(self) -> dict[str, Any]:
         """Return the JSON values of the fields that this task reads, in order."""
-        return self.values_of(lambda declared: True)
+        values = self.model_dump(mode="json")
+        return {name: value for name, value in values.items() if self.task in DECLARED[name].tasks}
 
     def to_yaml(self) -> str:
         """Return the parameters as YAML in field order, each with its meaning as a comment."""
@@ -438,15 +428,10 @@ def meaning(name: str) -> str:
     return RunConfig.model_fields[name].description or ""
 
 
-def _declaration(name: str) -> Declaration:
-    extra: Any = RunConfig.model_fields[name].json_schema_extra
-    if extra is None:
-        raise TypeError(f"RunConfig.{name}: declare it with field(default, changes, description).")
-    declared: Declaration = extra["declaration"]
-    return declared
-
-
-DECLARED: Mapping[str, Declaration] = {name: _declaration(name) for name in RunConfig.model_fields}
+# A field without a declaration is an error of whoever adds it: KeyError or TypeError here.
+DECLARED: Mapping[str, Declaration] = {
+    name: cast(Any, field.json_schema_extra)["declaration"] for name, field in RunConfig.model_fields.items()
+}
 DEFAULTS = {name: field.default for name, field in RunConfig.model_fields.items()}
 # Values, as JSON, that no hash and no binding counts. A later default leaves them alone.
 NEUTRAL: Mapping[str, Any] = {
@@ -457,8 +442,15 @@ NEUTRAL: Mapping[str, Any] = {
 ENVIRONMENT = {declared.variable: name for name, declared in DECLARED.items() if declared.variable}
 NOT_HASHED = frozenset(name for name, declared in DECLARED.items() if not declared.hashed)
 MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if declared.resume)
-STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.changes in TRAINED)
-OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
+
+
+def _changing(*parts: str) -> frozenset[str]:
+    return frozenset(name for name, declared in DECLARED.items() if declared.changes in parts)
+
+
+STARTS_ANEW = _changing(*TRAINED)
+OF_THE_FOLDER = _changing("folder")
+_OF_WEIGHTS, _COUNTED = _changing("weights"), _changing(*TRAINED, "results")
 
 
 def require_known(name: str) -> None:

@@ -1,7 +1,6 @@
 """Declare fields of the configuration, and convert and check their values."""
 
 import dataclasses
-import importlib
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -94,34 +93,24 @@ AUTO_RANKS = 0  # ``num_ranks`` as typed until a run is made, which holds the nu
 
 
 def number_or_auto(value: Any) -> Any:
-    """Convert text to a number, and ``auto`` to ``AUTO_RANKS``; raise ``ValueError`` for other text."""
-    if not isinstance(value, str):
-        return value
-    if value.strip().lower() == "auto":
-        return AUTO_RANKS
-    if not value.strip().isdecimal():
-        raise ValueError("wanted a number from 1 on, or auto")
-    return int(value)
+    """Return ``AUTO_RANKS`` for ``auto``, else ``value``."""
+    return AUTO_RANKS if value == "auto" else value
 
 
 def split_pairs(value: Any) -> Any:
-    """Convert text such as ``1=fake,0=real``, or a YAML mapping, to a dict in lower case."""
+    """Convert text such as ``1=fake,0=real``, or a YAML mapping, to a dict in lower case.
+
+    Raises:
+        ValueError: a name is given twice.
+    """
     if isinstance(value, str) and value.strip().startswith("{"):
         value = read_yaml(value, "label_map")
     if isinstance(value, str):
-        texts = [text for text in value.split(",") if text.strip()]
-        if bad := [text for text in texts if "=" not in text]:
-            raise ValueError(f"{bad[0].strip()!r} has no '='; wanted LABEL=fake or LABEL=real, such as 1=fake,0=real")
-        pairs = [(name, label) for name, _, label in (text.partition("=") for text in texts) if name.strip()]
-    elif isinstance(value, dict):
-        pairs = list(value.items())
-    else:
-        return value
-    mapped: dict[str, str] = {}
-    for name, label in ((str(name).strip().lower(), str(label).strip().lower()) for name, label in pairs):
-        if name in mapped:
-            raise ValueError(f"{name!r} is given twice (capitals do not count). Leave one of them")
-        mapped[name] = label
+        value = [text.partition("=")[::2] for text in value.split(",") if text.strip()]
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    mapped = {str(name).strip().lower(): str(label).strip().lower() for name, label in pairs}
+    if len(mapped) < len(pairs):
+        raise ValueError("a name is given twice, where capitals do not count; leave one of them")
     return mapped
 
 
@@ -129,12 +118,9 @@ class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
     """A YAML loader that refuses a name given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in lines:
-                raise UsageError(f"{name!r} is given twice, in lines {lines[name]} and {line}. Leave one of them.")
-            lines[name] = line
+        names = [str(key.value) for key, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} is given twice. Leave one of them")
         return super().construct_mapping(node, deep)
 
 
@@ -161,8 +147,6 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
     """
     try:
         document = yaml.load(text, Loader=_OnceLoader if typed else _TextLoader)
-    except UsageError as error:
-        raise UsageError(f"{origin}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{origin} is not valid YAML: {error}") from error
     if not isinstance(document, dict | None):
@@ -182,9 +166,8 @@ class NameIn:
 
     def check(self, value: Any) -> Any:
         """Return ``value``, with a user's file as an absolute path; raise ``UsageError`` for an unknown name."""
-        if isinstance(value, str):
-            return value if value == self.or_else else self.registry.check(value)
-        return type(value)(name if name == self.or_else else self.registry.check(name) for name in value)
+        checked = [self.registry.check(name) for name in self._names(value)]
+        return type(value)(checked) if not isinstance(value, str) else checked[0] if checked else value
 
     def load(self, value: Any) -> None:
         """Import the files that register ``value``; raise ``UsageError`` with the file and its error."""
@@ -203,38 +186,54 @@ class NameIn:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
-def known_task(name: str) -> str:
-    """Return ``name``; raise ``ValueError`` with similar names if there is no such task."""
-    if name not in TASKS:
-        raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
-    return name
+def one_of(names: Iterable[str]) -> AfterValidator:
+    """Return a validator that accepts any of ``names``, and else names similar ones."""
+    known = tuple(names)
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"input should be one of {', '.join(known)}.{did_you_mean(name, known)}")
+        return name
+
+    return AfterValidator(check)
+
+
+def matching(pattern: str, words: str) -> AfterValidator:
+    """Return a validator of text that fits ``pattern``; ``words`` say in an error what is wanted."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"wanted {words}")
+        return text
+
+    return AfterValidator(check)
+
+
+def zero_or_from(least: int, multiple: int = 1) -> AfterValidator:
+    """Return a validator of pixels: 0, or a ``multiple`` from ``least`` on."""
+
+    def check(pixels: int) -> int:
+        if pixels and (pixels < least or pixels % multiple):
+            raise ValueError(f"wanted 0, or a multiple of {multiple} from {least} on")
+        return pixels
+
+    return AfterValidator(check)
 
 
 def known_families(text: str) -> str:
     """Return names of feature families, sorted and separated by commas, or ``all``; raise ``UsageError``."""
-    names = {name.strip() for name in text.split(",") if name.strip()}
-    if not names:
-        raise ValueError("wanted names separated by commas, or all")
+    names = set(split_names(text)) or {text}
     return "all" if "all" in names else ",".join(sorted(FEATURES.check(name) for name in names))
 
 
 TUNE = r"head|norms|all|last:[1-9][0-9]*|effort(:[1-9][0-9]*)?"
 TUNE_WORDS = "head, norms, last:N (the last N stages), effort (or effort:RANK) or all"
-
-
-def known_tuning(text: str) -> str:
-    """Return ``text``; raise ``ValueError`` unless it is empty or one of ``TUNE_WORDS``."""
-    if text and not re.fullmatch(TUNE, text):
-        raise ValueError(f"wanted {TUNE_WORDS}")
-    return text
-
-
 _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
 def known_operating_point(text: str) -> str:
     """Return an operating point in lower case without spaces; raise ``ValueError`` if it is invalid."""
-    bare = text.strip().lower().replace(" ", "")
+    bare = text.lower().replace(" ", "")
     found = re.fullmatch(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}", bare)
     if not found or any(float(number) <= 0 for number in found.groups() if number) or float(found[1] or 0) >= 1:
         raise ValueError(
@@ -243,31 +242,8 @@ def known_operating_point(text: str) -> str:
     return bare
 
 
-def possible_side(side: int) -> int:
-    """Return ``side`` (pixels; 0 means the model's); raise ``ValueError`` for 1 to 15."""
-    if 0 < side < 16:
-        raise ValueError("wanted 0 or at least 16 pixels")
-    return side
-
-
-def possible_height(rows: int) -> int:
-    """Return ``rows`` (0 means off); raise ``ValueError`` below 16 or for odd numbers, which encoders refuse."""
-    if rows % 2 or 0 < rows < 16:
-        raise ValueError("wanted 0, or an even number of at least 16 rows, such as 480")
-    return rows
-
-
-def or_empty(check: Callable[[str], str]) -> AfterValidator:
-    """Return a validator that accepts empty text, and else calls ``check``."""
-    return AfterValidator(lambda text: text and check(text))
-
-
-# ``model_weights`` names a file or folder, or weights of the hub of huggingface, which are fetched only if allowed.
-
-# ``organisation/name``, and behind an @ a branch, tag or commit.
+# ``model_weights`` is a file, a folder or ``organisation/name`` of a hub, with ``@`` before a branch, tag or commit.
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
-_WANTED = ["*.json", "*.safetensors"]
-_ELSE = ["*.json", "*.bin", "*.pth", "*.pyth"]
 
 
 def is_hub_id(text: str) -> bool:
@@ -283,31 +259,24 @@ def local_weights(hub_id: str, *, allow_download: bool) -> Path:
     Raises:
         UsageError: downloading is not allowed or failed; the message says how to fetch the files by hand.
     """
-    match = _HUB_ID.fullmatch(hub_id)
-    name, revision = (match["name"], match["revision"]) if match else ("NAME", None)
+    name, _, revision = hub_id.partition("@")
     by_hand = (
         f"On a machine with a network: 'hf download {name}{f' --revision {revision}' if revision else ''} --local-dir "
         "FOLDER'; copy the folder here, and give -p model_weights FOLDER"
     )
-    if not allow_download:
+    if not allow_download or not is_hub_id(hub_id):
         raise UsageError(
             f"model_weights {hub_id!r}: no such file or folder on this machine. If it is a hub's name, "
             f"-p allow_download true fetches it. {by_hand}."
         )
-    try:
-        hub = importlib.import_module("huggingface_hub")  # takes a second to load
-    except ImportError as error:
-        raise UsageError(
-            f"model_weights {hub_id!r}: fetching needs the package huggingface_hub, which transformers brings (pip "
-            f"install 'fvc_lib[detectors]'). {by_hand}."
-        ) from error
     reason = "it holds no weights"
-    for patterns in (_WANTED, _ELSE):
-        try:
-            folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
-        except Exception as error:  # noqa: BLE001 - a network can fail in ways that are another library's at each layer
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            break
-        if any(each.suffix != ".json" for each in folder.iterdir()):
-            return folder
+    try:
+        from huggingface_hub import snapshot_download  # takes a second to load; comes with the extra detectors
+
+        for patterns in (["*.json", "*.safetensors"], ["*.json", "*.bin", "*.pth", "*.pyth"]):
+            folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+            if any(file.suffix != ".json" for file in folder.iterdir()):
+                return folder
+    except Exception as error:  # noqa: BLE001 - a network can fail in ways that are another library's at each layer
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
     raise UsageError(f"model_weights {hub_id!r}: cannot be fetched from here: {reason}. {by_hand}.")

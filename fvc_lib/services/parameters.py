@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.services.config import DECLARED, ENVIRONMENT, NEUTRAL, RunConfig, require_known
+from fvc_lib.services.config import DECLARED, DEFAULTS, ENVIRONMENT, NEUTRAL, RunConfig, require_known
 from fvc_lib.services.config_fields import read_yaml
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.records.digests import undamaged_content
@@ -64,7 +64,7 @@ def parse_text_value(name: str, text: str) -> Any:
     require_known(name)
     if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
         return None
-    return getattr(_validated({name: text}, name), name)
+    return getattr(_validated({name: text}, "parameters"), name)
 
 
 def resolve_config(
@@ -93,10 +93,9 @@ def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
     ``values`` are returned unchanged for an unknown task. A name is also kept if the task's name is given as well.
     """
     own = TASKS[task].network if isinstance(task, str) and task in TASKS else ""
-    other = {"model": "backbone", "backbone": "model"}.get(own, "")
-    renamed = {other: own, f"{other}_weights": f"{own}_weights"} if other else {}
-    free = {name: new for name, new in renamed.items() if new not in values}
-    return {free.get(name, name): value for name, value in values.items()}
+    other = {"model": "backbone", "backbone": "model"}.get(own, own)
+    renamed = {name: name.replace(other, own) for name in (other, f"{other}_weights")}
+    return {name if (new := renamed.get(name, name)) in values else new: value for name, value in values.items()}
 
 
 def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
@@ -106,6 +105,7 @@ def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
         UsageError: target_corpora without the protocol that has them, or the other way round; more ranks than a step
             has samples; or a field would be set that the task does not read.
     """
+    foreign: list[str] = []
     if (config.protocol == CROSS_CORPUS) != bool(config.target_corpora):
         raise UsageError(
             f"target_corpora: protocol {config.protocol} with {', '.join(config.target_corpora) or 'none'}. Protocol "
@@ -116,17 +116,15 @@ def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
             f"num_ranks {config.num_ranks}: an optimizer step has {config.effective_batch_size} samples "
             "(effective_batch_size), and further ranks would only wait. Give at most as many ranks, or auto."
         )
-    foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
+    usual = {**DEFAULTS, **_task_defaults(config.task)}
+    for name in sorted(given):
+        if config.task not in DECLARED[name].tasks and getattr(config, name) != usual[name]:
+            foreign.append(f"{name} (of task {' and '.join(DECLARED[name].tasks)})")
     if foreign:
-        of_tasks = ", ".join(f"{name} (of task {' and '.join(DECLARED[name].tasks)})" for name in foreign)
         raise UsageError(
-            f"{of_tasks}: task {config.task} does not read it. Leave it out, or begin a run with another -p task."
+            f"{', '.join(foreign)}: task {config.task} does not read it. Leave it out, or begin a run with another "
+            "-p task."
         )
-
-
-def _is_set(config: RunConfig, name: str) -> bool:
-    default = RunConfig.model_fields[name].default
-    return bool(getattr(config, name) != _task_defaults(config.task).get(name, default))
 
 
 def _task_defaults(task: Any) -> Mapping[str, Any]:
@@ -134,33 +132,14 @@ def _task_defaults(task: Any) -> Mapping[str, Any]:
     return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
 
 
-# By pydantic's name of the problem; its own words are about parsers.
-_WANTED = {
-    "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
-    "float_parsing": "a number", "float_type": "a number",
-    "string_type": "a text, '' for none",
-    "bool_parsing": "true or false", "bool_type": "true or false",
-}  # fmt: skip
-
-
-def _allowed(problem: Mapping[str, Any]) -> str:
-    """Return the allowed values as text, from the field's own check or from pydantic's message."""
-    own = problem.get("ctx", {}).get("error")
-    if isinstance(own, ValueError):
-        return str(own)
-    wanted = _WANTED.get(str(problem["type"]))
-    return f"wanted {wanted}" if wanted else problem["msg"].lower()
-
-
 def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
     try:
-        return RunConfig(**{str(k): v for k, v in values.items()})
+        return RunConfig(**{str(name): value for name, value in values.items()})
     except UsageError as error:  # a name that no field has
         raise UsageError(f"{origin}: {error}") from error
     except ValidationError as error:
         problems = [
-            (".".join(str(part) for part in item["loc"]), f"got {item['input']!r}, {_allowed(item)}")
+            f"{'.'.join(map(str, item['loc']))}: got {item['input']!r}, {item['msg'].removeprefix('Value error, ')}"
             for item in error.errors()
         ]
-        shown = "; ".join(text if name == origin else f"{name}: {text}" for name, text in problems)
-        raise UsageError(f"{origin}: {shown}.") from error
+        raise UsageError(f"{origin}: {'; '.join(problems)}.") from error

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar, overload
 
 from fvc_lib.services.atomic_files import content_digest, sha256_of_json
-from fvc_lib.services.clip_settings import ClipSettings, View
 from fvc_lib.services.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
@@ -298,6 +297,62 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+# The frames of a clip, and the part of the picture that they show.
+
+SAMPLING, _FIT = r"uniform|window:([1-9][0-9]{0,3})", r"letterbox|crop(?::(0?\.[1-9][0-9]*))?"
+
+
+@dataclass(frozen=True)
+class View:
+    """The rule by which clips are cut from a video: frames, picture and number.
+
+    Attributes:
+        sampling: ``uniform`` (spread over the video) or ``window:STRIDE`` (every STRIDE-th frame of a stretch).
+        fit: ``letterbox`` (the whole picture, black bars), ``crop`` (the shorter side resized to the clip's, the middle
+            cut out) or ``crop:SHARE`` (the shorter side resized to the clip's side / SHARE; 0.875 is usual).
+        clips: number of clips per video.
+        crop: name in ``CROPS`` of the function that finds the part to show; empty: ``fit``
+            is used.
+        margin: share of its side by which that part is enlarged.
+
+    Raises:
+        ValueError: the sampling or fit is unknown.
+    """
+
+    sampling: str = "uniform"
+    fit: str = "letterbox"
+    clips: int = 1
+    crop: str = ""
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(SAMPLING, self.sampling):
+            raise ValueError(f"sampling: got {self.sampling!r}, wanted uniform, or window:STRIDE such as window:4")
+        if not re.fullmatch(_FIT, self.fit):
+            raise ValueError(f"fit: got {self.fit!r}, wanted letterbox, crop, or crop:SHARE such as crop:0.875")
+
+    @property
+    def stride(self) -> int:
+        """The distance between the frames of a clip, in frames of the video, for ``window:STRIDE``; else 0."""
+        return int(self.sampling.partition(":")[2] or 0)
+
+    def resized(self, side: int) -> int:
+        """Return the shorter side of the picture before ``side`` is cut out of its middle."""
+        return int(side / float(self.fit.partition(":")[2] or 1))
+
+
+PLAIN_VIEW = View()  # the whole picture, spread over the video
+
+
+@dataclass(frozen=True)
+class ClipSettings:
+    """Number of frames of a clip, their side in pixels, and the view."""
+
+    num_frames: int
+    side: int
+    view: View = View()
 
 
 @dataclass(frozen=True)

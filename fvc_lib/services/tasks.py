@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.services.errors import did_you_mean
 from fvc_lib.services.run_paths import RunPaths
 
 DATA_INDEX = "01_data_index"
@@ -397,10 +396,3 @@ PROTOCOLS: Mapping[str, ProtocolSpec] = {
         ProtocolSpec(METADATA_MATCHED, "folds of as many real as fake videos of each codec, size and length"),
     )
 }
-
-
-def known_protocol(name: str) -> str:
-    """Return ``name``; raise ``ValueError`` with similar names if there is no such protocol."""
-    if name not in PROTOCOLS:
-        raise ValueError(f"input should be one of {', '.join(PROTOCOLS)}.{did_you_mean(name, PROTOCOLS)}")
-    return name

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fvc_lib.corpus.probing import file_state, probe_file
 from fvc_lib.services.atomic_files import sha256_of_file
-from fvc_lib.services.clip_settings import View
+from fvc_lib.services.registry import View
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.file_parts import contents_of, part_at, picture_names, sha256_of_video
 from fvc_lib.video.decode.probe import probe_video

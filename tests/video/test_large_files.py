@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.corpus.probing import VIDEO_FILES, probe_file
-from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.isolated_workers import DEFAULT_MEMORY_BYTES, run_isolated
+from fvc_lib.services.registry import PLAIN_VIEW
 from fvc_lib.video.clips.making import DECODE_FUNCTION
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode.clip import decode_clip

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.corpus.probing import probe_file
-from fvc_lib.services.clip_settings import View
+from fvc_lib.services.registry import View
 from fvc_lib.tasks.video.verdicts import looking
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.clips.worker import make_original

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.services.atomic_files import sha256_of_file
-from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import DataError, FvcError
-from fvc_lib.services.registry import CROPS
+from fvc_lib.services.registry import CROPS, PLAIN_VIEW, View
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, read_table
 from fvc_lib.video.augmentations import AugmentationSettings, apply_augmentation
 from fvc_lib.video.clips.making import make_clips, write_seen

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.services.clip_settings import View
+from fvc_lib.services.registry import View
 from fvc_lib.video.clips import worker
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode import plan

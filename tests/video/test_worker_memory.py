@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fvc_lib.corpus.probing import VIDEO_FILES
-from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.isolated_workers import WORKER_BYTES, run_isolated
+from fvc_lib.services.registry import PLAIN_VIEW
 from fvc_lib.video.clips.making import DECODE_FUNCTION
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.features.measuring import MEASURE_FUNCTION, code_of, families_named

@@ -53,7 +53,7 @@ from fvc_lib.services.atomic_files import (
     read_json_object,
     sha256_of_json,
 )
-from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.ensembles import (
@@ -624,8 +624,8 @@ def names_of(runs: Sequence[JudgedRun]) -> list[str]:
     An ensemble is named after its members.
     """
     singles = {run.name: run.config for run in runs if not ensemble_text(run.run)}
-    values = {name: config.values_of(lambda declared: declared.hashed) for name, config in singles.items()}
-    fields = [name for name in DECLARED if name not in {"seed", "folds_seed", "model"}]
+    values = {name: config.relevant() for name, config in singles.items()}
+    fields = [name for name in DECLARED if name not in NOT_HASHED | {"seed", "folds_seed", "model"}]
     differing = [name for name in fields if len({str(known.get(name)) for known in values.values()}) > 1]
     names = []
     for run in runs:

@@ -16,10 +16,10 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_temporaries
-from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import available_cores, run_isolated
 from fvc_lib.services.records.digests import read_document
+from fvc_lib.services.registry import PLAIN_VIEW
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
 from fvc_lib.video.clips.store import ClipStore

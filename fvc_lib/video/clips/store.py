@@ -18,10 +18,9 @@ import av
 import numpy as np
 
 from fvc_lib.services.atomic_files import AnyPath, read_json_object, sha256_of_json, write_json
-from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.registry import CROPS
+from fvc_lib.services.registry import CROPS, PLAIN_VIEW, View
 from fvc_lib.video.clips.clip_file import (
     DIGEST_BYTES,
     Pixels,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.records.digests import write_document
+from fvc_lib.services.registry import PLAIN_VIEW, View
 from fvc_lib.video.clips.clip_file import Pixels, write_clip_file
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode.clip import decode_clip

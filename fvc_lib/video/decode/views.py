@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.services.clip_settings import View
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.registry import CROPS
+from fvc_lib.services.registry import CROPS, View
 from fvc_lib.video.decode.clip import Clip, PlacesOf, decode_places, uniform_places
 from fvc_lib.video.decode.frame_table import IntArray
 from fvc_lib.video.decode.pixels import Pixels

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from av.video.frame import VideoFrame
 
-from fvc_lib.services.clip_settings import View
+from fvc_lib.services.registry import View
 from fvc_lib.video.decode import views
 from fvc_lib.video.decode.clip import uniform_places
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.corpus.probing import HASH_FRAMES, HASH_SIZE, probe_file, probed
-from fvc_lib.services.clip_settings import View
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import View
 from fvc_lib.video.clips.clip_file import clip_header
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.clips.worker import make_original
