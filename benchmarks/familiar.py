@@ -18,8 +18,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.corpus.samples import scenes
 from fvc_lib.corpus.samples.files import Encoding
-from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
-from fvc_lib.corpus.samples.videos import ClipPlan, EventPlan, make_event, manifest_text
+from fvc_lib.corpus.samples.videos import MANIPULATIONS, ClipPlan, EventPlan, make_event, manifest_of
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.tasks.video.predicting import VideoDetector
 
@@ -67,7 +66,7 @@ def written(folder: Path, planned: Sequence[EventPlan]) -> list[Path]:
             (content,) = make_event(event)
             path.with_suffix(".part").write_bytes(content)
             path.with_suffix(".part").rename(path)
-    (folder / "manifest.csv").write_text(manifest_text(tuple(planned)))
+    manifest_of(planned).write_csv(folder / "manifest.csv")
     return [folder / event.clips[0].path for event in planned]
 
 

@@ -16,9 +16,8 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import run_headline
-from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
 from fvc_lib.corpus.samples.scenes import generator_for
-from fvc_lib.corpus.samples.videos import plan_events
+from fvc_lib.corpus.samples.videos import draw_region, plan_events
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
 from fvc_lib.tasks.video.verdicts.evidence import occlusion_map
@@ -81,14 +80,11 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
     """
     networks = networks_of_run(run, held=None)
     frames, side = networks.config.num_frames, networks.config.fixed_size
-    changes = {
-        event.clips[0].path: MANIPULATIONS[event.manipulation].draw(
-            event.num_frames, generator_for("forger", event.name)
-        )
+    regions = {
+        event.clips[0].path: draw_region(generator_for("forger", event.name))
         for event in plan_events()
-        if event.manipulation
+        if event.manipulation in ("region_splice", "local_resynthesis")
     }
-    regions = {path: change.region for path, change in changes.items() if change.region}
     videos = read_table(run.index, INDEX).join(read_table(run.folds, FOLDS).select("video_id", "fold"), on="video_id")
     videos = (
         videos.filter(pl.col("path").is_in(list(regions)))

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.samples import captions, dishes, forgeries, videos
-from fvc_lib.corpus.samples.captions import COLOURS, MOTIONS, Drawing, draw, make_clip, plan_clips
+from fvc_lib.corpus.samples import captions, dishes, videos
+from fvc_lib.corpus.samples.captions import MOTIONS, Drawing, draw, make_clip, plan_clips
 from fvc_lib.corpus.samples.dishes import Dish, generate_sample_dishes, photograph
-from fvc_lib.corpus.samples.files import split_planes
-from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
-from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
-from fvc_lib.corpus.samples.videos import generate_sample_corpus, make_event, plan_events
-
-HEIGHT, WIDTH, FRAMES = 96, 128, 30
+from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot, split_planes
+from fvc_lib.corpus.samples.videos import MANIPULATIONS, draw_region, generate_sample_corpus, make_event, plan_events
 
 
 @pytest.fixture
@@ -103,12 +99,11 @@ def test_no_test_caption_is_in_training_but_every_two_of_its_words_are():
 
 @pytest.mark.parametrize(("motion", "direction"), MOTIONS.items())
 def test_things_move_as_the_caption_says_and_stay_in_the_picture(motion, direction):
+    along = np.argmax(np.abs(direction))
     for number, shape in enumerate(captions.SHAPES):
-        drawing = Drawing(f"moving {number}", "red", shape, motion, "grey road")
-        thing = np.rint(captions._levels(COLOURS["red"])[1]).astype(np.uint8)
-        places = [np.argwhere(split_planes(frame)[1] == thing) for frame in draw(drawing)]
+        frames = draw(Drawing(f"moving {number}", "red", shape, motion, "grey road"))
+        places = [np.argwhere(split_planes(frame)[1] != 128) for frame in frames]  # the road is grey, the thing red
         centres = np.array([place.mean(axis=0) for place in places])
-        along = np.argmax(np.abs(direction))
         assert (np.sign(centres[-1] - centres[0])[along]) == direction[along]
         assert abs(centres[-1] - centres[0])[along] > captions.SIDE_PIXELS / 2 * 0.25  # of chroma pixels
         assert np.abs(np.diff(centres, axis=0)[:, 1 - along]).max() < 0.3
@@ -117,7 +112,7 @@ def test_things_move_as_the_caption_says_and_stay_in_the_picture(motion, directi
 
 def test_neither_mean_colour_nor_file_size_tells_the_food():
     foods, features = [], []
-    for number, food in enumerate(sorted(dishes.SHAPES) * 12):
+    for number, food in enumerate(sorted(dishes.SHAPES) * 8):
         content = photograph(Dish(f"cue {number}", food, 1 + number // 6 % 4, number % 6), 0)
         foods.append(food)
         features.append([*np.asarray(Image.open(io.BytesIO(content))).mean(axis=(0, 1)), len(content)])
@@ -127,32 +122,23 @@ def test_neither_mean_colour_nor_file_size_tells_the_food():
     np.fill_diagonal(distances, np.inf)
     nearest = [foods[place] for place in distances.argmin(axis=1)]
     accuracy = np.mean([guess == food for guess, food in zip(nearest, foods, strict=True)])
-    assert accuracy < 0.36  # chance is 0.17; 0.36 is four standard errors above it
+    assert accuracy < 0.38  # chance is 0.17; 0.38 is four standard errors above it
 
 
-@pytest.fixture(scope="module")
-def base():
-    return render_shot(Shot("base", WIDTH, HEIGHT, FRAMES, draw_camera("base")))
-
-
-@pytest.fixture(scope="module")
-def donor():
-    return render_shot(Shot("donor", WIDTH, HEIGHT, FRAMES, draw_camera("donor")))
-
-
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", MANIPULATIONS)
-def test_the_record_tells_where_and_when_the_clip_was_changed(name, seed, base, donor):
-    change = MANIPULATIONS[name].draw(FRAMES, generator_for("forger", seed))
-    forged = forgeries.forge(name, base, donor, generator_for("forger", seed))
-    differs = (forged != base)[:, :HEIGHT]
-    recorded = np.zeros_like(differs)
-    recorded[change.first_frame : change.end_frame] = True
-    if change.region:
-        recorded &= np.array(change.region.masks(FRAMES, HEIGHT, WIDTH))
-        assert 0.08 < differs.mean(axis=(1, 2)).min() < differs.mean(axis=(1, 2)).max() < 0.36
-        assert (differs[0] != differs[-1]).mean() > 0.005
-    assert not (differs & ~recorded).any(), "nothing changed outside"
-    assert differs[recorded].mean() > 0.3, "and much inside"
-    if name == "region_splice":
-        assert np.array_equal(forged[forged != base], donor[forged != base])
+def test_a_manipulation_changes_much_in_its_region_or_period_and_nothing_elsewhere(name):
+    height, width, frames = 96, 128, 30
+    base, donor = (render_shot(Shot(role, width, height, frames, draw_camera(role))) for role in ("base", "donor"))
+    for seed in range(2):
+        forged = MANIPULATIONS[name].apply(base, donor, generator_for("forger", seed))
+        differs = (forged != base)[:, :height]
+        if name in ("region_splice", "local_resynthesis"):
+            changed = np.array(draw_region(generator_for("forger", seed)).masks(frames, height, width))
+            assert 0.08 < differs.mean(axis=(1, 2)).min() < differs.mean(axis=(1, 2)).max() < 0.36
+            assert (differs[0] != differs[-1]).mean() > 0.005
+            assert not (differs & ~changed).any(), "nothing changed outside"
+            assert differs[changed].mean() > 0.3, "and much inside"
+        else:
+            assert 0.3 < differs.any(axis=(1, 2)).mean() < 1  # a part of the frames
+        if MANIPULATIONS[name].uses_donor:
+            assert np.array_equal(forged[forged != base], donor[forged != base])

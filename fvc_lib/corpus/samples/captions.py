@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
-from fvc_lib.corpus.samples.files import Encoding, csv_text, encode_frames, generate
+from fvc_lib.corpus.samples.files import Encoding, encode_frames, generate
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
 from fvc_lib.services.atomic_files import AnyPath
 
@@ -88,8 +89,7 @@ class Drawing:
 def make_clip(drawing: Drawing) -> bytes:
     """Return the bytes of the video file of ``drawing``."""
     frames = draw(drawing)
-    bits_per_second = drawing.encoding.target_bytes(frames) * 8 * FRAMES_PER_SECOND // NUM_FRAMES
-    return encode_frames(frames, drawing.encoding, bits_per_second)
+    return encode_frames(frames, drawing.encoding, drawing.encoding.bits_per_second(frames))
 
 
 def draw(drawing: Drawing) -> Planes:
@@ -97,17 +97,16 @@ def draw(drawing: Drawing) -> Planes:
     rng = generator_for("caption drawing", drawing.name)
     ground, thing = _levels(GROUNDS[drawing.ground]), _levels(COLOURS[drawing.colour])
     shade = texture(rng, SIDE_PIXELS, SIDE_PIXELS, (32, 16, 16, 7), 26.0)
-    shine = np.float32(rng.uniform(-8, 8))
+    shine = rng.uniform(-8, 8)
     radius = float(rng.uniform(9.0, 12.0))
     path, pixels = _path(rng, MOTIONS[drawing.motion], radius), np.arange(SIDE_PIXELS) + 0.5
     frames = np.empty((NUM_FRAMES, SIDE_PIXELS * 3 // 2, SIDE_PIXELS), np.uint8)
     for frame, (row, column) in zip(frames, path, strict=True):
         inside = np.asarray(SHAPES[drawing.shape]((pixels - column) / radius, (pixels[:, None] - row) / radius))
         luma = np.where(inside, thing[0] + shine, ground[0] + shade)
-        half = inside[::2, ::2]
-        chroma = [np.where(half, np.float32(thing[plane]), np.float32(ground[plane])) for plane in (1, 2)]
-        frame[:SIDE_PIXELS] = np.clip(np.rint(luma), 16, 235).astype(np.uint8)
-        frame[SIDE_PIXELS:] = np.rint(np.stack(chroma)).astype(np.uint8).reshape(SIDE_PIXELS // 2, SIDE_PIXELS)
+        chroma = np.where(inside[::2, ::2], thing[1:, None, None], ground[1:, None, None])
+        frame[:SIDE_PIXELS] = np.clip(np.rint(luma), 16, 235)
+        frame[SIDE_PIXELS:] = np.rint(chroma).reshape(SIDE_PIXELS // 2, SIDE_PIXELS)
     return frames
 
 
@@ -167,11 +166,7 @@ def generate_sample_captions(
         The path of ``manifest.csv``: columns path, text, split (train, validation, test), group.
     """
     clips = plan_clips()
-    plan = {(clip.path,): partial(_contents, clip) for clip in clips}
-    rows = ((clip.path, clip.caption, clip.part, clip.name) for clip in clips)
-    manifest = csv_text([("path", "text", "split", "group"), *rows])
+    plan = {(clip.path,): partial(lambda clip: [make_clip(clip)], clip) for clip in clips}
+    rows = [(clip.path, clip.caption, clip.part, clip.name) for clip in clips]
+    manifest = pl.DataFrame(rows, schema=["path", "text", "split", "group"], orient="row")
     return generate(Path(folder), _NOTICE_TEXT.format(version=CORPUS_VERSION), plan, manifest, progress, stop)
-
-
-def _contents(clip: Drawing) -> list[bytes]:
-    return [make_clip(clip)]

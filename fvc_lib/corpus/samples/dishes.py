@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from PIL import Image
 
-from fvc_lib.corpus.samples.files import csv_text, generate
+from fvc_lib.corpus.samples.files import generate
 from fvc_lib.corpus.samples.scenes import generator_for
 from fvc_lib.services.atomic_files import AnyPath
 
-Field = npt.NDArray[np.float32]  # (H, W)
-Colour = tuple[float, float, float]
+Field = npt.NDArray[np.floating]  # float32 (H, W) or (H, W, 3); Python's numbers do not widen it
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "1"
@@ -35,17 +35,18 @@ SIDE_PIXELS = 96
 TARGETS = ("calories_kcal", "protein_g", "carbohydrate_g", "fat_g", "mass_g")
 
 # (S,), the middles of the pixels along a side of the picture, from -1 to 1.
-_STEPS = (np.arange(SIDE_PIXELS, dtype=np.float32) + np.float32(0.5)) * np.float32(2 / SIDE_PIXELS) - 1
+_STEPS: Field = (np.arange(SIDE_PIXELS, dtype=np.float32) + 0.5) * np.float32(2 / SIDE_PIXELS) - 1
 # In radii of the plate: the distances of pieces from its middle by their number, their scale, and that of berries.
 _RADII = {1: (0.0, 0.5), 2: (0.38, 0.55), 3: (0.45, 0.58), 4: (0.52, 0.6)}
 _PIECE = 1.5
 _RIM = 0.9
-_FOOD_COLOURS: tuple[Colour, ...] = ((150, 92, 40), (110, 60, 34), (176, 110, 30), (136, 70, 60))
-_PLATE_COLOURS: tuple[Colour, ...] = ((246, 244, 238), (206, 222, 236), (222, 232, 204), (240, 226, 214))
-_TABLE_COLOURS: tuple[Colour, ...] = (
-    (120, 84, 54), (90, 96, 100), (160, 60, 60), (70, 100, 84), (60, 80, 120), (150, 150, 140),
-)  # fmt: skip
-_BERRY_COLOURS: tuple[Colour, ...] = ((200, 20, 60), (60, 40, 150))
+# Red, green, blue of 0 to 255.
+_FOOD_COLOURS = np.array([(150, 92, 40), (110, 60, 34), (176, 110, 30), (136, 70, 60)], float)
+_PLATE_COLOURS = np.array([(246, 244, 238), (206, 222, 236), (222, 232, 204), (240, 226, 214)], float)
+_TABLE_COLOURS = np.array(
+    [(120, 84, 54), (90, 96, 100), (160, 60, 60), (70, 100, 84), (60, 80, 120), (150, 150, 140)], float
+)
+_BERRY_COLOURS = np.array([(200, 20, 60), (60, 40, 150)], float)
 _NOTICE_TEXT = """This corpus is synthetic.
 
 Every picture was drawn by FVC's generator (version {version}): no dish in it was ever cooked. manifest.csv says what
@@ -55,19 +56,18 @@ food.
 
 
 def _length(x: Field, y: Field) -> Field:
-    return np.asarray(np.sqrt(x * x + y * y), np.float32)
+    length: Field = np.sqrt(x * x + y * y)
+    return length
 
 
 # Distance to the edge of a piece at the origin, negative inside; each covers an area of 0.09.
 SHAPES: dict[str, Callable[[Field, Field], Field]] = {
-    "cookies": lambda x, y: _length(x, y) - np.float32(0.17),
-    "doughnuts": lambda x, y: np.abs(_length(x, y) - np.float32(0.157)) - np.float32(0.046),
-    "dumplings": lambda x, y: np.maximum(_length(x, y + np.float32(0.1)) - np.float32(0.24), -(y + np.float32(0.1))),
-    "sausages": lambda x, y: _length(np.maximum(np.abs(x) - np.float32(0.205), 0), y) - np.float32(0.085),
-    "toast": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - np.float32(0.15),
-    "samosas": lambda x, y: (
-        np.maximum(np.float32(math.sqrt(3) / 2) * np.abs(x) + np.float32(0.5) * y, -y) - np.float32(0.132)
-    ),
+    "cookies": lambda x, y: _length(x, y) - 0.17,
+    "doughnuts": lambda x, y: np.abs(_length(x, y) - 0.157) - 0.046,
+    "dumplings": lambda x, y: np.maximum(_length(x, y + 0.1) - 0.24, -(y + 0.1)),
+    "sausages": lambda x, y: _length(np.maximum(np.abs(x) - 0.205, 0), y) - 0.085,
+    "toast": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.15,
+    "samosas": lambda x, y: np.maximum(math.sqrt(3) / 2 * np.abs(x) + 0.5 * y, -y) - 0.132,
 }
 # Grams of one piece, and of protein, carbohydrate and fat in it.
 _COMPOSITIONS = {
@@ -89,8 +89,8 @@ class Dish:
     food: str  # a key of ``SHAPES``
     num_pieces: int  # pieces of the food, 1 to 4
     num_berries: int  # at the rim, 0 to 5
-    class_label: str = ""  # the food, or the empty text if it is not known
-    known: frozenset[str] = frozenset()  # the ``TARGETS`` that were measured
+    class_label: str | None = None  # the food, or None if it is not known
+    known: Sequence[str] = ()  # the ``TARGETS`` that were measured
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -100,9 +100,9 @@ class Dish:
     @property
     def amounts(self) -> dict[str, float]:
         """The true amounts in the whole dish by the names in ``TARGETS``, whether the manifest states them or not."""
-        piece, berry = _amounts(self.food), _amounts("berries")
-        total = (self.num_pieces * p + self.num_berries * b for p, b in zip(piece, berry, strict=True))
-        return {name: round(amount, 3) for name, amount in zip(TARGETS, total, strict=True)}
+        pairs = zip(_amounts(self.food), _amounts("berries"), strict=True)
+        total = (round(self.num_pieces * piece + self.num_berries * berry, 3) for piece, berry in pairs)
+        return dict(zip(TARGETS, total, strict=True))
 
 
 def _amounts(food: str) -> tuple[float, ...]:
@@ -130,39 +130,32 @@ def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     """Return a picture of ``dish``, RGB, uint8 (H, W, 3); ``rng`` decides camera, light and noise."""
     look = generator_for("dish", dish.name)  # decides what all photographs of the dish share
     pieces, berries = _scattered(dish.num_pieces, look), _at_rim(dish.num_berries, look)
-    food, plate, table, berry = (
-        colours[int(look.integers(len(colours)))]
-        for colours in (_FOOD_COLOURS, _PLATE_COLOURS, _TABLE_COLOURS, _BERRY_COLOURS)
-    )
+    palettes = (_FOOD_COLOURS, _PLATE_COLOURS, _TABLE_COLOURS, _BERRY_COLOURS)
+    food, plate, table, berry = (look.choice(palette) for palette in palettes)
     is_round = look.random() < 0.5
     x, y, pixel = _plate_coordinates(rng)
-    canvas = np.empty((*x.shape, 3), dtype=np.float32)
-    canvas[:] = table
-    canvas *= _grain(x, y, rng)[..., None]
-    edge = _length(x, y) - 1 if is_round else np.maximum(np.abs(x), np.abs(y)) - np.float32(0.92)
-    _paint(canvas, edge - np.float32(0.05), (30, 26, 24), pixel * 6, 0.5)
+    canvas: Field = table.astype(np.float32) * _grain(x, y, rng)[..., None]
+    edge = _length(x, y) - 1 if is_round else np.maximum(np.abs(x), np.abs(y)) - 0.92
+    _paint(canvas, edge - 0.05, np.array([30, 26, 24]), pixel * 6, 0.5)
     _paint(canvas, edge, plate, pixel)
-    _paint(canvas, np.abs(edge + np.float32(0.16)) - np.float32(0.01), tuple(0.8 * c for c in plate), pixel, 0.6)
+    _paint(canvas, np.abs(edge + 0.16) - 0.01, 0.8 * plate, pixel, 0.6)
     for place_x, place_y, angle in pieces:
-        right, down = x - np.float32(place_x), y - np.float32(place_y)
-        cosine, sine, scale = np.float32(math.cos(angle)), np.float32(math.sin(angle)), np.float32(1 / _PIECE)
-        distance = SHAPES[dish.food](scale * (cosine * right + sine * down), scale * (cosine * down - sine * right))
-        distance *= np.float32(_PIECE)
-        shade = float(rng.uniform(0.88, 1.1))
-        colour = tuple(min(255.0, shade * channel) for channel in food)
-        _paint(canvas, distance - np.float32(0.03), (20, 16, 14), pixel * 5, 0.35)
-        _paint(canvas, distance, tuple(0.72 * channel for channel in colour), pixel)
-        _paint(canvas, distance + np.float32(0.025), colour, pixel * 2)
+        right, down = _turned(x - place_x, y - place_y, -angle)
+        distance = SHAPES[dish.food](right * (1 / _PIECE), down * (1 / _PIECE)) * _PIECE
+        colour = np.minimum(255.0, rng.uniform(0.88, 1.1) * food)
+        _paint(canvas, distance - 0.03, np.array([20, 16, 14]), pixel * 5, 0.35)
+        _paint(canvas, distance, 0.72 * colour, pixel)
+        _paint(canvas, distance + 0.025, colour, pixel * 2)
     for place_x, place_y in berries:
-        distance = _length(x - np.float32(place_x), y - np.float32(place_y))
-        _paint(canvas, distance - np.float32(0.065), berry, pixel)
-        _paint(canvas, distance - np.float32(0.02), (250, 250, 250), pixel, 0.5)
-    slope_x, slope_y = rng.uniform(-0.2, 0.2, 2).astype(np.float32)
-    light: Field = np.float32(rng.uniform(0.7, 1.1)) * (1 + slope_x * _STEPS[None, :] + slope_y * _STEPS[:, None])
+        distance = _length(x - place_x, y - place_y)
+        _paint(canvas, distance - 0.065, berry, pixel)
+        _paint(canvas, distance - 0.02, np.array([250, 250, 250]), pixel, 0.5)
+    slope_x, slope_y = rng.uniform(-0.2, 0.2, 2).tolist()
+    light = rng.uniform(0.7, 1.1) * (1 + slope_x * _STEPS[None, :] + slope_y * _STEPS[:, None])
     warmth = np.float32(rng.uniform(-0.08, 0.08))
     tint = np.array([1 + warmth, 1, 1 - warmth], dtype=np.float32)
-    noise = np.asarray(rng.normal(0, rng.uniform(2, 7), canvas.shape), np.float32)
-    return np.asarray(np.clip(np.rint(canvas * light[..., None] * tint + noise), 0, 255).astype(np.uint8))
+    noise = rng.normal(0, rng.uniform(2, 7), canvas.shape).astype(np.float32)
+    return np.asarray(np.clip(np.rint(canvas * light[..., None] * tint + noise), 0, 255), np.uint8)
 
 
 def _scattered(count: int, rng: np.random.Generator) -> list[tuple[float, float, float]]:
@@ -189,28 +182,36 @@ def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float
     All are in radii of the plate, whose middle is the origin.
     """
     angle, scale, tilt = rng.uniform(0, 2 * math.pi), rng.uniform(1.02, 1.16), rng.uniform(1.0, 1.12)
-    across = (_STEPS[None, :] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale)
-    down = (_STEPS[:, None] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale * tilt)
-    cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
-    return cosine * across - sine * down, sine * across + cosine * down, np.float32(2 * scale / SIDE_PIXELS)
+    across = (_STEPS[None, :] - rng.uniform(-0.1, 0.1)) * scale
+    down = (_STEPS[:, None] - rng.uniform(-0.1, 0.1)) * (scale * tilt)
+    x, y = _turned(across, down, angle)
+    return x, y, np.float32(2 * scale / SIDE_PIXELS)
+
+
+def _turned(x: Field, y: Field, angle: float) -> tuple[Field, Field]:
+    """Return the coordinates turned by ``angle`` in radians."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    return cosine * x - sine * y, cosine * y + sine * x
 
 
 def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
     """Return the pattern of the table, boards or checks, as factors of brightness (H, W)."""
-    period, strength = np.float32(rng.uniform(0.2, 0.5)), np.float32(rng.uniform(0.05, 0.18))
-    boards = np.abs((x / period) % 1 - np.float32(0.5)) > np.float32(0.25)
+    period, strength = rng.uniform(0.2, 0.5), rng.uniform(0.05, 0.18)
+    boards = np.abs((x / period) % 1 - 0.5) > 0.25
     if rng.random() < 0.5:
-        boards = boards ^ (np.abs((y / period) % 1 - np.float32(0.5)) > np.float32(0.25))
-    return np.asarray(1 - strength * boards.astype(np.float32), np.float32)
+        boards = boards ^ (np.abs((y / period) % 1 - 0.5) > 0.25)
+    return np.asarray(1 - strength * boards.astype(np.float32))
 
 
-def _paint(canvas: Field, distance: Field, colour: tuple[float, ...], blur: np.float32, opacity: float = 1.0) -> None:
-    """Paint ``colour`` into ``canvas`` (H, W, 3), in place, where ``distance`` (H, W) is negative.
+def _paint(
+    canvas: Field, distance: Field, colour: npt.NDArray[np.generic], blur: np.float32, opacity: float = 1.0
+) -> None:
+    """Paint ``colour`` (3,) into ``canvas`` (H, W, 3), in place, where ``distance`` (H, W) is negative.
 
     The edge is ``blur`` wide, in the unit of ``distance``.
     """
-    cover = np.clip(np.float32(0.5) - distance / blur, 0, 1) * np.float32(opacity)
-    canvas += cover[..., None] * (np.array(colour, dtype=np.float32) - canvas)
+    cover = np.clip(0.5 - distance / blur, 0, 1) * opacity
+    canvas += cover[..., None] * (colour.astype(np.float32) - canvas)
 
 
 def plan_dishes() -> tuple[Dish, ...]:
@@ -224,9 +225,8 @@ def _plan(name: str, food: str) -> Dish:
     rng = generator_for("plan", CORPUS_VERSION, name)
     contents, fate = (int(rng.integers(1, 5)), int(rng.integers(0, 6))), rng.random()
     if fate < 0.04:  # without a class, but measured
-        return Dish(name, food, *contents, "", frozenset(TARGETS))
-    known = () if fate < 0.1 else TARGETS if fate > 0.22 else ("mass_g",)
-    return Dish(name, food, *contents, food, frozenset(known))
+        return Dish(name, food, *contents, None, TARGETS)
+    return Dish(name, food, *contents, food, () if fate < 0.1 else TARGETS if fate > 0.22 else ("mass_g",))
 
 
 def generate_sample_dishes(
@@ -241,18 +241,15 @@ def generate_sample_dishes(
     """
     dishes = plan_dishes()
     plan = {dish.paths: partial(_photographs, dish) for dish in dishes}
-    notice = _NOTICE_TEXT.format(version=CORPUS_VERSION)
-    return generate(Path(folder), notice, plan, manifest_text(dishes), progress, stop)
+    rows = [
+        (path, dish.class_label, dish.name, *(dish.amounts[name] if name in dish.known else None for name in TARGETS))
+        for dish in dishes
+        for path in dish.paths
+    ]
+    texts = {"path": pl.String, "class": pl.String, "group": pl.String}
+    manifest = pl.DataFrame(rows, schema={**texts, **dict.fromkeys(TARGETS, pl.Float64)}, orient="row")
+    return generate(Path(folder), _NOTICE_TEXT.format(version=CORPUS_VERSION), plan, manifest, progress, stop)
 
 
 def _photographs(dish: Dish) -> list[bytes]:
     return [photograph(dish, number) for number in range(PHOTOGRAPHS_PER_DISH)]
-
-
-def manifest_text(dishes: Sequence[Dish]) -> str:
-    """Return the manifest's CSV text, one row per photograph."""
-    rows: list[Sequence[object]] = [("path", "class", "group", *TARGETS)]
-    for dish in dishes:
-        cells = [amount if name in dish.known else "" for name, amount in dish.amounts.items()]
-        rows += [(path, dish.class_label, dish.name, *cells) for path in dish.paths]
-    return csv_text(rows)

@@ -4,20 +4,21 @@ Manipulated footage compresses better or worse than camera footage. At a fixed q
 reveal the label. So every clip is encoded repeatedly, until its file has the size that its ``Encoding`` states.
 """
 
-import csv
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
 import av
 import numpy as np
+import polars as pl
 
-from fvc_lib.corpus.samples.scenes import Planes, resize_plane
+from fvc_lib.corpus.samples.scenes import Planes
 from fvc_lib.services.atomic_files import write_bytes, write_text
 from fvc_lib.services.errors import StoppedError
 
@@ -34,7 +35,6 @@ _CODEC_OPTIONS = {
         "flags": "+bitexact", "g": "60",
     },
 }  # fmt: skip
-_SUFFIX_FORMATS = {"mp4": "mp4", "mkv": "matroska", "webm": "webm", "avi": "avi", "mov": "mov"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,11 @@ class Encoding:
 
     def target_bytes(self, frames: Planes) -> int:
         """Return the wanted file size of ``frames`` (T, 3*H/2, W), in bytes."""
-        pixels = frames.shape[0] * frames.shape[1] * 2 // 3 * frames.shape[2]
-        return int(pixels * self.bits_per_pixel / 8)
+        return int(frames.size * 2 // 3 * self.bits_per_pixel / 8)
+
+    def bits_per_second(self, frames: Planes) -> int:
+        """Return the bit rate that gives about the wanted file size."""
+        return self.target_bytes(frames) * 8 * self.frames_per_second // len(frames)
 
 
 def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
@@ -80,7 +83,7 @@ def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
 def encode_frames(frames: Planes, encoding: Encoding, bits_per_second: int) -> bytes:
     """Encode uint8 (T, 3*H/2, W) planar yuv420p once, at about ``bits_per_second``."""
     buffer = io.BytesIO()
-    container = _SUFFIX_FORMATS[encoding.suffix]
+    container = {"mkv": "matroska"}.get(encoding.suffix, encoding.suffix)
     with av.open(buffer, "w", format=container, options={"fflags": "+bitexact"}) as output:
         stream = cast(av.VideoStream, output.add_stream(encoding.codec, rate=encoding.frames_per_second))
         stream.width, stream.height = frames.shape[2], frames.shape[1] * 2 // 3
@@ -100,32 +103,6 @@ def decode_frames(content: bytes) -> Planes:
         return np.stack([frame.to_ndarray() for frame in source.decode(video=0)]).astype(np.uint8, copy=False)
 
 
-def rescale_frames(frames: Planes, height: int, width: int) -> Planes:
-    """Resize (T, 3*H/2, W) bilinearly to the given luma size (multiples of 4)."""
-    scaled = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
-    for source, target in zip(frames, scaled, strict=True):
-        for from_plane, to_plane in zip(split_planes(source), split_planes(target), strict=True):
-            to_plane[:] = np.rint(resize_plane(from_plane, *to_plane.shape)).astype(np.uint8)
-    return scaled
-
-
-def crop_frames(frames: Planes, top: int, left: int, height: int, width: int) -> Planes:
-    """Crop (T, 3*H/2, W) at even ``top`` and ``left`` to the given luma size (multiples of 4)."""
-    cropped = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
-    for source, target in zip(frames, cropped, strict=True):
-        for from_plane, to_plane, scale in zip(split_planes(source), split_planes(target), (1, 2, 2), strict=True):
-            h, w = to_plane.shape
-            to_plane[:] = from_plane[top // scale : top // scale + h, left // scale : left // scale + w]
-    return cropped
-
-
-def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
-    """Return views of luma (H, W) and both chroma planes (H/2, W/2) of a packed frame (3*H/2, W)."""
-    height, width = planes.shape[0] * 2 // 3, planes.shape[1]
-    chroma = planes[height:].reshape(2, height // 2, width // 2)
-    return planes[:height], chroma[0], chroma[1]
-
-
 _MAX_THREADS = 4  # each holds the frames of up to two clips, about 20 MB
 
 
@@ -133,7 +110,7 @@ def generate(
     folder: Path,
     notice: str,
     plan: Mapping[Any, Callable[[], Sequence[bytes]]],
-    manifest: str,
+    manifest: pl.DataFrame,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
@@ -147,7 +124,7 @@ def generate(
         notice: text of ``NOTICE.txt``, with the version of the generator.
         plan: maps a tuple of paths (relative to the folder, with '/') to a function that returns the contents of these
             files, in the same order.
-        manifest: text of ``manifest.csv``.
+        manifest: the table to write to ``manifest.csv``.
         progress: called with (files done, files in all) after each item of ``plan``.
         stop: called after each item of ``plan``; true stops.
 
@@ -158,7 +135,6 @@ def generate(
         StoppedError: ``stop`` returned true; a later call continues.
         OSError: from the file system; a later call continues.
     """
-    total, done = sum(map(len, plan)), 0
     version = folder / "NOTICE.txt"
     if not version.is_file() or version.read_bytes() != notice.encode():
         for path in (path for paths in plan for path in paths):
@@ -173,30 +149,15 @@ def generate(
 
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, _MAX_THREADS)) as makers:
         try:
-            for num_made in makers.map(make, plan):
-                done += num_made
+            for done in accumulate(makers.map(make, plan)):
                 if progress is not None:
-                    progress(done, total)
+                    progress(done, sum(map(len, plan)))
                 if stop is not None and stop():
-                    raise StoppedError(f"stopped after {done} of {total} files of the sample corpus; run it again")
+                    raise StoppedError(f"stopped after {done} files of the sample corpus; run it again")
         except BaseException:
             makers.shutdown(cancel_futures=True)
             raise
-    write_if_other(folder / "manifest.csv", manifest)
-    return folder / "manifest.csv"
-
-
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return ``rows``, of which the first is the header, as CSV text."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def write_if_other(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically, unless the file has this content already.
-
-    So an unchanged file keeps its modification time.
-    """
-    if not path.is_file() or path.read_bytes() != text.encode():
+    path, text = folder / "manifest.csv", manifest.write_csv()
+    if not path.is_file() or path.read_bytes() != text.encode():  # an unchanged file keeps its modification time
         write_text(path, text)
+    return path

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Planes = npt.NDArray[np.uint8]  # (T, 3*H/2, W): luma rows, then both chroma planes as PyAV packs them
-Plane = npt.NDArray[np.float32]  # (H, W)
+Plane = npt.NDArray[np.floating]  # float32 (H, W); Python's numbers do not widen it
 
 MARGIN_PIXELS = 28  # largest distance of the camera from the centre of its canvas
 
@@ -61,33 +61,30 @@ def render_shot(shot: Shot) -> Planes:
 
     Width and height must be multiples of 4.
     """
-    rng = generator_for("shot", shot.name)
-    place_luma, place_chroma = _draw_place(rng, shot)
-    things = [_draw_thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
+    rng, height, width = generator_for("shot", shot.name), shot.height, shot.width
+    place, place_chroma = _draw_place(rng, shot)
+    things = [_Thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
     path, gain = _camera_path(rng, shot), _exposure(rng, shot)
-    rows = np.linspace(-1, 1, shot.height, dtype=np.float32)[:, None]
-    columns = np.linspace(-1, 1, shot.width, dtype=np.float32)
-    falloff = 1 - np.float32(shot.camera.vignette / 2) * (rows * rows + columns * columns)
+    down, right = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
+    falloff = 1 - shot.camera.vignette / 2 * ((down * down)[:, None] + right * right)
     # A noise sheet larger than the frame; neighbours are correlated, as after demosaicing.
-    white = rng.normal(0, shot.camera.noise_sigma, (shot.height + 65, shot.width + 65)).astype(np.float32)
-    noise = (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / np.float32(1.6)
+    white = rng.normal(0, shot.camera.noise_sigma, (height + 65, width + 65)).astype(np.float32)
+    noise = (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / 1.6
     shift = np.array([-shot.camera.warmth, shot.camera.warmth], np.float32)[:, None, None]
-    frames = np.empty((shot.num_frames, shot.height * 3 // 2, shot.width), np.uint8)
+    frames = np.empty((shot.num_frames, height * 3 // 2, width), np.uint8)
     for t, (frame, (top, left)) in enumerate(zip(frames, path.tolist(), strict=True)):
-        luma = place_luma[top : top + 2 * shot.height : 2, left : left + 2 * shot.width : 2].copy()
-        half = np.s_[top // 2 : top // 2 + shot.height : 2, left // 2 : left // 2 + shot.width : 2]
-        chroma = place_chroma[:, *half].copy()
+        luma = place[top:, left:][: 2 * height : 2, : 2 * width : 2].copy()
+        chroma = place_chroma[:, top // 2 :, left // 2 :][:, :height:2, :width:2].copy()
         for thing in things:
             thing.paste(luma, chroma, t / max(shot.num_frames - 1, 1))
         luma = _soften(luma) * (falloff * gain[t])
         # A random window of the noise sheet, randomly mirrored.
-        down, right = (int(v) for v in rng.integers(0, 65, 2))
+        row, column = rng.integers(0, 65, 2).tolist()
         flips = int(rng.integers(0, 4))
-        window = noise[down : down + shot.height, right : right + shot.width]
-        luma += window[:: -1 if flips & 1 else 1, :: -1 if flips & 2 else 1] * (0.6 + luma / np.float32(320.0))
-        levels = np.clip(np.rint(chroma + 128 + shift), 16, 240).astype(np.uint8)
-        frame[: shot.height] = np.clip(np.rint(luma), 16, 235).astype(np.uint8)
-        frame[shot.height :] = levels.reshape(shot.height // 2, shot.width)
+        window = noise[row : row + height, column : column + width]
+        luma += window[:: -1 if flips & 1 else 1, :: -1 if flips & 2 else 1] * (0.6 + luma / 320.0)
+        frame[:height] = np.clip(np.rint(luma), 16, 235)
+        frame[height:] = np.clip(np.rint(chroma + 128 + shift), 16, 240).reshape(height // 2, width)
     return frames
 
 
@@ -95,11 +92,25 @@ def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Pla
     """Resize (H, W) bilinearly with half-pixel centres, by gathers and element-wise sums only."""
     rows, row_weight = _taps(plane.shape[0], height)
     columns, column_weight = _taps(plane.shape[1], width)
-    source = plane.astype(np.float32)
+    source: Plane = plane.astype(np.float32)
     upper, lower = source[rows], source[np.minimum(rows + 1, plane.shape[0] - 1)]
     mixed = upper + (lower - upper) * row_weight[:, None]
     left, right = mixed[:, columns], mixed[:, np.minimum(columns + 1, plane.shape[1] - 1)]
-    return np.asarray(left + (right - left) * column_weight, np.float32)
+    resized: Plane = left + (right - left) * column_weight
+    return resized
+
+
+def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
+    position = np.clip((np.arange(target) + 0.5) * (source / target) - 0.5, 0, source - 1)
+    first = np.floor(position).astype(np.int64)
+    return first, (position - first).astype(np.float32)
+
+
+def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
+    """Return views of luma (H, W) and both chroma planes (H/2, W/2) of a packed frame (3*H/2, W)."""
+    height, width = planes.shape[0] * 2 // 3, planes.shape[1]
+    chroma = planes[height:].reshape(2, height // 2, width // 2)
+    return planes[:height], chroma[0], chroma[1]
 
 
 def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int, ...], contrast: float) -> Plane:
@@ -114,91 +125,65 @@ def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int,
     """
     total = np.zeros((height, width), np.float32)
     for cell in cells:
-        grid = rng.uniform(-1.0, 1.0, (height // cell + 2, width // cell + 2))
-        total += resize_plane(grid, height, width)
-    return total * np.float32(contrast)
+        total += resize_plane(rng.uniform(-1.0, 1.0, (height // cell + 2, width // cell + 2)), height, width)
+    return total * contrast
 
 
-@dataclass(frozen=True)
 class _Thing:
     """Something that crosses the view, and may pause on its way."""
 
-    luma: Plane
-    chroma: tuple[float, float]
-    inside: npt.NDArray[np.bool_]  # (h, w), h and w even
-    start: tuple[float, float]  # centre (row, column) in pixels
-    travel: tuple[float, float]
-    pause_from: float  # share of the shot; the thing rests for a quarter of it
+    def __init__(self, rng: np.random.Generator, shot: Shot) -> None:
+        self.sides = h, w = tuple(2 * int(rng.integers(side // 10, side // 5)) for side in (shot.height, shot.width))
+        rows, columns = np.linspace(-1, 1, h)[:, None], np.linspace(-1, 1, w)
+        for _ in range(int(rng.integers(1, 4))):  # squares, not powers: the same to the last bit everywhere
+            rows, columns = rows * rows, columns * columns
+        self.inside = rows + columns <= 1.0  # (h, w)
+        self.luma = rng.uniform(60, 190) + texture(rng, h, w, (16, 6), 10)
+        self.chroma = rng.uniform(-28, 28, 2).tolist()
+        self.start = rng.uniform(0.1, 0.9, 2) * (shot.height, shot.width)  # centre (row, column)
+        self.travel = rng.uniform((-0.3, -0.6), (0.3, 0.6)) * (shot.height, shot.width)
+        self.pause_from = rng.uniform(0.2, 1.5)  # share of the shot; the thing rests for a quarter of it
 
-    def paste(self, luma: Plane, chroma: npt.NDArray[np.float32], share: float) -> None:
+    def paste(self, luma: Plane, chroma: Plane, share: float) -> None:
         """Draw the thing into luma (H, W) and chroma (2, H/2, W/2), in place, clipped at the borders.
 
         ``share`` is the time in the shot, from 0 to 1.
         """
         moved = min(share, self.pause_from) + max(0.0, share - self.pause_from - 0.25)
-        top, left = (
-            2 * round((self.start[axis] + self.travel[axis] * moved - self.inside.shape[axis] / 2) / 2)
-            for axis in (0, 1)
+        centre = self.start + self.travel * moved
+        corner = [2 * round((middle - side / 2) / 2) for middle, side in zip(centre.tolist(), self.sides, strict=True)]
+        rows, columns = (
+            slice(max(first, 0), max(0, min(first + side, length)))
+            for first, side, length in zip(corner, self.sides, luma.shape, strict=True)
         )
-        rows = slice(max(top, 0), min(top + self.inside.shape[0], luma.shape[0]))
-        columns = slice(max(left, 0), min(left + self.inside.shape[1], luma.shape[1]))
-        if rows.start >= rows.stop or columns.start >= columns.stop:
-            return
-        own = np.s_[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-        inside = self.inside[own]
-        np.copyto(luma[rows, columns], self.luma[own], where=inside)
-        half = np.s_[rows.start // 2 : rows.stop // 2, columns.start // 2 : columns.stop // 2]
+        own = np.s_[rows.start - corner[0] :, columns.start - corner[1] :]
+        target = luma[rows, columns]
+        h, w = target.shape
+        np.copyto(target, self.luma[own][:h, :w], where=self.inside[own][:h, :w])
         for plane, level in zip(chroma, self.chroma, strict=True):
-            np.copyto(plane[half], np.float32(level), where=inside[::2, ::2])
+            half = plane[rows.start // 2 : rows.stop // 2, columns.start // 2 : columns.stop // 2]
+            half[self.inside[own][:h:2, :w:2]] = level
 
 
-def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
-    position = np.clip((np.arange(target) + 0.5) * (source / target) - 0.5, 0, source - 1)
-    first = np.floor(position).astype(np.int64)
-    return first, (position - first).astype(np.float32)
-
-
-def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, npt.NDArray[np.float32]]:
+def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
     """Return (luma, chroma) of the place of a shot, (H, W) and (2, H/2, W/2).
 
     H and W are those of the frames plus margins, times two, so that the camera can move by half pixels.
     """
     height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
-    luma = np.float32(rng.uniform(100, 140)) + texture(rng, height, width, (160, 90), 42)
+    luma = rng.uniform(100, 140) + texture(rng, height, width, (160, 90), 42)
     luma += texture(rng, height, width, (24, 9), 9)
     chroma = np.stack([texture(rng, height // 2, width // 2, (90, 40), 12) for _ in range(2)])
     # Light that falls off in one direction, as on a sky or a wall.
-    luma += np.linspace(-1, 1, height, dtype=np.float32)[:, None] * np.float32(rng.uniform(-35, 35))
-    luma += np.linspace(-1, 1, width, dtype=np.float32) * np.float32(rng.uniform(-35, 35))
-    for _ in range(int(rng.integers(5, 10))):
-        _add_block(rng, luma, chroma)
+    luma += np.linspace(-1, 1, height, dtype=np.float32)[:, None] * rng.uniform(-35, 35)
+    luma += np.linspace(-1, 1, width, dtype=np.float32) * rng.uniform(-35, 35)
+    for _ in range(int(rng.integers(5, 10))):  # large still rectangles
+        h, w = (2 * int(rng.integers(side // 10, side // 3)) for side in (height // 2, width // 2))
+        top, left = (2 * int(rng.integers(0, (side - part) // 2)) for side, part in ((height, h), (width, w)))
+        luma[top : top + h, left : left + w] = rng.uniform(50, 200) + texture(rng, h, w, (40, 8), 9)
+        for plane in chroma:
+            plane[top // 2 : (top + h) // 2, left // 2 : (left + w) // 2] = rng.uniform(-22, 22)
     return luma, chroma
-
-
-def _add_block(rng: np.random.Generator, luma: Plane, chroma: npt.NDArray[np.float32]) -> None:
-    """Draw a large still rectangle of random place, brightness, colour and texture into luma and chroma, in place."""
-    height, width = luma.shape
-    h, w = (2 * int(rng.integers(side // 10, side // 3)) for side in (height // 2, width // 2))
-    top, left = 2 * int(rng.integers(0, (height - h) // 2)), 2 * int(rng.integers(0, (width - w) // 2))
-    luma[top : top + h, left : left + w] = np.float32(rng.uniform(50, 200)) + texture(rng, h, w, (40, 8), 9)
-    for plane in chroma:
-        plane[top // 2 : (top + h) // 2, left // 2 : (left + w) // 2] = np.float32(rng.uniform(-22, 22))
-
-
-def _draw_thing(rng: np.random.Generator, shot: Shot) -> _Thing:
-    h, w = (2 * int(rng.integers(side // 10, side // 5)) for side in (shot.height, shot.width))
-    rows, columns = np.linspace(-1, 1, h)[:, None], np.linspace(-1, 1, w)
-    for _ in range(int(rng.integers(1, 4))):  # squares, not powers: the same to the last bit everywhere
-        rows, columns = rows * rows, columns * columns
-    inside = rows + columns <= 1.0
-    return _Thing(
-        luma=np.float32(rng.uniform(60, 190)) + texture(rng, h, w, (16, 6), 10),
-        chroma=(rng.uniform(-28, 28), rng.uniform(-28, 28)),
-        inside=inside,
-        start=(rng.uniform(0.1, 0.9) * shot.height, rng.uniform(0.1, 0.9) * shot.width),
-        travel=(rng.uniform(-0.3, 0.3) * shot.height, rng.uniform(-0.6, 0.6) * shot.width),
-        pause_from=rng.uniform(0.2, 1.5),
-    )
 
 
 def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:

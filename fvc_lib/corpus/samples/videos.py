@@ -11,15 +11,135 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
 from fvc_lib.corpus.listing import Listing, read_corpora
 from fvc_lib.corpus.samples import files, scenes
 from fvc_lib.corpus.samples.files import Encoding, decode_frames
-from fvc_lib.corpus.samples.forgeries import MANIPULATIONS, forge
-from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot
+from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot, generator_for, split_planes
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
-# The plan of the corpus. Metadata of files is drawn independently of the label, and not dealt in equal shares: a
+# --- Manipulations, which make the fakes. They are strong enough to be seen in six frames of 112 pixels: the corpus
+# shows that a pipeline learns, not how hard real forgeries are.
+
+
+@dataclass(frozen=True)
+class Region:
+    """An ellipse that moves in a straight line through the clip; all numbers are shares of the frame's sides."""
+
+    begin: tuple[float, float]  # centre (row, column) in the clip's first frame
+    end: tuple[float, float]  # centre (row, column) in the last frame
+    half_height: float
+    half_width: float
+
+    def masks(self, num_frames: int, height: int, width: int) -> list[npt.NDArray[np.bool_]]:
+        """Return one mask (height, width) per frame, True inside."""
+        half_height, half_width = self.half_height * height, self.half_width * width
+        begin, end = np.array(self.begin), np.array(self.end)
+        rows, columns = np.arange(height)[:, None], np.arange(width)
+        masks = []
+        for share in np.linspace(0, 1, num_frames):
+            row, column = (begin + (end - begin) * share) * (height, width)
+            distance = ((rows - row) / half_height) ** 2 + ((columns - column) / half_width) ** 2
+            masks.append(distance <= 1)
+        return masks
+
+
+def draw_region(rng: np.random.Generator) -> Region:
+    """Draw a moving region that covers a fifth to a third of the frame."""
+    half_area = rng.uniform(0.20, 0.32) / np.pi
+    stretch = rng.uniform(0.75, 1.35)
+    half_height, half_width = np.sqrt(half_area) * stretch, np.sqrt(half_area) / stretch
+    begin, end = rng.uniform(0.25, 0.75, (2, 2)).tolist()
+    return Region(tuple(begin), tuple(end), float(half_height), float(half_width))
+
+
+def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
+    """Return ``base`` with a moving region replaced by that of ``donor``, which has other grain and texture."""
+    forged, masks = base.copy(), draw_region(rng).masks(*_size(base))
+    for target, source, mask in zip(forged, donor, masks, strict=True):
+        for to_plane, from_plane, step in zip(split_planes(target), split_planes(source), (1, 2, 2), strict=True):
+            np.copyto(to_plane, from_plane, where=mask[::step, ::step])
+    return forged
+
+
+def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
+    """Return ``base`` with the luma of a moving region enlarged from a low resolution.
+
+    The region has no camera grain, but a lattice such as upsampling networks leave.
+    """
+    forged, (_, height, width) = base.copy(), _size(base)
+    masks, amplitude = draw_region(rng).masks(*_size(base)), np.float32(rng.uniform(7, 12))
+    factor = max(4, 4 * round(min(height, width) / 72))
+    half_period = max(4, 2 * round(max(height, width) / 56)) // 2
+    rows, columns = (np.arange(side) // half_period % 2 for side in (height, width))
+    lattice = np.where(rows[:, None] == columns, amplitude, -amplitude)  # a checkerboard
+    for frame, mask in zip(forged, masks, strict=True):
+        coarse = scenes.resize_plane(frame[:height], height // factor, width // factor)
+        smooth = np.clip(np.rint(scenes.resize_plane(coarse, height, width) + lattice), 16, 235).astype(np.uint8)
+        np.copyto(frame[:height], smooth, where=mask)
+    return forged
+
+
+def duplicate_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
+    """Return ``base`` frozen for about half of the clip."""
+    length = round(len(base) * rng.uniform(0.45, 0.6))
+    start = int(rng.integers(0, len(base) - length + 1))
+    forged = base.copy()
+    forged[start : start + length] = base[start]
+    return forged
+
+
+def drop_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
+    """Return ``base`` with only a few of its frames, each repeated until the next one; the others are dropped."""
+    hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
+    source = np.arange(len(base))
+    phase = int(rng.integers(0, hold))
+    return np.asarray(base[np.maximum(source - (source + phase) % hold, 0)])
+
+
+def splice_time(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
+    """Return ``base`` with a third to a half of the clip, not its beginning, replaced by that of ``donor``."""
+    length = round(len(base) * rng.uniform(0.34, 0.5))
+    start = int(rng.integers(len(base) // 6, len(base) - length + 1))
+    forged = base.copy()
+    forged[start : start + length] = donor[start : start + length]
+    return forged
+
+
+def _size(frames: Planes) -> tuple[int, int, int]:
+    """Return the number, the height and the width of frames (T, 3*H/2, W)."""
+    return len(frames), frames.shape[1] * 2 // 3, frames.shape[2]
+
+
+@dataclass(frozen=True)
+class Manipulation:
+    """One way of making a fake.
+
+    Attributes:
+        generator: the stated tool.
+        apply: called with the base footage, donor footage of the same shape but another place and camera, and a random
+            generator. Returns a changed copy of the base.
+        uses_donor: whether ``apply`` reads the donor footage.
+    """
+
+    generator: str
+    apply: Callable[[Planes, Planes, np.random.Generator], Planes]
+    uses_donor: bool = False
+
+
+MANIPULATIONS = {
+    "region_splice": Manipulation("collage", splice_region, uses_donor=True),
+    "local_resynthesis": Manipulation("resynth", resynthesise_region),
+    "frame_duplication": Manipulation("retimer", duplicate_frames),
+    "frame_drop": Manipulation("retimer", drop_frames),
+    "temporal_splice": Manipulation("collage", splice_time, uses_donor=True),
+}
+
+# --- The plan of the corpus. Metadata of files is drawn independently of the label, and not dealt in equal shares: a
 # cross-validated classifier of perfectly balanced metadata scores far below chance (AUC 0.2 to 0.3).
 
 # Any change that alters a byte of a clip needs another version: finished corpora are recognised by it.
@@ -72,14 +192,14 @@ def plan_events() -> tuple[EventPlan, ...]:
         )
     ]
     events, first_clip = [], 0
-    for number, place in enumerate(scenes.generator_for("order", DESIGN_SEED).permutation(len(drafts))):
+    for number, place in enumerate(generator_for("order", DESIGN_SEED).permutation(len(drafts))):
         events.append(_event(f"event_{number:02d}", first_clip, *drafts[place]))
         first_clip += len(events[-1].clips)
     return tuple(events)
 
 
 def _event(name: str, first_clip: int, label: str, number: int, manipulation: str | None, num_copies: int) -> EventPlan:
-    rng = scenes.generator_for("draft", DESIGN_SEED, label, number)
+    rng = generator_for("draft", DESIGN_SEED, label, number)
     width, height = _SIZES[rng.integers(len(_SIZES))]
     frames_per_second = _RATES[rng.integers(len(_RATES))]
     variants = ["original", *(_COPY_KINDS[k] for k in rng.permutation(len(_COPY_KINDS))[:num_copies])]
@@ -96,7 +216,7 @@ def _deal(cards: Sequence[T], *seed: str) -> list[T]:
 
     All cards are dealt about equally often.
     """
-    order = scenes.generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
+    order = generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]
 
 
@@ -115,31 +235,29 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
     Equal versions of this code, numpy and PyAV write equal bytes.
 
     Returns:
-        The path of ``manifest.csv``: columns path, label, group, manipulation, generator (the stated tool; both empty
-        for real), source (the kind of camera; empty for fakes), variant (original, reencode, rescale, crop) and
-        variant_of (the path of the original; empty for originals).
+        The path of ``manifest.csv``; for its columns see ``manifest_of``.
     """
     events = plan_events()
     plan = {tuple(clip.path for clip in event.clips): partial(make_event, event) for event in events}
     notice = _NOTICE_TEXT.format(version=CORPUS_VERSION)
-    return files.generate(Path(folder), notice, plan, manifest_text(events), progress)
+    return files.generate(Path(folder), notice, plan, manifest_of(events), progress)
 
 
-def make_event(event: EventPlan) -> tuple[bytes, ...]:
+def make_event(event: EventPlan) -> list[bytes]:
     """Return the contents of the files of ``event.clips`` in their order."""
     footage = film(event, "base", _camera(event))
     if event.manipulation is not None:
-        uses_donor = MANIPULATIONS[event.manipulation].uses_donor
-        # Another device than the base's: poorer light, so more noise.
-        noise = scenes.generator_for("donor noise", event.name).uniform(8, 14)
-        camera = replace(scenes.draw_camera(f"donor {event.name}"), noise_sigma=noise)
-        donor = film(event, "donor", camera) if uses_donor else footage
-        footage = forge(event.manipulation, footage, donor, scenes.generator_for("forger", event.name))
-    original, *copies = event.clips
-    published = files.encode_to_size(footage, original.encoding)
-    footage = decode_frames(published)  # copies are made from the published file
-    copied = (files.encode_to_size(_vary(footage, copy.variant, copy.path), copy.encoding) for copy in copies)
-    return (published, *copied)
+        manipulation, donor = MANIPULATIONS[event.manipulation], footage
+        if manipulation.uses_donor:
+            # Another device than the base's: poorer light, so more noise.
+            noise = generator_for("donor noise", event.name).uniform(8, 14)
+            donor = film(event, "donor", replace(scenes.draw_camera(f"donor {event.name}"), noise_sigma=noise))
+        footage = manipulation.apply(footage, donor, generator_for("forger", event.name))
+    contents = [files.encode_to_size(footage, event.clips[0].encoding)]
+    footage = decode_frames(contents[0])  # copies are made from the published file
+    for copy in event.clips[1:]:
+        contents.append(files.encode_to_size(_vary(footage, copy.variant, copy.path), copy.encoding))
+    return contents
 
 
 def film(event: EventPlan, role: str, camera: Camera) -> Planes:
@@ -148,29 +266,35 @@ def film(event: EventPlan, role: str, camera: Camera) -> Planes:
     ``role``, base or donor, distinguishes several shots of one event. The result is uint8 (T, 3*H/2, W).
     """
     shot = Shot(f"{event.name} {role}", event.width, event.height, event.num_frames, camera)
-    bits_per_pixel = scenes.generator_for("device", shot.name).uniform(0.7, 1.1)
+    bits_per_pixel = generator_for("device", shot.name).uniform(0.7, 1.1)
     device = Encoding("mpeg4", "avi", event.clips[0].encoding.frames_per_second, bits_per_pixel)
     frames = scenes.render_shot(shot)
-    bits_per_second = device.target_bytes(frames) * 8 * device.frames_per_second // event.num_frames
-    return decode_frames(files.encode_frames(frames, device, bits_per_second))
+    return decode_frames(files.encode_frames(frames, device, device.bits_per_second(frames)))
 
 
-def manifest_text(events: Sequence[EventPlan]) -> str:
-    """Return the manifest's CSV text, one row per clip.
+def manifest_of(events: Sequence[EventPlan]) -> pl.DataFrame:
+    """Return the manifest, one row per clip.
 
-    The source of a real clip is phone or camcorder, by its camera's noise: phones have small sensors and more noise.
+    Its columns are path, label, group, manipulation, generator (the stated tool; both null for real), source (phone or
+    camcorder, by the camera's noise; null for fakes), variant (original, reencode, rescale, crop) and variant_of (the
+    path of the original; null for originals).
     """
-    header = ("path", "label", "group", "manipulation", "generator", "source", "variant", "variant_of")
-    rows: list[Sequence[object]] = [header]
+    rows = []
     for event in events:
-        made_by = MANIPULATIONS[event.manipulation].generator if event.manipulation else ""
         device = "phone" if _camera(event).noise_sigma >= _PHONE_NOISE else "camcorder"
-        source = "" if event.manipulation else device
-        stated = (event.label, event.name, event.manipulation or "", made_by, source)
         for clip in event.clips:
-            original = "" if clip.variant == "original" else event.clips[0].path
-            rows.append((clip.path, *stated, clip.variant, original))
-    return files.csv_text(rows)
+            row = {
+                "path": clip.path,
+                "label": event.label,
+                "group": event.name,
+                "manipulation": event.manipulation,
+                "generator": MANIPULATIONS[event.manipulation].generator if event.manipulation else None,
+                "source": None if event.manipulation else device,
+                "variant": clip.variant,
+                "variant_of": None if clip.variant == "original" else event.clips[0].path,
+            }
+            rows.append(row)
+    return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def _camera(event: EventPlan) -> Camera:
@@ -178,37 +302,35 @@ def _camera(event: EventPlan) -> Camera:
 
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:
-    rng = scenes.generator_for("variant", seed)
-    height, width = frames.shape[1] * 2 // 3, frames.shape[2]
-    if variant == "rescale":
-        factor = rng.choice([0.75, 0.85, 1.2])
-        return files.rescale_frames(frames, 4 * round(height * factor / 4), 4 * round(width * factor / 4))
-    if variant == "crop":
-        return files.crop_frames(frames, *_crop_box(height, width, seed))
-    return frames
-
-
-def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
-    """Draw the box of a cropped copy; return (top, left, height, width) in pixels."""
-    rng = scenes.generator_for("variant", seed)
-    share = rng.uniform(0.86, 0.94)
+    """Return the frames (T, 3*H/2, W) of a copy; ``seed`` decides the scale or the box of the crop."""
+    rng, (_, height, width), (top, left) = generator_for("variant", seed), _size(frames), (0, 0)
+    if variant == "reencode":
+        return frames
+    share = rng.choice([0.75, 0.85, 1.2]) if variant == "rescale" else rng.uniform(0.86, 0.94)
     h, w = 4 * round(height * share / 4), 4 * round(width * share / 4)
-    top, left = (2 * int(rng.integers(0, (side - part) // 2 + 1)) for side, part in ((height, h), (width, w)))
-    return top, left, h, w
+    if variant == "crop":
+        top, left = (2 * int(rng.integers(0, (side - part) // 2 + 1)) for side, part in ((height, h), (width, w)))
+    varied = np.empty((len(frames), h * 3 // 2, w), np.uint8)
+    for source, target in zip(frames, varied, strict=True):
+        for from_plane, to_plane, step in zip(split_planes(source), split_planes(target), (1, 2, 2), strict=True):
+            if variant == "crop":
+                rows, columns = (
+                    slice(at // step, at // step + side) for at, side in zip((top, left), to_plane.shape, strict=True)
+                )
+                to_plane[:] = from_plane[rows, columns]
+            else:
+                to_plane[:] = np.rint(scenes.resize_plane(from_plane, *to_plane.shape)).astype(np.uint8)
+    return varied
 
 
-def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None, generate: bool = True) -> Path:
+def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of the run's corpus: ``config.corpus``, or the sample corpus in ``data_dir`` if that is empty.
 
-    Args:
-        config: uses ``corpus`` and ``data_dir``.
-        progress: called with (clips done, clips in all) while the sample corpus is written.
-        generate: write the missing files of the sample corpus; else its path is returned even if it does not exist.
+    Missing files of the sample corpus are written; ``progress`` is called with (clips done, clips in all) meanwhile.
     """
     if config.corpus:
         return Path(config.corpus)
-    folder = Path(config.data_dir) / _SAMPLE
-    return generate_sample_corpus(folder, progress=progress) if generate else folder / "manifest.csv"
+    return generate_sample_corpus(Path(config.data_dir) / _SAMPLE, progress=progress)
 
 
 def names_of_corpora(config: RunConfig) -> list[str]:
@@ -226,25 +348,24 @@ def names_of_corpora(config: RunConfig) -> list[str]:
     return names if config.corpus else [*names, _SAMPLE]
 
 
-def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:
-    """Return the listing of the run's corpora; ``generate`` is as of ``run_corpus``.
+def run_listing(config: RunConfig) -> Listing:
+    """Return the listing of the run's corpora; missing files of the sample corpus are written.
 
     Raises:
         UsageError: see ``read_corpora``.
         DataError: see ``read_corpora``.
     """
     return read_corpora(
-        [run_corpus(config, generate=generate), *config.more_corpora],
+        [run_corpus(config), *config.more_corpora],
         Path(config.cache_dir) / "index",
         allow_outside=config.allow_outside,
         label_map=config.label_map,
     )
 
 
-def corpus_root(config: RunConfig, *, generate: bool = True) -> Path:
+def corpus_root(config: RunConfig) -> Path:
     """Return the folder that the paths in the run's index are relative to.
 
-    For several corpora it is a folder with links to them. If the sample corpus is needed but missing, it is written
-    with ``generate``, and raises a ``UsageError`` without.
+    For several corpora it is a folder with links to them. Missing files of the sample corpus are written.
     """
-    return run_listing(config, generate=generate).root
+    return run_listing(config).root
