@@ -154,9 +154,9 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
 
 
 def _final_part(run: RunPaths, num_networks: int) -> list[str]:
-    from fvc_lib.tasks.video.verdicts.rule import KnownVideos, final_sentences, rule_of
+    from fvc_lib.tasks.video.verdicts.rule import KnownVideos, final_sentences
 
-    sentences = " ".join(final_sentences(KnownVideos.of_final(run), rule_of()))
+    sentences = " ".join(final_sentences(KnownVideos.of_final(run)))
     not_here = f"The numbers are of {num_networks} networks, which are not here."
     return ["## One network of all groups", "", f"{sentences} {not_here}", ""]
 

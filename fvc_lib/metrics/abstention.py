@@ -50,15 +50,6 @@ class Witnesses:
         real, fake = (round(float(self.weights[self.labels == label].sum())) for label in (0, 1))
         return real, fake
 
-    @property
-    def least_rates(self) -> tuple[float, float]:
-        """Return the lowest error rates at which any video can be called fake, and real.
-
-        The first is 1 / (n + 1) for n groups with reals, the second likewise for fakes.
-        """
-        real, fake = self.num_groups
-        return 1 / (real + 1), 1 / (fake + 1)
-
 
 def witnesses(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, folds: npt.ArrayLike) -> Witnesses:
     """Return ``Witnesses`` of N videos; each group has one vote per label.
@@ -153,7 +144,7 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
     return np.asarray(summed[np.searchsorted(ascending, new, side="right")])
 
 
-def left_out_p_values(known: Witnesses, groups: npt.ArrayLike, scores: FloatArray | None = None) -> PValues:
+def left_out_p_values(known: Witnesses, groups: npt.ArrayLike) -> PValues:
     """Return the p-values (N,) of the known videos, each compared with the videos of all other groups.
 
     They show how often the rule errs and abstains on videos with known labels. Scores of different networks are
@@ -162,20 +153,18 @@ def left_out_p_values(known: Witnesses, groups: npt.ArrayLike, scores: FloatArra
     Args:
         known: N videos with known labels.
         groups: (N,) of group ids.
-        scores: float64 (N,), scores to judge the videos by; None: ``known.scores``.
     """
-    asked = known.scores if scores is None else scores
     _, group_of = np.unique(np.asarray(groups), return_inverse=True)
     members = np.split(np.argsort(group_of, kind="stable"), np.bincount(group_of).cumsum()[:-1])
     found = []
     for label in (0, 1):
         of = known.labels == label
-        votes = _votes(label, known.scores[of], known.weights[of], asked)
+        votes = _votes(label, known.scores[of], known.weights[of], known.scores)
         others = np.full(len(votes), known.num_groups[label])
         for group in members:
             own = group[known.labels[group] == label]
             if own.size:
-                votes[group] -= _votes(label, known.scores[own], known.weights[own], asked[group])
+                votes[group] -= _votes(label, known.scores[own], known.weights[own], known.scores[group])
                 others[group] -= 1
         # Taking away what was added leaves rounding noise, and votes are counted in shares of a group.
         found.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))

@@ -18,7 +18,7 @@ from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_item, decode_limi
 from fvc_lib.video.clips.store import ClipStore
 
 FILE_SECONDS = 60.0  # the time limit for an empty file; a second more for each megabyte
-_LOOK = "fvc_lib.tasks.video.verdicts.looking:look"
+_LOOK = "fvc_lib.tasks.video.verdicts.untrusted:look"
 _SCRATCH = "scoring"
 
 
@@ -79,7 +79,7 @@ def decoded_files(
 def looked_at(
     store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0, file_seconds: float = 0.0
 ) -> Generator[tuple[int, ProbeResult, str]]:
-    """Probe ``files`` and decode them into ``clips``; every file is read once for both (``looking.look``).
+    """Probe ``files`` and decode them into ``clips``; every file is read once for both (``untrusted.look``).
 
     Args:
         store: its settings decide the clips.

@@ -44,7 +44,7 @@ def test_familiar_videos_are_flagged_at_most_at_the_stated_rate_and_far_ones_alw
 def test_few_groups_never_show_that_a_video_is_unlike_them(groups_per_fold, can):
     known = reference(np.random.default_rng(1), groups_per_fold)
     (far,) = known.quantiles(of_new(np.full((1, NUM_FEATURES), 50, np.float32)))
-    assert known.is_unlike(far) == known.tells == can
+    assert bool(known.reasons(far)) == can
     assert ("48 groups are too few, at least 49" in known.limit()) != can
 
 
@@ -65,10 +65,9 @@ def test_features_of_another_network_are_refused():
     for changed, why in (
         ({"fold_2": arrays["fold_0"], "groups_2": arrays["groups_0"]}, "wanted two of each network"),
         ({"fold_0": arrays["fold_0"].astype(np.float64)}, "wanted finite float32"),
-        ({"fold_0": arrays["fold_0"][:0], "groups_0": arrays["groups_0"][:0]}, "wanted finite float32"),
         ({"fold_0": np.full_like(arrays["fold_0"], np.nan)}, "wanted finite float32"),
         ({"groups_0": arrays["groups_0"][1:]}, "wanted finite float32"),
-        ({"fold_0": np.zeros((2000, 2), np.float32), "groups_0": np.zeros(2000, np.int64)}, "at most 1000 rows"),
+        ({"fold_0": np.zeros((2000, 2), np.float32), "groups_0": np.zeros(2000, np.int64)}, "at most 1000"),
     ):
         with pytest.raises(ValueError, match=why):
             FeatureDistance.of_arrays(arrays | changed, [0, 1])

@@ -122,7 +122,7 @@ def test_a_map_that_would_take_too_long_is_not_made(clip):
     networks = Handmade(ReadsOneTile())
     found = occlusion_map(networks, (0,), clip[None], max_minutes=1e-9)
     assert "--map-minutes" in found.why_hidden
-    assert networks.passes <= 1 + 3 * 16
+    assert networks.passes <= 1 + 16
 
 
 def test_heat_covers_what_a_map_marks_and_leaves_the_rest_grey(clip):

@@ -10,6 +10,7 @@ import pytest
 from fvc_lib.analysis.pages.answers import Known, over_time
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.command_line.verdicts.pages import page_name, page_parts, write_video_pages
+from fvc_lib.metrics.abstention import p_values
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
@@ -100,7 +101,7 @@ def test_bounds_are_where_the_rule_changes_its_answer(detector):
     said = []
     for score in bounds:
         logits = np.full((2, 2), np.log(score / (1 - score))) + np.array([[-1e-6], [1e-6]])
-        said.append(judging.answers_to(logits, detector.known, rule))
+        said.append(detector.known.answers_to(p_values(detector.known.witnesses, logits), rule))
     assert [said[0][0], said[1][1]] == ["real", "fake"]
     assert said[0][1] != "real"
     assert said[1][0] != "fake"

@@ -10,7 +10,7 @@ from typing import Any
 import av
 import pytest
 
-from fvc_lib.tasks.video.verdicts.provenance import manifest_sentences, provenance_of, read_file
+from fvc_lib.tasks.video.verdicts.untrusted import manifest_sentences, provenance_of, read_claims
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,7 @@ def test_a_manifest_with_missing_parts_makes_no_claim_that_its_state_does_not_al
 
 def test_without_the_library_metadata_are_read_and_the_missing_library_is_named(monkeypatch, make_video, tmp_path):
     monkeypatch.setitem(sys.modules, "c2pa", None)
-    manifest, problem, metadata = read_file(str(make_video(tmp_path / "a.mp4", 1)))
-    assert manifest is None
+    (problem,), metadata = read_claims(str(make_video(tmp_path / "a.mp4", 1)))
     assert "c2pa-python" in problem
     assert dict(metadata)["container"] == "QuickTime / MOV"
 
@@ -152,7 +151,7 @@ def test_tags_of_a_file_are_short_plain_text_and_not_too_many(tmp_path):
         stream = container.add_stream("libx264", rate=10, width=32, height=32)
         container.mux(stream.encode(av.VideoFrame(32, 32, "yuv420p")))
         container.mux(stream.encode())
-    metadata = read_file(str(path))[2]
+    metadata = read_claims(str(path))[1]
     assert len(metadata) <= 40
     assert all(len(value) <= 300 and "\n" not in value for _, value in metadata)
 

@@ -28,7 +28,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
 _SHOWN = 20
-_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final")
+_OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "file_seconds", "pages", "final")
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 ANSWER, ASKED = "answer.txt", "asked.csv"
 PROGRESS = "progress.json"
@@ -44,7 +44,6 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
 @click.option("--fpr", type=_SHARE, metavar="SHARE", help="The share of reals, where it is another.")
-@click.option("--cost", metavar="ALARM:MISS", help="An answer must agree with the threshold of these costs: 5:1.")
 @click.option("--prior", type=_SHARE, metavar="SHARE",
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
@@ -70,7 +69,6 @@ def predict(
     out: Path | None,
     error_rate: float,
     fpr: float | None,
-    cost: str | None,
     prior: float | None,
     map_minutes: float,
     file_seconds: float | None,
@@ -156,13 +154,10 @@ def predict(
         return
     detector = verdict_detector(found, allow_code=allow_code, held=1, final=final)  # refused before anything is written
     final = final or FINAL in detector.networks.folds
-    if fpr is not None and cost is not None:
-        raise UsageError("--fpr and --cost: give one of them.")
-    decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
-    rule_of(error_rate, decide_at, prior or 0.0)
+    rule_of(error_rate, fpr or 0.0, prior or 0.0)
     files, folder = files_of(paths), _folder(out, runs / "verdicts", detector.name)
     options: dict[str, object] = {
-        "--error-rate": error_rate, "--fpr": fpr, "--cost": cost, "--prior": prior, "--jobs": jobs, "--pages": pages,
+        "--error-rate": error_rate, "--fpr": fpr, "--prior": prior, "--jobs": jobs, "--pages": pages,
         "--map-minutes": map_minutes, "--file-seconds": file_seconds, "--runs-dir": runs_dir and runs_dir.absolute(),
     }  # fmt: skip
     more = [str(text) for pair in options.items() if pair[1] is not None for text in pair]
@@ -180,7 +175,7 @@ def predict(
         "run_dir": str(found),
         "asked_videos": [str(folder / ASKED)],
         "error_rate": error_rate,
-        "decide_at": decide_at,
+        "false_alarm_rate": fpr or 0.0,
         "prior": prior or 0.0,
         "map_minutes": map_minutes,
         "allow_code": allow_code,

@@ -136,6 +136,7 @@ STAGE_PARAMETERS = {
     "file_seconds": "time limit for judging one file; 0: a minute, and a second for each megabyte",
     "asked_videos": "files, folders, or tables with a column path, to be judged",
     "error_rate": "share of reals that may be called fake, and of fakes real",
+    "false_alarm_rate": "share of reals that may be called fake; 0: error_rate",
     "prior": "share of fakes among the videos to be judged; 0: unknown",
     "map_minutes": "time limit for all maps of fake regions together; 0: no maps",
     "video_pages": "number of judged files with a page of their own, with evidence; 0: none, -1: all",

@@ -385,7 +385,7 @@ class VideoDetector(Predictor):
             unfamiliar = reasons[answer.position]
             if distance is not None:
                 (quantile,) = distance.quantiles({fold: of[None] for fold, of in answer.features.items()}).tolist()
-                unfamiliar += (distance.sentence(quantile),) if distance.is_unlike(quantile) else ()
+                unfamiliar += distance.reasons(quantile)
             yield Finding(path, content, logits=logits, unfamiliar=unfamiliar)
 
     def _reasons(self, probed: ProbeResult, clips: Pixels) -> Iterator[str]:

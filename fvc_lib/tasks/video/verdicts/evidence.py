@@ -12,12 +12,13 @@ clip (after Petsiuk et al., "RISE", BMVC 2018).
 One file is in memory at a time. If one part of the evidence fails, the others are still made.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from timeit import repeat
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +31,14 @@ from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.progress import Tell, silent
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode, scratch_folder
-from fvc_lib.tasks.video.verdicts.provenance import Provenance, provenance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
+from fvc_lib.tasks.video.verdicts.untrusted import Provenance, provenance_of
 from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.clips.making import decode_limits, failure_of
 from fvc_lib.video.decode.windows import Windows
 
 Floats = npt.NDArray[np.floating]
-T = TypeVar("T")
 
 NO_FRAMES = "The model sees features of the whole video and no frames, so it has no score over time and no map."
 NO_NETWORK = "This is a video of the run, and the bundle does not have the network that had not seen it."
@@ -134,34 +134,35 @@ def file_evidence(
         MemoryError: memory is full. ``FvcError``, ``OSError``, ``ValueError`` and ``RuntimeError`` do not raise; they
             are listed in ``failures``.
     """
-    path, failures = path_from_text(row["path"]), list[str]()
-
-    def part(name: str, work: Callable[[], T]) -> T | None:
-        try:
-            return work()
-        except (FvcError, OSError, ValueError, RuntimeError) as error:
-            failures.append(f"{name}: {type(error).__name__}: {error}")
-            return None
-
-    provenance = part("Provenance", lambda: provenance_of(path))
+    path, failures, parts = path_from_text(row["path"]), list[str](), dict[str, Any]()
+    with _noted(failures, "Provenance"):
+        parts["provenance"] = provenance_of(path)
     own = known.rows.filter(content_sha256=row["sha256"]).drop_nulls("score")
     folds = (int(own["fold"][0]),) if own.height else networks.judges
-    note = NO_NETWORK if not set(folds) <= set(networks.folds) else "" if networks.sees_frames else NO_FRAMES
-    if note:
-        return FileEvidence(provenance=provenance, notes=(note,), failures=tuple(failures))
-
-    def of_frames() -> tuple[Pixels, WindowScores | None, OcclusionMap | None]:
+    if not networks.sees_frames:
+        parts["notes"] = (NO_FRAMES,)
+    elif not set(folds) <= set(networks.folds):
+        parts["notes"] = (NO_NETWORK,)
+    else:
         tell("decoding the whole video", 0, 0)
-        with decoded(networks, path, row["sha256"]) as (found, frames):
+        with _noted(failures, "The whole video"), decoded(networks, path, row["sha256"]) as (found, frames):
             clips, picture = frames[found.stored[: found.num_clips]], _picture(found)
-            curve = part("Score over time", lambda: score_windows(networks, folds, found, frames, tell))
-        mapped = None
-        if map_minutes > 0:
-            mapped = part("Map", lambda: occlusion_map(networks, folds, clips, picture, map_minutes, tell))
-        return np.ascontiguousarray(clips[picture]), curve, mapped
+            parts["clips"] = np.ascontiguousarray(clips[picture])
+            with _noted(failures, "Score over time"):
+                parts["windows"] = score_windows(networks, folds, found, frames, tell)
+            with _noted(failures, "Map"):
+                if map_minutes > 0:
+                    parts["occlusion"] = occlusion_map(networks, folds, clips, picture, map_minutes, tell)
+    return FileEvidence(**parts, failures=tuple(failures))
 
-    shown, windows, occlusion = part("The whole video", of_frames) or (None, None, None)
-    return FileEvidence(shown, windows, occlusion, provenance, (), tuple(failures))
+
+@contextmanager
+def _noted(failures: list[str], part: str) -> Iterator[None]:
+    """Append the error of a part that fails to ``failures``, so that the others are still made."""
+    try:
+        yield
+    except (FvcError, OSError, ValueError, RuntimeError) as error:
+        failures.append(f"{part}: {type(error).__name__}: {error}")
 
 
 # --- The score over time
@@ -188,8 +189,8 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tup
         if failure := f"the decoder gave up: {answer.detail}" if answer.failure else failure_of(value):
             raise DataError(failure)
         num_stored = int(value.pop("num_stored"))
-        fields: dict[str, Any] = {n: np.array(each) if isinstance(each, list) else each for n, each in value.items()}
-        yield Windows(**fields), np.memmap(target, np.uint8, "r", shape=(num_stored, 3, side, side))
+        value |= {name: np.array(rows) for name, rows in value.items() if isinstance(rows, list)}
+        yield Windows(**value), np.memmap(target, np.uint8, "r", shape=(num_stored, 3, side, side))
 
 
 def _picture(found: Windows) -> tuple[Any, slice, slice]:
@@ -235,12 +236,8 @@ def _note(found: Windows) -> str:
         return "A still: the video has one frame, so there is no score over time."
     if number == 1:
         return f"Too short for a score over time: it has {num_frames:,} frames, and a window needs {per_window}."
-    length = float((found.ends - found.begins)[found.num_clips :].mean())
     covered = 100 * len(np.unique(places)) / num_frames
-    return (
-        f"Each of the {number} windows shows {per_window} frames of about {length:.2g} seconds; together they show "
-        f"{covered:.0f} % of the video's frames."
-    )
+    return f"{number} windows of {per_window} frames; together they show {covered:.0f} % of the video's frames."
 
 
 # --- The occlusion map
@@ -277,12 +274,12 @@ def occlusion_map(
 
     num_passes = len(folds) * (1 + num_tiles + 2 + (1 + PLACEMENTS) * (len(_SHARES) - 2))
     batch, network = np.repeat(clip[None], size, axis=0), networks.network(folds[0])
-    seconds = min(repeat(lambda: networks.raw_logits(network, batch), number=1, repeat=3)) / size
-    if (minutes := seconds * num_passes / 60) > max_minutes:
-        return OcclusionMap(
-            seen, why_hidden=f"it would take about {np.ceil(minutes):,.0f} minutes on this machine, and "
-            f"{max_minutes:.2g} are allowed (--map-minutes)",
-        )  # fmt: skip
+    begin = time.perf_counter()
+    networks.raw_logits(network, batch)
+    minutes = (time.perf_counter() - begin) / size * num_passes / 60
+    if minutes > max_minutes:
+        why = f"it would take about {math.ceil(minutes):,} minutes on this machine, and {max_minutes:.2g} are allowed"
+        return OcclusionMap(seen, why_hidden=f"{why} (--map-minutes)")
     empty = _without_detail(seen, max(1, clip.shape[-1] // 8) // 2 * 2 + 1)
 
     def mean_logits(deleted: Sequence[npt.NDArray[np.bool_]]) -> Floats:
@@ -331,8 +328,8 @@ def _deletion_check(mean_logits: Callable[[Sequence[npt.NDArray[np.bool_]]], Flo
     """
     counts = sorted({round(share * drops.size) for share in _SHARES})
     masks = [np.zeros(drops.size, bool), np.ones(drops.size, bool)]
-    for each in (drops, *_elsewhere(drops)):
-        rank = np.argsort(np.argsort(-each.ravel(), kind="stable"))
+    for values in (drops, *_elsewhere(drops)):
+        rank = np.argsort(np.argsort(-values.ravel(), kind="stable"))
         masks += [rank < count for count in counts[1:-1]]
     begin, end, *inner = mean_logits(masks)
     curves = np.pad(np.reshape(inner, (1 + PLACEMENTS, -1)), ((0, 0), (1, 1)), constant_values=((0, 0), (begin, end)))

@@ -42,7 +42,6 @@ from fvc_lib.tasks.video.verdicts.rule import (
     WITHHELD,
     KnownVideos,
     Rule,
-    agreeing,
     at_prior,
     final_sentences,
     percent,
@@ -54,10 +53,9 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY, UNKNOWN
 STANDARD_INPUT = "-"
 CSV, LINES = "verdicts.csv", "verdicts.jsonl"
 _MOST_SHOWN = 1000
-_UNSCORED, _UNREAD = "no prediction", "not read"
-_COUNTED = {
-    FAKE: FAKE, REAL: REAL, UNDECIDED: UNDECIDED, _UNSCORED: "without a prediction", _UNREAD: "could not be read",
-}  # fmt: skip
+_DECISIONS = (FAKE, REAL, UNDECIDED)
+_UNSCORED, _UNREAD = "without a prediction", "could not be read"
+_ANSWERS = (*_DECISIONS, _UNSCORED, _UNREAD)
 
 
 def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
@@ -67,21 +65,20 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
 
     - a folder: all files below it with a suffix of ``kind``;
     - a table (CSV, TSV, Parquet): the files in its column ``path``, relative to the table's folder;
-    - ``-``: the lines of standard input;
+    - ``-``: the lines of standard input, or names that NUL bytes separate;
     - anything else: a file, whether it exists or not.
 
     Raises:
-        UsageError: no file is named, a folder has no file of ``kind``, a table has no column ``path``, or a name has a
-            NUL byte.
+        UsageError: no file is named, a folder has no file of ``kind``, or a table has no column ``path``.
     """
     files: dict[Path, None] = {}
     for text in named:
         path = Path(text)
         if text == STANDARD_INPUT:
-            lines = (os.fsdecode(line.rstrip(b"\r\n")) for line in sys.stdin.buffer)
-            paths = [Path(line) for line in lines if line.strip()]
+            lines = sys.stdin.buffer.read().replace(b"\0", b"\n").splitlines()
+            paths = [Path(os.fsdecode(line)) for line in lines if line.strip()]
         elif path.is_dir():
-            paths = sorted(each for each in path.rglob("*") if is_named_as(kind, each.name) and each.is_file())
+            paths = sorted(found for found in path.rglob("*") if is_named_as(kind, found.name) and found.is_file())
             if not paths:
                 raise UsageError(f"{text!r}: a folder without a file of kind {kind}. Name the files.")
         elif path.suffix.lower() in SUFFIXES:
@@ -91,11 +88,7 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
         else:
             paths = [path]
         # Links stay links, and a list's '~nobody' is a name like any other.
-        files |= {Path(os.path.abspath(os.path.expanduser(each))): None for each in paths}  # noqa: PTH100, PTH111
-    if wrong := next((path for path in files if "\0" in str(path)), None):
-        raise UsageError(
-            f"{str(wrong)[:80]!r}: no file's name has a NUL byte. A list has a name a line: find -print, not -print0."
-        )
+        files |= {Path(os.path.abspath(os.path.expanduser(found))): None for found in paths}  # noqa: PTH100, PTH111
     if not files:
         raise UsageError(f"no {kind} is named. Give files, folders, tables with a column 'path', or '-' for a list.")
     return list(files)
@@ -107,7 +100,8 @@ class Verdicts:
 
     Attributes:
         table: VERDICTS of the first ``_MOST_SHOWN`` files.
-        counts: the number of ``fake``, ``real``, ``undecided``, ``no prediction`` and ``not read``.
+        counts: the number of files that are ``fake``, ``real``, ``undecided``, ``without a prediction``, or that
+            ``could not be read``.
         num_resumed: number of files whose findings an earlier call had stored.
         detector: the detector that scored the files.
         rule: the rule that gave the verdicts.
@@ -134,11 +128,7 @@ class Verdicts:
     def answer(self) -> str:
         """Return the number of videos by verdict as one sentence."""
         number = sum(self.counts.values())
-        parts = [
-            f"{self.counts[word]:,} {text}"
-            for word, text in _COUNTED.items()
-            if self.counts[word] or word not in (_UNSCORED, _UNREAD)
-        ]
+        parts = [f"{self.counts[word]:,} {word}" for word in _ANSWERS if self.counts[word] or word in _DECISIONS]
         return f"{number:,} video{'s' * (number != 1)}: {', '.join(parts)}."
 
 
@@ -170,10 +160,8 @@ def judge_files(
     detector.distance_now(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
     folder.mkdir(parents=True, exist_ok=True)
     take_in(folder, VERDICTS_STAGE)
-    known = detector.known
-    answers = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
     find = partial(detector.findings, workers=workers, file_seconds=file_seconds)
-    counts, shown, num_resumed = Counter[str](), [_table(detector, [], answers, rule)], 0
+    counts, shown, num_resumed = Counter[str](), [_table(detector, [], rule)], 0
     written = (folder / CSV, folder / LINES)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(folder, detector.identity, Finding)))
@@ -182,7 +170,7 @@ def judge_files(
         table.write(csv_for_people(shown[0]))
         for findings, num_known in found_in_blocks(journal, files, find, progress):
             num_resumed += num_known
-            some = check_table(_table(detector, findings, answers, rule), VERDICTS, CSV)
+            some = check_table(_table(detector, findings, rule), VERDICTS, CSV)
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
             table.write(csv_for_people(flat, header=False))
             lines.write(some.with_columns(pl.col("reasons").str.split("\n")).write_ndjson())
@@ -214,7 +202,7 @@ def find_out_shard(
 def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
     is_final = FINAL in detector.networks.judges
     yield from rule_sentences(detector.known, rule)
-    yield from final_sentences(detector.known, rule) if is_final else ()
+    yield from final_sentences(detector.known) if is_final else ()
     yield f"{FAMILIARITY} Of the run's own videos {percent(detector.ranges.share_unfamiliar)} are."
     yield detector.distance.limit() if detector.distance else UNKNOWN
     yield "The rates hold for videos that come from where the run's videos come from; of others nothing is promised."
@@ -224,82 +212,63 @@ def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
         yield "Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."
 
 
-def _table(
-    detector: VideoDetector, findings: Sequence[Finding], answers_of_known: Mapping[str, str], rule: Rule
-) -> pl.DataFrame:
-    """Return VERDICTS, in the order of ``findings``.
-
-    ``answers_of_known`` are the answers for the run's tested videos at the rule's error rates, by content SHA-256.
-    """
+def _table(detector: VideoDetector, findings: Sequence[Finding], rule: Rule) -> pl.DataFrame:
+    """Return VERDICTS, in the order of ``findings``."""
     known = detector.known
-    new = [each for each in findings if each.logits and not each.is_known]
-    answers = answers_to(np.array([each.logits for each in new]), known, rule) if new else []
-    answer_of, rows = dict(zip((each.path for each in new), answers, strict=True)), []
-    for each in findings:
+    answer_of: dict[str, str] = {}  # by content for the run's videos, by path for others
+    if any(found.is_known for found in findings):
+        answer_of |= zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True)
+    if new := [found for found in findings if found.logits and not found.is_known]:
+        p_values_of_new = p_values(known.witnesses, np.array([found.logits for found in new]))
+        answer_of |= zip((found.path for found in new), known.answers_to(p_values_of_new, rule), strict=True)
+    rows = []
+    for found in findings:
         row: dict[str, Any] = dict.fromkeys(VERDICTS.columns)
-        row |= {"path": each.path, "model_id": detector.model_id, "failure": each.failure or None}
-        row |= {"sha256": each.sha256, "video_id": each.sha256[:16]} if each.sha256 else {}
-        reasons = [each.failure] if each.failure else list(each.no_prediction)
-        if each.is_known:
-            video = known.rows.row(detector.place_of[each.sha256], named=True)
+        row |= {"path": found.path, "model_id": detector.model_id, "failure": found.failure or None}
+        row |= {"sha256": found.sha256, "video_id": found.sha256[:16]} if found.sha256 else {}
+        reasons, logits = [found.failure] if found.failure else list(found.no_prediction), np.array(found.logits)
+        video = known.rows.row(detector.place_of[found.sha256], named=True) if found.is_known else None
+        if video is not None:
             row["video_id"] = video["video_id"]
-            if each.logits:
-                columns, reasons = _of_known(video, each.logits, answers_of_known[each.sha256], known, rule)
-                row |= columns
-        elif each.logits:
-            columns, reasons = judged(np.array(each.logits), answer_of[each.path], known, rule, each.unfamiliar)
+        if video is not None and found.logits:
+            verdict, reasons = _concluded(answer_of[found.sha256], rule)
+            stored = f"its score is that of the one network that had not seen it (fold {video['fold']})."
+            reasons.insert(int(rule.withheld), f"{known_sentence(video)}; {stored}")
+            rate = known.base_rates[video["fold"] : video["fold"] + 1]
+            row |= {"score": video["score"], "probability": at_prior(logits, rate, rule.prior), "verdict": verdict}
+        elif found.logits:
+            columns, reasons = judged(logits, answer_of[found.path], known, rule, found.unfamiliar)
             row |= columns
         rows.append(row | {"reasons": "\n".join(reasons)})
     return frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
 
 
-def _of_known(
-    video: Mapping[str, Any], logits: Sequence[float], answer: str, known: KnownVideos, rule: Rule
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the VERDICTS columns ``score probability verdict`` for a video of the run, and the reasons."""
-    verdict, reasons = _concluded(answer, video["score"], known, rule)
-    rate = known.base_rates[video["fold"] : video["fold"] + 1]
-    stored = f"its score is that of the one network that had not seen it (fold {video['fold']})."
-    reasons.insert(int(rule.withheld), f"{known_sentence(video)}; {stored}")
-    probability = at_prior(np.array(logits), rate, rule.prior)
-    return {"score": video["score"], "probability": probability, "verdict": verdict}, reasons
-
-
-def answers_to(logits: FloatArray, known: KnownVideos, rule: Rule) -> list[str]:
-    """Return the answers for M new videos at the rule's error rates, from log odds by K networks, float64 (M, K)."""
-    return known.answers_to(p_values(known.witnesses, logits), rule)
-
-
 def judged(
     logits: FloatArray, answer: str, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the score and verdict columns of VERDICTS for a new video, and the reasons.
+    """Return ``(columns, reasons)``: the score and verdict columns of VERDICTS for a new video, and the reasons.
 
     Args:
         logits: float64 (K,), calibrated log odds of fake by K networks.
-        answer: the answer at the rule's error rates (``answers_to``).
+        answer: the answer at the rule's error rates (``KnownVideos.answers_to``).
         known: the run's videos.
         rule: the conditions of a verdict.
         unfamiliar: sentences on how the video is unlike the run's; any makes it undecided.
     """
     scores = probabilities(logits, 1.0).tolist()
-    score, probability = fmean(scores), at_prior(logits, known.judges_rates, rule.prior)
-    verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
-    columns = {"score": score, "probability": probability, "verdict": verdict}
+    verdict, reasons = _concluded(answer, rule, unfamiliar)
+    probability = at_prior(logits, known.judges_rates, rule.prior)
+    columns = {"score": fmean(scores), "probability": probability, "verdict": verdict}
     if len(scores) > 1:  # the range of one network would look like certainty
         columns |= {"score_low": min(scores), "score_high": max(scores)}
     return columns, reasons
 
 
-def _concluded(
-    answer: str, score: float, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
-) -> tuple[str, list[str]]:
+def _concluded(answer: str, rule: Rule, unfamiliar: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Return the verdict and its reasons; a single sentence in ``unfamiliar`` is enough to make it undecided."""
     against = [*([WITHHELD] if rule.withheld else []), *unfamiliar]
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")
-    elif agreeing(answer, score, known.threshold(rule)) == UNDECIDED:
-        against.append(f"The operating point {rule.point} gives another answer than the stated error rates.")
     if against:
         return UNDECIDED, against
     rate, other = (rule.called_fake, REAL) if answer == FAKE else (rule.called_real, FAKE)

@@ -9,7 +9,7 @@ scores, so the two kinds of scores can be compared on them. Because these videos
 little better on them than it is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -33,7 +33,6 @@ from fvc_lib.metrics.abstention import (
 )
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, KNOWN_VIDEOS, PREDICTIONS, read_table
@@ -58,8 +57,6 @@ class Rule:
     Attributes:
         called_fake: the share of reals that may be called fake, inside (0, 1).
         called_real: the share of fakes that may be called real, inside (0, 1).
-        point: an operating point on the run's out-of-fold scores; an answer that disagrees with its threshold becomes
-            undecided. None: no such condition.
         prior: share of fakes where the new videos come from, for the column ``probability``; None: no such column.
         withheld: whether every video is undecided, because the run is not shown to be above its controls (predictors
             that see no pixel or learned other labels).
@@ -67,7 +64,6 @@ class Rule:
 
     called_fake: float
     called_real: float
-    point: OperatingPoint | None = None
     prior: float | None = None
     withheld: bool = False
 
@@ -77,25 +73,21 @@ class Rule:
         return self.called_fake, self.called_real
 
 
-def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *, withheld: bool = False) -> Rule:
+def rule_of(
+    error_rate: float = 0.1, false_alarm_rate: float = 0.0, prior: float = 0.0, *, withheld: bool = False
+) -> Rule:
     """Return the rule for a user's options.
 
-    ``decide_at`` is empty, or an operating point such as ``fpr=0.01`` or ``cost=5:1``. ``prior`` 0 means none. With
-    ``fpr`` that rate replaces ``error_rate`` for reals called fake.
+    ``false_alarm_rate`` is the share of reals that may be called fake; 0: ``error_rate``. ``prior`` 0 means none.
 
     Raises:
-        UsageError: a rate outside (0, 1), or another operating point.
+        UsageError: a rate outside (0, 1).
     """
-    for name, rate in (("error_rate", error_rate), ("prior", prior or 0.5)):
+    called_fake = false_alarm_rate or error_rate
+    for name, rate in (("error_rate", error_rate), ("fpr", called_fake), ("prior", prior or 0.5)):
         if not 0 < rate < 1:
             raise UsageError(f"{name}: got {rate:g}, wanted a share inside (0, 1), such as 0.1.")
-    try:
-        point = operating_point(decide_at) if decide_at else None
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if point is not None and point.kind == "fpr":
-        return Rule(point.false_positive_rate, error_rate, None, prior or None, withheld)
-    return Rule(error_rate, error_rate, point, prior or None, withheld)
+    return Rule(called_fake, error_rate, prior or None, withheld)
 
 
 class KnownVideos:
@@ -174,12 +166,6 @@ class KnownVideos:
         """The p-values of each tested video, computed from the tested videos of other groups."""
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
-    def threshold(self, rule: Rule) -> float | None:
-        """Return the lowest score that the rule's operating point calls fake; None if the rule has no such point."""
-        if rule.point is None:
-            return None
-        return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
-
     def telling(self, rule: Rule) -> frozenset[str]:
         """Return the answers (fake, real) that videos of that class get at a higher rate than others, beyond chance."""
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
@@ -189,25 +175,9 @@ class KnownVideos:
         telling = self.telling(rule)
         return [answer if answer in telling else UNDECIDED for answer in p_values.answers(rule.rates)]
 
-    def agreed(self, p_values: PValues, scores: FloatArray, rule: Rule) -> list[str]:
-        """Return ``answers_to``, but undecided where the threshold of the operating point gives another answer."""
-        pairs, threshold = zip(self.answers_to(p_values, rule), scores.tolist(), strict=True), self.threshold(rule)
-        return [agreeing(answer, score, threshold) for answer, score in pairs]
-
-    def answers(self, rule: Rule) -> list[str]:
-        """Return the rule's answer to each tested video, from the scores of videos of other groups."""
-        return self.agreed(self.left_out, self.tested["score"].to_numpy(), rule)
-
     def rates(self, rule: Rule) -> AbstentionRates:
         """Return the rates of errors and undecided answers on the run's own videos."""
-        return abstention_rates(self.witnesses, self.answers(rule))
-
-
-def agreeing(answer: str, score: float, threshold: float | None) -> str:
-    """Return ``answer`` if there is no threshold or it gives the same answer for ``score``; else undecided."""
-    if threshold is None or answer == (FAKE if score >= threshold else REAL):
-        return answer
-    return UNDECIDED
+        return abstention_rates(self.witnesses, self.answers_to(self.left_out, rule))
 
 
 def percent(share: float) -> str:
@@ -215,53 +185,42 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
-    """Return sentences on the rule, its error rates on the run's videos, and which answers it can never give."""
+def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
+    """Yield sentences on the rule, its error rates on the run's videos, and which answers it can never give."""
     rates, telling = known.rates(rule), known.telling(rule)
     reals, fakes = rates.num_groups
-    shares = [percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)]
-    sentences = [
-        (
-            f"Asked: at most {percent(rule.called_fake)} of the reals called fake and {percent(rule.called_real)} of "
-            "the fakes called real; where neither answer keeps to that, undecided."
-        ),
-        (
-            f"On the run's own {known.tested.height:,} tested videos, each set against those of other groups: "
-            f"{shares[0]} of the reals called fake, {shares[1]} of the fakes called real, {shares[2]} undecided "
-            f"({reals:,} groups with reals, {fakes:,} with fakes, each with one vote)."
-        ),
-    ]
-    for answer, rate, least, groups in zip(
-        (FAKE, REAL), rule.rates, known.witnesses.least_rates, rates.num_groups, strict=True
-    ):
-        if least > rate * (1 + 1e-12):
-            sentences.append(
+    yield (
+        f"Asked: at most {percent(rule.called_fake)} of the reals called fake and {percent(rule.called_real)} of the "
+        "fakes called real; where neither answer keeps to that, undecided."
+    )
+    yield (
+        f"On the run's own {known.tested.height:,} tested videos, each set against those of other groups: "
+        f"{percent(rates.called_fake)} of the reals called fake, {percent(rates.called_real)} of the fakes called "
+        f"real, {percent(rates.undecided)} undecided ({reals:,} groups with reals, {fakes:,} with fakes, each with one "
+        "vote)."
+    )
+    for answer, rate, groups in zip((FAKE, REAL), rule.rates, rates.num_groups, strict=True):
+        if (least := 1 / (groups + 1)) > rate * (1 + 1e-12):
+            yield (
                 f"Nothing can be called {answer}: {groups:,} groups cannot show a rate below {percent(least)}, and "
                 f"{percent(rate)} was asked."
             )
         elif answer not in telling:
-            sentences.append(
+            yield (
                 f"Nothing is called {answer}: of the run's own videos this is not said more often where it is right "
                 "than where it is wrong, by more than chance."
             )
-    if rule.point is not None:
-        sentences.append(
-            f"An answer must agree with {rule.point} ({rule.point.says}): fake from a score of "
-            f"{known.threshold(rule):.3f} on."
-        )
     if rule.prior is not None:
-        sentences.append(_prior_sentence(known, rule.prior))
-    return tuple(sentences)
+        yield _prior_sentence(known, rule.prior)
 
 
 def _prior_sentence(known: KnownVideos, prior: float) -> str:
     rates = [rate for rate in known.judges_rates if rate is not None]
     if len(rates) < len(known.judges_rates) or not rates:
         return "No 'probability': at which share of fakes the scores are calibrated is not recorded."
-    shares = dict.fromkeys(map(percent, (min(rates), max(rates))))
     return (
         f"'probability' is the score where {percent(prior)} of the videos are fakes; the scores themselves are "
-        f"calibrated on videos of which {' to '.join(shares)} were."
+        f"calibrated on videos of which {percent(min(rates))} to {percent(max(rates))} were."
     )
 
 
@@ -276,7 +235,7 @@ def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | 
     # The rule changes next to a known score, and nowhere else.
     tried = np.unique([np.nextafter(known.witnesses.scores, to) for to in (np.inf, -np.inf)])
     scores = probabilities(tried, 1.0)
-    answers = np.array(known.agreed(p_values(known.witnesses, tried[:, None]), scores, rule))
+    answers = np.array(known.answers_to(p_values(known.witnesses, tried[:, None]), rule))
     return max(scores[answers == REAL].tolist(), default=None), min(scores[answers == FAKE].tolist(), default=None)
 
 
@@ -326,32 +285,17 @@ def agreement_table(known: KnownVideos) -> pl.DataFrame:
     )
 
 
-def final_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
+def final_sentences(known: KnownVideos) -> tuple[str, ...]:
     """Return sentences on the limits of the network of all groups.
 
     The last one compares its scores with the out-of-fold scores, on the videos that chose its epoch.
     """
-    tested, all_of = known.tested, known.witnesses
-    chosen = tested["final_logit"].is_not_null().to_numpy()
-    if not chosen.any():
-        return WORTH, TAKEN_OVER, "How its scores compare with theirs is not known."
-    scores = np.where(chosen, tested["final_logit"].fill_null(0).to_numpy(), all_of.scores)
-    left_out = left_out_p_values(all_of, tested["group_id"], scores)
-    groups = tested["group_id"].to_numpy()[chosen]
-    part = witnesses(all_of.labels[chosen], all_of.scores[chosen], groups, all_of.folds[chosen])
-    shares = []
-    for answers in (known.agreed(left_out, probabilities(scores, 1.0), rule), known.answers(rule)):
-        rates = abstention_rates(part, np.array(answers)[chosen].tolist())
-        shares.append([percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)])
     medians = [
-        f"{label}s {this:.3f} (theirs {other:.3f})"
-        for label, this, other in agreement_table(known).select("label", "this_network", "out_of_fold").iter_rows()
+        f"{label}s {this:.3f} (theirs {other:.3f}, of {videos:,} videos)"
+        for label, videos, _, this, other, _ in agreement_table(known).iter_rows()
     ]
     compared = (
-        f"Compared on the {len(groups):,} of the run's videos, in {len(set(groups)):,} groups, that chose its epoch "
-        f"and were not trained on: by its scores the rule calls {shares[0][0]} of the reals fake and {shares[0][1]} of "
-        f"the fakes real and leaves {shares[0][2]} undecided; by the out-of-fold scores of the same videos "
-        f"{shares[1][0]}, {shares[1][1]} and {shares[1][2]}. Median scores: {', '.join(medians)}. That they chose "
-        "makes it look a little better than it is."
+        f"Median scores of the run's videos that chose its epoch and were not trained on: {', '.join(medians)}. That "
+        "they chose makes it look a little better than it is."
     )
-    return WORTH, TAKEN_OVER, compared
+    return WORTH, TAKEN_OVER, compared if medians else "How its scores compare with theirs is not known."

@@ -5,7 +5,6 @@ scored. The caller names the folds whose networks judge a file: a network must n
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -51,8 +50,8 @@ Features = npt.NDArray[np.float32]
 
 FINAL = -1  # the network of all groups, in place of a fold's number
 _SAME_LOGIT = 1e-3  # half precision adds up differently in another order
-_MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 _logger = logging.getLogger(__name__)
+_MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Networks:
         self.sees_frames = config.of_features != "forensic"
         micro_batch = config.batch_size or DETECTORS.get(config.model).micro_batch
         self.batch_size = micro_batch if self.sees_frames else _MEASURED_AT_ONCE
-        self._held, self._networks = held or len(folds), OrderedDict[int, nn.Module]()
+        self._held, self._networks = held or len(folds), dict[int, nn.Module]()
         self._fitted: dict[int, FittedModel] = {}
         self.remarks: list[str] = []  # cautions on changed code of the networks that were loaded
 
@@ -132,8 +131,8 @@ class Networks:
         clips = self.config.clips
         shape = (1, clips.num_frames, 3, clips.side, clips.side)
         clip = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        others = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
-        logits = self.raw_logits(self.network(self.judges[0]), others)
+        orders = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
+        logits = self.raw_logits(self.network(self.judges[0]), orders)
         return bool(np.ptp(logits) > _SAME_LOGIT * max(1.0, float(np.abs(logits).max())))
 
     def logits(self, fold: int, clips: Pixels, features: list[Features] | None = None) -> Floats:
@@ -214,16 +213,15 @@ class Networks:
                 "scores of windows, and no maps of where a video is called fake."
             )
         if fold not in self._networks:
-            while len(self._networks) >= self._held:
-                self._networks.popitem(last=False)
+            if len(self._networks) >= self._held:
+                self._networks.clear()
             self._networks[fold] = self._loaded(fold)
-        self._networks.move_to_end(fold)
         return self._networks[fold]
 
     def _loaded(self, fold: int) -> nn.Module:
         trained = self.folds[fold].trained
         if self.config.of_features:
-            arrays = {name: each.numpy() for name, each in trained.state().items()}
+            arrays = {name: tensor.numpy() for name, tensor in trained.state().items()}
             return probe(self.config, arrays).eval().to(self.compute.device)
         network, cautions = trained.built(lambda: build_detector(self.config))
         for caution in cautions:
@@ -284,10 +282,10 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
     Raises:
         UsageError: its training is not finished.
     """
-    file, folder, stage, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), "04", list[str]()
+    file, folder, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), list[str]()
     if fold == FINAL:
         file, folder = paths.stage_outcome(FINAL_TRAINING), paths.stage_training(FINAL_TRAINING)
-        stage, more = "04b", ["-p", "train_final", "true"]
+        more = ["-p", "train_final", "true"]
     outcome = read_outcome(file, TrainingSummary)
     if outcome is None:
         raise UsageError(
@@ -301,7 +299,7 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
         weights=folder / BEST,
         digest=training.best_weights,
         network=outcome.network,
-        remedy=f"Train it again: {command_text('--force', stage, '--resume', paths.root)}",
+        remedy=f"Train it again: {command_text('--force', '04b' if more else '04', '--resume', paths.root)}",
     )
     rate = chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None
     return FoldNetwork(trained, chosen.prior_logit, training.temperature, training.threshold, rate, outcome.device)

@@ -41,6 +41,7 @@ from fvc_lib.tasks.video.verdicts.scoring import FINAL, Features, Floats, Networ
 
 _Count = Annotated[int, Field(ge=0)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
+_Range = Annotated[list[_Number], Field(min_length=2, max_length=2)]
 _logger = logging.getLogger(__name__)
 
 # A number by which a video may be unfamiliar: its name for people, and its unit.
@@ -54,52 +55,39 @@ _WATCHED = {
 _SLACK = 0.1
 FAMILIARITY = (
     "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
-    "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
+    "below the 1st or above the 99th percentile of the run's videos."
 )
 
 
-class NumberRange(Strict):
-    """The range of a number over videos: its 1st percentile ``low`` and 99th percentile ``high``.
+class TrainingRanges(Strict):
+    """The codecs of a run's videos with their counts, and the ranges of their sizes, lengths and rates.
 
-    Both are null if it is known for no video. ``num_unknown`` is the number of videos for which it is not known.
+    A range is the 1st and the 99th percentile; null if the number is known for no video.
     """
 
-    num_unknown: _Count
-    low: _Number | None
-    high: _Number | None
-
-
-class TrainingRanges(Strict):
-    """The codecs of a run's videos with their counts, and the ranges of their sizes, lengths and rates."""
-
     codec: dict[str, _Count]
-    shorter_side_pixels: NumberRange
-    longer_side_pixels: NumberRange
-    duration_seconds: NumberRange
-    frames_per_second: NumberRange
-    bits_per_second: NumberRange
+    shorter_side_pixels: _Range | None
+    longer_side_pixels: _Range | None
+    duration_seconds: _Range | None
+    frames_per_second: _Range | None
+    bits_per_second: _Range | None
     share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the run's videos, outside these ranges
 
     def reasons(self, facts: Mapping[str, Any]) -> list[str]:
         """Return one sentence on how a video is outside the ranges; an empty list if it is inside.
 
-        ``facts`` are the values of the video's probe, named as in INDEX.
+        ``facts`` are the values of the video's probe, named as in INDEX. Unknown values are not outside.
         """
-        odd, unknown = list[str](), list[str]()
+        odd = list[str]()
         if facts["codec"] not in self.codec:
-            odd.append(f"codec {facts['codec']} ({', '.join(sorted(self.codec))})")
-        sides = sorted((facts["width"], facts["height"]))
-        values = {**facts, "shorter_side_pixels": sides[0], "longer_side_pixels": sides[1]}
+            odd.append(f"codec {facts['codec']} (the run's videos: {', '.join(sorted(self.codec))})")
+        shorter, longer = sorted((facts["width"], facts["height"]))
+        values = {**facts, "shorter_side_pixels": shorter, "longer_side_pixels": longer}
         for column, (name, unit) in _WATCHED.items():
             value, known = values[column], getattr(self, column)
-            if value is None:
-                unknown += [] if known.num_unknown else [f"its {name} is not known"]
-            elif known.low is None or known.high is None:
-                unknown.append(f"the {name} of the run's videos is not known")
-            elif not known.low * (1 - _SLACK) <= value <= known.high * (1 + _SLACK):
-                odd.append(f"{name} {_shown(value)} {unit} ({_shown(known.low)} to {_shown(known.high)})")
-        text = "; ".join([*odd, *unknown]).replace("(", "(the run's videos: ", 1)
-        return [f"Unfamiliar: {text}."] if text else []
+            if value is not None and known and not known[0] * (1 - _SLACK) <= value <= known[1] * (1 + _SLACK):
+                odd.append(f"{name} {value:,.4g} {unit} (the run's videos: {known[0]:,.4g} to {known[1]:,.4g})")
+        return [f"Unfamiliar: {'; '.join(odd)}."] if odd else []
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
@@ -107,19 +95,14 @@ def training_ranges(index: pl.DataFrame) -> TrainingRanges:
     videos = index.with_columns(
         shorter_side_pixels=pl.min_horizontal("width", "height"),
         longer_side_pixels=pl.max_horizontal("width", "height"),
-    )
-    parts: dict[str, Any] = {"codec": dict(sorted(index["codec"].value_counts().rows()))}
-    for name in _WATCHED:
-        values = videos[name].cast(pl.Float64)
-        low, high = values.quantile(0.01, "lower"), values.quantile(0.99, "higher")
-        parts[name] = NumberRange(num_unknown=values.null_count(), low=low, high=high)
-    ranges = TrainingRanges(**parts)
-    outside = sum(bool(ranges.reasons(video)) for video in videos.iter_rows(named=True))
+    ).select(pl.col(list(_WATCHED)).cast(pl.Float64))
+    low, high = videos.quantile(0.01, "lower").row(0), videos.quantile(0.99, "higher").row(0)
+    found: dict[str, Any] = {}
+    for name, *pair in zip(_WATCHED, low, high, strict=True):
+        found[name] = None if None in pair else pair
+    ranges = TrainingRanges(codec=dict(sorted(index["codec"].value_counts().rows())), **found)
+    outside = sum(bool(ranges.reasons(video)) for video in index.iter_rows(named=True))
     return ranges.model_copy(update={"share_unfamiliar": outside / max(1, index.height)})
-
-
-def _shown(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 # --- Nothing to judge
@@ -175,7 +158,7 @@ class KnownFootage:
         one, near = parse_hashes([new])[0][0], self._places
         if len(one) == self._table.shape[1]:
             near = near[nearly_alike(self._table, one, self._max_bits)]
-        return [each for each in near.tolist() if near_duplicate_links([self._hashes[each], new], self._max_bits)]
+        return [place for place in near.tolist() if near_duplicate_links([self._hashes[place], new], self._max_bits)]
 
 
 # --- Features
@@ -216,7 +199,7 @@ class FoldReference:
         values = self.features.astype(np.float64)
         deviation = values.std(0)
         deviation[deviation == 0] = 1.0
-        new, known = (torch.from_numpy((each - values.mean(0)) / deviation) for each in (features, values))
+        new, known = (torch.from_numpy((rows - values.mean(0)) / deviation) for rows in (features, values))
         distances = torch.cdist(new, known).numpy()
         if ignored is not None:
             distances[ignored] = np.inf
@@ -234,10 +217,9 @@ class FeatureDistance:
 
     def __init__(self, folds: Mapping[int, FoldReference]) -> None:
         self.folds = dict(folds)
-        groups = np.concatenate([each.groups for each in folds.values()])
+        groups = np.concatenate([of.groups for of in folds.values()])
         self.num_groups = len(np.unique(groups))
         self._votes = {fold: 1 / (groups == of.groups[:, None]).sum(1) for fold, of in folds.items()}
-        self._too_few = f"{self.num_groups} groups are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed"
 
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
         """Return the quantile of each of M new videos, float64 (M,) in (0, 1].
@@ -263,34 +245,28 @@ class FeatureDistance:
         """SHA-256 digest of the stored features and groups."""
         return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
 
-    @property
-    def tells(self) -> bool:
-        """Whether the run has enough groups for any video to be called unlike them."""
-        return 1 / (1 + self.num_groups) <= UNFAMILIAR_AT
-
-    def is_unlike(self, quantile: float) -> bool:
-        """Return whether ``quantile`` is at most ``UNFAMILIAR_AT``, up to rounding."""
-        return quantile <= UNFAMILIAR_AT * (1 + 1e-9)
+    def reasons(self, quantile: float) -> tuple[str, ...]:
+        """Return a sentence on a video whose ``quantile`` is at most ``UNFAMILIAR_AT``; else nothing."""
+        if quantile > UNFAMILIAR_AT * (1 + 1e-9):
+            return ()
+        share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"
+        return (f"Unfamiliar: its features are unlike those of the run's videos: {share} (this video counted).",)
 
     def limit(self) -> str:
-        """Return a sentence on which videos count as unfamiliar, and how many of the run's own do."""
-        if not self.tells:
-            return f"Features are not compared: {self._too_few}."
+        """Return a sentence on which videos count as unfamiliar."""
+        if 1 / (1 + self.num_groups) > UNFAMILIAR_AT:
+            needed = round(1 / UNFAMILIAR_AT) - 1
+            return f"Features are not compared: {self.num_groups} groups are too few, at least {needed} are needed."
         return (
             f"Unfamiliar, too, is a video whose features are further out than those of all but "
             f"{100 * UNFAMILIAR_AT:g} % of the run's {self.num_groups:,} groups are. An unseen generator need not show "
             "there."
         )
 
-    def sentence(self, quantile: float) -> str:
-        """Return a sentence on the quantile of a video that is unlike the run's."""
-        share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"
-        return f"Unfamiliar: its features are unlike those of the run's videos: {share} (this video counted)."
-
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store in a file: ``fold_K`` (features) and ``groups_K`` for each fold K."""
-        named = {f"fold_{fold}": each.features for fold, each in self.folds.items()}
-        return named | {f"groups_{fold}": each.groups for fold, each in self.folds.items()}
+        named = {f"fold_{fold}": of.features for fold, of in self.folds.items()}
+        return named | {f"groups_{fold}": of.groups for fold, of in self.folds.items()}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
@@ -303,12 +279,10 @@ class FeatureDistance:
             raise ValueError(f"got the arrays {', '.join(sorted(arrays)[:6])}, wanted two of each network")
         references = {fold: FoldReference(arrays[f"fold_{fold}"], arrays[f"groups_{fold}"]) for fold in sorted(folds)}
         for fold, of in references.items():
-            whole = of.features.dtype == np.float32 and of.features.ndim == 2 and np.isfinite(of.features).all()
-            fits = of.groups.dtype == np.int64 and of.groups.shape == of.features.shape[:1]
-            if not (whole and fits and of.features.size > 0 and of.groups.size <= MOST_VIDEOS):
-                raise ValueError(
-                    f"fold {fold}: wanted finite float32 (N, F) and int64 (N,), at most {MOST_VIDEOS} rows"
-                )
+            shape = of.features.shape
+            fits = len(shape) == 2 and 0 < len(of.features) <= MOST_VIDEOS and of.groups.shape == shape[:1]
+            if not fits or of.features.dtype != np.float32 or not np.isfinite(of.features).all():
+                raise ValueError(f"fold {fold}: wanted finite float32 (N, F) and groups (N,), N at most {MOST_VIDEOS}")
         return cls(references)
 
 
@@ -333,35 +307,44 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     order = sorted(sizes, key=sha256_of_json)
     total = accumulate(sizes[group] for group in order)
     taken = [group for group, count in zip(order, total, strict=True) if count <= MOST_VIDEOS]
-    tested = (
-        tested.select("video_id", "group_id", "fold").filter(pl.col("group_id").is_in(taken)).sort("fold", "video_id")
-    )
+    tested = tested.filter(pl.col("group_id").is_in(taken)).select("video_id", "group_id", "fold")
+    tested = tested.sort("fold", "video_id")
     if not tested.height or not networks.sees_frames:
         return None
-    store = networks.store
-    key = [tested.rows(), {fold: networks.folds[fold].weights for fold in networks.judges}, store.decode_hash]
+    key = [tested.rows(), {fold: networks.folds[fold].weights for fold in networks.judges}, networks.store.decode_hash]
     name = f"{networks.name}_{sha256_of_json(key)[:16]}.safetensors"
     path = Path(networks.config.cache_dir) / "feature_distance" / name
     try:
-        features = {int(fold): each.numpy() for fold, each in load_weights(path).items()}
+        features = {int(fold): rows.numpy() for fold, rows in load_weights(path).items()}
     except FvcError:
-        if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
+        computed = _features_of_run(networks, tested, tell)
+        if computed is None:
             return None
-        _logger.info("features of %d of the run's videos are computed, once", tested.height)
-        rows: dict[int, list[Features]] = {}
-        for done, (video_id, _, fold) in enumerate(tested.iter_rows()):
-            tell("looking at the run's own videos, once", done, tested.height)
-            clips = np.array(store.read(video_id, 0))
-            number = networks.config.clips_per_video
-            clips = clips.reshape(1, number, len(clips) // number, *clips.shape[1:])
-            networks.logits(fold, clips, rows.setdefault(fold, []))
-        if sum(map(len, rows.values())) < tested.height:
-            return None
-        features = {fold: np.concatenate(each) for fold, each in rows.items()}
+        features = computed
         try:
-            write_weights_with_digest(path, {str(f): torch.from_numpy(each) for f, each in features.items()}, {})
+            write_weights_with_digest(path, {str(fold): torch.from_numpy(rows) for fold, rows in features.items()}, {})
         except OSError as error:  # a cache that cannot be written costs time, and no verdict
             _logger.warning("%s: %s; the features will be computed again", path, error)
     groups = tested["group_id"].rank("dense").cast(pl.Int64).to_numpy() - 1
     folds = tested["fold"].to_numpy()
     return FeatureDistance({fold: FoldReference(of, groups[folds == fold]) for fold, of in features.items()})
+
+
+def _features_of_run(networks: Networks, tested: pl.DataFrame, tell: Tell) -> dict[int, Features] | None:
+    """Return the features float32 (N, F) of the videos ``tested`` (``video_id group_id fold``) by fold.
+
+    None if a clip is missing, or the head does not get one row per clip.
+    """
+    store, number = networks.store, networks.config.clips_per_video
+    if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
+        return None
+    _logger.info("features of %d of the run's videos are computed, once", tested.height)
+    rows: dict[int, list[Features]] = {}
+    for done, (video_id, _, fold) in enumerate(tested.iter_rows()):
+        tell("looking at the run's own videos, once", done, tested.height)
+        clips = np.array(store.read(video_id, 0))
+        clips = clips.reshape(1, number, len(clips) // number, *clips.shape[1:])
+        networks.logits(fold, clips, rows.setdefault(fold, []))
+    if sum(map(len, rows.values())) < tested.height:
+        return None
+    return {fold: np.concatenate(of_fold) for fold, of_fold in rows.items()}

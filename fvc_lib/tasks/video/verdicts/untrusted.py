@@ -1,0 +1,175 @@
+"""Look at one untrusted file that is to be judged, in a worker process: its probe, its clip, and its claimed origin.
+
+``look`` probes a file and makes its clip from a single decoding. ``provenance_of`` reads its signed C2PA manifest with
+``c2pa-python`` (extra ``verdicts``), and the metadata of its container. No list of trusted signers is used, so the
+identity of the signer is not checked. Anybody can write container metadata, so nothing is concluded from it. Nothing is
+fetched from the network.
+
+Every worker imports this module, so it imports neither polars nor torch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvc_lib.corpus.probing import HASH_FRAMES, HASH_SIZE, probe_file, probed
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.registry import View
+from fvc_lib.video.clips.clip_file import clip_header
+from fvc_lib.video.clips.store import crop_code, decode_code
+from fvc_lib.video.clips.worker import make_original
+from fvc_lib.video.decode.clip import uniform_places
+from fvc_lib.video.decode.probe import probe_and_decode
+from fvc_lib.video.decode.source import VideoError
+from fvc_lib.video.decode.views import CropError, seen_of, wanted_of
+
+_READ = "fvc_lib.tasks.video.verdicts.untrusted:read_claims"
+_TIMEOUT_SECONDS = 60.0
+_MAX_METADATA, _MAX_CHARACTERS = 40, 300
+_SOURCES = {  # IPTC's digital source types, https://cv.iptc.org/newscodes/digitalsourcetype/
+    "trainedAlgorithmicMedia": "made by a generative model",
+    "compositeWithTrainedAlgorithmicMedia": "partly made by a generative model",
+    "digitalCapture": "captured by a camera",
+    "screenCapture": "recorded from a screen",
+    "humanEdits": "edited by a person",
+}
+NO_LIBRARY = "Its signed manifest (C2PA) was not read: c2pa-python is not installed (make setup-verdicts)."
+_NO_MANIFEST = "The file has no signed manifest (C2PA). Most files have none, fakes and reals alike."
+_VALID = (
+    "Its signature is valid: the file is as it was signed. No list of trusted signers is used here, so whether the "
+    "signer is who it claims to be is unknown."
+)
+_INVALID = (
+    "Its signature does not hold, so its claims count for nothing: they are false, or the file was changed later."
+)
+
+
+def look(item: dict[str, Any]) -> dict[str, Any]:
+    """Probe the video at ``source`` as ``probe_file`` does, and decode its clip into ``target``.
+
+    If that fails, ``probe_file`` and then ``make_original`` are called instead, so error messages are the usual ones.
+    They are also called for runs that re-encode every video first, because the clips are then made from another file.
+
+    Args:
+        item: as for ``make_original``, without ``content_sha256``, ``seen`` and ``recipe``.
+
+    Returns:
+        The result of ``probe_file``. If ``make_original`` was called, its result is merged in.
+    """
+    view, path = View(**item["view"]), Path(item["source"])
+    num_frames, side = item["num_frames"], item["fixed_size"]
+    of_hash = (lambda count: uniform_places(count, HASH_FRAMES)), HASH_SIZE
+    try:
+        if not item["encoded"] and item["code"] == decode_code(view):
+            probe, (small, wanted) = probe_and_decode(path, [of_hash, wanted_of(path, num_frames, side, view)])
+            answer, frames = probed(path, probe, small), seen_of(wanted, num_frames, side, view)[0]
+            if item["crop"] == crop_code(view):  # afterwards: a user's file may be edited at any time
+                # Not synchronised to the disk, because this clip is read at once and then deleted.
+                with Path(item["target"]).open("wb") as stream:
+                    stream.write(clip_header((len(frames), 3, *frames.shape[2:])))
+                    stream.write(frames.data)
+                return answer
+    except (VideoError, CropError, UsageError, MemoryError, OSError):
+        pass
+    answer = probe_file(item["source"])
+    if "reason" in answer:
+        return answer
+    return answer | make_original(item | {"content_sha256": answer["content_sha256"], "seen": "", "recipe": ""})
+
+
+# --- What a file claims about its origin
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a file claims about its origin.
+
+    Attributes:
+        sentences: on its signed manifest, or why there is none. Claims are listed only if the signature is valid.
+        metadata: (name, value) pairs of container and streams.
+    """
+
+    sentences: tuple[str, ...]
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+def provenance_of(path: Path) -> Provenance:
+    """Return the provenance of ``path``. If the file cannot be read, a sentence in the result says why."""
+    with closing(run_isolated(_READ, [str(path)], workers=1, timeout_seconds=_TIMEOUT_SECONDS)) as answers:
+        answer = next(answers)
+    if answer.failure:
+        return Provenance((f"Where it comes from could not be read: {answer.detail}.",))
+    sentences, metadata = answer.value
+    return Provenance(tuple(sentences), tuple((name, value) for name, value in metadata))
+
+
+def read_claims(path: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return ``(sentences, metadata)`` of the file ``path``; see ``Provenance``. Both are JSON values."""
+    try:
+        manifest = _manifest(path)
+        sentences = list(manifest_sentences(manifest)) if manifest else [_NO_MANIFEST]
+    except ImportError:
+        sentences = [NO_LIBRARY]
+    except Exception as error:  # noqa: BLE001 - a foreign library reads an untrusted file
+        sentences = [f"Its signed manifest (C2PA) could not be read: {_short(error)}."]
+    return sentences, [(_short(name), _short(value)) for name, value in _metadata(path)][:_MAX_METADATA]
+
+
+def manifest_sentences(store: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on the signer, the signature and, if it is valid, the claimed actions.
+
+    ``store`` is the manifest store, as c2pa-python returns it.
+    """
+    manifest = (store.get("manifests") or {}).get(store.get("active_manifest")) or {}
+    signature = manifest.get("signature_info") or {}
+    names = [_short(signature[name]) for name in ("common_name", "issuer") if signature.get(name)]
+    yield f"The file has a manifest (C2PA) signed by {', '.join(names) or 'somebody unnamed'}."
+    results = (store.get("validation_results") or {}).get("activeManifest") or {}
+    codes = {str(failure.get("code")) for failure in results.get("failure") or []} - {"signingCredential.untrusted"}
+    if store.get("validation_state") not in ("Valid", "Trusted") or codes:
+        yield f"{_INVALID} {_short(', '.join(sorted(codes)))}".rstrip()
+        return
+    yield _VALID
+    for assertion in manifest.get("assertions") or []:
+        if str(assertion.get("label", "")).startswith("c2pa.actions"):
+            for action in (assertion.get("data") or {}).get("actions") or []:
+                source = str(action.get("digitalSourceType", "")).rpartition("/")[2]
+                name = str(action.get("action", "")).removeprefix("c2pa.").replace("_", " ")
+                yield f"It claims: {_short(name)} ({_SOURCES.get(source, _short(source) or 'no source is named')})."
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
+
+
+def _manifest(path: str) -> Any:
+    import c2pa  # an extra
+
+    # A manifest elsewhere would be fetched from an address that the file names.
+    offline = {"verify": {"remote_manifest_fetch": False, "ocsp_fetch": False}}
+    with c2pa.Context(c2pa.Settings.from_dict(offline)) as context:
+        try:
+            reader = c2pa.Reader.try_create(path, context=context)
+        except c2pa.C2paError.NotSupported:  # such files never have a manifest
+            return None
+        return reader and json.loads(reader.json())
+
+
+def _metadata(path: str) -> Iterator[tuple[str, str]]:
+    import av
+
+    try:
+        with av.open(path, metadata_errors="replace") as container:
+            yield "container", container.format.long_name
+            yield from sorted(container.metadata.items())
+            for number, stream in enumerate(container.streams):
+                codec = getattr(stream.codec_context, "name", None) or "unknown"
+                yield f"stream {number}", f"{stream.type}, {codec}"
+                yield from ((f"stream {number}, {name}", value) for name, value in sorted(stream.metadata.items()))
+    except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
+        yield "not readable", str(error)
