@@ -88,14 +88,6 @@ def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.Ar
     return Stacking(np.asarray(found[1:]), float(found[0]))
 
 
-def rank_correlations(scores: npt.ArrayLike) -> FloatArray:
-    """Return Spearman's rank correlations (D, D) of the columns of (N, D); NaN for a constant column."""
-    from scipy.stats import rankdata  # half a second to load
-
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.atleast_2d(np.corrcoef(rankdata(scores, axis=0), rowvar=False))
-
-
 def average_scores(scores: npt.ArrayLike) -> FloatArray:
     """Return the mean score of each video, (N,), over the D columns of ``scores`` (N, D).
 

@@ -259,7 +259,7 @@ def test_targets_stand_worst_first_each_with_its_own_controls() -> None:
     assert table["standing"].to_list() == ["not above control", "above control"]
     assert table["Model"].to_list() == ["0.600 [0.550, 0.650]", "0.900 [0.850, 0.950]"]
     figure = comparisons.targets_figure(found)
-    assert "0.60 at mora, the worst" in title(figure)
+    assert "lowest at mora: 0.60" in title(figure)
     assert values(figure) == [0.6, 0.7, 0.9, 0.5]
 
 

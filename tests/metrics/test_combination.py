@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given, strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
-from fvc_lib.metrics.combination import average_scores, fit_stacking, mean_log_odds, rank_correlations
+from fvc_lib.metrics.combination import average_scores, fit_stacking, mean_log_odds
 
 
 @given(st.lists(st.lists(st.floats(-12, 12), min_size=3, max_size=3), min_size=1, max_size=6))
@@ -60,14 +59,6 @@ def test_the_fit_is_that_of_another_solver_and_of_any_order():
     turned = fit_stacking(labels[::-1], values[::-1, ::-1], votes[::-1])
     np.testing.assert_allclose(turned.weights[::-1], found.weights, atol=1e-6)
     np.testing.assert_allclose(turned.intercept, found.intercept, atol=1e-6)
-
-
-def test_correlations_are_scipys_and_a_constant_has_none():
-    generator = np.random.default_rng(0)
-    scores = np.round(generator.normal(0, 1, (80, 3)), 1)
-    scores[:, 1] += scores[:, 0]
-    assert rank_correlations(scores) == pytest.approx(scipy.stats.spearmanr(scores).statistic, abs=1e-12)
-    assert np.isnan(rank_correlations(np.column_stack([scores[:, 0], np.ones(80)]))[0, 1])
 
 
 def test_the_average_is_of_probabilities_where_all_are_and_else_of_ranks():
