@@ -1,4 +1,4 @@
-"""Combine the scores of several detectors on the same videos, and compare their rankings.
+"""Combine the scores of several detectors on the same videos.
 
 Probabilities are combined by their mean, or by a logistic regression on their log odds.
 A few dozen videos say little about which detector is better, and weights that fit them closely are noise. So the

@@ -162,11 +162,11 @@ def cautions(audit: Audit, *, has_groups: bool, alike: pl.DataFrame, notes: Sequ
     measured = audit.numbers.filter(pl.col("metric").is_in(list(PROBABILITY_METRICS)))["detector"]
     if without := [name for name in audit.detectors if name not in measured]:
         lines.append(f"Not in [0, 1], so without Brier score and calibration error: {', '.join(without)}.")
-    reals = audit.coverage["num_real"].max()
+    reals = max(audit.coverage["num_real"].to_list())
     lines += [
         f"{metric_name(metric)} cannot be resolved: it needs {needed:,} reals, and there are {reals:,}."
         for metric, needed in _NEEDS_REALS.items()
-        if reals < needed  # type: ignore[operator]  # a count
+        if reals < needed
     ]
     if audit.floors.filter(detector=first).is_empty():
         lines.append(

@@ -106,7 +106,7 @@ def settings(decide_at: str, **others: Any) -> Settings:
 
 
 _TEXT, _NUMBER, _COUNT = pl.String, pl.Float64, pl.Int64
-_ENDS = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
+_ENDS: dict[str, Any] = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
 _RATES = {f"{rate}{end}": _NUMBER for rate in ("fpr", "tpr") for end in ("", "_low", "_high")}
 _SCHEMAS: dict[str, dict[str, Any]] = {
     name: {"detector": _TEXT, **columns}

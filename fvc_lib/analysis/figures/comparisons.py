@@ -204,8 +204,10 @@ def detectors_figure(audit: Audit) -> go.Figure:
     for detector in audit.detectors:
         tick = figure_text(theme.shortened(detector, 26))
         rows.append(Row(tick, *audit.compared(detector), hollow=not audit.above_controls(detector)))
-    for source, *ends in audit.controls.filter(detector=first).select("source", "value", "low", "high").iter_rows():
-        rows.append(Row(figure_text(source_name(source)), *ends, theme.CONTROL, source in DISHONEST_CONTROLS))
+    controls = audit.controls.filter(detector=first).select("source", "value", "low", "high")
+    for source, value, low, high in controls.iter_rows():
+        tick = figure_text(source_name(source))
+        rows.append(Row(tick, value, low, high, theme.CONTROL, source in DISHONEST_CONTROLS))
     counted = theme.in_groups(audit.num_videos, "video", audit.num_groups)
     if 0 < audit.num_common < audit.num_videos:
         counted = f"n = the {audit.num_common:,} videos all answered"
