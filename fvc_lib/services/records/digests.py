@@ -8,7 +8,6 @@ checks all of a run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,47 +63,43 @@ class _Listed:
 
     def damage(self) -> str:
         """Return a message for the user: the file is damaged, and the remedy."""
-        stage = self.record.stem.removeprefix("stage_")
-        writer = "the run" if self.name == PARAMS else f"stage {stage}"
-        message = (
-            f"{self.root / self.name}: is not what {writer} wrote: damaged, or changed since (SHA-256 in "
-            f"{self.record.relative_to(self.root)})."
-        )
         if self.name == PARAMS:
-            other = command_text("--resume", self.root, "--fork", "-p", "NAME", "VALUE")
-            return (
-                f"{message} Put the file back as it was (run.json has the values under params), or begin a new run. To "
-                f"change a value: {other}"
+            remedy = (
+                "Put the file back as it was (run.json has the values under params), or begin a new run. To change a "
+                f"value: {command_text('--resume', self.root, '--fork', '-p', 'NAME', 'VALUE')}"
             )
-        if stage == "09_robustness":
-            return f"{message} Repeat it: {command_text('robustness', self.root)}"
-        name, _, fold = stage.rpartition("_fold_")
-        is_fold = fold.isdecimal()
-        # The plan finds the damaged one of several folds by its digest.
-        only = [] if is_fold and not is_log(self.name) else ["--only", name if is_fold else stage]
-        harmless = " No result rests on it: delete it, or repeat the stage." if is_log(self.name) else ""
-        return f"{message}{harmless} Repeat that stage: {command_text('--resume', self.root, *only)}"
+        elif is_log(self.name):
+            remedy = "No result rests on it: delete it."
+        else:  # the plan finds the stage by the digest
+            is_later = self.record.stem == "stage_09_robustness"
+            again = ("robustness", self.root) if is_later else ("--resume", self.root)
+            remedy = f"Repeat what wrote it: {command_text(*again)}"
+        return (
+            f"{self.root / self.name}: is not what the run wrote: damaged, or changed since (SHA-256 in "
+            f"{self.record.relative_to(self.root)}). {remedy}"
+        )
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
     """Yield the files that undamaged records of the run in ``root`` list."""
     for record in (root / "run.json", *sorted((root / "checkpoints").glob("stage_*.json"))):
         document = read_document(record)  # nothing of a damaged one: ``run_damage`` says so
-        if isinstance(digests := document.get("params_sha256"), list):
+        if digests := document.get("params_sha256"):
             yield _Listed(record, PARAMS, tuple(digests))
-        for name, each in as_mapping(document.get("files")).items():
-            yield _Listed(record, name, (each["sha256"],), each["num_bytes"] if is_log(name) else None)
+        for name, entry in as_mapping(document.get("files")).items():
+            yield _Listed(record, name, (entry["sha256"],), entry["num_bytes"] if is_log(name) else None)
 
 
 def _listed_as(path: Path) -> _Listed | None:
     """Return the entry of ``path`` in the records of its run, or None; raises like ``undamaged_file``."""
-    root = next((folder for folder in path.absolute().parents if (folder / "run.json").is_file()), None)
+    path = path.absolute()
+    root = next((folder for folder in path.parents if (folder / "run.json").is_file()), None)
     if root is None:
         return None
-    name = str(path.absolute().relative_to(root))
+    name = str(path.relative_to(root))
     if name == PARAMS and (damage := _damage_of_document(root / "run.json")):
         raise DataError(damage)  # which has its digest
-    return next((each for each in _listed_in(root) if each.name == name), None)
+    return next((entry for entry in _listed_in(root) if entry.name == name), None)
 
 
 def note_rewritten(path: Path, content: Path) -> None:
@@ -135,15 +130,12 @@ def undamaged_file(path: Path) -> Iterator[BinaryIO]:
         DataError: the digest differs from the record, or the record is damaged; the message has the remedy.
         OSError: it cannot be read.
     """
-    for _ in range(2):  # between the two looks a stage may have replaced it
-        with path.open("rb") as stream:
-            found = _listed_as(path)
-            if found is None or sha256_of_stream(stream, found.num_bytes) in found.digests:
-                stream.seek(0)
-                yield stream
-                return
-    assert found is not None
-    raise DataError(found.damage())
+    with path.open("rb") as stream:
+        found = _listed_as(path)
+        if found is not None and sha256_of_stream(stream, found.num_bytes) not in found.digests:
+            raise DataError(found.damage())
+        stream.seek(0)
+        yield stream
 
 
 def damage_of(path: Path) -> str:
@@ -164,15 +156,6 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     write_json(path, {**known, _OWN: sha256_of_json(known)})
 
 
-def _damage_of_document(path: Path) -> str:
-    try:
-        return document_damage(path, json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return f"{path}: cannot be read: damaged, or changed by hand. Its content is left out."
-
-
 def _is_whole(document: Mapping[str, Any]) -> bool:
     try:
         return bool(document.get(_OWN) == sha256_of_json({k: v for k, v in document.items() if k != _OWN}))
@@ -190,6 +173,11 @@ def document_damage(path: Path, document: Mapping[str, Any]) -> str:
     )
 
 
+def _damage_of_document(path: Path) -> str:
+    document = read_json_object(path)
+    return document_damage(path, document or {_OWN: "cannot be read"}) if path.exists() else ""
+
+
 def read_document(path: Path) -> dict[str, Any]:
     """Return what ``write_document`` wrote to ``path``; an empty dict if it is missing, damaged or has no digest."""
     document = read_json_object(path)
@@ -199,17 +187,12 @@ def read_document(path: Path) -> dict[str, Any]:
 # --- A whole run
 
 
-def _documents(root: Path) -> list[Path]:
-    return [root / "run.json", root / "status.json", *sorted((root / "checkpoints").glob("stage_*.json"))]
-
-
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
     """Return a message for every damaged file of the run in ``root``; ``logs``: check its logs as well."""
-    found = [_damage_of_document(path) for path in _documents(root)]
-    damaged = {each for each in _listed_in(root) if (logs or not is_log(each.name)) and each.is_damaged()}
-    if damaged:  # a stage may have replaced its record and files since
-        found += [each.damage() for each in _listed_in(root) if each in damaged and each.is_damaged()]
-    return list(filter(None, found))
+    documents = [root / "run.json", root / "status.json", *sorted((root / "checkpoints").glob("stage_*.json"))]
+    found = [damage for path in documents if (damage := _damage_of_document(path))]
+    listed = [entry for entry in _listed_in(root) if logs or not is_log(entry.name)]
+    return found + [entry.damage() for entry in listed if entry.is_damaged()]
 
 
 def refuse_damaged(*roots: Path, logs: bool = True) -> None:

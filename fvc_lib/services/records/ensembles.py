@@ -15,7 +15,7 @@ from fvc_lib.services.records.digests import read_document
 from fvc_lib.services.run_paths import RunPaths, find_run
 
 RECORD = "ensemble.json"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 Method = Literal["mean", "stacking"]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -61,7 +61,7 @@ class FoldRule(_Strict):
 class EnsembleRecord(_Strict):
     """The content of ``ensemble.json``; ``files``: SHA-256 of parameters, results and tables, by path in its folder."""
 
-    format: int
+    format: Literal[1]
     name: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]
     method: Method
     made_with: dict[str, str]
@@ -110,8 +110,6 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
     again = "Make the ensemble again: run_notebooks.py ensemble RUN RUN..."
     if not document:
         raise DataError(f"{path}: is missing or damaged. {again}")
-    if document.get("format") != FORMAT:
-        raise DataError(f"{path}: has format {document.get('format')!r}, and this version reads {FORMAT}. {again}")
     try:
         record = EnsembleRecord.model_validate(document)
     except ValidationError as error:
@@ -156,11 +154,9 @@ def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     if is_ensemble(name):
         return RunPaths(Path(name).expanduser().absolute())
     known = list_ensembles(runs_dir) if "ensemble" in name else []
-    fitting = [each for each in known if name in each.run_id]
-    fitting = [each for each in fitting if each.run_id == name] or fitting
-    if len(fitting) == 1:
-        return fitting[0]
-    if known:
-        there = ", ".join(each.run_id for each in known)
+    fitting = [ensemble for ensemble in known if ensemble.run_id == name]
+    fitting = fitting or [ensemble for ensemble in known if name in ensemble.run_id]
+    if known and len(fitting) != 1:
+        there = ", ".join(ensemble.run_id for ensemble in known)
         raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {there}. Name one.")
-    return find_run(runs_dir, name)
+    return fitting[0] if known else find_run(runs_dir, name)
