@@ -49,8 +49,7 @@ from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.step import build_optimizer, learning_rate_at
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.memory.budget import ProcessTree, peak_rss_bytes
-from fvc_lib.services.memory.policy import frozen_garbage
+from fvc_lib.services.memory import ProcessTree, frozen_garbage, peak_rss_bytes
 from fvc_lib.services.stage_logs import SAMPLE_INTERVAL_SECONDS
 
 MOST_CPU_PERCENT, MOST_MEMORY_PERCENT, MOST_STEP_MS = 3.0, 5.0, 500.0

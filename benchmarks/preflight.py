@@ -29,7 +29,7 @@ import psutil
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.budget import ProcessTree, memory_budget, peak_rss_bytes
+from fvc_lib.services.memory import ProcessTree, memory_budget, peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, write_table
 from fvc_lib.tasks.video.data import ClipDataset, clip_rows

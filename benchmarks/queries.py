@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from fvc_lib.services.atomic_files import write_json
-from fvc_lib.services.memory.budget import peak_rss_bytes
+from fvc_lib.services.memory import peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.stage_logs import MetricLog
 

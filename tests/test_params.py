@@ -16,7 +16,7 @@ from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.task import LossSum, Sample
 from fvc_lib.execution.run.which_run import values_of_another_corpus
 from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig
-from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory import MemoryBudget
 from fvc_lib.services.parameters import read_params_file, resolve_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.image.training import DEFAULT_MICRO_BATCH

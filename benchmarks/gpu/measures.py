@@ -22,10 +22,9 @@ from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.loading import effective_batches, epoch_order, load_batches
 from fvc_lib.engine.preflight import StepRequest, preflight
+from fvc_lib.services import memory as memory_budget
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory import budget as memory_budget
-from fvc_lib.services.memory.budget import MemoryBudget
-from fvc_lib.services.memory.policy import Acceleration
+from fvc_lib.services.memory import Acceleration, MemoryBudget
 from tests.gpu.trainings import NoisyClips
 
 _MEASURING_SECONDS = 60.0  # of a preflight: a process of its own, and some steps of each size

@@ -24,7 +24,7 @@ from fvc_lib.engine.task import Batch
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.memory.policy import PREFETCHED_BATCHES
+from fvc_lib.services.memory import PREFETCHED_BATCHES
 from fvc_lib.video.clips.clip_file import load_clip_file, write_clip_file
 from tests.gpu.trainings import ClipTask, NoisyClips
 

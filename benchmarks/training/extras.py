@@ -11,7 +11,7 @@ from typing import ClassVar
 from benchmarks.clips import NoLog
 from fvc_lib.engine.training_state import MetricSink
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, MemoryObserver, NoObserver
+from fvc_lib.services.memory import DeviceMemory, EventDetail, MemoryObserver, NoObserver
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 
 NEVER = 1e9

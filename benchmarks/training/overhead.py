@@ -19,7 +19,7 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine
 from fvc_lib.engine.training_state import TrainingState
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.policy import frozen_garbage
+from fvc_lib.services.memory import frozen_garbage
 from fvc_lib.services.stage_logs import SAMPLE_INTERVAL_SECONDS
 
 BESIDES = ("metric log", "sampler", "checkpoints")

@@ -14,7 +14,7 @@ from benchmarks.training.extras import CurrentObserver, Extras
 from benchmarks.training.figures import Figure
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine
-from fvc_lib.services.memory.budget import ProcessTree, peak_rss_bytes
+from fvc_lib.services.memory import ProcessTree, peak_rss_bytes
 from fvc_lib.services.stage_logs import SAMPLE_INTERVAL_SECONDS
 
 WINDOWS, EPOCHS, NUM_VALIDATION = 8, 2, 16

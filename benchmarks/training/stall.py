@@ -20,7 +20,7 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.memory.policy import frozen_garbage
+from fvc_lib.services.memory import frozen_garbage
 
 _WIDTH, _DEPTH = 1646, 4  # the weights and two moments of these layers are 130 MB in float32
 _BATCH = 32

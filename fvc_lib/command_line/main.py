@@ -27,7 +27,7 @@ from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run.which_run import given_values, values_of_another_corpus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean
-from fvc_lib.services.memory.policy import memory_advice
+from fvc_lib.services.memory import memory_advice
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "

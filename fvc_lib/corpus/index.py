@@ -30,7 +30,7 @@ from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_
 from fvc_lib.corpus.rescaling import rescaling_notes
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.memory.budget import give_back_freed
+from fvc_lib.services.memory import give_back_freed
 from fvc_lib.services.tables import (
     ANNOTATIONS,
     GROUP_LINKS,

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.budget import give_back_freed
-from fvc_lib.services.memory.policy import Acceleration, DeviceMemory
+from fvc_lib.services.memory import Acceleration, DeviceMemory, give_back_freed
 
 if TYPE_CHECKING:
     from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, Stream, stack_samples
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory.policy import PREFETCHED_BATCHES, memory_advice
+from fvc_lib.services.memory import PREFETCHED_BATCHES, memory_advice
 
 IntArray = npt.NDArray[np.int64]
 

@@ -30,7 +30,7 @@ from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, 
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder, weights_digest
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
-from fvc_lib.services.memory.policy import MemoryObserver, memory_advice
+from fvc_lib.services.memory import MemoryObserver, memory_advice
 
 _logger = logging.getLogger(__name__)
 _TRAINING, _VALIDATION = 0, 1  # places among the data sets that a training loads from

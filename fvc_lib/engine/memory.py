@@ -13,14 +13,17 @@ from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.task import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.budget import MemoryBudget, memory_budget, memory_sharers, resident_bytes
-from fvc_lib.services.memory.policy import (
+from fvc_lib.services.memory import (
     PREFLIGHT,
     DeviceMemory,
     EventDetail,
+    MemoryBudget,
     MemoryObserver,
     NoObserver,
     frozen_garbage,
+    memory_budget,
+    memory_sharers,
+    resident_bytes,
 )
 
 _logger = logging.getLogger(__name__)

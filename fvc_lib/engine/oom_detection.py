@@ -14,7 +14,7 @@ import torch
 from fvc_lib.engine.device import device_memory_probe
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_json
-from fvc_lib.services.memory.budget import resident_bytes
+from fvc_lib.services.memory import resident_bytes
 
 # What a RuntimeError says that means it. Whole words, outside of a path: "oom" also stands in room, zoom and bloom.
 # What torch raises again for a worker begins with "Caught", and holds a traceback: names of files and lines of code.

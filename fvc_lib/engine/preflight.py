@@ -31,11 +31,10 @@ from fvc_lib.engine.ranks import OwnGradients, is_usable
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
+from fvc_lib.services import memory as memory_budget
 from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.memory import budget as memory_budget
-from fvc_lib.services.memory.budget import MemoryBudget
-from fvc_lib.services.memory.policy import PREFETCHED_BATCHES, memory_advice
+from fvc_lib.services.memory import PREFETCHED_BATCHES, MemoryBudget, memory_advice
 
 _logger = logging.getLogger(__name__)
 TIME_LIMIT_SECONDS = 120.0

@@ -33,7 +33,7 @@ from torch.multiprocessing.spawn import start_processes
 from fvc_lib import CHECKOUT
 from fvc_lib.engine.ranks import RankEndedError, RankLostError, error_named
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
-from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, MemoryObserver
+from fvc_lib.services.memory import DeviceMemory, EventDetail, MemoryObserver
 from fvc_lib.services.stage_logs import JsonLines
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"

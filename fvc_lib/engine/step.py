@@ -39,7 +39,7 @@ from fvc_lib.engine.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory.policy import memory_advice
+from fvc_lib.services.memory import memory_advice
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")

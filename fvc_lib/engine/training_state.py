@@ -19,7 +19,7 @@ from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import MemoryExhaustedError, Stepper
 from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.checkpoint_files import CheckpointFolder, CheckpointMismatchError
-from fvc_lib.services.memory.policy import EventDetail, MemoryObserver, NoObserver, memory_advice
+from fvc_lib.services.memory import EventDetail, MemoryObserver, NoObserver, memory_advice
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict

@@ -16,7 +16,7 @@ from fvc_lib.execution.run.record import gpus
 from fvc_lib.execution.slurm import SlurmError, has_command, output_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import available_cores, run_isolated
-from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.memory import memory_budget
 
 CHILD_SECONDS = 60.0
 _INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"

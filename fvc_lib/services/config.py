@@ -31,7 +31,7 @@ from fvc_lib.services.config_fields import (
     zero_or_from,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
-from fvc_lib.services.memory.policy import Acceleration
+from fvc_lib.services.memory import Acceleration
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, IMAGE_LAYOUTS, SAMPLING, ClipSettings
 from fvc_lib.services.run_paths import beside_the_code
 from fvc_lib.services.tasks import (

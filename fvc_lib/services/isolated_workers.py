@@ -26,7 +26,7 @@ from typing import Any, Literal
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory.budget import memory_budget, resident_bytes
+from fvc_lib.services.memory import memory_budget, resident_bytes
 from fvc_lib.services.tasks import PREDICTIONS, VERDICTS
 
 DEFAULT_MEMORY_BYTES = 4 << 30

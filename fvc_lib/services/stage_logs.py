@@ -14,8 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from fvc_lib.services.memory.budget import ProcessTree, memory_budget, reset_high_water
-from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, memory_advice, ran_out_in
+from fvc_lib.services.memory import (
+    DeviceMemory,
+    EventDetail,
+    ProcessTree,
+    memory_advice,
+    memory_budget,
+    ran_out_in,
+    reset_high_water,
+)
 
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")

@@ -22,8 +22,7 @@ from fvc_lib.engine.ranks import ProcessRanks, RankLostError, Ranks
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
-from fvc_lib.services.memory.budget import SHARERS_VARIABLE, memory_sharers
-from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
+from fvc_lib.services.memory import SHARERS_VARIABLE, MemoryObserver, NoObserver, memory_sharers
 from fvc_lib.services.parameters import read_params_file, resolve_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog

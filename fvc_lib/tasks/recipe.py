@@ -38,8 +38,7 @@ from fvc_lib.services.checkpoint_files import (
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import available_cores
-from fvc_lib.services.memory.budget import peak_rss_bytes
-from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
+from fvc_lib.services.memory import MemoryObserver, NoObserver, peak_rss_bytes
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key

@@ -15,7 +15,7 @@ from fvc_lib.analysis.memory import (
     run_memory,
 )
 from fvc_lib.analysis.read import queries
-from fvc_lib.services.memory.policy import DeviceMemory
+from fvc_lib.services.memory import DeviceMemory
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MemorySampler
 from tests.analysis.memory_story import StoryWriter, troubled_run

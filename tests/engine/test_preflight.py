@@ -16,8 +16,7 @@ from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.memory.budget import MemoryBudget
-from fvc_lib.services.memory.policy import NoObserver
+from fvc_lib.services.memory import MemoryBudget, NoObserver
 from fvc_lib.tasks.video.task import engine_settings
 from tests.kits.preflight_tasks import ComparingTask, TroubledTask
 

@@ -7,7 +7,7 @@ import pytest
 from fvc_lib.engine.memory import ControlMemory
 from fvc_lib.engine.oom_detection import MemoryState, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.training_state import TrainingState, TrainingWatch
-from fvc_lib.services.memory.policy import NoObserver
+from fvc_lib.services.memory import NoObserver
 
 
 class Places(NoObserver):

@@ -6,7 +6,7 @@ import pytest
 
 from fvc_lib.execution.run import gpus
 from fvc_lib.execution.run.gpus import ranks_chosen_for_job, ranks_chosen_here
-from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory import MemoryBudget
 from fvc_lib.services.parameters import resolve_config
 
 

@@ -82,7 +82,7 @@ def test_as_many_folds_run_at_once_as_there_are_jobs_and_no_more(make_project):
 
 def test_kernels_that_run_at_once_plan_with_their_share_of_the_budget(make_project, start):
     source = """
-from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.memory import memory_budget
 output(f"folds_{fold}", memory_budget().describe())
 """
     project = folds(make_project, source, 2).with_config(mem_gb=6.0)

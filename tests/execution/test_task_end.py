@@ -21,7 +21,7 @@ from fvc_lib.execution.run.task import (
     what_next,
 )
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.policy import memory_advice
+from fvc_lib.services.memory import memory_advice
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 

@@ -30,7 +30,7 @@ def prepare() -> list[str]:
     """``find_packages``, and what torch reads when it starts as a run has it. For a program, not for a test."""
     missing = find_packages()
 
-    from fvc_lib.services.memory.policy import allocator_environment
+    from fvc_lib.services.memory import allocator_environment
 
     os.environ |= allocator_environment()
     return missing

@@ -31,12 +31,11 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.engine.training_state import TrainingState
+from fvc_lib.services import memory as memory_budget
 from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import available_cores
-from fvc_lib.services.memory import budget as memory_budget
-from fvc_lib.services.memory.budget import MemoryBudget
-from fvc_lib.services.memory.policy import ALLOC_CONF_NAMES, Acceleration
+from fvc_lib.services.memory import ALLOC_CONF_NAMES, Acceleration, MemoryBudget
 from tests.gpu.trainings import Greedy, Lab, exact_products, weight_distance
 
 # Relative differences of weights. Splitting a batch changes gradients by 1e-6 in float32, and AdamW's division by small

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.samples.captions import make_clip, plan_clips
+from fvc_lib.services import memory as memory_policy
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory import policy as memory_policy
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import VIDEO_TEXTS, write_table

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fvc_lib.services.memory.policy import frozen_garbage
+from fvc_lib.services.memory import frozen_garbage
 
 
 class _Ring:

@@ -11,7 +11,7 @@ import pytest
 from fvc_lib.services import isolated_workers
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
-from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory import MemoryBudget
 
 MODULE = """
 import ctypes, fcntl, os, time

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.services.memory.budget import memory_budget, memory_sharers
+from fvc_lib.services.memory import memory_budget, memory_sharers
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fvc_lib.services.memory.budget import ProcessMemory, ProcessTree
-from fvc_lib.services.memory.policy import DeviceMemory, MemoryObserver
+from fvc_lib.services.memory import DeviceMemory, MemoryObserver, ProcessMemory, ProcessTree
 from fvc_lib.services.stage_logs import MemorySampler
 
 pytestmark = pytest.mark.usefixtures("alone")

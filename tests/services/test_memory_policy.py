@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from fvc_lib.services.memory.policy import ALLOC_CONF_NAMES, RanOut, allocator_environment, memory_advice, ran_out_in
+from fvc_lib.services.memory import ALLOC_CONF_NAMES, RanOut, allocator_environment, memory_advice, ran_out_in
 
 
 def test_the_allocator_is_set_unless_the_user_has_set_it_under_any_name():

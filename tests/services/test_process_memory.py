@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fvc_lib.services.memory.budget import ProcessMemory, ProcessTree
+from fvc_lib.services.memory import ProcessMemory, ProcessTree
 
 pytestmark = pytest.mark.usefixtures("alone")
 MEGABYTE = 1 << 20
@@ -18,7 +18,7 @@ def held_by_children(program: str, *, then: str = "") -> tuple[int, int, int]:
     """Run ``program`` in a fresh interpreter and read the ``rss tree sum`` of bytes it prints."""
     code = f"""
 import os, sys, time, psutil
-from fvc_lib.services.memory.budget import ProcessTree
+from fvc_lib.services.memory import ProcessTree
 {program}
 now = ProcessTree().measure()
 simple = now.rss_bytes + sum(c.memory_info().rss for c in psutil.Process().children(recursive=True))
@@ -100,7 +100,7 @@ child.kill()
 def test_what_a_young_child_shares_is_looked_up_again_once_it_has_loaded_its_libraries():
     code = f"""
 import subprocess, sys, time, polars
-from fvc_lib.services.memory.budget import ProcessTree
+from fvc_lib.services.memory import ProcessTree
 {YOUNG_CHILD}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -112,7 +112,7 @@ from fvc_lib.services.memory.budget import ProcessTree
 @linux_only
 def test_a_high_water_mark_begins_again_and_what_it_was_is_remembered():
     program = """
-from fvc_lib.services.memory.budget import ProcessTree, peak_rss_bytes, reset_high_water
+from fvc_lib.services.memory import ProcessTree, peak_rss_bytes, reset_high_water
 block = bytearray(b"1") * (150 << 20)
 del block
 before = peak_rss_bytes()

@@ -13,9 +13,9 @@ from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.video_text import retrieval_metrics
+from fvc_lib.services import memory as memory_policy
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
-from fvc_lib.services.memory import policy as memory_policy
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from fvc_lib.services.memory.budget import peak_rss_bytes
+from fvc_lib.services.memory import peak_rss_bytes
 
 
 def peak_of(item: list[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fvc_lib.execution.run.record import gpus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.isolated_workers import available_cores
-from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.memory import memory_budget
 from fvc_lib.services.tasks import TASKS
 
 # Training a fold of the built-in networks takes 0.6 to 1 GB.

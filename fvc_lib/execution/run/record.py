@@ -24,7 +24,7 @@ from fvc_lib.execution.run.status import RunState, RunStatus
 from fvc_lib.services.atomic_files import content_hash, sha256_of_json, utc_now, write_bytes, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.memory import memory_budget
 from fvc_lib.services.records.digests import document_damage, undamaged_file, write_document
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run

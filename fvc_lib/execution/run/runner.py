@@ -30,7 +30,7 @@ from fvc_lib.execution.run.task import STOPPED, TaskRun, end_lines, exit_code_of
 from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import threads_of_a_fold
-from fvc_lib.services.memory.budget import LIMIT_VARIABLE, SHARERS_VARIABLE, memory_budget
+from fvc_lib.services.memory import LIMIT_VARIABLE, SHARERS_VARIABLE, memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
 SHOW_SECONDS = 0.5

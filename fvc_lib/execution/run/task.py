@@ -29,8 +29,15 @@ from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.services.atomic_files import utc_now, write_bytes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, command_text
-from fvc_lib.services.memory.budget import ProcessTree, control_groups, memory_budget, memory_sharers
-from fvc_lib.services.memory.policy import allocator_environment, memory_advice, ran_out_in
+from fvc_lib.services.memory import (
+    ProcessTree,
+    allocator_environment,
+    control_groups,
+    memory_advice,
+    memory_budget,
+    memory_sharers,
+    ran_out_in,
+)
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, command_text
-from fvc_lib.services.memory.budget import peak_rss_bytes
-from fvc_lib.services.memory.policy import NoObserver
+from fvc_lib.services.memory import NoObserver, peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     AUGMENTED,

@@ -1,17 +1,16 @@
-"""Find the memory budget of a run, and measure the memory that processes hold."""
+"""The memory budget of a run, the memory that processes hold, and advice after an out-of-memory."""
 
 import ctypes
-import math
+import gc
 import os
 import re
 import resource
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Self
+from typing import Literal, Protocol
 
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 # Of control groups of version 2 (above the second nothing is killed, but everything waits), and of version 1.
@@ -32,11 +31,9 @@ class MemoryBudget:
         """Return a line such as ``memory budget: 8.00 GB (SLURM_MEM_PER_NODE)``."""
         return f"memory budget: {self}"
 
-    def divided(self, sharers: int) -> Self:
+    def divided(self, sharers: int) -> "MemoryBudget":
         """Return the budget divided by ``sharers``, for one of that many processes."""
-        if sharers == 1:
-            return self
-        return type(self)(self.total_bytes // sharers, f"1/{sharers} of {self}")
+        return self if sharers == 1 else MemoryBudget(self.total_bytes // sharers, f"1/{sharers} of {self}")
 
     def __str__(self) -> str:
         return f"{self.total_bytes / 1e9:.2f} GB ({self.origin})"
@@ -73,12 +70,10 @@ def memory_budget(
 
 def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
     """Yield SLURM's limits, given in MiB. A value of 0 requests a whole node and is no limit."""
-    per_cpu = _whole(environ.get("SLURM_MEM_PER_CPU")) * _whole(environ.get("SLURM_CPUS_ON_NODE"))
-    limits = {
-        "SLURM_MEM_PER_NODE": _whole(environ.get("SLURM_MEM_PER_NODE")),
-        "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE": per_cpu,
-    }
-    yield from (MemoryBudget(limit << 20, origin) for origin, limit in limits.items() if limit)
+    if per_node := _whole(environ.get("SLURM_MEM_PER_NODE")):
+        yield MemoryBudget(per_node << 20, "SLURM_MEM_PER_NODE")
+    if per_cpu := _whole(environ.get("SLURM_MEM_PER_CPU")) * _whole(environ.get("SLURM_CPUS_ON_NODE")):
+        yield MemoryBudget(per_cpu << 20, "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE")
 
 
 def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
@@ -117,7 +112,6 @@ def _whole(text: str | None) -> int:
 
 _PROC = Path("/proc")
 _SHARE_SECONDS = 10.0
-_SHARE_BYTES = 5_000_000
 _forgotten_peak = 0  # the most this process held before its high-water mark was last reset
 
 
@@ -135,34 +129,31 @@ class ProcessTree:
 
     A forked loader process shares almost all its pages with its parent: four idle children of a process of 540 MB show
     540 MB each. So a child counts without its shared pages (``smaps_rollup``). PSS (proportional set size) would still
-    count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms, so a
-    child's shared bytes are read again only after ten seconds, or when it has loaded or dropped files.
+    count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms, so a child's
+    shared bytes are read again only when it has grown or shrunk by 5 MB, or after ten seconds.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self.pid = os.getpid() if pid is None else pid
-        self._shared: dict[int, tuple[float, int, int]] = {}  # time, mapped files and shared bytes of each child
+        self._shared: dict[int, tuple[float, int, int]] = {}  # time, resident and shared bytes of each child
 
     def measure(self) -> ProcessMemory:
         """Return the memory held now; zeros for a process that has ended."""
-        rss, high_water, _ = _resident_peak_and_files(self.pid)
-        children = _descendants(self.pid)
-        self._shared = {pid: share for pid, share in self._shared.items() if pid in children}
-        return ProcessMemory(rss, high_water, rss + sum(self._own_bytes(pid) for pid in children))
+        rss, high_water = _resident_and_peak(self.pid)
+        return ProcessMemory(rss, high_water, rss + sum(self._own_bytes(pid) for pid in _descendants(self.pid)))
 
     def _own_bytes(self, pid: int) -> int:
-        resident, _, files = _resident_peak_and_files(pid)
-        read_at, files_then, shared = self._shared.get(pid, (-math.inf, 0, 0))
-        has_moved = abs(files - files_then) > _SHARE_BYTES or resident < shared
-        if has_moved or time.monotonic() - read_at >= _SHARE_SECONDS:
+        resident, _ = _resident_and_peak(pid)
+        read_at, then, shared = self._shared.get(pid, (-_SHARE_SECONDS, 0, 0))
+        if abs(resident - then) > 5_000_000 or time.monotonic() - read_at >= _SHARE_SECONDS:
             shared = _shared_bytes(pid)
-            self._shared[pid] = time.monotonic(), files, shared
+            self._shared[pid] = time.monotonic(), resident, shared
         return max(0, resident - shared)
 
 
 def resident_bytes() -> int:
     """Return this process's resident memory in bytes."""
-    return _resident_peak_and_files(os.getpid())[0]
+    return _resident_and_peak(os.getpid())[0]
 
 
 def own_bytes() -> int:
@@ -172,7 +163,7 @@ def own_bytes() -> int:
 
 def peak_rss_bytes() -> int:
     """Return this process's largest resident memory so far: VmHWM, or ``ru_maxrss`` without /proc."""
-    return max(_forgotten_peak, _resident_peak_and_files(os.getpid())[1])
+    return max(_forgotten_peak, _resident_and_peak(os.getpid())[1])
 
 
 def reset_high_water() -> int:
@@ -184,25 +175,23 @@ def reset_high_water() -> int:
     _forgotten_peak = peak_rss_bytes()
     with suppress(OSError):
         (_PROC / "self" / "clear_refs").write_text("5")
-    return _resident_peak_and_files(os.getpid())[1]
+    return _resident_and_peak(os.getpid())[1]
 
 
-def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
-    """Return resident memory, its peak and its mapped files in bytes; zeros for a process that has ended."""
+def _resident_and_peak(pid: int) -> tuple[int, int]:
+    """Return resident memory and its peak in bytes; zeros for a process that has ended."""
     if not _PROC.is_dir():
         import psutil
 
         with suppress(psutil.Error):
             rss = int(psutil.Process(pid).memory_info().rss)
-            unit = 1 if sys.platform == "darwin" else 1024
-            return rss, max(rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit), 0
-        return 0, 0, 0
+            return rss, max(rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes on macOS
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:  # gone
-        return 0, 0, 0
-    rss, peak = _field_bytes(status, "VmRSS"), _field_bytes(status, "VmHWM")
-    return rss, max(rss, peak), _field_bytes(status, "RssFile")
+        return 0, 0
+    rss = _field_bytes(status, "VmRSS")
+    return rss, max(rss, _field_bytes(status, "VmHWM"))
 
 
 def _descendants(pid: int) -> set[int]:
@@ -212,7 +201,6 @@ def _descendants(pid: int) -> set[int]:
 
         with suppress(psutil.Error):
             return {child.pid for child in psutil.Process(pid).children(recursive=True)}
-        return set()
     descendants: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -241,3 +229,139 @@ def give_back_freed() -> None:
     """Return freed memory of the C library to the system (glibc only); small Python objects are not included."""
     with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
+
+
+# An allocator reads its environment variables once, when it first starts, so the runner gives them to a kernel before
+# there is one. If several are set, torch 2.13 reads the first in this order.
+ALLOC_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+# Ways to make a training faster, which may change how sums are rounded.
+#   channels_last    convolutions' weights with their channels innermost, as tensor cores want them
+#   fused_adamw      the optimizer's step in one kernel
+#   cudnn_benchmark  cuDNN tries its algorithms and takes the fastest
+Acceleration = Literal["channels_last", "fused_adamw", "cudnn_benchmark"]
+
+# For the CPU nothing is set. glibc was tried on steps of r2plus1d, 16 clips of 6 x 112 x 112: MALLOC_ARENA_MAX 1 or 2
+# left the peak where it was (480-530 MB), thresholds of 4 to 32 MiB too; MALLOC_MMAP_THRESHOLD_ or
+# MALLOC_TRIM_THRESHOLD_ of 64 KiB to 1 MiB, or MALLOC_TOP_PAD_ of 64 MiB, lowered it to 430 MB, and a step took 2.3 to
+# 2.8 times the processor time.
+
+
+def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables to set before torch starts; empty if the user has set one.
+
+    They make memory segments expandable. After an out-of-memory the batches change size, and blocks of the old size
+    would otherwise stay.
+
+    Args:
+        environ: variables that are set; None: this process's environment.
+    """
+    environ = os.environ if environ is None else environ
+    is_set = any(environ.get(name) for name in ALLOC_CONF_NAMES)
+    return {} if is_set else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+PREFETCHED_BATCHES = 2  # effective batches that are loaded or wait ready per loader process
+
+
+# The engine reports memory to this protocol and opens no file itself.
+
+EventDetail = str | int | float | bool | None
+PREFLIGHT = "preflight"  # the phase that measures a step, whose memory the training itself does not need
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """An accelerator's memory at one moment."""
+
+    allocated_bytes: int  # held by tensors
+    reserved_bytes: int  # held by torch's allocator, cached blocks included
+    max_allocated_bytes: int  # the most ``allocated_bytes`` has been
+    total_bytes: int  # of the device, or what the process may use of it
+    free_bytes: int  # what the driver could still give
+
+
+class MemoryObserver(Protocol):
+    """An observer that receives the phase and step of a training, so that memory can be attributed to them.
+
+    ``MemorySampler`` is an example. ``prefix`` is put before the names of phases, such as ``control_``.
+    """
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of phases: empty, except for a control (a training that checks for shortcuts)."""
+        return ""
+
+    def at(
+        self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
+    ) -> None:
+        """Receive phase, epoch, batch and step of the training.
+
+        The phases are setup, preflight, train, validation, test, and report after the training. A control's train,
+        validation and test have its prefix.
+        """
+        return
+
+    def event(self, kind: str, message: str, **details: EventDetail) -> None:
+        """Record an event of this ``kind``; ``message`` is a sentence, ``details`` are values by name.
+
+        Kinds: ``device``, ``measuring``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
+        ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``.
+        """
+        return
+
+    def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
+        """Sample an accelerator as well; ``device`` is its name in the log, such as ``cuda:0``."""
+        return
+
+
+class NoObserver(MemoryObserver):
+    """An observer that records nothing."""
+
+
+@contextmanager
+def frozen_garbage() -> Iterator[None]:
+    """Within the block, exclude all objects that exist at its beginning from garbage collection.
+
+    Garbage is collected completely before and after the block. Enter it after set-up: a full collection visits every
+    object of every imported module, which takes 0.1 s. Newer objects are still collected, so a cycle that holds tensors
+    is found. A nested block does nothing.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.collect()
+
+
+# What ran out of memory: a training step; one sample alone; a loss that compares all samples of an effective batch; the
+# optimizer's step; loader processes; a step that the preflight measures; anything else.
+RanOut = Literal["batch", "sample", "comparison", "optimizer_step", "loaders", "preflight", "elsewhere"]
+
+_MORE = "more memory (mem_gb, MEMORY in slurm/site.conf, or a larger machine)"
+_REMEDIES: dict[RanOut, str] = {
+    "batch": "-p batch_size 1 or -p gradient_checkpointing true, which leave the result the same",
+    "sample": "smaller samples (num_frames, fixed_size, image_size) in a new run, -p gradient_checkpointing true",
+    "comparison": "a smaller effective_batch_size or embedding_size in a new run",
+    "optimizer_step": "a smaller model in a new run",
+    "loaders": "-p num_workers 0",
+    "preflight": "-p memory_preflight false",
+    "elsewhere": "fewer worker processes (-p workers 1, -p num_workers 0)",
+}
+
+
+def ran_out_in(phase: str) -> RanOut:
+    """Return the key of ``memory_advice`` for an out-of-memory in ``phase``."""
+    if phase.rpartition("_")[2] in ("train", "validation", "test"):
+        return "batch"
+    return "preflight" if phase == PREFLIGHT else "elsewhere"
+
+
+def memory_advice(ran_out: RanOut) -> str:
+    """Return a sentence that suggests what to change after an out-of-memory in ``ran_out``."""
+    return f"Next, try {_REMEDIES[ran_out]}; or {_MORE}."

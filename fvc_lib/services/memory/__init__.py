@@ -1,1 +1,0 @@
-"""The memory budget of this machine, and advice to stay within it."""
