@@ -147,7 +147,7 @@ def at_each_step(stage: str, whole: RunPaths) -> list[AtStep]:
 # The last table of the index, then what is written when the test part was looked at.
 _OUTPUTS = {
     "10_image_recognition": (
-        "image_targets.parquet", "labels.json", "calibration.json", "image_predictions.parquet",
+        "image_targets.parquet", "labels.json", "image_predictions.parquet",
         "target_predictions.parquet", "outcome.json",
     ),
     "20_video_text": (

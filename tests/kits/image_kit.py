@@ -9,7 +9,7 @@ from PIL import Image
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, write_table
 from fvc_lib.tasks.image.data import ImageDataset, image_parts
-from fvc_lib.tasks.image.task import ImageTask
+from fvc_lib.tasks.image.training import ImageTask
 from fvc_lib.tasks.mixing import MixSettings
 
 CLASSES = ("dots", "stripes", "waves")

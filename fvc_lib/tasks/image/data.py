@@ -28,11 +28,31 @@ _NAMED_AT_MOST = 10
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """The temperature of the class logits, and the calibration error on the test part.
+
+    Attributes:
+        temperature: divisor of the logits, fitted on the validation part, which also chose the epoch.
+        num_validation: number of labelled validation pictures.
+        num_test: number of labelled test pictures, on which the errors were measured.
+        error, error_uncalibrated: expected calibration error of the predicted class's probability, with and without
+            the temperature.
+    """
+
+    temperature: float
+    num_validation: int
+    num_test: int
+    error: float
+    error_uncalibrated: float
+
+
+@dataclass(frozen=True)
 class ImageLabels:
     """Names of the C classes and T targets (numbers to predict), and the scaling of the targets.
 
     They are saved with the model. A unit may be an empty text. ``means`` and ``deviations`` are mean and standard
     deviation of each target over the training pictures that have a value; a deviation is 1 if all values are equal.
+    ``calibration`` is None before the training has finished, and if no temperature can be fitted.
     """
 
     classes: tuple[str, ...]
@@ -40,6 +60,7 @@ class ImageLabels:
     units: tuple[str, ...] = ()
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
+    calibration: Calibration | None = None
 
     def scaled(self, values: FloatArray) -> FloatArray:
         """Return values (..., T) minus the training mean, divided by the training standard deviation."""
@@ -106,43 +127,39 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
     Pictures without a class and without a value are left out.
 
     Raises:
-        DataError: a part is empty, the training part lacks a class or a target, or a target has two units.
+        DataError: a part is empty, or the training part lacks a class or a target.
     """
-    classes = tuple(sorted(images["class_label"].drop_nulls().unique().to_list()))
-    units = targets.select("target", "unit").unique().sort("target", "unit")
-    if twice := units.filter(pl.col("target").is_duplicated())["target"].unique().sort().to_list():
-        raise DataError(f"targets {', '.join(twice)}: got several units each. Give every row of a target the same.")
-    names, known = tuple(units["target"]), images.sort("image_id")
-    for name in names:
+    classes = tuple(images["class_label"].drop_nulls().unique().sort())
+    units = dict(targets.sort("target").select("target", "unit").iter_rows())
+    index_of = dict(zip(classes, range(len(classes)), strict=True))
+    known = images.sort("image_id").with_columns(
+        index=pl.col("class_label").replace_strict(index_of, default=UNKNOWN_CLASS, return_dtype=pl.Int64)
+    )
+    for name in units:
         column = targets.filter(target=name).select("image_id", pl.col("value").alias(f"value:{name}"))
         known = known.join(column, on="image_id", how="left", maintain_order="left")
-    values = [f"value:{name}" for name in names]
-    number = pl.col("class_label").replace_strict(dict(zip(classes, range(len(classes)), strict=True)), default=-1)
+    values = [f"value:{name}" for name in units]
     known = known.filter(pl.any_horizontal(pl.col("class_label", *values).is_not_null()))
-    known = known.with_columns(number=number.cast(pl.Int64))
     parts = {}
     for name in PARTS:
         part = known.filter(part=name)
         if not part.height:
-            raise DataError(
-                f"images: no picture with a class or a number in the {name} part. Give the corpus more groups."
-            )
+            raise DataError(f"images: no picture with a class or a number in the {name} part. Add more groups.")
         numbers = part.select(pl.col(values).cast(pl.Float64).fill_null(np.nan)).to_numpy()
         parts[name] = ImageRecords(
             image_ids=tuple(part["image_id"]),
             group_ids=tuple(part["group_id"]),
             paths=tuple(part["path"]),
-            class_indices=part["number"].to_numpy(),
-            values=np.ascontiguousarray(numbers).reshape(part.height, len(names)),
+            class_indices=part["index"].to_numpy(),
+            values=np.ascontiguousarray(numbers).reshape(part.height, len(values)),
         )
     train = parts["train"]
-    if unlearned := [label for place, label in enumerate(classes) if place not in train.class_indices]:
+    if unlearned := sorted(set(classes).difference(known.filter(part="train")["class_label"])):
         raise DataError(
             f"{len(unlearned)} classes have no picture in the training part, so they cannot be learned: "
-            f"{', '.join(map(repr, unlearned[:_NAMED_AT_MOST]))}. Leave them out of the corpus, or give them more "
-            "groups."
+            f"{', '.join(map(repr, unlearned[:_NAMED_AT_MOST]))}. Leave them out, or give them more groups."
         )
-    labels = labels_of_training(classes, names, tuple(units["unit"]), train.values)
+    labels = labels_of_training(classes, tuple(units), tuple(units.values()), train.values)
     return ImageParts(labels, train, parts["validation"], parts["test"], _fingerprint(labels, parts))
 
 
@@ -154,17 +171,6 @@ def _fingerprint(labels: ImageLabels, parts: Mapping[str, ImageRecords]) -> str:
         digest.update(records.class_indices.tobytes())
         digest.update(records.values.tobytes())
     return digest.hexdigest()
-
-
-def require_files(root: Path, parts: ImageParts) -> None:
-    """Raise ``DataError`` if a picture is missing from ``root``; the error names up to ten."""
-    everything = (path for part in (parts.train, parts.validation, parts.test) for path in part.paths)
-    if missing := [path for path in everything if not (root / path_from_text(path)).is_file()]:
-        more = f" and {len(missing) - _NAMED_AT_MOST} more" if len(missing) > _NAMED_AT_MOST else ""
-        raise DataError(
-            f"{len(missing)} pictures are gone from {str(root)!r} since they were indexed: "
-            f"{', '.join(map(repr, missing[:_NAMED_AT_MOST]))}{more}. Put them back, or index the corpus in a new run."
-        )
 
 
 # The square crop that a network sees. Crops are mild because targets such as calories depend on the whole picture: a
@@ -193,8 +199,7 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
 
     The number of draws from ``generator`` does not depend on the picture.
     """
-    area, shape, across, down = generator.uniform(size=4)
-    flips = generator.uniform() < 0.5
+    area, shape, across, down, flip = generator.uniform(size=5)
     brightness, contrast, saturation = 1 + _COLOUR * generator.uniform(-1, 1, size=3)
     height, width = pixels.shape[1:]
     side = min(height, width)  # of the square that evaluation sees
@@ -203,7 +208,7 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
     rows = _placed(height, round(side * scale / stretch), side, down)
     columns = _placed(width, round(side * scale * stretch), side, across)
     view = _resized(pixels[:, rows, columns], size)
-    colours = (view.flip(2) if flips else view).float() * brightness
+    colours = (view.flip(2) if flip < 0.5 else view).float() * brightness
     # Sum with NumPy: torch's sum depends on the number of threads, which differs in loader processes.
     mean = float(_grey(colours).numpy().mean(dtype=np.float64))
     colours = mean + contrast * (colours - mean)

@@ -3,11 +3,11 @@
 Pictures are decoded, cropped and scored like those of the training's test part.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import PIL
@@ -18,7 +18,6 @@ from pydantic import TypeAdapter, ValidationError
 from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.calibration import class_probabilities
-from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.code_versions import code_hash
@@ -29,10 +28,9 @@ from fvc_lib.services.tasks import IMAGE_RECOGNITION
 from fvc_lib.tasks.bundle import Bundle
 from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, decoded_side, middle_view
-from fvc_lib.tasks.image.task import CALIBRATION, LABELS, Calibration, ImageTask
+from fvc_lib.tasks.image.training import LABELS, ImageTask
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 
-_T = TypeVar("_T")
 _DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = {
     "class": pl.String(), "probability": pl.Float64(), "probability_uncalibrated": pl.Float64(),
@@ -45,35 +43,32 @@ class ImagePredictor(OneNetwork):
 
     Args:
         trained: the trained network.
-        labels: names of the network's outputs.
-        calibration: the temperature of the class logits; None: probabilities are not calibrated.
+        labels: names of the network's outputs, and the temperature of the class logits.
     """
 
     kind = "image"
     file_word = "picture"
 
-    def __init__(self, trained: Trained, labels: ImageLabels, calibration: Calibration | None) -> None:
+    def __init__(self, trained: Trained, labels: ImageLabels) -> None:
         super().__init__(trained)
-        self.labels, self.calibration = labels, calibration
+        self.labels = labels
         nothing = ImageRecords((), (), (), np.empty(0, np.int64), np.empty((0, len(labels.targets))))
         dataset = ImageDataset(Path(), nothing, labels, self.config.image_size)
         self.task = ImageTask(dataset, dataset, self.config)
         self.network = self._build(self.task.build_model)
-        self.notes = _notes(labels, calibration)
+        self.notes = _notes(labels)
         self._targets = [f"{n} ({u})" if u else n for n, u in zip(labels.targets, labels.units, strict=True)]
         self.columns = (_CLASS if labels.classes else {}) | dict.fromkeys(self._targets, pl.Float64())
 
     @classmethod
     def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
         """See ``Predictor``."""
-        folder = source.folder if isinstance(source, Bundle) else source.stage_training(IMAGE_RECOGNITION)
-        labels = _stored(folder / LABELS, ImageLabels, _is_sound, trained.remedy)
-        if not (folder / CALIBRATION).is_file():
-            return cls(trained, labels, None)
-        calibration = _stored(
-            folder / CALIBRATION, Calibration, lambda found: 0 < found.temperature < np.inf, trained.remedy
-        )
-        return cls(trained, labels, calibration)
+        path = (source.folder if isinstance(source, Bundle) else source.stage_training(IMAGE_RECOGNITION)) / LABELS
+        try:
+            return cls(trained, TypeAdapter(ImageLabels).validate_python(read_json_object(path)))
+        except ValidationError as error:
+            why = error.errors()[0]["msg"]
+            raise DataError(f"{str(path)!r}: is not what a training writes ({why}). {trained.remedy}") from error
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
@@ -83,8 +78,6 @@ class ImagePredictor(OneNetwork):
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
         write_json(folder / LABELS, asdict(self.labels))
-        if self.calibration is not None:
-            write_json(folder / CALIBRATION, asdict(self.calibration))
         return super().write(folder)
 
     @property
@@ -94,7 +87,7 @@ class ImagePredictor(OneNetwork):
 
     def identity_of_parts(self) -> Any:
         """See ``Predictor``."""
-        return [asdict(self.labels), self.calibration and asdict(self.calibration)]
+        return asdict(self.labels)
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``."""
@@ -136,74 +129,42 @@ class ImagePredictor(OneNetwork):
         with torch.inference_mode(), deterministic_algorithms(self.compute.device):
             with Precision(self.compute).autocast():
                 outputs = self.task.forward(self.network, batch)
-            logits, scaled = (outputs[name][0].double().cpu().numpy() for name in ("class_logits", "values"))
+            logits, scaled = (outputs[name].double().cpu().numpy() for name in ("class_logits", "values"))
         if not (np.isfinite(logits).all() and np.isfinite(scaled).all()):
             raise DataError(f"{self.name}: the network says nothing finite of a picture.")
-        numbers = self.labels.in_units(scaled).tolist() if self.labels.targets else []
-        lines = [
-            f"{name} {number:.4g} {unit}".strip()
-            for name, number, unit in zip(self.labels.targets, numbers, self.labels.units, strict=True)
-        ]
-        values: dict[str, str | float | None] = dict(zip(self._targets, numbers, strict=True))
-        if self.labels.classes:
-            values = self._of_classes(logits) | values
-            lines = [*_class_lines(values), *lines]
+        labels, lines, values = self.labels, list[str](), dict[str, str | float | None]()
+        if labels.classes:
+            plain = class_probabilities(logits, 1.0)[0]
+            # The first of equal logits, as in the test part.
+            first, second = (*np.argsort(-logits[0], kind="stable").tolist(), None)[:2]
+            values = dict.fromkeys(_CLASS) | {"class": labels.classes[first]}
+            values["probability_uncalibrated"] = float(plain[first])
+            lines = [labels.classes[first], "probability not calibrated"]
+            if labels.calibration is not None:
+                calibrated = class_probabilities(logits, labels.calibration.temperature)[0]
+                values["probability"] = float(calibrated[first])
+                values["runner_up_probability"] = None if second is None else float(calibrated[second])
+                lines[1] = f"probability {calibrated[first]:.2f}"
+            if second is not None:
+                values["runner_up"] = labels.classes[second]
+                lines.append(f"then {labels.classes[second]}")
+        numbers = labels.in_units(scaled)[0].tolist() if labels.targets else []
+        values |= dict(zip(self._targets, numbers, strict=True))
+        lines += [f"{name} {number:.4g}" for name, number in zip(self._targets, numbers, strict=True)]
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, view.numpy()))
 
-    def _of_classes(self, logits: FloatArray) -> dict[str, str | float | None]:
-        """Return the class columns for ``logits`` (C,); calibrated probabilities are None without a temperature."""
-        classes, plain = self.labels.classes, class_probabilities(logits[None], 1.0)[0]
-        first, *others = np.argsort(-logits, kind="stable").tolist()  # the first of equal logits, as in the test part
-        values = dict.fromkeys(_CLASS) | {"class": classes[first], "probability_uncalibrated": float(plain[first])}
-        values["runner_up"] = classes[others[0]] if others else None
-        if self.calibration is not None:
-            calibrated = class_probabilities(logits[None], self.calibration.temperature)[0]
-            values["probability"] = float(calibrated[first])
-            values["runner_up_probability"] = float(calibrated[others[0]]) if others else None
-        return values
 
-
-def _class_lines(values: Mapping[str, Any]) -> list[str]:
-    """Return lines of text: the class, its probability, and the second most likely class if there is one."""
-    sure, second = values["probability"], values["runner_up_probability"]
-    lines = [values["class"], "probability not calibrated" if sure is None else f"probability {sure:.2f}"]
-    if values["runner_up"] is not None:
-        lines.append(f"then {values['runner_up']}" + ("" if second is None else f", {second:.2f}"))
-    return lines
-
-
-def _is_sound(labels: ImageLabels) -> bool:
-    lengths = {len(each) for each in (labels.targets, labels.units, labels.means, labels.deviations)}
-    is_finite = np.isfinite((*labels.means, *labels.deviations)).all()
-    return len(lengths) == 1 and bool(is_finite) and bool(labels.classes or labels.targets)
-
-
-def _stored(path: Path, kind: type[_T], is_sound: Callable[[_T], bool], remedy: str) -> _T:
-    """Return the content of a JSON file as a ``kind``; raise ``DataError`` where it is invalid or not sound."""
-    try:
-        found = TypeAdapter(kind).validate_python(read_json_object(path))
-        if is_sound(found):
-            return found
-        why = "its parts do not belong together"
-    except ValidationError as error:
-        why = str(error.errors()[0]["msg"])
-    raise DataError(f"{str(path)!r}: is not what a training writes ({why}). {remedy}")
-
-
-def _notes(labels: ImageLabels, calibration: Calibration | None) -> tuple[str, ...]:
-    notes = []
-    if labels.classes and calibration is None:
-        notes.append(
-            "The run has no calibration, so 'probability' is empty, and 'probability_uncalibrated' is no probability "
-            "to be relied on."
-        )
-    elif calibration is not None:
+def _notes(labels: ImageLabels) -> tuple[str, ...]:
+    notes, calibration = [], labels.calibration
+    if calibration is not None:
         notes.append(
             f"Probabilities: temperature {calibration.temperature:.3g}, fitted on {calibration.num_validation:,} "
             "validation pictures, which also chose the epoch. On the test part's "
             f"{calibration.num_test:,} pictures they are off by {calibration.error:.2f} on average over ten bins "
             f"({calibration.error_uncalibrated:.2f} without the temperature)."
         )
+    elif labels.classes:
+        notes.append("The run has no calibration: 'probability' is empty. Do not rely on 'probability_uncalibrated'.")
     if labels.classes:
         notes.append(
             f"One of {len(labels.classes):,} known classes is always named, also of a picture that shows none of them."

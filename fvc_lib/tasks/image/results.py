@@ -61,16 +61,6 @@ def _require(what: str, due: pl.DataFrame, made: pl.DataFrame, columns: list[str
             )
 
 
-def confusion(paths: RunPaths) -> pl.DataFrame:
-    """Return the confusion matrix of the test part as a table ``class_label predicted_label count``.
-
-    Pairs of classes that never occur are left out.
-    """
-    predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
-    count = pl.len().cast(pl.Int64).alias("count")
-    return predictions.group_by("class_label", "predicted_label").agg(count).sort("class_label", "predicted_label")
-
-
 def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
     """Return up to ``number`` wrong predictions (IMAGE_PREDICTIONS), the highest probability first."""
     predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
@@ -86,9 +76,8 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
         predictions: IMAGE_PREDICTIONS of the test part.
         config: gives replicates, confidence and seed.
     """
-    by_frequency = (
-        trained.value_counts().sort("count", "class_label", descending=[True, False])["class_label"].to_list()
-    )
+    counts = trained.value_counts().sort("count", "class_label", descending=[True, False])
+    by_frequency = counts["class_label"].to_list()
     classes = sorted({*predictions["class_label"], *predictions["predicted_label"], *by_frequency})
     number_of = {label: number for number, label in enumerate(classes)}
     labels, predicted = (
@@ -96,13 +85,11 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
         for column in ("class_label", "predicted_label")
     )
     # Classes without training pictures rank last.
-    rank_of = dict.fromkeys(classes, len(classes)) | {label: rank for rank, label in enumerate(by_frequency, start=1)}
-    majority_ranks = predictions["class_label"].replace_strict(rank_of, return_dtype=pl.Int64).to_numpy()
+    rank_of = {label: rank for rank, label in enumerate(by_frequency, start=1)}
+    ranks = predictions["class_label"].replace_strict(rank_of, default=len(classes), return_dtype=pl.Int64).to_numpy()
     majority = np.full(labels.size, number_of[by_frequency[0]])
-    groups = predictions["group_id"].to_list()
-    rows = _measured_rows(
-        MODEL, _class_measures(predictions["rank_of_class"].to_numpy(), labels, predicted), groups, config
-    )
+    groups, own_ranks = predictions["group_id"].to_list(), predictions["rank_of_class"].to_numpy()
+    rows = _measured_rows(MODEL, _class_measures(own_ranks, labels, predicted), groups, config)
     # A class has too few pictures for an interval.
     scores, own = class_scores(labels, predicted), predictions.group_by("class_label")
     sizes = {label: (count, of) for label, count, of in own.agg(pl.len(), pl.col("group_id").n_unique()).iter_rows()}
@@ -111,7 +98,7 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
         for place, name in enumerate(classes[number] for number in np.unique(labels))
         for metric, values in scores.items()
     ]
-    return rows + _measured_rows(MAJORITY_CLASS, _class_measures(majority_ranks, labels, majority), groups, config)
+    return rows + _measured_rows(MAJORITY_CLASS, _class_measures(ranks, labels, majority), groups, config)
 
 
 def _class_measures(ranks: IntArray, labels: IntArray, predicted: IntArray) -> dict[str, Metric]:

@@ -1,22 +1,36 @@
-"""Train task image on one split and predict its test part once."""
+"""Task image: predict a class and numbers from a picture with one network, trained on one split."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import polars as pl
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fvc_lib.corpus.images import image_root
-from fvc_lib.detectors.frames.backbone import EncoderBackbone, backbone_network, named_backbone, refused_size
+from fvc_lib.detectors.frames.backbone import (
+    EncoderBackbone,
+    ImageModel,
+    backbone_network,
+    build_backbone,
+    named_backbone,
+    refused_size,
+)
+from fvc_lib.detectors.network import num_trained_stages
 from fvc_lib.detectors.weights import fitting_weights
-from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
+from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet, require_detached
 from fvc_lib.engine.training_state import TrainingRecord
+from fvc_lib.metrics.calibration import class_probabilities, expected_calibration_error, fit_class_temperature
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.recognition import macro_f1, ranks_of_class, regression_scores
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import content_digest, write_json
 from fvc_lib.services.config import RunConfig
@@ -24,13 +38,177 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import recipe
+from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image import data
-from fvc_lib.tasks.image.data import ImageDataset, ImageParts, ImageRecords
-from fvc_lib.tasks.image.task import CALIBRATION, LABELS, ImageScores, ImageTask, calibration_of
+from fvc_lib.tasks.image.data import Calibration, ImageDataset, ImageLabels, ImageParts, ImageRecords
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
 DEFAULT_MICRO_BATCH = 8
+LABELS = "labels.json"  # file of ``ImageLabels``
+
+
+@dataclass(frozen=True)
+class ScoredClasses:
+    """Predictions for the N pictures that have a class.
+
+    Attributes:
+        rows: int64 (N,), row numbers of these pictures among all pictures.
+        class_indices: int64 (N,), the true classes.
+        logits: float64 (N, C).
+        predicted: int64 (N,), the class with the highest logit; the first of equal ones.
+        probabilities: float64 (N,), softmax of the predicted class; NaN where a logit is not finite.
+        ranks: int64 (N,), rank of the true class from 1, ties count against the model; 0 where a logit is not finite.
+    """
+
+    rows: IntArray
+    class_indices: IntArray
+    logits: FloatArray
+    predicted: IntArray
+    probabilities: FloatArray
+    ranks: IntArray
+
+
+class ImageScores(SampleColumns):
+    """Collect the class, the logits and the values of all pictures.
+
+    Reads the outputs ``class_logits`` (B, C) and ``values`` (B, T) and the batch's ``class_index``, ``values`` and
+    ``known``.
+    """
+
+    def __init__(self, labels: ImageLabels) -> None:
+        super().__init__()
+        self.labels = labels
+        numbers = torch.empty(0, len(labels.targets), dtype=torch.float64)
+        self.add([], {"class_index": torch.empty(0, dtype=torch.int64), "logits": torch.empty(0, len(labels.classes))})
+        self.add([], {"predicted": numbers, "value": numbers, "known": numbers > 0})
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        """Add one batch; ``ValueError`` where the outputs still require grad."""
+        columns = {
+            "class_index": batch.tensors["class_index"].cpu(),
+            "logits": require_detached(outputs["class_logits"], "class_logits").float(),
+            "predicted": outputs["values"].double(),
+            "value": batch.tensors["values"].double(),
+            "known": batch.tensors["known"] > 0,
+        }
+        self.add(batch.sample_ids, columns)
+
+    def classes(self) -> ScoredClasses:
+        """Return the predictions for the pictures with a class."""
+        rows = np.flatnonzero(self.column("class_index").numpy() >= 0)
+        class_indices, logits = self.column("class_index").numpy()[rows], self.column("logits")[rows].double()
+        if not rows.size:
+            return ScoredClasses(rows, class_indices, logits.numpy(), rows, np.empty(0), rows)
+        is_finite = torch.isfinite(logits).all(1)
+        probabilities = torch.where(is_finite, torch.softmax(logits, dim=1).amax(1), math.nan).numpy()
+        ranks = ranks_of_class(torch.nan_to_num(logits).numpy(), class_indices) * is_finite.numpy()
+        return ScoredClasses(rows, class_indices, logits.numpy(), logits.argmax(1).numpy(), probabilities, ranks)
+
+    def target(self, name: str) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Return true and predicted values of the N pictures that have a value of target ``name``.
+
+        Returns:
+            ``(rows, values, predicted)``: row numbers int64 (N,), true and predicted values float64 (N,) in the
+            target's unit.
+        """
+        number = self.labels.targets.index(name)
+        rows = np.flatnonzero(self.column("known")[:, number].numpy())
+        values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, number] for c in ("value", "predicted"))
+        return rows, values, predicted
+
+    def compute(self) -> dict[str, float]:
+        """Return ``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` per target.
+
+        A metric is NaN where a network output is not finite, and left out where no picture has its label.
+        """
+        metrics, classes = dict[str, float](), self.classes()
+        if classes.rows.size:
+            undefined = 1.0 if classes.ranks.all() else math.nan
+            metrics = {
+                "top1": float(np.mean(classes.ranks <= 1)) * undefined,
+                "top5": float(np.mean(classes.ranks <= 5)) * undefined,
+                "macro_f1": macro_f1(classes.class_indices, classes.predicted) * undefined,
+            }
+        for name in self.labels.targets:
+            rows, values, predicted = self.target(name)
+            if rows.size:
+                scores = regression_scores(values, predicted) if np.isfinite(predicted).all() else {}
+                metrics |= {f"{error}_{name}": scores.get(error, math.nan) for error in ("mae", "r2")}
+        return metrics
+
+
+def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | None:
+    """Fit a temperature on ``validation`` and measure the calibration error on ``test``.
+
+    Returns None if a part has no labelled picture, or a validation logit is not finite.
+    """
+    fitted, tested = validation.classes(), test.classes()
+    if not fitted.rows.size or not tested.rows.size or not np.isfinite(fitted.logits).all():
+        return None
+    temperature = fit_class_temperature(fitted.class_indices, fitted.logits)
+    errors = []
+    for divisor in (temperature, 1.0):
+        probabilities = class_probabilities(tested.logits, divisor)
+        right = (probabilities.argmax(axis=1) == tested.class_indices).astype(np.int64)
+        errors.append(float(expected_calibration_error(right, probabilities.max(axis=1))))
+    return Calibration(temperature, fitted.rows.size, tested.rows.size, *errors)
+
+
+class ImageTask:
+    """Label-smoothed cross-entropy on classes plus a Huber loss on values, each only where the label is known.
+
+    Every picture weighs 1, so a batch's loss is the mean over its pictures, however it is split.
+    """
+
+    def __init__(self, training: ImageDataset, validation: ImageDataset, config: RunConfig) -> None:
+        self.training_data: SampleSet = training
+        self.validation_data: SampleSet = validation
+        self.labels = training.labels
+        self.config = config
+
+    def build_model(self) -> ImageModel:
+        """Return the backbone with new heads, initialised from torch's current random state."""
+        weights = self.config.backbone_weights
+        backbone = build_backbone(self.config.backbone, Path(weights) if weights else None, self.config.image_size)
+        return ImageModel(backbone, len(self.labels.classes), len(self.labels.targets))
+
+    def begin_epoch(self, model: nn.Module, epoch: int) -> None:
+        """Freeze or unfreeze the backbone's stages for ``epoch``."""
+        assert isinstance(model, ImageModel)
+        freeze, stage = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
+        num_stages = len(model.backbone.stages())
+        model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=stage))
+
+    def forward(self, model: nn.Module, batch: Batch) -> Outputs:
+        """Return ``class_logits`` (B, C) and scaled ``values`` (B, T)."""
+        outputs: Outputs = model(batch.tensors["image"])
+        return outputs
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
+        """Return the sum of the pictures' losses; each picture weighs 1."""
+        tensors, smoothing = batch.tensors, self.config.label_smoothing
+        losses = class_losses(outputs["class_logits"], tensors["class_target"], label_smoothing=smoothing)
+        losses = losses + value_losses(outputs["values"], tensors["values"], tensors["known"])
+        return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
+
+    def new_accumulator(self) -> ImageScores:
+        """Return an empty ``ImageScores``."""
+        return ImageScores(self.labels)
+
+
+def value_losses(predicted: Tensor, values: Tensor, known: Tensor) -> Tensor:
+    """Return the Huber loss (B,) with delta 1, averaged over a picture's known values; 0 without known values.
+
+    Args:
+        predicted: float (B, T), scaled; T may be 0.
+        values: float (B, T), scaled; entries that are not known may have any value.
+        known: float (B, T), 1 where a value is known, else 0.
+    """
+    present = known > 0
+    errors = torch.where(present, predicted.float() - values, 0.0)
+    losses = F.huber_loss(errors, torch.zeros_like(errors), reduction="none")
+    return losses.sum(1) / present.sum(1).clamp_min(1)
 
 
 def train_images(
@@ -39,18 +217,18 @@ def train_images(
     """Train, choose the epoch on the validation part, and predict the test part once with that epoch's weights.
 
     Reads ``tables/images.parquet`` and ``tables/image_targets.parquet``. Writes the checkpoints, next to them
-    ``labels.json`` (classes, targets and their scaling) and ``calibration.json``, and
+    ``labels.json`` (classes, targets, their scaling and the calibration), and
     ``tables/image_predictions.parquet`` and ``tables/target_predictions.parquet``. Resumes an earlier attempt.
 
     Raises:
-        DataError: a picture is missing, a part is empty, or an output for a test picture is not finite.
+        StillImageError: a picture is missing or damaged.
+        DataError: a part is empty, or an output for a test picture is not finite.
         UsageError: backbone or weights do not load, or balanced sampling is on while a picture has no class.
         FvcError: as ``recipe.train``, which explains ``options``.
     """
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
         root, parts = read_image_parts(paths, config)
-        data.require_files(root, parts)
         outputs = [paths.image_predictions, paths.target_predictions, paths.stage_training(STAGE) / LABELS]
         finish = partial(_finish, paths, root, parts, config)
         return replace(image_split_training(root, parts, config), finish=finish, outputs=outputs)
@@ -74,29 +252,14 @@ def _finish(
             f"{', '.join(sorted(lost)[:5])}. Turn amp off, or train with a lower learning_rate."
         )
     model.log("test", scores.compute())
-    calibration, folder = calibration_of(validation, scores), paths.stage_training(STAGE)
+    labels = replace(parts.labels, calibration=calibration_of(validation, scores))
 
     def write() -> None:
-        write_json(folder / LABELS, asdict(parts.labels))
-        if calibration is not None:
-            write_json(folder / CALIBRATION, asdict(calibration))
+        write_json(paths.stage_training(STAGE) / LABELS, asdict(labels))
         tables.write_table(classes, tables.IMAGE_PREDICTIONS, paths.image_predictions)
         tables.write_table(numbers, tables.TARGET_PREDICTIONS, paths.target_predictions)
 
     return Finished([TrainingRecord(**model.record())], write)
-
-
-def training_parameters(config: RunConfig) -> dict[str, Any]:
-    """Return the parameters that a checkpoint is bound to, as JSON values; weights are given as a digest.
-
-    Raises:
-        UsageError: the file of the backbone's weights cannot be read.
-    """
-    weights = config.backbone_weights
-    content = content_digest(weights) if weights else ""
-    if weights and not content:
-        raise UsageError(f"backbone_weights {weights!r}: no such file or folder. Give one that can be read.")
-    return config.training_values() | {"backbone_weights": content}
 
 
 def require_backbone(config: RunConfig) -> None:
@@ -114,8 +277,6 @@ def require_backbone(config: RunConfig) -> None:
             with torch.no_grad():
                 backbone.eval()(picture)
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
             raise refused_size(backbone, picture, error) from error
     if weights is not None and not isinstance(backbone, EncoderBackbone):
         fitting_weights(backbone_network(backbone), weights, "backbone_weights")
@@ -136,28 +297,27 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     Raises:
         UsageError: as ``train_images``.
     """
-    balanced = config.class_balance == "loss" and parts.labels.classes
-    weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
-    evenly = config.class_balance in ("sampler", "batch")
-    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, evenly)
+    balance = config.class_balance
+    weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balance == "loss" else None
+    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balance in ("sampler", "batch"))
     validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
     training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
-    task = ImageTask(training, validation, config)
-    balance, in_batches = config.class_balance == "sampler", config.class_balance == "batch"
-    if (balance or in_batches) and task.training_data.classes is None:
+    if mixing.balanced and training.classes is None:
         raise UsageError(
-            f"class_balance {config.class_balance}: some training pictures have no class, and would never be drawn. "
-            "Take -p class_balance loss or none."
+            f"class_balance {balance}: some training pictures have no class, and would never be drawn. Take "
+            "-p class_balance loss or none."
         )
-    seed = stable_seed(STAGE, config.seed)
+    settings = recipe.settings_of(
+        config, stable_seed(STAGE, config.seed), DEFAULT_MICRO_BATCH,
+        balance_classes=balance == "sampler", balance_batches=balance == "batch",
+    )  # fmt: skip
+    initial = content_digest(config.backbone_weights) if config.backbone_weights else ""
     return Training(
         stage=STAGE,
         model_name=config.backbone,
-        settings=recipe.settings_of(
-            config, seed, DEFAULT_MICRO_BATCH, balance_classes=balance, balance_batches=in_batches
-        ),
-        parameters=training_parameters(config),
-        networks=[Network(task, parts.fingerprint)],
+        settings=settings,
+        parameters=config.training_values() | {"backbone_weights": initial},
+        networks=[Network(ImageTask(training, validation, config), parts.fingerprint)],
         sizes={f"num_{part}": len(getattr(parts, part)) for part in tables.PARTS},
     )
 
@@ -165,13 +325,12 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
     """Return the table IMAGE_PREDICTIONS with a row for each of ``records`` that has a class, in their order."""
     classes, names = scores.classes(), np.array(scores.labels.classes, dtype=object)
-    columns = {
-        "class_label": names[classes.class_indices].tolist(),
-        "predicted_label": names[classes.predicted].tolist(),
-        "probability": classes.probabilities,
-        "rank_of_class": classes.ranks,
-    }
-    table = pl.concat([_identity(records)[classes.rows], pl.DataFrame(columns)], how="horizontal")
+    table = _identity(records)[classes.rows].with_columns(
+        class_label=pl.Series(names[classes.class_indices].tolist(), dtype=pl.String),
+        predicted_label=pl.Series(names[classes.predicted].tolist(), dtype=pl.String),
+        probability=pl.Series(classes.probabilities),
+        rank_of_class=pl.Series(classes.ranks),
+    )
     return tables.frame_of(table.to_dict(), tables.IMAGE_PREDICTIONS)
 
 
@@ -181,10 +340,7 @@ def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFra
     for place, (name, unit) in enumerate(zip(scores.labels.targets, scores.labels.units, strict=True)):
         rows, _, predicted = scores.target(name)
         table = _identity(records)[rows].with_columns(
-            target=pl.lit(name),
-            unit=pl.lit(unit),
-            value=pl.Series(records.values[rows, place]),
-            predicted=pl.Series(predicted),
+            target=pl.lit(name), unit=pl.lit(unit), value=records.values[rows, place], predicted=predicted
         )
         parts.append(tables.frame_of(table.to_dict(), tables.TARGET_PREDICTIONS))
     return pl.concat(parts)
