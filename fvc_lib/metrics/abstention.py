@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
 from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores
 
@@ -51,7 +51,7 @@ class Witnesses:
         return real, fake
 
 
-def witnesses(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, folds: npt.ArrayLike) -> Witnesses:
+def witnesses(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, folds: ArrayLike) -> Witnesses:
     """Return ``Witnesses`` of N videos; each group has one vote per label.
 
     Args:
@@ -101,7 +101,7 @@ class PValues:
         return [str(each) for each in said]
 
 
-def p_values(known: Witnesses, scores: npt.ArrayLike) -> PValues:
+def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
     """Return the p-values of M new videos, compared with videos whose labels are known.
 
     Args:
@@ -144,7 +144,7 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
     return np.asarray(summed[np.searchsorted(ascending, new, side="right")])
 
 
-def left_out_p_values(known: Witnesses, groups: npt.ArrayLike) -> PValues:
+def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
     """Return the p-values (N,) of the known videos, each compared with the videos of all other groups.
 
     They show how often the rule errs and abstains on videos with known labels. Scores of different networks are
@@ -215,7 +215,7 @@ def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
     """Return the rates of ``answers`` (N,), the answers for the videos of ``known``."""
     said = np.array(answers)
 
-    def share(of: npt.NDArray[np.bool_], answer: str) -> float:
+    def share(of: NDArray[np.bool_], answer: str) -> float:
         whole = float(known.weights[of].sum())
         return float(known.weights[of & (said == answer)].sum()) / whole if whole else float("nan")
 

@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
-from fvc_lib.metrics import classification
-from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.classification import (
+    SHARE,
+    FloatArray,
+    IntArray,
+    SumsMetric,
+    check_labels,
+    check_probabilities,
+    check_scores,
+    decide,
+    divide,
+)
 from fvc_lib.metrics.declaration import declare
 
 NUM_BINS = 10
@@ -41,22 +50,20 @@ def bin_of(scores: FloatArray) -> IntArray:
     return np.searchsorted(_INNER_EDGES, scores, side="right").astype(np.int64)
 
 
-def reliability_bins(labels: npt.ArrayLike, scores: npt.ArrayLike) -> ReliabilityBins:
+def reliability_bins(labels: ArrayLike, scores: ArrayLike) -> ReliabilityBins:
     """Return counts, mean score and share of fakes per bin of ``scores`` (N,).
 
     Raises:
         ValueError: labels are not 0 and 1, or scores are not N probabilities.
     """
-    checked = classification.check_labels(labels)
-    probabilities = classification.check_probabilities(classification.check_scores(scores, checked.size))
+    checked = check_labels(labels)
+    probabilities = check_probabilities(check_scores(scores, checked.size))
     bins = bin_of(probabilities)
     divisor, score_sums, fake_sums = (
         np.bincount(bins, weights, NUM_BINS).astype(np.float64)
         for weights in (np.ones(bins.size), probabilities, checked)
     )
-    return ReliabilityBins(
-        divisor.astype(np.int64), classification.divide(score_sums, divisor), classification.divide(fake_sums, divisor)
-    )
+    return ReliabilityBins(divisor.astype(np.int64), divide(score_sums, divisor), divide(fake_sums, divisor))
 
 
 def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
@@ -65,7 +72,7 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
     The sum of the last column is the divisor.
     """
     columns = np.zeros((scores.size, NUM_BINS + 1))
-    columns[np.arange(scores.size), bin_of(classification.check_probabilities(scores))] = scores - labels
+    columns[np.arange(scores.size), bin_of(check_probabilities(scores))] = scores - labels
     columns[:, -1] = 1.0
     return columns
 
@@ -74,7 +81,7 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
     "expected_calibration_error", "Calibration error (ECE)", "lower",
     "Distance between mean score and share of fakes, averaged over bins.", of_folds="probability",
 )  # fmt: skip
-@partial(classification.SumsMetric, _excess_by_bin, bounds=classification.SHARE, is_distance=True)
+@partial(SumsMetric, _excess_by_bin, bounds=SHARE, is_distance=True)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Return the absolute difference of mean score and share of fakes, averaged over bins by weight; lower is better.
 
@@ -87,10 +94,10 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
         ValueError: scores outside [0, 1].
     """
     # |mean score - share of fakes| times the bin's weight is |sum of (score - label)|: no division, no empty bin.
-    return classification.divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
+    return divide(np.abs(sums[:, :-1]).sum(axis=1), sums[:, -1])
 
 
-def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
+def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
     """Return the temperature T in [0.05, 20] for which ``sigmoid(logits / T)`` fits ``labels`` best.
 
     It minimises the negative log-likelihood (C. Guo et al., "On calibration of modern neural networks", ICML 2017) with
@@ -112,8 +119,8 @@ def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     Raises:
         ValueError: no rows, labels other than 0 and 1, another number of logits, or a logit that is NaN or infinite.
     """
-    checked = classification.check_labels(labels)
-    values = classification.check_scores(logits, checked.size)
+    checked = check_labels(labels)
+    values = check_scores(logits, checked.size)
     if checked.min() == checked.max():
         return 1.0
     order = np.lexsort((checked, values))  # a sum rounds by its order
@@ -121,7 +128,7 @@ def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
     return _root(lambda temperature: _slope(checked, values, temperature))
 
 
-def fit_class_temperature(classes: npt.ArrayLike, logits: npt.ArrayLike) -> float:
+def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
     """Return the temperature T in [0.05, 20] for which ``softmax(logits / T)`` fits ``classes`` best.
 
     Method and prior are those of ``fit_temperature``, for any number of classes. Call it on the validation part only.
@@ -147,7 +154,7 @@ def fit_class_temperature(classes: npt.ArrayLike, logits: npt.ArrayLike) -> floa
     return _root(slope)
 
 
-def class_probabilities(logits: npt.ArrayLike, temperature: float) -> FloatArray:
+def class_probabilities(logits: ArrayLike, temperature: float) -> FloatArray:
     """Return ``softmax(logits / temperature)``, float64 (N, C), of float (N, C)."""
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
@@ -168,7 +175,7 @@ def _root(slope: Callable[[float], float]) -> float:
     return float(np.exp((low + high) / 2))
 
 
-def probabilities(logits: npt.ArrayLike, temperature: npt.ArrayLike) -> FloatArray:
+def probabilities(logits: ArrayLike, temperature: ArrayLike) -> FloatArray:
     """Return ``sigmoid(logits / temperature)``, float64 (N,): the probability of fake.
 
     Args:
@@ -211,7 +218,7 @@ class RiskCoverage:
     area: float  # mean risk over all coverages (AURC); lower is better. The error rate if all distances are equal
 
 
-def risk_coverage(labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> RiskCoverage:
+def risk_coverage(labels: ArrayLike, scores: ArrayLike, thresholds: ArrayLike) -> RiskCoverage:
     """Return the risk-coverage curve of a detector that abstains where a score is near its threshold.
 
     Videos at the same distance from their threshold are decided together, so the curve has one point per distinct
@@ -229,13 +236,11 @@ def risk_coverage(labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.
     Raises:
         ValueError: an array has another shape or a NaN, or a label is not 0 or 1.
     """
-    checked = classification.check_labels(labels)
-    values = classification.check_scores(scores, checked.size)
-    limits = classification.check_scores(
-        np.broadcast_to(np.asarray(thresholds, dtype=np.float64), checked.shape), checked.size
-    )
+    checked = check_labels(labels)
+    values = check_scores(scores, checked.size)
+    limits = check_scores(np.broadcast_to(np.asarray(thresholds, dtype=np.float64), checked.shape), checked.size)
     distances, tie_of_row = np.unique(-np.abs(values - limits), return_inverse=True)
-    wrong = (classification.decide(values, limits) != checked).astype(np.float64)
+    wrong = (decide(values, limits) != checked).astype(np.float64)
     sizes = np.bincount(tie_of_row, minlength=distances.size)
     wrong_in_tie = np.bincount(tie_of_row, weights=wrong, minlength=distances.size)
     decided, mistakes = np.cumsum(sizes), np.cumsum(wrong_in_tie)

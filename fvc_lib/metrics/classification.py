@@ -12,12 +12,12 @@ from functools import partial
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
 from fvc_lib.metrics.declaration import declare
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 Definition = Callable[[IntArray, FloatArray, FloatArray], FloatArray]
 Bounds = tuple[float, float]  # the least and the largest value that a metric can have
 SHARE: Bounds = (0.0, 1.0)
@@ -52,12 +52,10 @@ class Metric:
         functools.update_wrapper(self, definition, updated=())
 
     @overload
-    def __call__(self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: None = None) -> float: ...
+    def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: None = None) -> float: ...
     @overload
-    def __call__(self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray: ...
-    def __call__(
-        self, labels: npt.ArrayLike, scores: npt.ArrayLike, weights: npt.ArrayLike | None = None
-    ) -> float | FloatArray:
+    def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: ArrayLike) -> FloatArray: ...
+    def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float | FloatArray:
         """Return the value, or the values under ``weights``."""
         checked = check_labels(labels)
         values = check_scores(scores, checked.size)
@@ -95,7 +93,7 @@ class SumsMetric(Metric):
         self.columns, self.of_sums = columns, of_sums
 
 
-def check_labels(labels: npt.ArrayLike) -> IntArray:
+def check_labels(labels: ArrayLike) -> IntArray:
     """Return ``labels`` as int64 (N,), N >= 1; raise ``ValueError`` for another shape or other values than 0 and 1."""
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0:
@@ -106,7 +104,7 @@ def check_labels(labels: npt.ArrayLike) -> IntArray:
     return array.astype(np.int64)
 
 
-def check_scores(scores: npt.ArrayLike, num_rows: int) -> FloatArray:
+def check_scores(scores: ArrayLike, num_rows: int) -> FloatArray:
     """Return ``scores`` as float64 (N,); raise ``ValueError`` unless they are ``num_rows`` finite numbers."""
     array = np.asarray(scores, dtype=np.float64)
     if array.shape != (num_rows,):
@@ -124,7 +122,7 @@ def check_probabilities(scores: FloatArray) -> FloatArray:
     return scores
 
 
-def check_weights(weights: npt.ArrayLike, num_rows: int) -> FloatArray:
+def check_weights(weights: ArrayLike, num_rows: int) -> FloatArray:
     """Return ``weights`` as float64 (..., N); raise ``ValueError`` for another length, negative or infinite values."""
     array = np.asarray(weights, dtype=np.float64)
     if array.ndim == 0 or array.shape[-1] != num_rows:
@@ -464,7 +462,7 @@ def _where_two_classes(values: FloatArray, fakes: FloatArray, reals: FloatArray)
 # From a score to a decision: fake where the score reaches the threshold.
 
 
-def decide(scores: npt.ArrayLike, threshold: npt.ArrayLike) -> IntArray:
+def decide(scores: ArrayLike, threshold: ArrayLike) -> IntArray:
     """Return decisions int64 (N,): 1 (fake) where ``scores`` (N,) are at least ``threshold``, else 0 (real).
 
     ``threshold`` is a number, or (N,) with the threshold of each row, such as its fold's.
@@ -472,7 +470,7 @@ def decide(scores: npt.ArrayLike, threshold: npt.ArrayLike) -> IntArray:
     return (np.asarray(scores, dtype=np.float64) >= np.asarray(threshold, dtype=np.float64)).astype(np.int64)
 
 
-def best_threshold(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+def best_threshold(labels: ArrayLike, scores: ArrayLike) -> float:
     """Return the threshold in [0, 1] with the highest balanced accuracy on ``labels`` (N,) and ``scores`` (N,).
 
     Candidates lie midway between neighbouring distinct scores, and between the outermost scores and 0 or 1. So no

@@ -8,7 +8,7 @@ regression is penalised towards equal weights. Without videos the weights are eq
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logsumexp
 
@@ -27,7 +27,7 @@ class Stacking:
         return np.asarray(self.intercept + log_odds @ self.weights)
 
 
-def mean_log_odds(log_odds: npt.ArrayLike) -> FloatArray:
+def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
     """Return the log odds (N,) of the mean probability over C detectors, given their log odds, float (N, C).
 
     NaN marks a missing probability: the mean is over the others, and NaN where all are missing. The result is exact
@@ -42,7 +42,7 @@ def mean_log_odds(log_odds: npt.ArrayLike) -> FloatArray:
         return np.asarray(fake - real)
 
 
-def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.ArrayLike) -> Stacking:
+def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> Stacking:
     """Return the weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C each.
 
     The loss is the negative log-likelihood plus a penalty: half of the squared intercept, and for each weight half of
@@ -88,7 +88,7 @@ def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.Ar
     return Stacking(np.asarray(found[1:]), float(found[0]))
 
 
-def average_scores(scores: npt.ArrayLike) -> FloatArray:
+def average_scores(scores: ArrayLike) -> FloatArray:
     """Return the mean score of each video, (N,), over the D columns of ``scores`` (N, D).
 
     If a score is outside [0, 1], percentile ranks are averaged instead: the share of the videos that score lower, where

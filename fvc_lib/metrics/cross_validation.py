@@ -11,10 +11,18 @@
 import functools
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
-from fvc_lib.metrics import classification
-from fvc_lib.metrics.classification import CurveMetric, Definition, FloatArray, IntArray, Metric
+from fvc_lib.metrics.classification import (
+    CurveMetric,
+    Definition,
+    FloatArray,
+    IntArray,
+    Metric,
+    confusion_curve,
+    decide,
+    divide,
+)
 from fvc_lib.metrics.declaration import declarations
 
 
@@ -28,7 +36,7 @@ RANKING_METRICS, DECISION_METRICS, PROBABILITY_METRICS = map(_declared, ("rankin
 METRICS = RANKING_METRICS | DECISION_METRICS | PROBABILITY_METRICS
 
 
-def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
+def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     """Return a metric that computes ``metric`` inside each fold and averages over folds.
 
     A fold's weight is its number of pairs of a fake and a real. A fold with one class, also in a half-sample, has no
@@ -58,7 +66,7 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
             pairs = fakes * (in_fold @ (1 - labels[rows]))
             total += np.where(pairs > 0, metric.definition(labels[rows], scores[rows], in_fold) * pairs, 0.0)
             all_pairs += pairs
-        return classification.divide(total, all_pairs)
+        return divide(total, all_pairs)
 
     if not isinstance(metric, CurveMetric):
         return Metric(definition)
@@ -66,16 +74,16 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
     def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
         total, all_pairs = np.zeros(len(weights)), np.zeros(len(weights))
         for rows in rows_of_fold:
-            curve = classification.confusion_curve(labels[rows], scores[rows], weights[:, rows])
+            curve = confusion_curve(labels[rows], scores[rows], weights[:, rows])
             pairs = curve.num_fake * curve.num_real
             total += np.where(pairs > 0, metric.of_curve(curve) * pairs, 0.0)
             all_pairs += pairs
-        return classification.divide(total, all_pairs)
+        return divide(total, all_pairs)
 
     return Metric(definition, metric.bounds, in_halves=in_halves)
 
 
-def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLike | None = None) -> Metric:
+def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | None = None) -> Metric:
     """Return a metric that computes ``metric`` for each target and takes the plain mean over targets.
 
     All targets count equally, however many rows they have. On all rows the mean is NaN if one target has no value. In
@@ -103,17 +111,17 @@ def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLi
     def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
         values = each([part.in_halves for part in of_target], labels, scores, weights)
         defined = np.isfinite(values)
-        return classification.divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
+        return divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
 
     return Metric(definition, metric.bounds, is_distance=metric.is_distance, in_halves=in_halves)
 
 
 def measure_over_folds(
     name: str,
-    scores: npt.ArrayLike,
-    thresholds: npt.ArrayLike,
-    folds: npt.ArrayLike,
-    targets: npt.ArrayLike | None = None,
+    scores: ArrayLike,
+    thresholds: ArrayLike,
+    folds: ArrayLike,
+    targets: ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
     """Return ``(metric, values)`` for ``group_intervals``: the metric ``name`` over all folds and its input (N,).
 
@@ -129,7 +137,7 @@ def measure_over_folds(
     """
     metric, values = METRICS[name], np.asarray(scores, dtype=np.float64)
     if name in DECISION_METRICS:
-        values = classification.decide(values, thresholds).astype(np.float64)
+        values = decide(values, thresholds).astype(np.float64)
     if targets is not None:
         return mean_over_targets(metric, targets, folds if name in RANKING_METRICS else None), values
     if name in DECISION_METRICS:

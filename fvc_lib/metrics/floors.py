@@ -8,14 +8,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from fvc_lib.metrics.classification import FloatArray, check_labels, check_scores, divide, roc_auc
 from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
 
 
 def shuffled_label_aucs(
-    labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, *, num: int = 200, seed: int = 0
+    labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, *, num: int = 200, seed: int = 0
 ) -> FloatArray:
     """Return the AUCs of D scores for randomly dealt labels: float64 (D, num), NaN where a deal has one class only.
 
@@ -72,9 +72,9 @@ class SourceFloor:
 
 
 def real_source_floor(
-    scores: npt.ArrayLike,
-    real_source: npt.ArrayLike,
-    groups: npt.ArrayLike,
+    scores: ArrayLike,
+    real_source: ArrayLike,
+    groups: ArrayLike,
     *,
     replicates: int = 2000,
     seed: int = 0,
@@ -120,7 +120,7 @@ def real_source_floor(
 
 
 def mean_lean(
-    is_second: npt.ArrayLike, scores: npt.ArrayLike, folds: npt.ArrayLike, targets: npt.ArrayLike | None = None
+    is_second: ArrayLike, scores: ArrayLike, folds: ArrayLike, targets: ArrayLike | None = None
 ) -> FloatArray:
     """Return the mean over folds of |AUC - 0.5| between two sources, float64 (R,).
 
@@ -155,11 +155,11 @@ def mean_lean(
 
 
 def leans_by_chance(
-    is_second: npt.ArrayLike,
-    scores: npt.ArrayLike,
-    groups: npt.ArrayLike,
-    folds: npt.ArrayLike,
-    targets: npt.ArrayLike | None = None,
+    is_second: ArrayLike,
+    scores: ArrayLike,
+    groups: ArrayLike,
+    folds: ArrayLike,
+    targets: ArrayLike | None = None,
     *,
     draws: int = 400,
     seed: int = 0,

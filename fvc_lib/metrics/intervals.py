@@ -10,11 +10,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
-from fvc_lib.metrics import classification
-from fvc_lib.metrics.classification import ANY_NUMBER, Bounds, FloatArray, IntArray, Metric, SumsMetric
+from fvc_lib.metrics.classification import (
+    ANY_NUMBER,
+    Bounds,
+    FloatArray,
+    IntArray,
+    Metric,
+    SumsMetric,
+    check_labels,
+    check_scores,
+    check_weights,
+    divide,
+)
 
 # Number of weights in memory at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
@@ -64,12 +74,12 @@ class Interval:
 
 
 def group_interval(
-    labels: npt.ArrayLike,
-    scores: npt.ArrayLike,
-    groups: npt.ArrayLike,
+    labels: ArrayLike,
+    scores: ArrayLike,
+    groups: ArrayLike,
     metric: Metric,
     *,
-    row_weights: npt.ArrayLike | None = None,
+    row_weights: ArrayLike | None = None,
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
@@ -118,11 +128,11 @@ def group_interval(
 
 
 def group_intervals(
-    labels: npt.ArrayLike,
-    measures: Sequence[tuple[Metric, npt.ArrayLike]],
-    groups: npt.ArrayLike,
+    labels: ArrayLike,
+    measures: Sequence[tuple[Metric, ArrayLike]],
+    groups: ArrayLike,
     *,
-    row_weights: npt.ArrayLike | None = None,
+    row_weights: ArrayLike | None = None,
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
@@ -133,7 +143,6 @@ def group_intervals(
     metric and the scores or decisions, float (N,), that it takes. Other arguments and errors are those of
     ``group_interval``.
     """
-    check_confidence(confidence)
     drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
     return intervals_of(drawn, confidence)
 
@@ -145,7 +154,7 @@ class ReplicateValues:
     values: FloatArray  # float64 (M,), NaN where undefined
     replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where a class has fewer than two groups
     bounds: FloatArray  # float64 (M, 2), the least and the largest possible value of each measure
-    is_distance: npt.NDArray[np.bool_]  # (M,), whether it is a mean distance (``interval_ends``)
+    is_distance: NDArray[np.bool_]  # (M,), whether it is a mean distance (``interval_ends``)
     groups: GroupCounts
     num_rows: int
 
@@ -173,10 +182,10 @@ def intervals_of(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Inte
 def interval_ends(
     values: FloatArray,
     replicates: FloatArray,
-    bounds: npt.ArrayLike,
+    bounds: ArrayLike,
     groups: GroupCounts,
     confidence: float,
-    is_distance: npt.ArrayLike = False,
+    is_distance: ArrayLike = False,
 ) -> tuple[FloatArray, FloatArray]:
     """Return ``(low, high)``, float64 (M,) each: the ends of the intervals that ``group_interval`` describes.
 
@@ -192,7 +201,8 @@ def interval_ends(
     Raises:
         ValueError: a confidence outside (0, 1).
     """
-    check_confidence(confidence)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
     least, most = np.broadcast_to(np.asarray(bounds, dtype=np.float64), (values.size, 2)).T
     bias, spread = deviations(values, replicates)
     reach = stdtrit(groups.degrees_of_freedom, (1 + confidence) / 2) * spread
@@ -224,16 +234,16 @@ def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, 
     defined = np.isfinite(replicates)
     distances = np.where(defined, replicates - values[:, None], 0.0)
     number = defined.sum(axis=1).astype(np.float64)
-    mean, square = (classification.divide((distances**power).sum(axis=1), number) for power in (1, 2))
+    mean, square = (divide((distances**power).sum(axis=1), number) for power in (1, 2))
     return mean, np.sqrt(square)
 
 
 def replicate_values(
-    labels: npt.ArrayLike,
-    measures: Sequence[tuple[Metric, npt.ArrayLike]],
-    groups: npt.ArrayLike,
+    labels: ArrayLike,
+    measures: Sequence[tuple[Metric, ArrayLike]],
+    groups: ArrayLike,
     *,
-    row_weights: npt.ArrayLike | None = None,
+    row_weights: ArrayLike | None = None,
     replicates: int = 2000,
     seed: int = 0,
 ) -> ReplicateValues:
@@ -243,12 +253,12 @@ def replicate_values(
     """
     if replicates < 1:
         raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
-    checked = classification.check_labels(labels)
+    checked = check_labels(labels)
     base = np.ones(checked.size)
     if row_weights is not None:
-        base = classification.check_weights(np.asarray(row_weights).ravel(), checked.size)
+        base = check_weights(np.asarray(row_weights).ravel(), checked.size)
     group_of_row, num_groups = group_codes(groups, checked.size)
-    scored = [(metric, classification.check_scores(scores, checked.size)) for metric, scores in measures]
+    scored = [(metric, check_scores(scores, checked.size)) for metric, scores in measures]
     values = np.array([float(metric(checked, scores, base)) for metric, scores in scored])
     counts, drawn = count_groups(checked, group_of_row), np.empty((len(measures), 0))
     if min(counts.per_class) >= 2 and np.isfinite(values).any():
@@ -274,7 +284,7 @@ def _in_halves(
     return lambda halves, _: metric.of_sums(halves @ sums)
 
 
-def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
+def one_vote_per_group(groups: ArrayLike) -> FloatArray:
     """Return row weights float64 (N,) of 1 / size of the row's group, so that the weights of a group sum to 1.
 
     Raises:
@@ -284,7 +294,7 @@ def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
     return 1 / np.bincount(codes, minlength=num_groups)[codes]
 
 
-def group_codes(groups: npt.ArrayLike, num_rows: int) -> tuple[IntArray, int]:
+def group_codes(groups: ArrayLike, num_rows: int) -> tuple[IntArray, int]:
     """Return ``(codes, num_groups)``: int64 (N,), the number of each row's group in sorted order, and their count.
 
     Raises:
@@ -353,12 +363,6 @@ def count_groups(labels: IntArray, group_of_row: IntArray) -> GroupCounts:
     return GroupCounts(tuple(per_class), int(np.unique(group_of_row).size))
 
 
-def check_confidence(confidence: float) -> None:
-    """Raise ``ValueError`` for a confidence outside (0, 1), such as 95."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
-
-
 # Metrics whose rows hold classes or numbers. Such a measure stores its rows and is computed from weighted sums of
 # columns. Half-samples of whole groups are drawn as for every other metric.
 
@@ -395,7 +399,7 @@ def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:
 
 def intervals_over_groups(
     measures: Sequence[Metric],
-    groups: npt.ArrayLike,
+    groups: ArrayLike,
     *,
     replicates: int = 2000,
     seed: int = 0,
@@ -421,17 +425,10 @@ _ROUNDING = 1e-12  # differences up to this size are rounding, as of sums in ano
 
 
 @dataclass(frozen=True)
-class PairedDifference:
+class PairedDifference(Interval):
     """The second model's metric minus the first's, with an interval that contains it."""
 
-    value: float  # on all rows; NaN where either metric is undefined
-    low: float  # lower end; NaN where ``value`` is NaN, or where a class has fewer than two groups
-    high: float  # upper end; NaN in the same cases
     p_value: float  # two-sided, of the hypothesis that there is no difference; NaN where the ends are NaN
-    confidence: float  # nominal coverage of the interval, such as 0.95
-    replicates: int  # number of half-samples with a defined difference
-    num_groups: int  # number of groups
-    num_rows: int  # number of rows
 
 
 def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confidence: float = 0.95) -> PairedDifference:
@@ -466,10 +463,10 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
         distance = -abs(value) / spread if spread else -math.inf
         in_tails = 2 * stdtr(drawn.groups.degrees_of_freedom, distance)
         p_value = float(np.maximum(in_tails, 2.0 ** (1 - drawn.num_groups)))  # NaN where nothing was drawn
-    return PairedDifference(value, low, high, p_value, confidence, differences.size, drawn.num_groups, drawn.num_rows)
+    return PairedDifference(value, low, high, confidence, differences.size, drawn.groups.total, drawn.num_rows, p_value)
 
 
-def holm(p_values: npt.ArrayLike) -> FloatArray:
+def holm(p_values: ArrayLike) -> FloatArray:
     """Return Holm's adjusted p-values (M,) of ``p_values`` (M,); one of at most alpha is significant at level alpha.
 
     The k-th smallest of M p-values is multiplied by M - k + 1. The result is at least that of the next smaller p-value,

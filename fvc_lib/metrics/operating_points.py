@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from fvc_lib.metrics.classification import (
     SHARE,
@@ -95,7 +95,7 @@ def operating_point(text: str) -> OperatingPoint:
     raise ValueError(f"operating point: got {text!r}, wanted {WANTED}, a share inside (0, 1) and costs above 0.")
 
 
-def threshold_at(point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) -> float:
     """Return the threshold that meets ``point`` on these videos; a score of at least the threshold means fake.
 
     The threshold lies midway between neighbouring distinct scores. It is the lowest score where all videos are called
@@ -144,7 +144,7 @@ def _between(descending: FloatArray, called: int) -> float:
 # A threshold is chosen on one half of the groups and applied to the other half.
 
 
-def halves(labels: npt.ArrayLike, groups: npt.ArrayLike, *, seed: int = 0) -> IntArray:
+def halves(labels: ArrayLike, groups: ArrayLike, *, seed: int = 0) -> IntArray:
     """Return the half, 0 or 1, that each row is assigned to at random, int64 (N,).
 
     All rows of a group are in one half. Groups with reals only, with fakes only and with both are divided evenly.
@@ -163,9 +163,7 @@ def halves(labels: npt.ArrayLike, groups: npt.ArrayLike, *, seed: int = 0) -> In
     return half[group_of_row]
 
 
-def crossed_thresholds(
-    point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike, half: npt.ArrayLike
-) -> FloatArray:
+def crossed_thresholds(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike, half: ArrayLike) -> FloatArray:
     """Return the threshold for each row, float64 (N,), chosen by ``point`` on the half that the row is not in.
 
     ``half`` (N,) is 0 or 1 for each row.

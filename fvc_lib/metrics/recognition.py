@@ -10,7 +10,7 @@ R2 is at most 0, and below 0 where the means of the training and the test part d
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, divide
 from fvc_lib.metrics.declaration import declare
@@ -32,7 +32,7 @@ declare("rmse", "Root mean squared error", "lower", "Root of the mean squared er
 declare("r2", "R²", "higher", "Share of the values' variation that is explained.", per_target=True)
 
 
-def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
+def ranks_of_class(scores: ArrayLike, labels: ArrayLike) -> IntArray:
     """Return the rank of the true class among all classes, 1 for the first; ties count against the model.
 
     The rank is the number of classes whose score is at least that of the true class, which counts too. So a model that
@@ -62,7 +62,7 @@ def ranks_of_class(scores: npt.ArrayLike, labels: npt.ArrayLike) -> IntArray:
     return ranks
 
 
-def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
+def top_k_measure(ranks: ArrayLike, k: int) -> Metric:
     """Return a measure: the share of the rows whose true class is among the first ``k``.
 
     ``ranks`` int (N,) are from 1, as ``ranks_of_class`` returns them.
@@ -72,7 +72,7 @@ def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
     return measure_of_rows(f"top{k}_accuracy", columns, lambda sums: divide(sums[:, 0], sums[:, 1]), SHARE)
 
 
-def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, FloatArray]:
+def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArray]:
     """Return ``precision``, ``recall`` and ``f1``, float64 (K,) each, of the K classes that occur among the labels.
 
     Classes are in ascending order. Precision is 0 where the class is never predicted. F1 is the harmonic mean of both.
@@ -84,7 +84,7 @@ def class_scores(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, F
     return {name: values[0] for name, values in _scores_of_sums(sums).items()}
 
 
-def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
+def macro_f1(labels: ArrayLike, predicted: ArrayLike) -> float:
     """Return the plain mean of F1 over the classes that occur among the labels.
 
     A class that is never predicted has an F1 of 0 and so lowers the mean. A class that is predicted but does not occur
@@ -100,14 +100,14 @@ def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     return value_of_rows(_class_columns(labels, predicted), partial(_macro, "f1"))
 
 
-def macro_measures(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
+def macro_measures(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]:
     """Return ``macro_precision``, ``macro_recall`` and ``macro_f1`` as measures, for ``intervals_over_groups``."""
     columns = _class_columns(labels, predicted)
     names = {f"macro_{name}": partial(_macro, name) for name in ("precision", "recall", "f1")}
     return {name: measure_of_rows(name, columns, of_sums, SHARE) for name, of_sums in names.items()}
 
 
-def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
+def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
     """Return columns (N, 3 K): one-hot hits, labels and predictions of the K classes that occur among the labels."""
     true_classes, taken = np.asarray(labels), np.asarray(predicted)
     if true_classes.ndim != 1 or not true_classes.size or taken.shape != true_classes.shape or true_classes.min() < 0:
@@ -135,7 +135,7 @@ def _macro(name: str, sums: FloatArray) -> FloatArray:
 # --- Numbers
 
 
-def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, float]:
+def regression_scores(values: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
     """Return ``mae``, ``rmse`` and ``r2`` of ``predicted`` against ``values``, the first two in the values' unit.
 
     Args:
@@ -149,13 +149,13 @@ def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[s
     return {name: value_of_rows(columns, of_sums) for name, (of_sums, _) in _ERRORS.items()}
 
 
-def regression_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
+def regression_measures(values: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]:
     """Return ``mae``, ``rmse`` and ``r2`` as measures by name, for ``intervals_over_groups``."""
     columns = _error_columns(values, predicted)
     return {name: measure_of_rows(name, columns, *error) for name, error in _ERRORS.items()}
 
 
-def _error_columns(values: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
+def _error_columns(values: ArrayLike, predicted: ArrayLike) -> FloatArray:
     """Return columns (N, 5): absolute error, squared error, value, squared value, and 1, whose sum is the divisor.
 
     The median is subtracted from the values, so that squares of large numbers, such as years, lose no digits.

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
 from fvc_lib.metrics.classification import ANY_NUMBER, SHARE, FloatArray, IntArray, Metric, divide
 from fvc_lib.metrics.declaration import declare, is_share
 from fvc_lib.metrics.intervals import measure_of_rows
 
-SingleArray = npt.NDArray[np.float32]
+SingleArray = NDArray[np.float32]
 
 KS = (1, 5, 10)
 DIRECTIONS = ("video_to_text", "text_to_video")
@@ -257,7 +257,7 @@ def content_word_recall(caption: str, references: Sequence[str], content: Collec
     return max((len(said & named) / len(named) for named in wanted if named), default=math.nan)
 
 
-def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
+def mean_measure(name: str, values: ArrayLike) -> Metric:
     """Return a measure (see ``intervals_over_groups``): the mean of ``values`` (N,); rows that are NaN do not count.
 
     ``name`` is the metric's name.

@@ -169,17 +169,13 @@ def test_texts_and_embeddings_that_no_export_writes_are_refused(caption_home, tm
     path, texts = copy / "text_embeddings.safetensors", copy / "texts.parquet"
     rows = safetensors.numpy.load_file(path)["text_embeddings"]
     for wrong, why in (
-        ({"text_embeddings": rows[1:]}, r"got float32 .* wanted float32"),
-        ({"text_embeddings": rows * 2}, "wanted unit vectors"),
-        ({"text_embeddings": rows * np.float32("nan")}, "wanted unit vectors"),
+        ({"text_embeddings": rows[1:]}, r"got float32 .* wanted finite float32"),
+        ({"text_embeddings": rows * np.float32("nan")}, "wanted finite float32"),
         ({"other": rows}, "text_embeddings"),
     ):
         safetensors.numpy.save_file(wrong, path)
         with pytest.raises(UsageError, match=why):
             load_detector(sealed(copy))
-    path.unlink()
-    with pytest.raises(UsageError, match=r"'text_embeddings.safetensors' is missing"):
-        load_detector(sealed(copy))
     pl.read_parquet(texts).with_columns(part=pl.lit("elsewhere")).write_parquet(texts)
     safetensors.numpy.save_file({"text_embeddings": rows}, path)
     with pytest.raises(FvcError, match=r"texts.parquet.*part"):
