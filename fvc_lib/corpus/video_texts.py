@@ -5,27 +5,27 @@ perceptual hashes. Equal texts do not join groups, because many videos may have 
 texts that also belong to training videos.
 """
 
+import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import polars as pl
 
 from fvc_lib.corpus import label_table
-from fvc_lib.corpus.copies.groups import GroupMember, Merge, join_groups
+from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.corpus_files import (
     CorpusFiles,
     Refusal,
     Rejections,
-    counts_text,
     reasons_text,
     refuse_lost,
     written_when_refused,
 )
-from fvc_lib.corpus.folds import groups_text, split_parts
+from fvc_lib.corpus.folds import PartSplit, groups_text, split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
@@ -45,28 +45,35 @@ ACCEPTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PairRow:
-    """One usable row of the manifest: the file is there, the text is not empty."""
-
-    row: int  # 1-based data row
-    path: str  # table text, relative to the manifest's folder
-    text: str  # normalised
-    part: str | None  # part of the split that the manifest states
-    stated_group: str | None
+_ROWS = {
+    "row": pl.Int64, "path": pl.String, "text": pl.String, "part": pl.String, "stated_group": pl.String,
+}  # fmt: skip
+_PROBED = {"path": pl.String, "content_sha256": pl.String, "num_frames": pl.Int64, "duration_seconds": pl.Float64}
 
 
 @dataclass(frozen=True)
 class PairListing:
-    """The pairs that a manifest or tars list, before any video is opened."""
+    """The pairs that a manifest or tars list, before any video is opened.
 
-    root: Path  # absolute folder that every path is relative to
-    rows: tuple[PairRow, ...]  # usable rows in the manifest's order
-    rejections: Rejections  # the other rows, with reasons
-    # Distinct (path, stated group) of all rows with a valid path. Missing files also prove that groups belong together.
+    Attributes:
+        root: absolute folder that every path is relative to.
+        rows: the usable rows in the manifest's order, with the columns ``row`` (1-based), ``path`` (table text),
+            ``text`` (normalised), ``part`` (train, validation, test or null) and ``stated_group``.
+        rejections: the other rows, with reasons.
+        memberships: distinct (path, stated group) of all rows with a valid path. Missing files also prove that groups
+            belong together.
+        notes: sentences on damaged tars.
+    """
+
+    root: Path
+    rows: pl.DataFrame
+    rejections: Rejections
     memberships: tuple[tuple[str, str], ...]
-    num_rows: int  # data rows of the manifest, or samples of tars
-    notes: tuple[str, ...] = ()  # sentences on damaged tars
+    notes: tuple[str, ...] = ()
+
+
+# Row number, path, text, cells by column, refusal of the file, and groups besides the stated one.
+_Pair = tuple[int, str, str, Mapping[str, str], Refusal | None, tuple[str, ...]]
 
 
 def normalised_text(text: str) -> str:
@@ -93,22 +100,12 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
     manifest = Path(manifest)
     table = label_table.read_label_table(manifest, separator)
     files, rejections = CorpusFiles(manifest.parent, "video", allow_outside), Rejections()
-    path, text_column = table.require(("path", "video_path", "video")), table.require(("text", "caption"))
-    group_column, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
-    table.refuse_misspelt((path, text_column, *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
-    rows, memberships = [], set()
-    for row in label_table.file_rows(table, files, rejections, path, [text_column, group_column, split]):
-        group = label_table.cell_text(row.cells, group_column)
-        part, no_part = label_table.stated_part(row.cells, split)
-        if group is not None and (row.refusal is None or row.refusal.reason == "missing_video"):
-            memberships.add((row.path, group))
-        text = normalised_text(row.cells[text_column])
-        refusal = row.why_not(_text_refusal(text), no_part)
-        if refusal is None:
-            rows.append(PairRow(row.number, row.path, text, part, group))
-        else:
-            rejections.add_file(row.path, refusal, row=row.number)
-    return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(table.rows))
+    path, text = table.require(("path", "video_path", "video")), table.require(("text", "caption"))
+    columns = [table.optional(names) for names in (label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS)]
+    table.refuse_misspelt((path, text, *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
+    rows = label_table.file_rows(table, files, rejections, path, [text, *columns])
+    pairs = ((row.number, row.path, row.cells[text], row.cells, row.refusal, ()) for row in rows)
+    return _listing(files, pairs, rejections, f"{table.name} row {{}}: ")
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
@@ -120,60 +117,38 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     Raises:
         UsageError: a pattern is unusable (see ``tar_patterns.tars_of``).
     """
-    corpus = Path(corpus)
-    files, rejections = tar_files(corpus, allow_outside), Rejections()
-    samples, notes = tar_samples(corpus, files, rejections)
-    rows, memberships = list[PairRow](), set[tuple[str, str]]()
-    for number, sample in enumerate(samples, start=1):
-        cells = sample.cells
-        group = label_table.cell_text(cells, *label_table.GROUP_COLUMNS)
+    files, rejections = tar_files(Path(corpus), allow_outside), Rejections()
+    samples, notes = tar_samples(Path(corpus), files, rejections)
+    pairs = (
+        (row, sample.path, sample.cells.get(".txt") or label_table.cell_text(sample.cells, "text", "caption") or "",
+         sample.cells, sample.refusal, sample.links)
+        for row, sample in enumerate(samples, start=1)
+    )  # fmt: skip
+    return _listing(files, pairs, rejections, "", notes)
+
+
+def _listing(
+    files: CorpusFiles, pairs: Iterable[_Pair], rejections: Rejections, where: str, notes: tuple[str, ...] = ()
+) -> PairListing:
+    """Return the listing of ``pairs``; ``where`` begins the details of rejected rows, ``{}`` in it is their number."""
+    rows, memberships = [], set[tuple[str, str]]()
+    for row, path, written, cells, no_file, links in pairs:
+        group, text = label_table.cell_text(cells, *label_table.GROUP_COLUMNS), normalised_text(written)
         part, no_part = label_table.stated_part(cells, *label_table.SPLIT_COLUMNS)
-        text = normalised_text(cells.get(".txt") or cells.get("text") or cells.get("caption", ""))
-        refusal = sample.refusal or _text_refusal(text) or no_part
-        memberships.update((sample.path, each) for each in (group, *sample.links) if each)
-        if refusal is None:
-            rows.append(PairRow(number, sample.path, text, part, group))
+        if no_file is None or no_file.reason == "missing_video":
+            memberships.update((path, each) for each in (group, *links) if each)
+        no_text = None
+        if not text:
+            no_text = Refusal("no_text", "has no text. Write what is seen, or drop the row.")
+        elif re.search("[\ud800-\udfff]", text):
+            no_text = Refusal("malformed_row", "its text is not UTF-8. Save it in UTF-8.")
+        refusal = no_file or no_text or no_part
+        if refusal is not None:
+            rejections.add_file(path, Refusal(refusal.reason, where.format(row) + refusal.detail), row=row)
         else:
-            rejections.add_file(sample.path, refusal, row=number)
-    return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(samples), notes)
-
-
-def _text_refusal(text: str) -> Refusal | None:
-    if not text:
-        return Refusal("no_text", "has no text. Write what is seen, or drop the row.")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return Refusal("malformed_row", "its text is not UTF-8. Save the manifest in UTF-8.")
-    return None
-
-
-_ROWS = {
-    "row": pl.Int64, "path": pl.String, "text": pl.String, "part": pl.String, "stated_group": pl.String,
-    "content_sha256": pl.String, "num_frames": pl.Int64, "duration_seconds": pl.Float64,
-}  # fmt: skip
-
-
-def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge]) -> Iterator[str]:
-    """Yield sentences for the user that count the pairs, groups, parts and rejected rows of an index."""
-    texts, videos = pairs["text_id"].n_unique(), pairs["video_id"].n_unique()
-    yield f"{listing.num_rows:,} rows give {pairs.height:,} pairs of {videos:,} videos and {texts:,} different texts."
-    yield from listing.notes
-    if listing.rejections.rows:
-        yield f"Not used: {reasons_text(listing.rejections.frame())}."
-    if merges:
-        reasons = counts_text(merge.why for merge in merges)
-        yield f"{len(merges):,} links joined groups beyond what the manifest states: {reasons}."
-    for part in PARTS:
-        rows = pairs.filter(part=part)
-        sizes = f"{rows.height:,} pairs of {rows['video_id'].n_unique():,} videos"
-        yield f"Part {part}: {sizes} in {rows['group_id'].n_unique():,} groups."
-    trained, test = pairs.filter(part="train")["text_id"].unique(), pairs.filter(part="test")
-    known = test.filter(pl.col("text_id").is_in(trained.implode()))
-    yield (
-        f"{known['text_id'].n_unique():,} of {test['text_id'].n_unique():,} different test texts ({known.height:,} of "
-        f"{test.height:,} pairs) also belong to training videos: a model may know them by heart."
-    )
+            rows.append((row, path, text, part, group))
+    table = pl.DataFrame(rows, schema=_ROWS, orient="row")
+    return PairListing(files.root, table, rejections, tuple(sorted(memberships)), notes)
 
 
 Progress = Callable[[int, int], None]
@@ -248,35 +223,35 @@ def index_video_texts(
     else:
         listing = read_pairs(generate_sample_captions(video_text_root(config), progress=progress, stop=stop))
     probes, _ = probe_files(
-        VIDEO_FILES, listing.root, sorted({row.path for row in listing.rows}), Path(config.cache_dir) / "index",
+        VIDEO_FILES, listing.root, listing.rows["path"].unique().sort().to_list(), Path(config.cache_dir) / "index",
         workers=config.workers, progress=progress, stop=stop,
     )  # fmt: skip
     with written_when_refused(listing.rejections, rejected_path):
-        return _index(listing, probes, config)
+        return index_of(listing, probes, config)
 
 
-def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:
-    rejections, rows = listing.rejections, []
-    for row in listing.rows:
-        result = probes[row.path]
-        if result.probe is None:
-            rejections.add_file(row.path, Refusal(result.reason, result.detail), row=row.row)
-        else:
-            probe = result.probe
-            rows.append((*astuple(row), result.content_sha256, probe.num_frames, probe.duration_seconds))
+def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:
+    """Return the index of ``listing`` from the probed facts of its files; see ``index_video_texts``."""
+    rejections, probed = listing.rejections, []
+    for path in listing.rows["path"].unique().sort():
+        result = probes[path]
+        if result.probe is not None:
+            probed.append((path, result.content_sha256, result.probe.num_frames, result.probe.duration_seconds))
+            continue
+        for row in listing.rows.filter(path=path)["row"]:
+            rejections.add_file(path, Refusal(result.reason, result.detail), row=row)
+    videos = pl.DataFrame(probed, schema=_PROBED, orient="row")
+    table = listing.rows.join(videos, on="path").sort("content_sha256", "text", "path", "row")
     # Before rows that are only repeated, or are copies across the split, are rejected: those are no loss.
-    refuse_lost(listing.root, "pair", rejections.frame(), len(rows), config.max_rejected_share)
-    table = pl.DataFrame(rows, schema=_ROWS, orient="row").sort("content_sha256", "text", "path", "row")
-    videos = table.unique("path").sort("path")
+    refuse_lost(listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share)
     paths, contents = videos["path"].to_list(), videos["content_sha256"].to_list()
     near = near_copies(contents, [probes[path].perceptual_hash for path in paths], config.near_duplicate_bits)
     grouping = join_groups(list(map(GroupMember, paths, paths, contents)), near, listing.memberships)
-    groups = pl.DataFrame({"path": paths, "group_id": grouping.group_ids}, schema={"path": str, "group_id": str})
-    table = _without_copies_across(table.join(groups, on="path", maintain_order="left"), rejections)
-    stated = pl.col("part").fill_null(pl.col("part").drop_nulls().min().over("group_id"))
-    split = split_parts(
-        table["group_id"].to_list(), [None] * table.height, table.select(stated)["part"].to_list(), seed=config.seed
-    )
+    table = table.join(videos.select("path", group_id=pl.Series(grouping.group_ids, dtype=pl.String)), on="path")
+    # A stated group or a file on two sides is refused here; copies on two sides are left out below.
+    _split(table, pl.coalesce("stated_group", "path"), config.seed)
+    table = _without_copies_across(table.sort("content_sha256", "text", "path", "row"), rejections)
+    split = _split(table, pl.col("group_id"), config.seed)
     if split.empty_parts:
         raise DataError(
             f"split: no pair is left for {' and '.join(split.empty_parts)}; "
@@ -291,41 +266,48 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
         split_source=pl.Series(split.sources, dtype=pl.String),
         used=pl.col("row").first().over("content_sha256", "text"),
     )
-    for row_number, own_path, used in table.filter(pl.col("row") != pl.col("used"))["row", "own_path", "used"].rows():
-        detail = f"row {row_number}: the same video and text as row {used}, which is used."
-        rejections.add_file(own_path, Refusal("duplicate_pair", detail), row=row_number)
+    for row, own_path, used in table.filter(pl.col("row") != pl.col("used"))["row", "own_path", "used"].rows():
+        detail = f"row {row}: the same video and text as row {used}, which is used."
+        rejections.add_file(own_path, Refusal("duplicate_pair", detail), row=row)
     table = table.filter(pl.col("row") == pl.col("used"))
-    hashes = [sha256(text.encode()).hexdigest() for text in table["text"]]
-    text_ids, content_ids = video_ids(hashes), video_ids(table["content_sha256"])
+    texts = table["text"].unique().sort()
+    hashes = {text: sha256(text.encode()).hexdigest() for text in texts}
+    text_ids, content_ids = video_ids(hashes.values()), video_ids(table["content_sha256"])
     table = table.with_columns(
-        text_id=pl.Series([text_ids[each] for each in hashes], dtype=pl.String),
+        text_id=pl.col("text").replace_strict({text: text_ids[hashes[text]] for text in texts}, return_dtype=pl.String),
         video_id=pl.col("content_sha256").replace_strict(content_ids, return_dtype=pl.String),
     ).with_columns(pair_id=pl.col("video_id") + "_" + pl.col("text_id"))
     pairs = check_table(table.select(*VIDEO_TEXTS.columns).sort("pair_id"), VIDEO_TEXTS, "the pairs")
-    notes = (*_notes(pairs, listing, grouping.merges), *split.notes)
-    return VideoTextIndex(pairs, rejections.frame(), listing.root, notes)
+    rejected = rejections.frame()
+    notes = [f"{pairs.height:,} pairs of {videos.height:,} videos and {len(texts):,} different texts.", *listing.notes]
+    if rejected.height:
+        notes.append(f"Not used: {reasons_text(rejected)}.")
+    test = pairs.filter(part="test")
+    known = test.filter(pl.col("text_id").is_in(pairs.filter(part="train")["text_id"].unique().implode()))
+    notes.append(
+        f"{known['text_id'].n_unique():,} of {test['text_id'].n_unique():,} different test texts ({known.height:,} of "
+        f"{test.height:,} pairs) also belong to training videos: a model may know them by heart."
+    )
+    return VideoTextIndex(pairs, rejected, listing.root, (*notes, *split.notes))
+
+
+def _split(table: pl.DataFrame, group: pl.Expr, seed: int) -> PartSplit:
+    """Split ``table`` by the groups in ``group``; a part that is stated for a row holds for its whole group."""
+    groups, parts = table.select(group.alias("group"), "part").to_dict(as_series=False).values()
+    return split_parts(groups, [None] * table.height, parts, seed=seed)
 
 
 def _without_copies_across(rows: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
     """Return the rows without those whose footage is also in a later part of the stated split; reject these.
 
-    The order of the parts is train, validation, test. Rows stay where the manifest contradicts itself, because its
-    split divides a stated group or one file: ``split_parts`` raises an error for them.
+    The order of the parts is train, validation, test.
     """
-    several, rank = pl.col("part").drop_nulls().n_unique(), {part: place for place, part in enumerate(PARTS)}
-    rows = rows.with_columns(
-        last=pl.col("part").replace_strict(rank, return_dtype=pl.Int64).max().over("group_id"),
-        contradicted=(
-            (several.over("path") > 1) | (pl.col("stated_group").is_not_null() & (several.over("stated_group") > 1))
-        ).any().over("group_id"),
-    )  # fmt: skip
-    is_copy = pl.col("part").replace_strict(rank, return_dtype=pl.Int64) < pl.col("last")
-    is_copy = (is_copy & ~pl.col("contradicted")).fill_null(value=False)
-    for row in rows.filter(is_copy).iter_rows(named=True):
+    rank = pl.col("part").replace_strict(dict(zip(PARTS, range(len(PARTS)), strict=True)), return_dtype=pl.Int64)
+    rows = rows.with_columns(is_copy=(rank < rank.max().over("group_id")).fill_null(value=False))
+    for path, row, group in rows.filter("is_copy").select("path", "row", "group_id").rows():
         detail = (
-            f"row {row['row']}: is in {row['part']}, but the {PARTS[row['last']]} part shows the same footage (group "
-            f"{row['group_id']!r}). Leave it out, or put both into one part; where they only look alike, lower "
-            "near_duplicate_bits (0: off)."
+            f"row {row}: a later part of the split shows the same footage (group {group!r}). Leave it out, or put both "
+            "into one part; where they only look alike, lower near_duplicate_bits (0: off)."
         )
-        rejections.add_file(row["path"], Refusal("copy_across_split", detail), row=row["row"])
-    return rows.filter(~is_copy)
+        rejections.add_file(path, Refusal("copy_across_split", detail), row=row)
+    return rows.filter(~pl.col("is_copy"))

@@ -224,7 +224,7 @@ def test_texts_stand_beside_videos_in_txt_or_json(tmp_path, make_video):
         "c.mp4": videos[2], "d.mp4": videos[3], "d.json": {"text": "a green one", "split": "some"},
     })  # fmt: skip
     listing = read_tar_pairs(folder)
-    assert [(row.path, row.text, row.part, row.stated_group) for row in listing.rows] == [
+    assert listing.rows.select("path", "text", "part", "stated_group").rows() == [
         ("0.tar/a.mp4", "a red square", None, None),
         ("1.tar/b.mp4", "a blue one", "test", "g"),
     ]
@@ -242,4 +242,4 @@ def test_tables_called_like_tars_are_no_manifest_of_videos_and_texts(tmp_path, m
     assert video_text_root(config) == folder
     config = RunConfig(task="video_text", corpus=str(folder / "{00000..00000}.tar"))
     assert video_text_root(config) == folder
-    assert [row.text for row in read_tar_pairs(config.corpus).rows] == ["a red square"]
+    assert read_tar_pairs(config.corpus).rows["text"].to_list() == ["a red square"]

@@ -11,7 +11,7 @@ from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.corpus.samples import captions as sample_captions
 from fvc_lib.corpus.samples.captions import plan_clips
-from fvc_lib.corpus.video_texts import PairListing, PairRow, VideoTextIndex, _index, index_video_texts, video_text_root
+from fvc_lib.corpus.video_texts import PairListing, VideoTextIndex, index_of, index_video_texts, video_text_root
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError
@@ -30,11 +30,12 @@ def indexed(
     rows: Iterable[tuple[str, str, str | None, str | None]], probes: Iterable[ProbeResult] = (), **changes: object
 ) -> VideoTextIndex:
     """The index of rows (path, text, part, group) whose files were probed, by default with a content of their own."""
-    listed = tuple(PairRow(number, *row) for number, row in enumerate(rows, start=1))
-    memberships = tuple(sorted({(row.path, row.stated_group) for row in listed if row.stated_group is not None}))
-    listing = PairListing(Path("/corpus"), listed, Rejections(), memberships, len(listed))
-    known = {row.path: probe_of(row.path) for row in listed} | {probe.path: probe for probe in probes}
-    return _index(listing, known, CONFIG.model_copy(update=changes))
+    schema = {"path": pl.String, "text": pl.String, "part": pl.String, "stated_group": pl.String}
+    listed = pl.DataFrame(list(rows), schema=schema, orient="row").with_row_index("row", 1)
+    memberships = tuple(sorted(set(listed.drop_nulls("stated_group").select("path", "stated_group").rows())))
+    listing = PairListing(Path("/corpus"), listed, Rejections(), memberships)
+    known = {path: probe_of(path) for path in listed["path"]} | {probe.path: probe for probe in probes}
+    return index_of(listing, known, CONFIG.model_copy(update=changes))
 
 
 def plain(count: int, part: str | None = None) -> list[tuple[str, str, str | None, str | None]]:
