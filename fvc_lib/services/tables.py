@@ -113,49 +113,42 @@ def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
     return shown.write_csv(include_header=header)
 
 
-def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
-    """Return a column of text."""
-    return pa.Column(pl.String, checks, unique=unique, nullable=nullable)
+def _are_finite(data: Any) -> Any:
+    return data.lazyframe.select(pl.col(data.key).is_finite())
 
 
-def label_column() -> pa.Column:
-    """Return a text column that allows only ``real`` and ``fake``."""
-    return text_column(checks=pa.Check.isin(LABELS))
+# Types of columns, and the values that they allow.
+_KINDS: Mapping[str, tuple[Any, pa.Check | None]] = {
+    "text": (pl.String, None),
+    "word": (pl.String, pa.Check.str_length(min_value=1)),  # not empty
+    "id": (pl.String, pa.Check.str_length(min_value=8)),
+    "sha256": (pl.String, pa.Check.str_length(64, 64)),
+    "int": (pl.Int64, None),
+    "count": (pl.Int64, pa.Check.ge(0)),
+    "positive": (pl.Int64, pa.Check.ge(1)),
+    "number": (pl.Float64, None),
+    "finite": (pl.Float64, pa.Check(_are_finite, name="is_finite")),
+    "above_0": (pl.Float64, pa.Check.gt(0)),
+    "share": (pl.Float64, pa.Check.in_range(0, 1)),
+    "flag": (pl.Boolean, None),
+}
 
 
-def group_column() -> pa.Column:
-    """Return a column of group names, which must not be empty."""
-    return text_column(checks=pa.Check.str_length(min_value=1))
+def _column(text: str) -> pa.Column:
+    """Return the column of a declaration: a kind or texts such as ``real|fake``, and ``unique`` or ``null``."""
+    kind, *marks = text.split()
+    dtype, check = (pl.String, pa.Check.isin(kind.split("|"))) if "|" in kind else _KINDS[kind]
+    return pa.Column(dtype, check, unique="unique" in marks, nullable="null" in marks)
 
 
-def finite_column(*, nullable: bool = False) -> pa.Column:
-    """Return a column of finite float64."""
-    finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()), name="is_finite")
-    return pa.Column(pl.Float64, finite, nullable=nullable)
-
-
-def _part() -> pa.Column:
-    return text_column(checks=pa.Check.isin(PARTS))
-
-
-def _of_video(*, unique: bool = False) -> dict[str, pa.Column]:
-    """Return the columns video_id, group_id, label, and fold (the fold that tests the video)."""
-    of = {"video_id": text_column(unique=unique), "group_id": group_column(), "label": label_column()}
-    return {**of, "fold": pa.Column(pl.Int64, pa.Check.ge(0))}
-
-
-def _numbers(*names: str) -> dict[str, pa.Column]:
-    """Return columns of float64 that may be null."""
-    return {name: pa.Column(pl.Float64, nullable=True) for name in names}
-
-
-def _sha256(*, nullable: bool = False, unique: bool = False) -> pa.Column:
-    return text_column(checks=pa.Check.str_length(64, 64), nullable=nullable, unique=unique)
-
-
-def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> pa.DataFrameSchema:
+def _table(name: str, key: list[str] | None = None, /, **columns: str | pa.Column) -> pa.DataFrameSchema:
     """Return a schema that allows exactly these columns, in this order, with unique rows in the columns ``key``."""
-    return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
+    made = {column: _column(kind) if isinstance(kind, str) else kind for column, kind in columns.items()}
+    return pa.DataFrameSchema(made, unique=key, strict=True, ordered=True, name=name)
+
+
+# The video, and the fold that tests it.
+_OF_VIDEO = {"video_id": "text unique", "group_id": "word", "label": "real|fake", "fold": "count"}
 
 
 # Of the stream's packets, one a coded frame; what each means says ``video.decode.packets.PacketFacts``.
@@ -168,94 +161,94 @@ _OF_PACKETS = (
 
 INDEX = _table(
     "index",
-    video_id=text_column(unique=True, checks=pa.Check.str_length(min_value=8)),
-    path=text_column(unique=True),  # relative to the corpus root, with '/'
-    label=label_column(),
-    group_id=group_column(),
-    source_id=text_column(),  # the platform's id, or the path: what the label source calls the video
-    label_source=text_column(),  # name of the layout: folder, manifest, fvc2018, faceforensics ...
-    corpus=text_column(),  # what its corpus is called: FaceForensics++, or after the folder or manifest
-    stated_group=text_column(nullable=True),  # the group the label source gave, before any were joined
-    manipulation=text_column(nullable=True),
-    platform=text_column(nullable=True),
-    generator=text_column(nullable=True),  # what made a fake
-    real_source=text_column(nullable=True),  # where a real video was taken from
-    official_split=text_column(checks=pa.Check.isin(PARTS), nullable=True),  # the corpus's own
-    attributes=text_column(nullable=True),  # JSON object: what else the corpus says of it, for slices
-    codec=text_column(),
-    container=text_column(),
-    pixel_format=text_column(nullable=True),
-    width=pa.Column(pl.Int64, pa.Check.gt(0)),
-    height=pa.Column(pl.Int64, pa.Check.gt(0)),
-    frames_per_second=pa.Column(pl.Float64, nullable=True),
-    num_frames=pa.Column(pl.Int64, pa.Check.gt(0)),
-    duration_seconds=pa.Column(pl.Float64, nullable=True),
-    rotation_degrees=pa.Column(pl.Int64, pa.Check.isin([0, 90, 180, 270])),
-    has_audio=pa.Column(pl.Boolean),
-    size_bytes=pa.Column(pl.Int64, pa.Check.gt(0)),
-    bits_per_second=pa.Column(pl.Float64, nullable=True),
-    **_numbers(*_OF_PACKETS),
-    content_sha256=text_column(checks=pa.Check.str_length(64, 64)),
-    perceptual_hash=text_column(nullable=True),
+    video_id="id unique",
+    path="text unique",  # relative to the corpus root, with '/'
+    label="real|fake",
+    group_id="word",
+    source_id="text",  # the platform's id, or the path: what the label source calls the video
+    label_source="text",  # name of the layout: folder, manifest, fvc2018, faceforensics ...
+    corpus="text",  # what its corpus is called: FaceForensics++, or after the folder or manifest
+    stated_group="text null",  # the group the label source gave, before any were joined
+    manipulation="text null",
+    platform="text null",
+    generator="text null",  # what made a fake
+    real_source="text null",  # where a real video was taken from
+    official_split="train|validation|test null",  # the corpus's own
+    attributes="text null",  # JSON object: what else the corpus says of it, for slices
+    codec="text",
+    container="text",
+    pixel_format="text null",
+    width="positive",
+    height="positive",
+    frames_per_second="number null",
+    num_frames="positive",
+    duration_seconds="number null",
+    rotation_degrees="count",
+    has_audio="flag",
+    size_bytes="positive",
+    bits_per_second="number null",
+    **dict.fromkeys(_OF_PACKETS, "number null"),
+    content_sha256="sha256",
+    perceptual_hash="text null",
 )
 
 REJECTED = _table(
     "rejected",
-    path=text_column(),
-    source_id=text_column(nullable=True),
-    row=pa.Column(pl.Int64, nullable=True),  # 1-based data row of the manifest that listed it
-    label=text_column(nullable=True),
-    reason=text_column(),  # one of a small vocabulary, for counting
-    detail=text_column(),  # what exactly, and the remedy
+    path="text",
+    source_id="text null",
+    row="int null",  # 1-based data row of the manifest that listed it
+    label="text null",
+    reason="text",  # one of a small vocabulary, for counting
+    detail="text",  # what exactly, and the remedy
 )
 
 FOLDS = _table(
     "folds",
-    **_of_video(unique=True),
+    **_OF_VIDEO,
 )
 
 # Which part a video plays in each training of the run's protocol. FOLDS has those that are tested, and by which.
 PROTOCOL = _table(
     "protocol",
     ["fold", "video_id"],
-    protocol=text_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0)),  # number of the training
-    target=text_column(nullable=True),  # of a tested video: a corpus, a generator; null: none
-    part=text_column(checks=pa.Check.isin((*PARTS, LEFT_OUT))),
+    protocol="text",
+    fold="count",  # number of the training
+    target="text null",  # of a tested video: a corpus, a generator; null: none
+    part="train|validation|test|left_out",
     # Why it is left out; of another part that the corpus's own split has its group in several
-    reason=text_column(nullable=True),
-    video_id=text_column(),
-    group_id=group_column(),
-    label=label_column(),
+    reason="text null",
+    video_id="text",
+    group_id="word",
+    label="real|fake",
 )
 
 AUGMENTED = _table(
     "augmented_metadata",
-    clip_id=text_column(unique=True),
-    video_id=text_column(),
-    group_id=group_column(),
-    label=label_column(),
-    augmentation_index=pa.Column(pl.Int64, pa.Check.ge(0)),  # 0 is the original clip
-    operations=text_column(),  # JSON: what was drawn, with parameters
-    settings_hash=text_column(),
-    clip_path=text_column(),  # relative to the clip store
+    clip_id="text unique",
+    video_id="text",
+    group_id="word",
+    label="real|fake",
+    augmentation_index="count",  # 0 is the original clip
+    operations="text",  # JSON: what was drawn, with parameters
+    settings_hash="text",
+    clip_path="text",  # relative to the clip store
 )
 
 SEEN_CLIPS = _table(
     "seen_clips",
-    video_id=text_column(),
-    group_id=group_column(),
-    label=label_column(),
-    path=text_column(),
-    clip=pa.Column(pl.Int64, pa.Check.ge(0)),  # of the video's clips, from 0
-    num_source_frames=pa.Column(pl.Int64, pa.Check.gt(0)),
-    **{name: pa.Column(pl.Int64, pa.Check.ge(0)) for name in ("first_frame", "middle_frame", "last_frame")},
-    stride=pa.Column(pl.Int64, pa.Check.ge(0)),  # 0: spread over the video
-    num_repeated=pa.Column(pl.Int64, pa.Check.ge(0)),  # frames that repeat the one before
+    video_id="text",
+    group_id="word",
+    label="real|fake",
+    path="text",
+    clip="count",  # of the video's clips, from 0
+    num_source_frames="positive",
+    **dict.fromkeys(("first_frame", "middle_frame", "last_frame"), "count"),
+    stride="count",  # 0: spread over the video
+    num_repeated="count",  # frames that repeat the one before
     # What is seen of the middle frame, as shares of the upright picture
-    **{name: pa.Column(pl.Float64, pa.Check.in_range(0, 1)) for name in ("left", "top")},
-    **{name: pa.Column(pl.Float64, pa.Check.in_range(0, 1.001)) for name in ("width", "height")},
-    note=text_column(nullable=True),  # what was not as asked for
+    **dict.fromkeys(("left", "top"), "share"),
+    **dict.fromkeys(("width", "height"), "above_0"),
+    note="text null",  # what was not as asked for
 )
 
 
@@ -269,286 +262,298 @@ def _are_features(data: Any) -> bool:
 # One column per feature and way to pool it, as the families of ``fvc_lib/video/features/`` declare them: float32, null
 # where it could not be measured. A video of which nothing could be has a row of nulls.
 FEATURES = pa.DataFrameSchema(
-    {"video_id": text_column(unique=True), "group_id": group_column(), "label": label_column()},
+    {name: _column(_OF_VIDEO[name]) for name in ("video_id", "group_id", "label")},
     checks=pa.Check(_are_features, error="features are finite float32"),
     name="features",
 )
 
 PREDICTIONS = _table(
     "predictions",
-    **_of_video(unique=True),
-    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # probability of fake
-    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # chosen on inner validation, constant in a fold
+    **_OF_VIDEO,
+    score="share",  # probability of fake
+    threshold="share",  # chosen on inner validation, constant in a fold
     # The network's output, brought to the share of fakes it was trained on; score = sigmoid(logit / temperature).
-    logit=finite_column(),
-    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),  # chosen on inner validation, constant in a fold
+    logit="finite",
+    temperature="above_0",  # chosen on inner validation, constant in a fold
     # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
-    control_score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
-    control_label=text_column(checks=pa.Check.isin(LABELS), nullable=True),
+    control_score="share null",
+    control_label="real|fake null",
     # The same training on which of two sources a real comes from: its score, and 1 for the source with fewer videos.
-    source_score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
-    source_label=pa.Column(pl.Int64, pa.Check.in_range(0, 1), nullable=True),
+    source_score="share null",
+    source_label="count null",
 )
 
 # Logits of the network of all groups on the videos that chose its epoch, temperature and threshold.
 FINAL_VALIDATION = _table(
     "final_validation",
-    video_id=text_column(unique=True),
-    group_id=group_column(),
-    label=label_column(),
-    logit=finite_column(),  # as in PREDICTIONS
-    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),
+    video_id="text unique",
+    group_id="word",
+    label="real|fake",
+    logit="finite",  # as in PREDICTIONS
+    temperature="above_0",
 )
 
 # A run's verdicts on files; null is not known. No verdict: a failure, or a copy of a video of the run.
 VERDICTS = _table(
     "verdicts",
-    video_id=text_column(nullable=True),  # of a video of the run its id there, else the content hash's beginning
-    path=text_column(unique=True),  # absolute
-    sha256=text_column(nullable=True),
-    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # probability of fake, mean over folds
-    **_numbers("score_low", "score_high"),  # range over the folds' networks, where several judged
-    probability=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # of fake, at the share asked for
-    verdict=text_column(checks=pa.Check.isin([*LABELS, "undecided"]), nullable=True),
-    reasons=text_column(),  # a sentence a line
-    model_id=text_column(),  # the run, and a digest of its networks' weights
-    failure=text_column(nullable=True),
+    video_id="text null",  # of a video of the run its id there, else the content hash's beginning
+    path="text unique",  # absolute
+    sha256="text null",
+    score="share null",  # probability of fake, mean over folds
+    score_low="number null",
+    score_high="number null",  # range over the folds' networks, where several judged
+    probability="share null",  # of fake, at the share asked for
+    verdict="real|fake|undecided null",
+    reasons="text",  # a sentence a line
+    model_id="text",  # the run, and a digest of its networks' weights
+    failure="text null",
 )
 
 # Scores of the run's networks on its disturbed test videos; each level has all videos.
 ROBUSTNESS = _table(
     "robustness",
     ["video_id", "level"],
-    **_of_video(),
-    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # the fold's, as stored
-    level=text_column(),  # undisturbed, or the recipe's name
-    kind=text_column(),  # levels of one kind differ in strength only
-    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # null: see failure
-    logit=finite_column(nullable=True),
-    failure=text_column(nullable=True),  # why there is no score
+    **{**_OF_VIDEO, "video_id": "text"},
+    threshold="share",  # the fold's, as stored
+    level="text",  # undisturbed, or the recipe's name
+    kind="text",  # levels of one kind differ in strength only
+    score="share null",  # null: see failure
+    logit="finite null",
+    failure="text null",  # why there is no score
 )
 
 # Of each level and metric, on the videos that have a score both undisturbed and at the level.
 ROBUSTNESS_RESULTS = _table(
     "robustness_results",
     ["level", "metric"],
-    level=text_column(),
-    kind=text_column(),
-    strength=text_column(),
-    metric=text_column(),
-    **_numbers("value", "low", "high"),  # interval over groups, where it was made
+    level="text",
+    kind="text",
+    strength="text",
+    metric="text",
+    value="number null",
+    low="number null",
+    high="number null",  # interval over groups, where it was made
     # The same metric of the same videos, and value minus that, paired
-    **_numbers("undisturbed", "difference", "difference_low", "difference_high"),
-    **_numbers("p_value", "holm_p_value"),  # the second is corrected for the number of levels
-    num_videos=pa.Column(pl.Int64, pa.Check.ge(0)),
-    num_groups=pa.Column(pl.Int64, pa.Check.ge(0)),
-    num_failed=pa.Column(pl.Int64, pa.Check.ge(0)),  # videos that have no score at the level
-    trial=text_column(nullable=True),  # that it is of a trial on a part of the corpus
+    undisturbed="number null",
+    difference="number null",
+    difference_low="number null",
+    difference_high="number null",
+    p_value="number null",
+    holm_p_value="number null",  # the second is corrected for the number of levels
+    num_videos="count",
+    num_groups="count",
+    num_failed="count",  # videos that have no score at the level
+    trial="text null",  # that it is of a trial on a part of the corpus
 )
 
 # Logits of a fold's network on the inner validation videos that chose its epoch, temperature and threshold; ``fold``
 # is the training's number. Logits and temperature are as in PREDICTIONS.
 VALIDATION_PREDICTIONS = _table(
     "validation_predictions",
-    **_of_video(unique=True),
-    logit=finite_column(),
-    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),
+    **_OF_VIDEO,
+    logit="finite",
+    temperature="above_0",
 )
 
 # Every video that was tested, mistakes first, the furthest from their threshold before the others.
 SCORES = _table(
     "scores",
-    path=text_column(),
-    **_of_video(unique=True),
-    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
-    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
-    called=label_column(),
-    is_right=pa.Column(pl.Boolean),
-    score_std=pa.Column(pl.Float64, nullable=True),  # over runs that differ in their seed alone; null: one run
-    num_seeds=pa.Column(pl.Int64, pa.Check.ge(1)),
-    trial=text_column(nullable=True),  # that it is of a trial on a part of the corpus
+    path="text",
+    **_OF_VIDEO,
+    score="share",
+    threshold="share",
+    called="real|fake",
+    is_right="flag",
+    score_std="number null",  # over runs that differ in their seed alone; null: one run
+    num_seeds="positive",
+    trial="text null",  # that it is of a trial on a part of the corpus
 )
 
 # A strip of frames of some of them, for the report.
-VIDEO_FRAMES = _table(
-    "video_frames", video_id=text_column(unique=True), group_id=group_column(), jpeg_base64=text_column()
-)
+VIDEO_FRAMES = _table("video_frames", video_id="text unique", group_id="word", jpeg_base64="text")
 
 RESULTS = _table(
     "kfold_results",
-    source=text_column(),  # model, or the control's name
-    scope=text_column(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
-    metric=text_column(),
-    **_numbers("value", "low", "high"),  # interval over groups; scope "all" only
-    **_numbers("fold_mean", "fold_std"),  # scope "all" only
-    num_videos=pa.Column(pl.Int64),
-    num_groups=pa.Column(pl.Int64),
+    source="text",  # model, or the control's name
+    scope="text",  # all: a vote per video; all_by_group: a vote per group; or fold_K
+    metric="text",
+    value="number null",
+    low="number null",
+    high="number null",  # interval over groups; scope "all" only
+    fold_mean="number null",
+    fold_std="number null",  # scope "all" only
+    num_videos="int",
+    num_groups="int",
 )
 
 # Of a bundle: the out-of-fold scores, and by what its run's videos are known again. Groups are numbers.
 KNOWN_VIDEOS = _table(
     "known_videos",
-    group_id=group_column(),
-    label=label_column(),
-    content_sha256=_sha256(),
-    perceptual_hash=text_column(nullable=True),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # whose network had not seen it; null: no score is stored
-    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
-    logit=finite_column(nullable=True),
+    group_id="word",
+    label="real|fake",
+    content_sha256="sha256",
+    perceptual_hash="text null",
+    fold="count null",  # whose network had not seen it; null: no score is stored
+    score="share null",
+    logit="finite null",
     temperature=pa.Column(pl.Float64, pa.Check.in_range(1e-6, 1e6), nullable=True),
     # Calibrated log odds of fake by the network of all groups, where the video chose its epoch; null: not known.
-    final_logit=finite_column(nullable=True),
+    final_logit="finite null",
 )
-KNOWN_FILES = _table("known_files", content_sha256=_sha256(unique=True), part=_part())
+KNOWN_FILES = _table("known_files", content_sha256="sha256 unique", part="train|validation|test")
 KNOWN_TEXTS = _table(
     "known_texts",
-    text=text_column(unique=True, checks=pa.Check.str_length(min_value=1)),
-    part=text_column(checks=pa.Check.str_matches(rf"^({'|'.join(PARTS)})( ({'|'.join(PARTS)}))*$")),  # one or several
+    text="word unique",
+    part=pa.Column(pl.String, pa.Check.str_matches(rf"^({'|'.join(PARTS)})( ({'|'.join(PARTS)}))*$")),  # one or several
 )
 
 GROUP_LINKS = _table(
     "group_links",
-    group_id=group_column(),  # the group that both sides are in now
-    why=text_column(),  # same_source, same_content or near_duplicate
-    evidence=text_column(),  # the source id, the start of the content hash, or the two paths
-    first=text_column(),  # stated group, or path of a video that had none
-    second=text_column(),
+    group_id="word",  # the group that both sides are in now
+    why="text",  # same_source, same_content or near_duplicate
+    evidence="text",  # the source id, the start of the content hash, or the two paths
+    first="text",  # stated group, or path of a video that had none
+    second="text",
 )
 
 # Every row of a corpus's label tables, with absent videos and labels that are not trained on.
 ANNOTATIONS = _table(
     "annotations",
-    source_id=text_column(),
-    origin=text_column(),  # the table it stands in
-    row=pa.Column(pl.Int64, pa.Check.ge(1)),  # 1-based data row
-    label=text_column(nullable=True),  # as it stands there, in lower case
-    stated_group=text_column(nullable=True),
-    group_id=group_column(),  # after all that the annotations alone join
-    platform=text_column(nullable=True),
-    is_present=pa.Column(pl.Boolean),  # there is a file for it
+    source_id="text",
+    origin="text",  # the table it stands in
+    row="positive",  # 1-based data row
+    label="text null",  # as it stands there, in lower case
+    stated_group="text null",
+    group_id="word",  # after all that the annotations alone join
+    platform="text null",
+    is_present="flag",  # there is a file for it
 )
 
 SLICES = _table(
     "slices",
-    slice_by=text_column(),  # platform, label_source, manipulation, duration, resolution, codec ...
-    value=text_column(),
-    metric=text_column(),
-    **_numbers("number", "low", "high"),  # interval over groups
-    num_videos=pa.Column(pl.Int64, pa.Check.ge(1)),
-    num_real=pa.Column(pl.Int64),
-    num_fake=pa.Column(pl.Int64),
-    num_groups=pa.Column(pl.Int64, pa.Check.ge(1)),
-    is_small=pa.Column(pl.Boolean),  # too few groups of a class for its number to say much
+    slice_by="text",  # platform, label_source, manipulation, duration, resolution, codec ...
+    value="text",
+    metric="text",
+    number="number null",
+    low="number null",
+    high="number null",  # interval over groups
+    num_videos="positive",
+    num_real="int",
+    num_fake="int",
+    num_groups="positive",
+    is_small="flag",  # too few groups of a class for its number to say much
 )
 
 LEAKAGE_AUDIT = _table(
     "leakage_audit",
-    check=text_column(),
-    count=pa.Column(pl.Int64, nullable=True),  # what was counted, where something was
-    number=pa.Column(pl.Float64, nullable=True),  # a metric, where one was computed
-    finding=text_column(),  # one sentence
-    passed=pa.Column(pl.Boolean, nullable=True),  # null: for information, nothing to pass
+    check="text",
+    count="int null",  # what was counted, where something was
+    number="number null",  # a metric, where one was computed
+    finding="text",  # one sentence
+    passed="flag null",  # null: for information, nothing to pass
 )
 
 # Of the tasks with one split instead of folds, made of whole groups like those; what cannot be used is in REJECTED
 
 IMAGES = _table(
     "images",
-    image_id=text_column(unique=True, checks=pa.Check.str_length(min_value=8)),  # from content
-    path=text_column(unique=True),  # relative to the corpus root, with '/'
-    class_label=text_column(nullable=True),  # null: the corpus says none of this image
-    group_id=group_column(),  # dish, stated group or content: never on both sides of the split
-    part=_part(),
-    split_source=text_column(checks=pa.Check.isin(("official", "made"))),
-    source=text_column(),  # food101, nutrition5k, folder or manifest
-    width=pa.Column(pl.Int64, pa.Check.gt(0)),
-    height=pa.Column(pl.Int64, pa.Check.gt(0)),
-    size_bytes=pa.Column(pl.Int64, pa.Check.gt(0)),
-    content_sha256=_sha256(),
+    image_id="id unique",  # from content
+    path="text unique",  # relative to the corpus root, with '/'
+    class_label="text null",  # null: the corpus says none of this image
+    group_id="word",  # dish, stated group or content: never on both sides of the split
+    part="train|validation|test",
+    split_source="official|made",
+    source="text",  # food101, nutrition5k, folder or manifest
+    width="positive",
+    height="positive",
+    size_bytes="positive",
+    content_sha256="sha256",
 )
 
 # Known numbers only: an image without a row for a target has no such number.
 IMAGE_TARGETS = _table(
     "image_targets",
     ["image_id", "target"],
-    image_id=text_column(),
-    group_id=group_column(),
-    target=text_column(),  # calories, mass, fat, carbohydrate, protein, or the manifest's column
-    unit=text_column(),  # kcal, g, or empty
-    value=finite_column(),
+    image_id="text",
+    group_id="word",
+    target="text",  # calories, mass, fat, carbohydrate, protein, or the manifest's column
+    unit="text",  # kcal, g, or empty
+    value="finite",
 )
 
 # Of the test part, images with a class.
 IMAGE_PREDICTIONS = _table(
     "image_predictions",
-    image_id=text_column(unique=True),
-    group_id=group_column(),
-    path=text_column(),
-    class_label=text_column(),
-    predicted_label=text_column(),
-    probability=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # of the predicted class
-    rank_of_class=pa.Column(pl.Int64, pa.Check.ge(1)),  # 1: top-1; ties count against the model
+    image_id="text unique",
+    group_id="word",
+    path="text",
+    class_label="text",
+    predicted_label="text",
+    probability="share",  # of the predicted class
+    rank_of_class="positive",  # 1: top-1; ties count against the model
 )
 
 # Of the test part, where the number is known.
 TARGET_PREDICTIONS = _table(
     "target_predictions",
     ["image_id", "target"],
-    image_id=text_column(),
-    group_id=group_column(),
-    path=text_column(),
-    target=text_column(),
-    unit=text_column(),
-    value=finite_column(),
-    predicted=finite_column(),
+    image_id="text",
+    group_id="word",
+    path="text",
+    target="text",
+    unit="text",
+    value="finite",
+    predicted="finite",
 )
 
 # One row per pair of a video and a text: many to many.
 VIDEO_TEXTS = _table(
     "video_texts",
-    pair_id=text_column(unique=True),
-    video_id=text_column(checks=pa.Check.str_length(min_value=8)),  # from content, as in tables.INDEX
-    path=text_column(),  # relative to the manifest, with '/'
-    text_id=text_column(),  # from the text: equal texts are one
-    text=text_column(checks=pa.Check.str_length(min_value=1)),
-    group_id=group_column(),
-    part=_part(),
-    split_source=text_column(checks=pa.Check.isin(("official", "made"))),
-    num_frames=pa.Column(pl.Int64, pa.Check.gt(0)),
-    duration_seconds=pa.Column(pl.Float64, nullable=True),
-    content_sha256=_sha256(),
+    pair_id="text unique",
+    video_id="id",  # from content, as in tables.INDEX
+    path="text",  # relative to the manifest, with '/'
+    text_id="text",  # from the text: equal texts are one
+    text="word",
+    group_id="word",
+    part="train|validation|test",
+    split_source="official|made",
+    num_frames="positive",
+    duration_seconds="number null",
+    content_sha256="sha256",
 )
 
 # Of the test part: the rank of the first match of each query.
 RETRIEVAL_RANKS = _table(
     "retrieval_ranks",
     ["direction", "query_id"],
-    direction=text_column(checks=pa.Check.isin(("video_to_text", "text_to_video"))),
-    query_id=text_column(),  # video_id or text_id
-    group_id=group_column(),
-    rank=pa.Column(pl.Int64, pa.Check.ge(1)),  # ties count against the model
-    num_candidates=pa.Column(pl.Int64, pa.Check.ge(1)),
-    num_positives=pa.Column(pl.Int64, pa.Check.ge(1)),
+    direction="video_to_text|text_to_video",
+    query_id="text",  # video_id or text_id
+    group_id="word",
+    rank="positive",  # ties count against the model
+    num_candidates="positive",
+    num_positives="positive",
 )
 
 CAPTIONS = _table(
     "captions",
-    video_id=text_column(unique=True),
-    group_id=group_column(),
-    path=text_column(),
-    caption=text_column(),  # as the model wrote it; may be empty
-    references=text_column(),  # the video's texts, one per line
+    video_id="text unique",
+    group_id="word",
+    path="text",
+    caption="text",  # as the model wrote it; may be empty
+    references="text",  # the video's texts, one per line
 )
 
 # Long, like tables.RESULTS.
 TASK_RESULTS = _table(
     "task_results",
     ["source", "subject", "metric"],
-    source=text_column(),  # model, or the control's name: majority_class, mean_predictor, chance, ...
-    subject=text_column(),  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
-    metric=text_column(),
-    unit=text_column(),  # kcal, g, or empty for a number without one
-    **_numbers("value", "low", "high"),  # interval over groups, where it was made
-    num_samples=pa.Column(pl.Int64),
-    num_groups=pa.Column(pl.Int64),
+    source="text",  # model, or the control's name: majority_class, mean_predictor, chance, ...
+    subject="text",  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
+    metric="text",
+    unit="text",  # kcal, g, or empty for a number without one
+    value="number null",
+    low="number null",
+    high="number null",  # interval over groups, where it was made
+    num_samples="int",
+    num_groups="int",
 )
