@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,38 +19,7 @@ from fvc_lib.tasks.video.training import train_fold
 from tests.faults.small_runs import Place, Whole, small_corpus
 from tests.kits.training import TinyTraining
 
-ROOT = Path(__file__).parents[2]
 STAGE = "04_fold_training"
-# One real training process, with the signals of a job's end handled as a notebook's kernel handles them. What else
-# happens to it is in the code given as the third argument.
-CHILD = """
-import signal, sys
-from pathlib import Path
-from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import MetricLog
-
-paths, attempt = RunPaths(Path(sys.argv[1])), int(sys.argv[4])
-asked = []
-for number in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: asked.append(number))
-exec(sys.argv[3])
-try:
-    with MetricLog(paths.metrics("04_fold_training", 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
-        config = RunConfig.model_validate_json(sys.argv[2])
-        train_fold(paths, config, 0, metric_log=log, attempt=attempt, stop=lambda: bool(asked))
-except FvcError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
-
-
-def train_in_child(tiny: TinyTraining, attempt: int, disturbance: str = "") -> subprocess.CompletedProcess[str]:
-    """Train fold 0 in a process of its own, in which ``disturbance`` was executed before."""
-    command = [sys.executable, "-c", CHILD, str(tiny.paths.root), tiny.config.model_dump_json(), disturbance]
-    return subprocess.run([*command, str(attempt)], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True)

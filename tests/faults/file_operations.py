@@ -16,8 +16,6 @@ from typing import Any
 
 from fvc_lib.services.atomic_files import _TEMPORARY
 
-WRITES = ("write", "sendfile")
-
 
 @dataclass
 class FileOperations:
@@ -38,7 +36,7 @@ class FileOperations:
         """From now on every operation of this process counts, whichever thread it is in."""
         self._lock = threading.RLock()
         self._open = open
-        for name in ("replace", "unlink", "mkdir", "fsync", "sendfile"):
+        for name in ("replace", "unlink", "mkdir", "fsync"):
             setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))
         builtins.open = io.open = self._opened  # type: ignore[assignment]
 
@@ -87,17 +85,6 @@ class FileOperations:
 
         return fsync
 
-    def _sendfile(self, real: Callable[..., int]) -> Callable[..., int]:
-        """What ``shutil.copyfile`` writes with."""
-
-        def sendfile(out: int, source: int, offset: int, count: int) -> int:
-            left = os.fstat(source).st_size - offset
-            if left > 0:
-                self.count("sendfile", _path_of(out), lambda: _do(real, out, source, offset, left // 2))
-            return real(out, source, offset, count)
-
-        return sendfile
-
     def _opened(self, file: Any, mode: str = "r", buffering: int = -1, *arguments: Any, **options: Any) -> Any:
         if mode == "rb" or isinstance(file, int) or not self._is_mine(file):
             return self._open(file, mode, buffering, *arguments, **options)
@@ -115,7 +102,7 @@ class _WatchedFile(io.FileIO):
 
     def write(self, content: Any) -> int:
         half = bytes(content)[: len(content) // 2]
-        self.operations.count("write", self.name, lambda: _do(super(_WatchedFile, self).write, half))
+        self.operations.count("write", self.name, lambda: void(super(_WatchedFile, self).write(half)))
         return super().write(content)
 
 
@@ -123,5 +110,5 @@ def _path_of(descriptor: int) -> str:
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
-def _do(function: Callable[..., Any], *arguments: Any) -> None:
-    function(*arguments)
+def void(_: object) -> None:
+    pass

@@ -122,20 +122,17 @@ def test_a_rank_that_hangs_is_given_up(tasks, tmp_path):
     assert second.end()[0] == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("failing", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_a_data_error_on_one_rank_is_every_rank_s(tasks, tmp_path, failing):
-    codes, said = ended(Training(Ending(tasks, failing, 2, find_a_broken_clip), tmp_path, SETTINGS), size=3)
-    assert codes == [3, 3, 3]
-    for rank, words in enumerate(said):
-        where = "" if rank == failing else f"rank {failing} of 3: "
-        assert f"DataError: {where}clip 'a#0' is damaged. Make it again." in words
-
-
-def test_a_bug_on_one_rank_is_told_to_the_others(tasks, tmp_path):
-    codes, said = ended(Training(Ending(tasks, 1, 1, have_a_bug), tmp_path, SETTINGS))
-    assert codes == [1, 1]
-    assert "RankFailedError: rank 1 of 2: of rank 1 alone (ZeroDivisionError)" in said[0]
-    assert "Traceback" in said[1]
+@pytest.mark.parametrize(
+    ("how", "size", "failing", "codes", "words"),
+    [
+        (find_a_broken_clip, 3, 0, [3, 3, 3], "rank 0 of 3: clip 'a#0' is damaged. Make it again."),
+        (have_a_bug, 2, 1, [1, 1], "RankFailedError: rank 1 of 2: of rank 1 alone (ZeroDivisionError)"),
+    ],
+)
+def test_an_error_on_one_rank_ends_all_and_the_others_name_it(tasks, tmp_path, how, size, failing, codes, words):
+    found, said = ended(Training(Ending(tasks, failing, 2, how), tmp_path, SETTINGS), size)
+    assert found == codes
+    assert [words in text for text in said] == [rank != failing for rank in range(size)]
 
 
 @pytest.mark.fault(13)

@@ -1,9 +1,8 @@
-"""Rows 2 to 6, 11 and 24 for every task: what becomes of its checkpoints, and of its training."""
+"""Rows 2 to 6 for every task: what becomes of its checkpoints, and of its training."""
 
 from __future__ import annotations
 
 import random
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,13 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fvc_lib.services.checkpoint_files import BEST, LATEST, CheckpointFolder, CheckpointWriteError, load_weights
-from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.checkpoint_files import BEST, CheckpointFolder, load_weights
 from tests.faults import engine_lives as lives
 from tests.faults.checkpoint_lives import same
-from tests.faults.disks import small_tmpfs
 from tests.faults.forked import run
-from tests.kits.engine_kit import same_end, stop_after
 from tests.kits.task_kit import each_task
 
 OPERATIONS = 90  # of a few steps with a checkpoint after each; a whole training makes four times as many
@@ -96,47 +92,3 @@ def test_sigterm_at_any_change_of_a_checkpoint_ends_at_the_step_and_the_training
     assert tally.survived > 1
     assert_same_end(folder, whole)
     assert lives.steps(folder) == list(range(1, 10))  # every step once
-
-
-@pytest.mark.long
-@pytest.mark.fault(11)
-@pytest.mark.parametrize("step", [1, 4])
-@each_task()
-def test_a_full_disk_is_named_and_the_training_goes_on_when_there_is_room(make_engine, tmp_path, step, tally):
-    whole = make_engine("whole").fit()
-    with small_tmpfs(tmp_path / "disk", "64m") as disk:
-
-        def fill(done, planned):
-            if done == step:
-                disk.fill()
-
-        with pytest.raises(CheckpointWriteError, match=re.escape(f"free on the disk of '{disk.folder}")):
-            make_engine("disk/fold", checkpoint_seconds=0, progress=fill).fit()
-        disk.make_room()
-        assert same_end(make_engine("disk/fold", checkpoint_seconds=0).fit(), whole)
-    tally.add(survived=1)
-
-
-@pytest.mark.long
-@pytest.mark.fault(24)
-@each_task()
-def test_a_flipped_bit_is_noticed_and_the_training_goes_on_from_the_checkpoint_before(
-    make_engine, tmp_path, caplog, tally
-):
-    whole = make_engine("whole").fit()
-    with pytest.raises(StoppedError):
-        make_engine("stopped", stop=stop_after(9)).fit()
-    stopped, chance = tmp_path / "stopped", random.Random(24)
-    for number in range(5):
-        folder = f"flipped {number}"
-        shutil.copytree(stopped, tmp_path / folder)
-        latest = tmp_path / folder / LATEST
-        content = bytearray(latest.read_bytes())
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-        latest.write_bytes(content)
-        caplog.clear()
-        engine = make_engine(folder)
-        assert same_end(engine.fit(), whole)
-        assert "is damaged" in caplog.text
-        assert len(engine.log.values("train", "loss")) == 3  # of nine: from the end of the second epoch
-        tally.add(survived=1)
