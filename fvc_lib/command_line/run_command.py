@@ -468,7 +468,7 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
 
     if config.task == "video_text":
         video_text_root(config)
-    if config.task == "image" and (config.image_layout == "auto" or not Path(config.corpus).exists()):
+    if config.task == "image":
         recognised(IMAGE_LAYOUTS, Path(config.corpus))
     if config.task != DEFAULT_TASK:
         return

@@ -90,10 +90,8 @@ def index_images(
         LeakageError: a group is on both sides of the official split.
         StoppedError: ``stop`` returned true.
     """
-    corpus, layout = config.corpus, config.image_layout
-    if not corpus:
-        corpus, layout = str(generate_sample_dishes(image_root(config), progress=progress, stop=stop)), "manifest"
-    files, layout, listing = list_images(corpus, layout, allow_outside=config.allow_outside)
+    corpus = config.corpus or generate_sample_dishes(image_root(config), progress=progress)
+    files, layout, listing = list_images(corpus, allow_outside=config.allow_outside)
     units, rejections = wanted_targets(config.targets, listing.units), listing.rejections
     with written_when_refused(rejections, rejected_path):
         images = learnable(listing.images, list(units), rejections)

@@ -221,7 +221,7 @@ def index_video_texts(
         manifest = label_table.find_table(config.corpus, ACCEPTED)
         listing = read_pairs(manifest, config.manifest_separator, allow_outside=config.allow_outside)
     else:
-        listing = read_pairs(generate_sample_captions(video_text_root(config), progress=progress, stop=stop))
+        listing = read_pairs(generate_sample_captions(video_text_root(config), progress=progress))
     probes, _ = probe_files(
         VIDEO_FILES, listing.root, listing.rows["path"].unique().sort().to_list(), Path(config.cache_dir) / "index",
         workers=config.workers, progress=progress, stop=stop,

@@ -32,7 +32,7 @@ from fvc_lib.services.config_fields import (
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.memory import Acceleration
-from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, IMAGE_LAYOUTS, SAMPLING, ClipSettings
+from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, SAMPLING, ClipSettings
 from fvc_lib.services.run_paths import beside_the_code
 from fvc_lib.services.tasks import (
     AUGMENTATION,
@@ -282,9 +282,6 @@ class RunConfig(BaseModel):
     )
 
     # Images
-    image_layout: Annotated[str, NameIn(IMAGE_LAYOUTS, or_else="auto")] = field(
-        "auto", "data", "layout of the corpus of images; auto: recognise it", _IMAGE
-    )
     image_size: int = field(224, "weights", "side in pixels of an image", _IMAGE, ge=16, le=2048)
     targets: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
         (), "weights", "numeric columns to predict next to the class; empty: all; none: no regression", _IMAGE

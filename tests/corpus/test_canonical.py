@@ -37,7 +37,7 @@ def write_video(path: Path, number: int, *, is_fake: bool) -> None:
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pl.DataFrame]:
     folder = tmp_path_factory.mktemp("canonical")
-    for number in range(24):
+    for number in range(16):
         label = "fake" if number % 2 else "real"
         write_video(folder / "corpus" / label / f"{number}.mp4", number, is_fake=bool(number % 2))
     indexes: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ def test_the_planted_trace_is_gone_and_labels_frames_times_and_ids_stay(tables: 
 def test_a_trial_has_so_many_whole_groups_of_both_labels_and_loses_nothing(tables: dict[str, pl.DataFrame]) -> None:
     assert tables["trial"]["group_id"].n_unique() == 5
     assert set(tables["trial"]["label"]) == {"real", "fake"}
-    assert tables["rejected"]["reason"].to_list() == ["not_in_trial"] * 19
+    assert tables["rejected"]["reason"].to_list() == ["not_in_trial"] * 11
     labels = {f"g{n}": ["real", "fake"] if n == 7 else ["fake" if n < 4 else "real"] for n in range(30)}
     chosen = [trial_groups(labels, number, seed=1) for number in (4, 9, 99)]
     assert chosen[0] < chosen[1] < chosen[2] == set(labels)

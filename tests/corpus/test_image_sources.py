@@ -5,12 +5,12 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.sources.images import ImageListing, list_images
-from fvc_lib.services.errors import LeakageError, UsageError
+from fvc_lib.services.errors import DataError, LeakageError, UsageError
 from tests.corpus.image_corpora import TOTALS, dish_row, put, write_food101, write_nutrition5k
 
 
-def listed(corpus: Path, layout: str = "auto", *, wanted: str | None = None) -> ImageListing:
-    _, found, listing = list_images(corpus, layout)
+def listed(corpus: Path, *, wanted: str | None = None) -> ImageListing:
+    _, found, listing = list_images(corpus)
     assert wanted is None or found == wanted
     return listing
 
@@ -54,7 +54,7 @@ def test_food101_without_a_list_is_refused(tmp_path: Path) -> None:
     for name in ("classes.txt", "train.txt", "test.txt"):  # never read as folders of the classes images and meta
         corpus = write_food101(tmp_path / name, ["pie/1"], ["pie/2"])
         (corpus / "meta" / name).unlink()
-        with pytest.raises(UsageError, match=name):
+        with pytest.raises(DataError, match=name):
             list_images(corpus)
 
 
@@ -146,9 +146,9 @@ def test_a_flat_folder_says_what_to_do(tmp_path: Path) -> None:
     put(tmp_path / "labels.csv", "path,class\na.jpg,pie\n")
     with pytest.raises(UsageError, match=r"Did you mean .*labels.csv"):
         list_images(tmp_path)
-    for name, layout in (("gone", "auto"), ("a.jpg", "auto"), ("gone", "folder"), ("labels.csv", "food101")):
+    for name in ("gone", "a.jpg"):
         with pytest.raises(UsageError):
-            list_images(tmp_path / name, layout)
+            list_images(tmp_path / name)
 
 
 # Manifests

@@ -155,9 +155,7 @@ def plan_clips() -> tuple[Drawing, ...]:
     return tuple(Drawing(f"drawing_{number:03d}", *shown[place]) for number, place in enumerate(order))
 
 
-def generate_sample_captions(
-    folder: AnyPath, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
-) -> Path:
+def generate_sample_captions(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
     """Write the missing files of the corpus to ``folder``; see ``files.generate``.
 
     Equal versions of this code, numpy and PyAV write equal bytes.
@@ -169,4 +167,4 @@ def generate_sample_captions(
     plan = {(clip.path,): partial(lambda clip: [make_clip(clip)], clip) for clip in clips}
     rows = [(clip.path, clip.caption, clip.part, clip.name) for clip in clips]
     manifest = pl.DataFrame(rows, schema=["path", "text", "split", "group"], orient="row")
-    return generate(Path(folder), _NOTICE_TEXT.format(version=CORPUS_VERSION), plan, manifest, progress, stop)
+    return generate(Path(folder), _NOTICE_TEXT.format(version=CORPUS_VERSION), plan, manifest, progress)

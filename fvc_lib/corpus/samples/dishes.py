@@ -229,9 +229,7 @@ def _plan(name: str, food: str) -> Dish:
     return Dish(name, food, *contents, food, () if fate < 0.1 else TARGETS if fate > 0.22 else ("mass_g",))
 
 
-def generate_sample_dishes(
-    folder: AnyPath, *, progress: Callable[[int, int], None] | None = None, stop: Callable[[], bool] | None = None
-) -> Path:
+def generate_sample_dishes(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
     """Write the missing files of the corpus to ``folder``; see ``files.generate``.
 
     Equal versions of this code, numpy and Pillow write equal bytes.
@@ -248,7 +246,7 @@ def generate_sample_dishes(
     ]
     texts = {"path": pl.String, "class": pl.String, "group": pl.String}
     manifest = pl.DataFrame(rows, schema={**texts, **dict.fromkeys(TARGETS, pl.Float64)}, orient="row")
-    return generate(Path(folder), _NOTICE_TEXT.format(version=CORPUS_VERSION), plan, manifest, progress, stop)
+    return generate(Path(folder), _NOTICE_TEXT.format(version=CORPUS_VERSION), plan, manifest, progress)
 
 
 def _photographs(dish: Dish) -> list[bytes]:

@@ -20,7 +20,6 @@ import polars as pl
 
 from fvc_lib.corpus.samples.scenes import Planes
 from fvc_lib.services.atomic_files import write_bytes, write_text
-from fvc_lib.services.errors import StoppedError
 
 SIZE_TOLERANCE = 0.03
 MAX_ENCODINGS = 6
@@ -112,7 +111,6 @@ def generate(
     plan: Mapping[Any, Callable[[], Sequence[bytes]]],
     manifest: pl.DataFrame,
     progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> Path:
     """Write the missing files of a generated corpus to ``folder``, on a few threads.
 
@@ -126,13 +124,11 @@ def generate(
             files, in the same order.
         manifest: the table to write to ``manifest.csv``.
         progress: called with (files done, files in all) after each item of ``plan``.
-        stop: called after each item of ``plan``; true stops.
 
     Returns:
         The path of ``manifest.csv``.
 
     Raises:
-        StoppedError: ``stop`` returned true; a later call continues.
         OSError: from the file system; a later call continues.
     """
     version = folder / "NOTICE.txt"
@@ -152,8 +148,6 @@ def generate(
             for done in accumulate(makers.map(make, plan)):
                 if progress is not None:
                     progress(done, sum(map(len, plan)))
-                if stop is not None and stop():
-                    raise StoppedError(f"stopped after {done} files of the sample corpus; run it again")
         except BaseException:
             makers.shutdown(cancel_futures=True)
             raise

@@ -19,7 +19,7 @@ from fvc_lib.corpus.label_table import PART_NAMES, cell_text
 from fvc_lib.corpus.listing import CorpusLoader, recognised
 from fvc_lib.corpus.sources.published import folders_in, read_lines
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
-from fvc_lib.services.errors import LeakageError, UsageError
+from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
 
@@ -50,27 +50,23 @@ class ImageListing:
             self.notes.append(f"{len(empty):,} classes have no image and are not learned: {some_of(empty, 8)}.")
 
 
-def list_images(
-    corpus: AnyPath, layout: str = "auto", *, allow_outside: bool = False
-) -> tuple[CorpusFiles, str, ImageListing]:
+def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[CorpusFiles, str, ImageListing]:
     """List a corpus of images without opening an image.
 
     Args:
         corpus: a folder, or a manifest file.
-        layout: one of ``IMAGE_LAYOUTS``, or auto.
         allow_outside: take files outside the corpus folder, and follow links.
 
     Returns:
         The access to the files, the name of the layout, and the listing.
 
     Raises:
-        UsageError: the corpus has none of the layouts, or not the requested one.
+        UsageError: the corpus has none of the layouts.
+        DataError: a list of the corpus is missing.
         LeakageError: the official lists of Nutrition5k share dishes.
     """
     corpus = Path(corpus)
-    loader = recognised(IMAGE_LAYOUTS, corpus) if layout == "auto" else IMAGE_LAYOUTS.get(layout)
-    if not loader.recognises(corpus):
-        raise UsageError(f"image_layout {layout}: corpus {str(corpus)!r} is not {loader.accepted}. Use auto.")
+    loader = recognised(IMAGE_LAYOUTS, corpus)
     files = CorpusFiles(corpus.parent if corpus.is_file() else corpus, "image", allow_outside)
     return files, loader.name, loader.read(files, corpus)
 
@@ -86,7 +82,7 @@ def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
     Images of a class that ``classes.txt`` lacks, images in neither list, and lines without a file are rejected.
 
     Raises:
-        UsageError: one of the three lists is missing.
+        DataError: one of the three lists is missing.
     """
     found, meta, listed = ImageListing(), corpus / "meta", set[str]()
     classes = set(filter(None, read_lines(meta / "classes.txt")))
@@ -143,7 +139,7 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
     Depth images and videos are skipped. Dishes without a picture or outside the official lists are rejected.
 
     Raises:
-        UsageError: no table, or one of the two official lists is missing.
+        DataError: no table, or one of the two official lists is missing.
         LeakageError: the official lists share dishes.
     """
     found = ImageListing(units=dict(_DISH_UNITS))
@@ -184,12 +180,12 @@ def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, _Dish]:
     Dishes that are listed twice with different numbers are left out and rejected, as are malformed rows.
 
     Raises:
-        UsageError: there is no table.
+        DataError: there is no table.
     """
     dishes, disputed = dict[str, _Dish](), set[str]()
     tables = [name for name in _DISH_TABLES if (folder / name).is_file()]
     if not tables:
-        raise UsageError(f"{str(folder)!r}: has none of {', '.join(_DISH_TABLES)}. Restore them.")
+        raise DataError(f"{str(folder)!r}: has none of {', '.join(_DISH_TABLES)}. Restore them.")
     for table in tables:
         for row, line in enumerate(read_lines(folder / table), start=1):
             name, *cells = (cell.strip() for cell in line.split(","))
@@ -212,7 +208,7 @@ def _read_parts(folder: Path) -> dict[str, str]:
     """Return the official part of each dish, train or test; empty if there are no lists.
 
     Raises:
-        UsageError: one of the two lists is missing.
+        DataError: one of the two lists is missing.
         LeakageError: a dish is in both lists.
     """
     if not any((folder / name).is_file() for name in _DISH_LISTS.values()):
