@@ -21,7 +21,7 @@ import av
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.figures.features import feature_ties
+from fvc_lib.analysis.figures.corpus import feature_ties
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.decode.probe import probe_video

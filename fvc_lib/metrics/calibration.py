@@ -1,4 +1,4 @@
-"""Calibration of scores: reliability diagrams, calibration error, temperatures, and risk when abstaining.
+"""Calibration of scores: reliability diagrams, calibration error, and temperatures.
 
 A reliability diagram has ten bins of equal width over [0, 1]: bin k is [k / 10, (k + 1) / 10); the last includes 1.
 """
@@ -19,7 +19,6 @@ from fvc_lib.metrics.classification import (
     check_labels,
     check_probabilities,
     check_scores,
-    decide,
     divide,
 )
 from fvc_lib.metrics.declaration import declare
@@ -203,49 +202,3 @@ def _sigmoid(logits: FloatArray) -> FloatArray:
     small: FloatArray = np.exp(-np.abs(logits))
     larger: FloatArray = np.where(logits >= 0, 1.0, small)
     return larger / (1 + small)
-
-
-# --- Risk among the videos that a detector is surest of, when it may abstain
-
-
-@dataclass(frozen=True)
-class RiskCoverage:
-    """The share of wrong decisions among the most confident videos, as a function of the share that is decided."""
-
-    coverages: FloatArray  # float64 (K,), ascending to 1: share of the videos that are decided
-    risks: FloatArray  # float64 (K,), share of the decided videos that are wrong; the last is the error rate of all
-    confidences: FloatArray  # float64 (K,), descending: least distance to the threshold that is decided
-    area: float  # mean risk over all coverages (AURC); lower is better. The error rate if all distances are equal
-
-
-def risk_coverage(labels: ArrayLike, scores: ArrayLike, thresholds: ArrayLike) -> RiskCoverage:
-    """Return the risk-coverage curve of a detector that abstains where a score is near its threshold.
-
-    Videos at the same distance from their threshold are decided together, so the curve has one point per distinct
-    distance. The area is the mean over all orders of such videos; the order of the rows does not matter.
-
-    Source: R. El-Yaniv and Y. Wiener, "On the foundations of noise-free selective classification", JMLR 11 (2010);
-    the area: Y. Geifman, G. Uziel and R. El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers",
-    ICLR 2019.
-
-    Args:
-        labels: int (N,) of 0 (real) and 1 (fake).
-        scores: float (N,).
-        thresholds: a number, or (N,) with the threshold of each row; a score of at least its threshold means fake.
-
-    Raises:
-        ValueError: an array has another shape or a NaN, or a label is not 0 or 1.
-    """
-    checked = check_labels(labels)
-    values = check_scores(scores, checked.size)
-    limits = check_scores(np.broadcast_to(np.asarray(thresholds, dtype=np.float64), checked.shape), checked.size)
-    distances, tie_of_row = np.unique(-np.abs(values - limits), return_inverse=True)
-    wrong = (decide(values, limits) != checked).astype(np.float64)
-    sizes = np.bincount(tie_of_row, minlength=distances.size)
-    wrong_in_tie = np.bincount(tie_of_row, weights=wrong, minlength=distances.size)
-    decided, mistakes = np.cumsum(sizes), np.cumsum(wrong_in_tie)
-    # The j-th of a tie of m with e mistakes has, over all orders, j e / m mistakes up to it.
-    place = np.arange(1, checked.size + 1)
-    tie = np.repeat(np.arange(distances.size), sizes)
-    expected = (mistakes - wrong_in_tie)[tie] + (place - (decided - sizes)[tie]) * (wrong_in_tie / sizes)[tie]
-    return RiskCoverage(decided / checked.size, mistakes / decided, -distances, float(np.mean(expected / place)))

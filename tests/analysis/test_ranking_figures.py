@@ -7,12 +7,12 @@ from hypothesis import given, settings, strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from fvc_lib.analysis.figures.roc_and_calibration import (
-    binned_shares,
     calibration_figure,
     pr_band,
     roc_band,
     roc_figure,
     share_of_fakes,
+    shares_of,
 )
 from fvc_lib.analysis.read import queries
 from fvc_lib.metrics.calibration import expected_calibration_error
@@ -70,22 +70,21 @@ def test_the_title_states_the_share_of_the_results_also_where_scores_tie() -> No
 def test_folds_of_one_class_are_left_out_and_no_fold_with_both_pools() -> None:
     labels, scores, groups, folds = sample(1)
     labels = np.where(folds == 2, 0, labels)
-    assert roc_band(labels, scores, groups, folds, replicates=2).folds == (0, 1)
+    assert len(roc_band(labels, scores, groups, folds, replicates=2).fold_heights) == 2
     labels = (folds == 0).astype(int)
     pooled = roc_band(labels, scores, groups, folds, replicates=2)
-    assert pooled.folds == ()
+    assert len(pooled.fold_heights) == 0
     assert pooled.area == pytest.approx(roc_auc_score(labels, scores))
 
 
-def test_bins_hold_the_shares_and_one_group_gives_no_interval() -> None:
-    labels = np.array([0, 0, 1, 1, 1, 0], np.int64)
-    scores = np.array([0.11, 0.12, 0.15, 0.91, 0.95, 0.99])
-    shares = binned_shares(labels, scores, ["a", "b", "c", "d", "d", "d"], replicates=200)
-    np.testing.assert_allclose(shares["fake_share"], [1 / 3, 2 / 3])
-    np.testing.assert_allclose(shares["mean_score"], [0.38 / 3, 2.85 / 3])
+def test_shares_are_those_of_the_parts_and_one_group_gives_no_interval() -> None:
+    labels, groups = np.array([0, 0, 1, 1, 1, 0]), np.array(["a", "b", "c", "d", "d", "d"])
+    parts = [np.arange(6) < 3, np.arange(6) >= 3]
+    shares = shares_of(parts, labels, groups, replicates=200)
+    np.testing.assert_allclose(shares["share"], [1 / 3, 2 / 3])
     assert shares.select("num_videos", "num_groups").rows() == [(3, 3), (3, 1)]
     assert shares["low"][0] <= 1 / 3 <= shares["high"][0]
-    assert shares.select("low", "high")[1].to_numpy() == pytest.approx(np.nan, nan_ok=True)
+    assert shares.select("low", "high").row(1) == (None, None)
 
 
 def test_calibration_is_shown_before_and_after_the_temperature(run: RunPaths) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.figures.features import importance_figures
+from fvc_lib.analysis.figures.corpus import importance_figures
 from fvc_lib.detectors import classical as estimators
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError

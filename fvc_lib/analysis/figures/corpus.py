@@ -1,20 +1,23 @@
-"""Figures of a corpus: labels by platform and property, sizes of groups, and folds."""
+"""Figures of a corpus: labels by property, sizes of groups, folds, and forensic features.
 
+A tie is a number in [0, 1] that says how closely a feature follows another property of the video.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.wording import count_text
+from fvc_lib.analysis.wording import count_text, figure_text, interval_text
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.intervals import Interval, group_interval
 
-_MOST_VALUES, _MOST_PLATFORMS, _MOST_LABELS = 14, 12, 4
-_OTHER_COLORS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9")  # of labels that no network is trained on
+_MOST_VALUES = 14
 _GROUP_COLORS = {
     "real only": theme.REAL, "fake only": theme.FAKE, "real and fake": theme.MODEL, "neither": theme.CONTROL,
 }  # fmt: skip
-
-
-def _or_other(column: str, names: list[str], other: str) -> pl.Expr:
-    return pl.when(pl.col(column).is_in(names)).then(column).otherwise(pl.lit(other)).alias(column)
 
 
 def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
@@ -26,22 +29,22 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     """
     if counts.is_empty():
         return theme.nothing_to_show(f"Videos by {by}", "The index has no videos yet.")
-    number = pl.col("num_videos")
-    totals = counts.group_by("value").agg(number.sum()).sort("num_videos", "value", descending=[True, False])
-    names = totals["value"].head(_MOST_VALUES).to_list()
-    merged = counts.group_by(_or_other("value", names, "other"), "label").agg(number.sum())
+    number = pl.col("num_videos").sum()
+    names = counts.group_by("value").agg(number).sort("num_videos", "value", descending=[True, False])["value"]
+    shown = names.head(_MOST_VALUES).to_list()
+    value = pl.when(pl.col("value").is_in(shown)).then("value").otherwise(pl.lit("other")).alias("value")
     # The share of these videos right by guessing each value's more frequent label. It describes the sample and tests
     # nothing: the metadata-only control is the test.
-    total = int(counts["num_videos"].sum())
-    by_value = int(counts.group_by("value").agg(number.max())["num_videos"].sum()) / total
-    per_label = dict(counts.group_by("label").agg(number.sum()).iter_rows())
+    by_value = counts.group_by("value").agg(pl.col("num_videos").max())["num_videos"].sum()
+    per_label = dict(counts.group_by("label").agg(number).iter_rows())
+    total = sum(per_label.values())
     return theme.bar_chart(
-        f"Knowing the {by} raises a guess of the label from {max(per_label.values()) / total:.0%} to {by_value:.0%} of "
-        "these videos",
+        f"Knowing the {by} raises a guess of the label from {max(per_label.values()) / total:.0%} to "
+        f"{by_value / total:.0%} of these videos",
         theme.by_label(per_label.get("real", 0), per_label.get("fake", 0)),
-        merged,
+        counts.group_by(value, "label").agg(number),
         theme.LABEL_COLORS,
-        names=names + ["other"] * (totals.height > len(names)),
+        names=shown + ["other"] * (len(names) > len(shown)),
         titles=(by.capitalize(), "Videos"),
     )
 
@@ -53,49 +56,19 @@ def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
     """
     if balance.is_empty():
         return theme.nothing_to_show("Folds", "No folds are recorded yet.")
-    number = pl.col("num_videos")
-    fakes = number.filter(label="fake").sum()
-    folds = balance.group_by("fold").agg(fakes=fakes, share=fakes / number.sum(), all=number.sum()).sort("fold")
-    low, high = (f"{share:.0%}" for share in folds["share"].sort()[[0, -1]])
-    num_fakes, num_videos = int(folds["fakes"].sum()), int(folds["all"].sum())
+    counts = balance.pivot("label", index="fold", values="num_videos").fill_null(0).sort("fold")
+    fakes, reals = (counts[label] if label in counts.columns else counts["fold"] * 0 for label in ("fake", "real"))
+    shares = (fakes / (fakes + reals)).to_numpy()
     drawn = theme.bar_chart(
-        f"Each fold holds {low if low == high else f'{low} to {high}'} fakes",
-        f"{theme.by_label(num_videos - num_fakes, num_fakes)}; {count_text(folds.height, 'fold')}",
+        f"Each fold holds {shares.min():.0%} to {shares.max():.0%} fakes",
+        f"{theme.by_label(int(reals.sum()), int(fakes.sum()))}; {count_text(counts.height, 'fold')}",
         balance.select(pl.format("fold {}", "fold"), "label", "num_videos"),
         theme.LABEL_COLORS,
-        names=[f"fold {fold}" for fold in folds["fold"]],
+        names=[f"fold {fold}" for fold in counts["fold"]],
         titles=("Outer fold", "Videos"),
         upright=True,
     )
     return drawn.update_layout(barmode="group")
-
-
-def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
-    """Return a bar chart of the rows of the label tables by platform and label.
-
-    It includes labels other than real and fake, which no network is trained on.
-    """
-    if annotations.is_empty():
-        return theme.nothing_to_show("Labels by platform", "The label tables hold no row.")
-    shown = annotations.select(pl.col("platform").fill_null("not stated"), pl.col("label").fill_null("no label"))
-    fake, real = (int((shown["label"] == label).sum()) for label in ("fake", "real"))
-    unused = theme.commonest(shown["label"].filter(~shown["label"].is_in(["fake", "real"])), _MOST_LABELS)
-    colors = theme.LABEL_COLORS | dict(zip(unused, _OTHER_COLORS, strict=False))
-    platforms = theme.commonest(shown["platform"], _MOST_PLATFORMS)
-    others = (_or_other(*of, "all others") for of in (("platform", platforms), ("label", list(colors))))
-    counts = shown.with_columns(*others).group_by("platform", "label").len()
-    neither = annotations.height - fake - real
-    rest = f"; {neither:,} neither, which are kept out of training" if neither else ""
-    present = annotations.filter("is_present")["source_id"].n_unique()
-    return theme.bar_chart(
-        f"{count_text(fake, 'row')} labelled fake and {real:,} labelled real{rest}",
-        f"n = {count_text(annotations.height, 'row')} of {count_text(annotations['source_id'].n_unique(), 'source')}; "
-        f"{present:,} of the sources {'has a file' if present == 1 else 'have a file'} here",
-        counts,
-        {**colors, "all others": theme.CONTROL},
-        names=platforms + ["all others"] * ("all others" in counts["platform"]),
-        titles=("Platform", "Rows of the label tables"),
-    )
 
 
 def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> go.Figure:
@@ -117,13 +90,9 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
     )  # fmt: skip
     steps = [size.bit_length() - 1 for size in groups["size"]]
     names = ["1", *(f"{1 << step} to {(2 << step) - 1}" for step in range(1, max(steps) + 1))]
-    sizes = groups["size"].sort(descending=True)
-    half = (sizes.cum_sum() < sizes.sum() / 2).sum() + 1
-    finding = f"Half of all {members_are}s are in the {half:,} largest of {groups.height:,} groups"
-    if half == 1:
-        finding = f"The largest group alone holds {sizes[0] / sizes.sum():.0%} of all {members_are}s"
+    largest = groups["size"].max()
     return theme.bar_chart(
-        finding,
+        f"The largest group holds {largest / members.height:.0%} of all {members_are}s",  # type: ignore[operator]
         f"n = {count_text(groups.height, 'group')} of {count_text(members.height, members_are)}; "
         "a group stays whole in every split",
         groups.with_columns(size=pl.Series([names[step] for step in steps])).group_by("size", "kind").len(),
@@ -132,3 +101,136 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
         titles=(f"{members_are.capitalize()}s in the group", "Groups"),
         upright=True,
     )
+
+
+# --- Forensic features: how they follow label, size and codec, and which of them a model relied on
+
+# Numbers of the index that a feature may follow.
+TIES = {
+    "size": pl.col("width") * pl.col("height"),
+    "length": pl.col("num_frames"),
+    "bit_rate": pl.col("bits_per_second"),
+}
+STRONG = 0.5  # from this tie on, a feature counts as a proxy
+_FEWEST = 5  # videos
+
+
+def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
+    """Return how closely each column of ``features`` (FEATURES) follows size, length, bit rate and codec.
+
+    Returns:
+        One row per feature: ``feature size length bit_rate codec strongest auc missing``, the strongest tie first. A
+        tie to a number is the absolute rank correlation (Spearman), a tie to the codec the correlation ratio of ranks.
+        Ties are null with fewer than five videos, or if one of the two does not vary. ``auc`` is the ROC AUC of the
+        feature alone, in the direction that makes it at least 0.5. ``missing`` is the share of videos without a value.
+    """
+    facts = features.join(index.drop("group_id", "label", strict=False), on="video_id", how="left")
+    facts = facts.with_columns(**TIES, codec=pl.col("codec").fill_null(""))
+    rows = []
+    for name in features.drop("video_id", "group_id", "label").columns:
+        known = facts.filter(pl.col(name).is_finite())
+        auc = None
+        if known["label"].n_unique() == 2:
+            above = float(roc_auc(theme.fake_labels(known), known[name].cast(pl.Float64)))
+            auc = max(above, 1 - above)
+        missing = 1 - known.height / facts.height if facts.height else None
+        rows.append((name, *(_tie(known, name, tie) for tie in (*TIES, "codec")), auc, missing))
+    schema = {"feature": pl.String, **dict.fromkeys((*TIES, "codec", "auc", "missing"), pl.Float64)}
+    strongest = pl.max_horizontal(*TIES, "codec").alias("strongest")
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    table = table.select("feature", *TIES, "codec", strongest, "auc", "missing")
+    return table.sort("strongest", "feature", descending=[True, False], nulls_last=True)
+
+
+def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
+    """Return the tie between the feature ``name`` and the column ``other``; None with too few values.
+
+    For a number it is the absolute rank correlation. For the codec it is the root of the share of the variance of ranks
+    that lies between codecs.
+    """
+    pairs = known.select(pl.col(name).rank(), other).drop_nulls()
+    if pairs.height < _FEWEST or min(column.n_unique() for column in pairs) == 1:
+        return None
+    if other == "codec":
+        shares = pairs.select(pl.col(name).mean().over("codec").var(ddof=0) / pl.col(name).var(ddof=0))
+        return float(np.sqrt(shares.item()))
+    return abs(float(pairs.select(pl.corr(name, other, method="spearman")).item()))
+
+
+def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
+    """Return a box plot of the features of one family in real and in fake videos.
+
+    Boxes are quartiles, and whiskers end at 5 and 95 percent.
+
+    Args:
+        features: rows of FEATURES.
+        family: name of the family.
+        columns: maps each column of ``features`` to draw to the name of the feature and its unit.
+    """
+    shown = {column: text for column, text in columns.items() if features[column].drop_nulls().len()}
+    if not shown:
+        return theme.nothing_to_show(family, "No video has a value of this family.")
+    aucs = {column: _auc_interval(features.select(column, "label", "group_id").drop_nulls()) for column in shown}
+    finding = f"{family}: no feature can be compared, one of the labels has no value"
+    known = {column: auc for column, auc in aucs.items() if auc is not None}
+    if known:
+        best = max(known, key=lambda column: abs(known[column].value - 0.5))
+        auc = interval_text(known[best].value, known[best].low, known[best].high)
+        finding = f"{family}: real and fake videos differ most in {shown[best][0]}, AUC {auc}"
+    measured = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
+    # Two columns, so that names do not overlap on a phone.
+    drawn, places = theme.panel_grid(
+        finding, f"{theme.videos_and_groups(measured)}; means over a video", [name for name, _ in shown.values()],
+        columns=2, panel_height=150, shared_yaxes=True,
+    )  # fmt: skip
+    for (column, (_, unit)), where in zip(shown.items(), places, strict=True):
+        for label, color in theme.LABEL_COLORS.items():
+            values = features.filter(label=label)[column].drop_nulls().cast(pl.Float64)
+            if values.is_empty():
+                continue
+            low, first, middle, third, high = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
+            ends = {"q1": [first], "median": [middle], "q3": [third], "lowerfence": [low], "upperfence": [high]}
+            look = {"line": {"color": color}, "fillcolor": theme.translucent(color, 0.25), "hoverinfo": "x"}
+            drawn.add_trace(go.Box(y=[label], orientation="h", name=label, **look, **ends), **where)
+        drawn.update_xaxes(title_text=figure_text(unit), nticks=4, tickangle=0, **where)
+    drawn.update_yaxes(showgrid=False, type="category", autorange="reversed")
+    return drawn.update_layout(showlegend=False)
+
+
+def _auc_interval(known: pl.DataFrame) -> Interval | None:
+    """Return the ROC AUC of a feature alone, with its 95% interval over groups.
+
+    None if there is one label only, or fewer than three groups. ``known`` has the feature as its first column, then
+    ``label group_id``, without nulls. The value is above 0.5 if the feature is higher in fakes.
+    """
+    if known["label"].n_unique() < 2 or known["group_id"].n_unique() < 3:
+        return None
+    scores, groups = known.to_series().cast(pl.Float64).to_numpy(), known["group_id"].to_list()
+    return group_interval(theme.fake_labels(known), scores, groups, roc_auc, replicates=500, seed=0)
+
+
+def importance_figures(families: pl.DataFrame, *, confidence: float = 0.95) -> list[go.Figure]:
+    """Return a list with one figure: how far the AUC falls without each family of features.
+
+    ``families`` has the columns ``family features auc_lost low high``. If it is empty, which is so if the features have
+    no names, the list is empty.
+    """
+    if families.is_empty():
+        return []
+    needed = families.filter(pl.col("low") > 0)["family"].head(3).to_list()
+    rows = [
+        theme.Row(figure_text(f"{name} ({count_text(number, 'feature')})"), value, low, high)
+        for name, number, value, low, high in families.rows()
+    ]
+    drawn = theme.interval_chart(
+        f"Without {', '.join(needed)} the AUC falls" if needed else "No single family is shown to be needed",
+        "Fall of the AUC within folds when a family's values are permuted among the test videos, mean of ten "
+        f"permutations; {confidence:.0%} intervals over groups. Families with the same information stand in for each "
+        "other",
+        rows,
+        names="Family",
+        values="Fall of the AUC",
+        shown=None,
+        chance=0.0,
+    )
+    return [drawn]

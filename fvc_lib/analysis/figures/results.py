@@ -6,7 +6,6 @@ predictor that the model must beat.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -20,7 +19,6 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
-from fvc_lib.analysis.read.naming import run_names
 from fvc_lib.analysis.read.queries import fold_table, parameter_differences
 from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.declaration import UNCALIBRATED
@@ -109,21 +107,17 @@ def controls_figure(
     scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(_MAIN)} over all folds is recorded.")
-    over_all = results.filter(scope=BY_VIDEO).sort(pl.col("source") != "model", maintain_order=True)
-    num_videos, num_groups = over_all.select("num_videos", "num_groups").row(0)
-    subtitle = f"{theme.in_groups(num_videos, 'video', num_groups)}; bars: {confidence:.0%} intervals over groups"
-    for score in headline.overall_scores(results, headline.MARGIN):
-        if score.value is not None:
-            subtitle += f"; margin over the trained floor: {interval_text(score.value, score.low, score.high)}"
     rows = []
     for score in scores:
         is_dishonest = score.source in headline.DISHONEST_CONTROLS
         tick = figure_text(wording.source_name(score.source)) + "<br><i>not an honest split</i>" * is_dishonest
         color = theme.MODEL if score.source == "model" else theme.CONTROL
         rows.append(Row(tick, score.value, score.low, score.high, color, is_dishonest))
+    over_all = results.filter(scope=BY_VIDEO, metric=_MAIN).row(0, named=True)
+    counted = theme.in_groups(over_all["num_videos"], "video", over_all["num_groups"])
     return theme.interval_chart(
         (verdict or headline.judge(scores, ())).sentence,
-        f"{subtitle}; dashed: chance",
+        f"{counted}; bars: {confidence:.0%} intervals over groups; dashed: chance",
         rows,
         names="Scored by",
         values=metric_name(_MAIN),
@@ -141,17 +135,12 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
         theme.videos_and_groups(predictions),
     )
     edges = np.arange(21) / 20
-    names = [f"{low:.2f} to {low + 0.05:.2f}" for low in edges[:-1]]
     for label, color in theme.LABEL_COLORS.items():
         # Counted here: a page holds a number for each bin, however many videos there are.
         scores = predictions.filter(label=label)["score"].to_numpy()
-        counts, _ = np.histogram(scores, edges)
-        look = {
-            "marker": {"color": theme.translucent(color, 0.6), "line": {"color": color, "width": 1}},
-            "hovertemplate": "score %{customdata}<br>%{y} videos<extra>" + label + "</extra>",
-        }
-        middles, name = (edges[:-1] + edges[1:]) / 2, f"{label} (n = {scores.size:,})"
-        drawn.add_trace(go.Bar(x=middles, y=counts, width=edges[1], customdata=names, name=name, **look))
+        counts, name = np.histogram(scores, edges)[0], f"{label} (n = {scores.size:,})"
+        fill = theme.translucent(color, 0.6)
+        drawn.add_trace(go.Bar(x=edges[:-1] + 0.025, y=counts, width=0.05, name=name, marker={"color": fill}))
     for threshold in predictions["threshold"].unique().sort():
         drawn.add_vline(x=threshold, line={"color": theme.INK, "width": 1, "dash": "dot"})
     drawn.update_xaxes(title_text="Score (probability of fake); dotted: thresholds of the folds", range=[0, 1])
@@ -161,67 +150,38 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
 
 # --- Slices
 
-_MOST_OF_ALL = 0.8  # a slice of more of the videos repeats the overall result
-
 
 def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
     """Return a figure of the ROC AUC in each slice, the videos with one value of a property.
 
-    The property whose slices differ most comes first. Small slices are pale. A slice of one class has no point.
+    Small slices are pale. A slice of one class has no point.
     """
     rows, name = slices.filter(metric=_MAIN), metric_name(_MAIN)
     if rows.is_empty():
         return theme.nothing_to_show("Slices", f"No {name} by slice is recorded.")
-    # Between small slices chance alone makes a gap.
-    number = pl.col("number").filter(~pl.col("is_small"))
-    gap = (number.max() - number.min()).over("slice_by").fill_null(0)
-    rows = rows.sort(-gap, "slice_by", -pl.col("num_videos"), "value")
-    num_videos = _num_videos(rows)
-    large = rows.filter(~pl.col("is_small") & pl.col("number").is_not_null()).sort("number")
-    comparable = large.filter(pl.col("num_videos") <= _MOST_OF_ALL * num_videos)
-    finding = "No two slices can be compared: they are small, of one class, or hold nearly all videos"
-    if comparable.height > 1:
-        low, high = (
-            f"{_slice_name(row)}, {number_text(row['number'], 2)}"
-            for row in (comparable.row(0, named=True), comparable.row(-1, named=True))
-        )
-        finding = f"{name} is lowest for {low}, and highest for {high}"
-    num_small = rows["is_small"].sum()
+    by = pl.col("slice_by").str.replace_all("_", " ")
+    rows = rows.sort("slice_by", -pl.col("num_videos"), "value").with_columns(name=pl.format("{} {}", by, "value"))
+    large = rows.filter(~pl.col("is_small")).drop_nulls("number").sort("number")
+    finding = "No slice is large enough to be compared"
+    if large.height:
+        lowest = large.row(0, named=True)
+        finding = f"{name} is lowest for {theme.shortened(lowest['name'], 48)}: {number_text(lowest['number'], 2)}"
+    points = []
+    for row in rows.iter_rows(named=True):
+        tick = figure_text(f"{theme.shortened(row['name'], 36)} (n = {row['num_videos']:,})")
+        color = theme.CONTROL if row["is_small"] else theme.MODEL
+        ends = (row["number"], row["low"], row["high"])
+        text = "one class only" if row["number"] is None else interval_text(*ends, 2)
+        points.append(Row(tick, *ends, color, row["is_small"], text))
     return theme.interval_chart(
         finding,
-        f"n = {count_text(num_videos, 'video')} in {count_text(rows.height, 'slice')}, {num_small} small (pale: few "
-        f"groups of a class); bars: {confidence:.0%} intervals over groups, not adjusted for the number of slices",
-        [_slice_row(row) for row in rows.iter_rows(named=True)],
+        f"n = {count_text(rows.height, 'slice')}, {rows['is_small'].sum()} small (pale: few groups of a class); bars: "
+        f"{confidence:.0%} intervals over groups, not adjusted for the number of slices",
+        points,
         names="Slice",
         values=name,
         row_height=27,
     )
-
-
-def _slice_row(row: Mapping[str, Any]) -> Row:
-    tick = figure_text(f"{_slice_name(row, 20)} (n = {row['num_videos']:,})")
-    color = theme.CONTROL if row["is_small"] else theme.MODEL
-    ends = (row["number"], row["low"], row["high"])
-    text = "one class only" if row["number"] is None else interval_text(*ends, 2)
-    return Row(tick, *ends, color, row["is_small"], text)
-
-
-def _slice_name(row: Mapping[str, Any], characters: int = 32) -> str:
-    return f"{row['slice_by'].replace('_', ' ')} {theme.shortened(row['value'], characters)}"
-
-
-def _num_videos(rows: pl.DataFrame) -> int:
-    """Return the number of all videos from ``rows`` of slices, the largest over properties.
-
-    Slices by generator share their reals, and slices by real source share their fakes, so these count once.
-    """
-    real, fake, first = pl.col("num_real"), pl.col("num_fake"), pl.col("slice_by").first()
-    total = (
-        pl.when(first.is_in(["manipulation", "generator"])).then(fake.sum() + real.max())
-        .when(first == "real_source").then(real.sum() + fake.max())
-        .otherwise(pl.col("num_videos").sum())
-    )  # fmt: skip
-    return int(rows.group_by("slice_by").agg(total.alias("total"))["total"].max())  # type: ignore[arg-type]
 
 
 # --- Panels of the dashboard
@@ -258,12 +218,7 @@ def _parameters_panel(selection: Selection) -> Shown:
     differing = parameter_differences(runs).frame
     if differing.is_empty():
         return NOTHING
-    columns = [f"run {number}" for number in range(len(runs))]  # not their ids: a copied run has the same
-    grouped = differing.group_by("parameter", maintain_order=True).agg("value", pl.col("changes_numbers").first())
-    values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]
-    names = dict(zip(columns, map(path_to_text, run_names(runs)), strict=True))
-    caption = (
-        f"{count_text(grouped.height, 'parameter')} with several values in the {len(runs)} chosen runs of this task"
-    )
-    table = grouped.select("parameter", *values, "changes_numbers")
+    table = differing.pivot("run_id", index=["parameter", "changes_numbers"], values="value")
+    caption = f"{count_text(table.height, 'parameter')} with several values in the {len(runs)} chosen runs of this task"
+    names = {run_id: run_id for run_id in differing["run_id"].unique()}
     return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})

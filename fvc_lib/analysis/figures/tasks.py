@@ -8,7 +8,6 @@ an image. ``confidence`` is the coverage of the intervals.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
@@ -18,7 +17,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import Score, measured_scores, run_verdict
-from fvc_lib.analysis.wording import count_text, figure_text, interval_text, number_text
+from fvc_lib.analysis.wording import count_text, figure_text, interval_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
 
@@ -45,39 +44,33 @@ def beside_controls_figure(
         confidence: coverage of the intervals.
     """
     rows: list[Row] = []
-    finding = subtitle = ""
-    for subject, metric in shown:
-        model, control = (best_score(results, subject, metric, of_controls=each) for each in (False, True))
-        if model is None:
-            continue
+    finding = ""
+    recorded = set(results.filter(source="model").drop_nulls("value").select("subject", "metric").rows())
+    for subject, metric in [pair for pair in shown if pair in recorded]:
+        scores = [best_score(results, subject, metric, of_controls=of_controls) for of_controls in (False, True)]
         name = wording.metric_name(metric) + ("" if subject == "all" else f", {wording.subject_name(subject)}")
-        tick, reached = figure_text(theme.shortened(name, 40)), "without a control"
-        rows.append(_row(tick, model, theme.MODEL))
-        if control is not None:
-            source = wording.source_name(control.source).lower()
-            rows.append(_row(f"<i>{tick}, {figure_text(source)}</i>", control, theme.CONTROL))
-            reached = f"{source} reaches {interval_text(control.value, control.low, control.high)}"
-        if not finding:
-            finding = f"{name} is {interval_text(model.value, model.low, model.high)}; {reached}"
-            known = results.filter(source="model", subject=subject, metric=metric)
-            num_samples, num_groups = known.select("num_samples", "num_groups").row(0)
-            subtitle = f"n = {num_samples:,} {counted} of the test part in {count_text(num_groups, 'group')}"
+        tick = figure_text(theme.shortened(name, 40))
+        for score in filter(None, scores):
+            ends = (score.value, score.low, score.high)
+            value, low, high = (None if end is None else max(end, _LOWEST_DRAWN) for end in ends)
+            is_model, source = score.source == "model", wording.source_name(score.source).lower()
+            label, color = (tick, theme.MODEL) if is_model else (f"<i>{tick}, {figure_text(source)}</i>", theme.CONTROL)
+            rows.append(Row(label, value, low, high, color, text=interval_text(*ends)))
+            finding += f"{name} is {rows[-1].text}" if len(rows) == 1 else ""
     if not rows:
         return theme.nothing_to_show("The model and its controls", "None of these numbers is recorded.")
-    axes: dict[str, Any] = {
-        "names": "Metric",
-        "values": "Value (no unit)",
-        "shown": (0.0, 1.0),
-        "chance": None,
-        "row_height": 36,
-    }
-    return theme.interval_chart(finding, f"{subtitle}; bars: {confidence:.0%} intervals over groups", rows, **axes)
-
-
-def _row(tick: str, score: Score, color: str) -> Row:
-    ends = (score.value, score.low, score.high)
-    value, low, high = (None if end is None else max(end, _LOWEST_DRAWN) for end in ends)
-    return Row(tick, value, low, high, color, text=interval_text(*ends))
+    samples = results.filter(source="model").select("num_samples", "num_groups").row(0)
+    return theme.interval_chart(
+        finding,
+        f"n = {samples[0]:,} {counted} of the test part in {count_text(samples[1], 'group')}; italic: the best "
+        f"control; bars: {confidence:.0%} intervals over groups",
+        rows,
+        names="Metric",
+        values="Value (no unit)",
+        shown=(0.0, 1.0),
+        chance=None,
+        row_height=36,
+    )
 
 
 def best_score(results: pl.DataFrame, subject: str, metric: str, *, of_controls: bool = False) -> Score | None:
@@ -190,38 +183,37 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
-    wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
-    both = [of.unpivot(["class_label", "predicted_label"])["value"] for of in (predictions, wrong)]
-    num_all = both[0].n_unique()
-    classes = sorted(theme.commonest(both[num_all > _MOST_CLASSES], _MOST_CLASSES))
-    place = {name: number for number, name in enumerate(classes)}
-    counts = np.zeros((len(classes), len(classes)), np.int64)
-    for true, called, count in predictions.group_by("class_label", "predicted_label").len().iter_rows():
-        if true in place and called in place:
-            counts[place[true], place[called]] = count
-    sizes = dict(predictions.group_by("class_label").len().iter_rows())
-    totals = np.array([sizes.get(name, 1) for name in classes])
+    is_wrong = pl.col("class_label") != pl.col("predicted_label")
+    counts = predictions.group_by("class_label", "predicted_label").len("count")
+    counts = counts.sort("count", "class_label", "predicted_label", descending=[True, False, False])
+    wrong = counts.filter(is_wrong)
     finding = "No test image is called another class"
     if wrong.height:
-        pairs = wrong.group_by("class_label", "predicted_label").len()
-        order = ("len", "class_label", "predicted_label")
-        true, called, count = pairs.sort(order, descending=[True, False, False]).row(0)
-        times = f"{count} times" if count > 1 else "once, as is every mistake"
-        finding = f"The most frequent mistake: {_short(true)} called {_short(called)}, {times}"
-    right = 1 - wrong.height / predictions.height
+        true, called, count = wrong.row(0)
+        finding = f"The most frequent mistake: {_short(true)} called {_short(called)}, {count_text(count, 'time')}"
+    names = [of.unpivot(["class_label", "predicted_label"])["value"] for of in (counts, predictions.filter(is_wrong))]
+    num_all = names[0].n_unique()
+    classes = sorted(theme.commonest(names[num_all > _MOST_CLASSES], _MOST_CLASSES))
+    pairs = pl.DataFrame({"class_label": classes}).join(pl.DataFrame({"predicted_label": classes}), how="cross")
+    cells = pairs.join(counts, on=["class_label", "predicted_label"], how="left", maintain_order="left")
+    sizes = predictions.group_by("class_label").len("size")
+    cells = cells.join(sizes, on="class_label", how="left", maintain_order="left").fill_null(0)
+    shape = (len(classes), len(classes))
+    shares = cells.select((pl.col("count") / pl.col("size").clip(1)).round(4)).to_numpy().reshape(shape)
     counted = theme.in_groups(predictions.height, "test image", predictions["group_id"].n_unique())
+    right = 1 - wrong["count"].sum() / predictions.height
     cut = f"; the {len(classes)} of {num_all} classes with most mistakes" if len(classes) < num_all else ""
     subtitle = f"{counted}, {right:.1%} of them right{cut}; darker: a larger share of the class; numbers: images"
     drawn = theme.figure(finding, subtitle, height=150 + 26 * max(4, len(classes)))
-    numbers = [str(number) for number in range(1, len(classes) + 1)]
+    numbers = list(map(str, range(1, len(classes) + 1)))
     # The numbers tell shortened names apart.
-    ticks = [
-        f"{figure_text(theme.shortened(name, 18))}  {number}" for name, number in zip(classes, numbers, strict=True)
-    ]
-    hover = {"showscale": False, "hovertemplate": "%{y}, called %{x}: %{z:.1%}"}
-    look = {"text": np.where(counts > 0, counts.astype(str), ""), "texttemplate": "%{text}", **hover}
-    shares = (counts / totals[:, None]).round(4)
-    theme.heat_map(drawn, shares, numbers, ticks, colors=("#FFFFFF", theme.REAL), low=0, **look)
+    ticks = [f"{figure_text(theme.shortened(name, 18))}  {n}" for name, n in zip(classes, numbers, strict=True)]
+    texts = cells["count"].cast(pl.String).replace("0", "").to_numpy().reshape(shape)
+    look = {"showscale": False, "text": texts, "texttemplate": "%{text}"}
+    hover = "%{y}, called %{x}: %{z:.1%}"
+    theme.heat_map(
+        drawn, shares, numbers, ticks, colors=("#FFFFFF", theme.REAL), low=0, hovertemplate=hover, **look
+    )  # fmt: skip
     drawn.update_yaxes(title_text="Is")
     return drawn.update_xaxes(title_text="Was called (row number)", tickangle=0)
 
@@ -241,39 +233,33 @@ def target_scatter_figure(
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
-    targets = predictions.select("target", "unit").unique(maintain_order=True).rows()
-    shown = targets[:_MOST_TARGETS]
+    targets = predictions.select("target", "unit").unique(maintain_order=True).rows()[:_MOST_TARGETS]
     titles = []
-    for target, _ in shown:
-        score = best_score(results, f"target:{target}", "r2")
-        titles.append(_short(target) + (f": R² {number_text(score.value)}" if score else ""))
+    for target, unit in targets:
+        score = best_score(results, f"target:{target}", "mae")
+        error = interval_text(score.value, score.low, score.high, 1) if score else "not recorded"
+        titles.append(f"{_short(target)}: off by {error} {unit}".strip())
     counted = theme.in_groups(predictions["image_id"].n_unique(), "test image", predictions["group_id"].n_unique())
-    more = f"; {len(targets) - len(shown)} more targets are in the table" if len(targets) > len(shown) else ""
-    subtitle = f"{counted}; {confidence:.0%} intervals over groups{more}"
-    size: dict[str, Any] = {"columns": 2, "panel_height": 290, "horizontal_spacing": 0.09}
-    drawn, places = theme.panel_grid(_target_finding(results, *shown[0]), subtitle, titles, **size)
-    for (target, unit), where in zip(shown, places, strict=True):
+    drawn, places = theme.panel_grid(
+        f"{titles[0]} on average",
+        f"{counted}; {confidence:.0%} intervals over groups; at most {_MOST_TARGETS} targets, the table has all",
+        titles,
+        columns=2,
+        panel_height=290,
+        horizontal_spacing=0.09,
+    )
+    for (target, unit), where in zip(targets, places, strict=True):
         rows = predictions.filter(target=target).sort("image_id").head(_MOST_POINTS)
-        numbers = rows.select("value", "predicted").to_numpy()
-        ends = [numbers.min(), numbers.max()]
-        look: dict[str, Any] = {"where": where, "showlegend": where == places[0]}
+        true, predicted = rows["value"].to_list(), rows["predicted"].to_list()
+        ends = [min(true + predicted), max(true + predicted)]
+        look = {"where": where, "showlegend": where == places[0]}
         theme.add_line(drawn, ends, ends, "Exact", theme.NEUTRAL, width=1, dash="dash", **look)
         if target in means:
             theme.add_line(drawn, ends, [means[target]] * 2, "Mean predictor", theme.CONTROL, **look)
-        look |= {"mode": "markers", "marker": {"size": 5, "color": theme.translucent(theme.REAL, 0.5)}}
-        theme.add_line(drawn, numbers[:, 0], numbers[:, 1], "Test image", theme.REAL, **look)
-        in_unit = f" ({unit})" if unit else ""
-        drawn.update_xaxes(title_text=figure_text(f"True {target}{in_unit}"), **where)
+        marker = {"size": 5, "color": theme.translucent(theme.REAL, 0.5)}
+        theme.add_line(drawn, true, predicted, "Test image", theme.REAL, mode="markers", marker=marker, **look)
+        drawn.update_xaxes(title_text=figure_text(f"True {target} ({unit})" if unit else f"True {target}"), **where)
     return drawn.update_yaxes(title_text="Predicted, in the unit below", col=1)
-
-
-def _target_finding(results: pl.DataFrame, target: str, unit: str) -> str:
-    error, mean = (best_score(results, f"target:{target}", "mae", of_controls=each) for each in (False, True))
-    if error is None:
-        return f"Numbers of the test images: {_short(target)}"
-    in_unit = f" {unit}" if unit else ""
-    finding = f"{_short(target)}: off by {interval_text(error.value, error.low, error.high, 1)}{in_unit} on average"
-    return finding + (f"; always saying the mean is off by {number_text(mean.value, 1)}{in_unit}" if mean else "")
 
 
 def _short(name: str) -> str:
