@@ -150,7 +150,7 @@ def test_predictions_that_are_not_the_test_parts_are_refused(trained):
     table = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
     try:
         write_table(table.head(table.height - 1), IMAGE_PREDICTIONS, run.paths.image_predictions)
-        with pytest.raises(DataError, match=r"class predictions: 1 are missing"):
+        with pytest.raises(DataError, match=r"class predictions: got 16 rows"):
             image_results(run.paths, run.config)
         moved = table.with_columns(group_id=pl.lit("another"))
         write_table(moved, IMAGE_PREDICTIONS, run.paths.image_predictions)

@@ -44,11 +44,6 @@ class ImageListing:
     units: dict[str, str] = field(default_factory=dict)  # unit by numeric target; empty text: no unit
     notes: list[str] = field(default_factory=list)
 
-    def note_empty_classes(self, names: Iterable[str]) -> None:
-        """Add a note that names the classes among ``names`` that have no image, if there are any."""
-        if empty := sorted(set(names) - {image.class_label for image in self.images}):
-            self.notes.append(f"{len(empty):,} classes have no image and are not learned: {some_of(empty, 8)}.")
-
 
 def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[CorpusFiles, str, ImageListing]:
     """List a corpus of images without opening an image.
@@ -109,7 +104,6 @@ def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
             refusal = Refusal("not_listed", f"{path!r} is in no list of meta. Add it, or move it away.")
             found.rejections.add_file(path_to_text(path), refusal)
     found.notes.append(f"Food-101: {len(classes):,} classes, {len(found.images):,} usable images; its split is kept.")
-    found.note_empty_classes(map(escape_text, classes))
     return found
 
 
@@ -326,8 +320,6 @@ def list_folder(files: CorpusFiles, corpus: Path) -> ImageListing:
         part = PART_NAMES[names[0].lower()] if depth else None
         found.images.append(ListedImage(path_to_text(path), escape_text(names[depth]), part=part))
     found.notes.append(f"{len(found.images):,} images in folders of classes.")
-    if not depth:
-        found.note_empty_classes(map(escape_text, folders))
     return found
 
 
