@@ -10,7 +10,6 @@ every file has a SHA-256 of its content. After the end of a training only histor
 import hashlib
 import json
 import logging
-import os
 import pickle
 import re
 import shutil
@@ -153,9 +152,8 @@ def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], descrip
         try:  # one entry, because safetensors writes several in random order
             metadata = {"fvc": json.dumps(described, sort_keys=True)}
             safetensors.torch.save_file(tensors, temporary, metadata=metadata)
-        except safetensors.SafetensorError as error:  # it wraps the disk's error into text: "... (os error 28)"
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else error from error
+        except safetensors.SafetensorError as error:  # it wraps the disk's error into text
+            raise OSError(str(error)) from error
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -208,11 +206,6 @@ class CheckpointBinding:
         if self.data_fingerprint != other.data_fingerprint:
             changed.append(f"training data: {self.data_fingerprint[:12]} -> {other.data_fingerprint[:12]}")
         return changed
-
-    def is_of_another_network(self, other: Self) -> bool:
-        """Return whether ``other`` has a network of another name or code; False if one network is unknown."""
-        both_known = self.network and other.network
-        return bool(both_known) and any(self.network.get(n) != other.network.get(n) for n in ("name", "code"))
 
 
 @dataclass(frozen=True)
@@ -343,7 +336,8 @@ class CheckpointFolder:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
         if bad:
             raise DamagedCheckpointError(f"{str(path)!r} holds NaN in {bad}.")
-        if stamped.is_of_another_network(self._binding):
+        networks = stamped.network, self._binding.network
+        if all(networks) and any(networks[0].get(name) != networks[1].get(name) for name in ("name", "code")):
             raise CheckpointMismatchError(
                 other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network, self._anew)
             )
@@ -380,10 +374,8 @@ def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], an
 
     ``then`` and ``now`` are values of ``CheckpointBinding.network``. ``anew`` is the command that discards ``what``.
     """
-    changed = f"and {now['name']} in {now['file']!r} is to be trained now"
-    if then["name"] == now["name"]:
-        changed = f"whose code has changed since: {now['file']!r}"
     return (
-        f"{what} is of the network {then['name']} in {then['file']!r}, {changed}. Put that network back to go on with "
-        f'it; or train this one in a new run (run_dir "new"); or discard the stored one: {anew}'
+        f"{what} is of the network {then['name']} in {then['file']!r}, and {now['name']} in {now['file']!r} is to be "
+        "trained now, or its code has changed. Put that network back to go on with it; or train this one in a new run "
+        f'(run_dir "new"); or discard the stored one: {anew}'
     )

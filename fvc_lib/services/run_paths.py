@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -46,12 +47,12 @@ class _Path:
 CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # of stages whose folder is not called as they are
 
 
-class _StageFile(Protocol):
-    def __call__(self, stage: str, fold: int | None = None) -> Path: ...
+class _Named(Protocol):
+    def __call__(self, key: object, fold: int | None = None) -> Path: ...
 
 
-class _PathOfStage:
-    """A path of a stage, or of one fold of a stage, as a method of ``RunPaths``.
+class _PathOf:
+    """A path of a stage, of one fold of it, or of anything else with a name, as a method of ``RunPaths``.
 
     ``{}`` in the pattern is replaced by ``stage_key``.
     """
@@ -59,11 +60,8 @@ class _PathOfStage:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
 
-    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> _StageFile:
-        def path(stage: str, fold: int | None = None) -> Path:
-            return run.root / self._pattern.format(stage_key(stage, fold))
-
-        return path
+    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> _Named:
+        return lambda key, fold=None: run.root / self._pattern.format(stage_key(str(key), fold))
 
 
 @dataclass(frozen=True)
@@ -128,43 +126,30 @@ class RunPaths:
     task_results = _Path("task_results.feather")  # metrics, intervals and controls of tasks without folds
 
     # Of one stage, or one fold of it; one writer each
-    task_lock = _PathOfStage("locks/{}.lock")  # held by a job that works on it alone
-    metrics = _PathOfStage("metrics/{}.jsonl")  # its metric log
-    memory = _PathOfStage("memory/{}.jsonl")  # its memory samples
-    memory_events = _PathOfStage("memory/events/{}.jsonl")  # events of its memory
-    oom_contexts = _PathOfStage("memory/oom/{}")  # one JSON file per out-of-memory
-    stage_log = _PathOfStage("logs/{}.log")  # output of its kernel and native libraries outside the notebook
-    executed_notebook = _PathOfStage("notebooks/{}.ipynb")  # the record of a finished stage
-    partial_notebook = _PathOfStage("notebooks/{}.partial.ipynb")  # of one that is running or died
-    stage_checkpoint = _PathOfStage("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
+    task_lock = _PathOf("locks/{}.lock")  # held by a job that works on it alone
+    metrics = _PathOf("metrics/{}.jsonl")  # its metric log
+    memory = _PathOf("memory/{}.jsonl")  # its memory samples
+    memory_events = _PathOf("memory/events/{}.jsonl")  # events of its memory
+    oom_contexts = _PathOf("memory/oom/{}")  # one JSON file per out-of-memory
+    stage_log = _PathOf("logs/{}.log")  # output of its kernel and native libraries outside the notebook
+    executed_notebook = _PathOf("notebooks/{}.ipynb")  # the record of a finished stage
+    partial_notebook = _PathOf("notebooks/{}.partial.ipynb")  # of one that is running or died
+    stage_checkpoint = _PathOf("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
 
-    def predictions(self, fold: int) -> Path:
-        """Return the path of one fold's predictions of its test videos."""
-        return self.tables / f"predictions_fold_{fold}.parquet"
-
-    def validation_predictions(self, fold: int) -> Path:
-        """Return the path of one fold's predictions of its inner validation videos."""
-        return self.tables / f"validation_predictions_fold_{fold}.parquet"
-
-    def robustness_scores(self, level: str) -> Path:
-        """Return the path of the scores at disturbance ``level``; the file has one line per video."""
-        return self.root / "robustness" / f"{level}.jsonl"
+    # Of one fold, or of one disturbance
+    predictions = _PathOf("tables/predictions_fold_{}.parquet")  # of its test videos
+    validation_predictions = _PathOf("tables/validation_predictions_fold_{}.parquet")  # of its inner validation videos
+    fold_checkpoints = _PathOf("checkpoints/fold_{}")  # the folder
+    fold_outcome = _PathOf("checkpoints/fold_{}/outcome.json")  # written last, so a fold with one has finished
+    robustness_scores = _PathOf("robustness/{}.jsonl")  # one line per video
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
         """Return the checkpoint folder of a stage that trains, with or without folds."""
         return self.stage_training(stage) if fold is None else self.fold_checkpoints(fold)
 
-    def fold_checkpoints(self, fold: int) -> Path:
-        """Return the checkpoint folder of one fold."""
-        return self.root / "checkpoints" / f"fold_{fold}"
-
     def control_checkpoints(self, fold: int, name: str = "control") -> Path:
         """Return the checkpoint folder of the fold's control training ``name`` (``tasks.CONTROL_TRAININGS``)."""
         return self.fold_checkpoints(fold) / name
-
-    def fold_outcome(self, fold: int) -> Path:
-        """Return the path of the fold's outcome; it is written last, so a fold with one has finished."""
-        return self.fold_checkpoints(fold) / "outcome.json"
 
     def stage_training(self, stage: str) -> Path:
         """Return the checkpoint folder of a stage that trains without folds."""
@@ -212,14 +197,11 @@ def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         second = time.strftime("%Y%m%d_%H%M%S")
-        root = folder / f"run_{second}_{config_hash[:8]}"
         # One run a second, whatever its hash: the newest run is the one whose name sorts last.
         if not any(runs_dir.glob(f"*/run_{second}_*")):
-            try:
-                root.mkdir()
-            except FileExistsError:
-                continue
-            return RunPaths(root.absolute())
+            with suppress(FileExistsError):
+                (root := folder / f"run_{second}_{config_hash[:8]}").mkdir()
+                return RunPaths(root.absolute())
         time.sleep(0.1)
 
 

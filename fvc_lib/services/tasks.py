@@ -36,6 +36,11 @@ CONTROL_TRAININGS = {SHUFFLED_LABELS: "shuffled labels", REAL_SOURCES: "two sour
 Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
 
+def _files(*names: str) -> Files:
+    """Return a function that returns the files of a run that ``RunPaths`` has under ``names``."""
+    return lambda run, _fold: tuple(getattr(run, name) for name in names)
+
+
 @dataclass(frozen=True)
 class Stage:
     """The declaration of a stage, which is the part of a run that one notebook does.
@@ -156,35 +161,35 @@ _VIDEO = TaskSpec(
         Stage(
             DATA_INDEX,
             (),
-            lambda run, _: (),
-            lambda run, _: (run.index, run.rejected, run.group_links, run.annotations),
+            _files(),
+            _files("index", "rejected", "group_links", "annotations"),
             sharded=_has_videos,
             schemas=("INDEX", "REJECTED", "GROUP_LINKS", "ANNOTATIONS"),
-            beside=lambda run, _: (run.original_index,),
+            beside=_files("original_index"),
         ),
         Stage(
             FOLD_ASSIGNMENT,
             (DATA_INDEX,),
-            lambda run, _: (run.index,),
-            lambda run, _: (run.folds, run.protocol),
+            _files("index"),
+            _files("folds", "protocol"),
             schemas=("FOLDS", "PROTOCOL"),
         ),
         Stage(
             AUGMENTATION,
             (DATA_INDEX,),
-            lambda run, _: (run.index,),
-            lambda run, _: (run.augmented_metadata,),
+            _files("index"),
+            _files("augmented_metadata"),
             sharded=_has_videos,
             schemas=("AUGMENTED",),
-            beside=lambda run, _: (run.seen_clips,),
+            beside=_files("seen_clips"),
             when=lambda config: not _is_forensic(config),  # such a model sees no clips
             when_words="whose model sees clips",
         ),
         Stage(
             FORENSIC_FEATURES,
             (DATA_INDEX,),
-            lambda run, _: (run.index,),
-            lambda run, _: (run.features,),
+            _files("index"),
+            _files("features"),
             sharded=_has_videos,
             schemas=("FEATURES",),
             when=lambda config: config.forensic_features or _is_forensic(config),
@@ -193,7 +198,7 @@ _VIDEO = TaskSpec(
         Stage(
             FOLD_TRAINING,
             (FOLD_ASSIGNMENT, AUGMENTATION),
-            lambda run, _: (run.index, run.folds, run.protocol, run.augmented_metadata),
+            _files("index", "folds", "protocol", "augmented_metadata"),
             lambda run, fold: (run.predictions(0 if fold is None else fold),),
             per_fold=True,
             sharded=_has_features_to_keep,
@@ -206,8 +211,8 @@ _VIDEO = TaskSpec(
         Stage(
             FINAL_TRAINING,
             (FOLD_TRAINING,),
-            lambda run, _: (run.index, run.folds, run.protocol, run.augmented_metadata),
-            lambda run, _: (run.final_validation,),
+            _files("index", "folds", "protocol", "augmented_metadata"),
+            _files("final_validation"),
             trains=True,
             schemas=("FINAL_VALIDATION",),
             report_rank=2,
@@ -221,16 +226,16 @@ _VIDEO = TaskSpec(
                 run.index, run.group_links, run.folds, run.protocol,
                 *sorted(run.tables.glob("predictions_fold_*.parquet")),
             ),
-            lambda run, _: (run.results, run.slices, run.leakage_audit),
+            _files("results", "slices", "leakage_audit"),
             schemas=("RESULTS", "SLICES", "LEAKAGE_AUDIT"),
             report_rank=0,
-            beside=lambda run, _: (run.scores, run.video_frames),
+            beside=_files("scores", "video_frames"),
         ),
         Stage(
             ANALYSIS_DASHBOARD,
             (KFOLD_RESULTS,),
-            lambda run, _: (run.results,),
-            lambda run, _: (),
+            _files("results"),
+            _files(),
             report_rank=1,
         ),
     ),
@@ -256,10 +261,10 @@ _IMAGE = TaskSpec(
         Stage(
             IMAGE_RECOGNITION,
             (),
-            lambda run, _: (),
-            lambda run, _: (
-                run.images, run.rejected, run.image_targets, run.leakage_audit, run.image_predictions,
-                run.target_predictions, run.task_results,
+            _files(),
+            _files(
+                "images", "rejected", "image_targets", "leakage_audit", "image_predictions", "target_predictions",
+                "task_results",
             ),
             trains=True,
             tasks=("image",),
@@ -299,15 +304,13 @@ _VIDEO_TEXT = TaskSpec(
         Stage(
             VIDEO_TEXT,
             (),
-            lambda run, _: (),
-            lambda run, _: (
-                run.video_texts, run.rejected, run.leakage_audit, run.retrieval_ranks, run.captions, run.task_results,
-            ),
+            _files(),
+            _files("video_texts", "rejected", "leakage_audit", "retrieval_ranks", "captions", "task_results"),
             trains=True,
             tasks=("video_text",),
             schemas=("VIDEO_TEXTS", "REJECTED", "LEAKAGE_AUDIT", "RETRIEVAL_RANKS", "CAPTIONS", "TASK_RESULTS"),
             report_rank=0,
-            beside=lambda run, _: (run.embeddings,),
+            beside=_files("embeddings"),
         ),
     ),
     trainer="train_video_text",
@@ -340,8 +343,8 @@ DEFAULT_TASK = _VIDEO.name
 _MEMORY_REPORT = Stage(
     MEMORY_REPORT,
     tuple(spec.stages[-1].name for spec in TASKS.values()),
-    lambda run, _: (run.results, run.task_results),
-    lambda run, _: (),
+    _files("results", "task_results"),
+    _files(),
     tasks=tuple(TASKS),
     report_rank=1,
 )

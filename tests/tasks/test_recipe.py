@@ -203,7 +203,7 @@ def test_a_stored_result_of_another_network_is_not_returned(tmp_path, monkeypatc
         return nn.Linear.forward(self, 3 * x)
 
     monkeypatch.setattr(Straight, "forward", forward)
-    with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
+    with pytest.raises(CheckpointMismatchError, match="its code has changed"):
         train(tmp_path / "run", config)
 
 
@@ -240,7 +240,7 @@ def test_an_unfinished_training_of_another_network_is_not_gone_on_with(tmp_path,
 
     with monkeypatch.context() as patched:
         patched.setattr(Straight, "forward", forward)
-        with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
+        with pytest.raises(CheckpointMismatchError, match="its code has changed"):
             train(tmp_path / "run", config)
     assert train(tmp_path / "run", config)[0].training.steps == 9
 
