@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import polars.selectors as cs
 
@@ -39,8 +38,6 @@ from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, check_table, frame_of
 # Reasons that are no fault of the corpus.
 _NO_LOSS = NOT_A_LOSS | {"copy_across_split", "no_picture", "nothing_to_learn"}
 NO_TARGETS = "none"
-_QUARTERS = (0.25, 0.5, 0.75)
-_LEAST_GROUPS = 12  # without a class, so that each quarter has a group for each part
 _LISTED = {"path": pl.String, "class_label": pl.String, "stated_group": pl.String, "part": pl.String, "row": pl.Int64}
 _FACTS = {"width": pl.Int64, "height": pl.Int64, "size_bytes": pl.Int64, "content_sha256": pl.String, "copy": pl.Int64}
 _VALUE = "value:"  # begins the names of columns with the known numbers of a target
@@ -104,9 +101,8 @@ def index_images(
         images = one_of_each_content(images, rejections)
         refuse_lost(files.root, "image", rejections.frame(), images.height, config.max_rejected_share, _NO_LOSS)
         images = without_copies_across(images, rejections)
-        split = split_parts(
-            images["group_id"].to_list(), strata_of(images), images["part"].to_list(), seed=config.seed
-        )  # fmt: skip
+        columns = (images[name].to_list() for name in ("group_id", "class_label", "part"))
+        split = split_parts(*columns, seed=config.seed)
         if split.empty_parts:
             raise DataError(
                 f"the split leaves no image for {' and '.join(split.empty_parts)} ({counts_text(split.parts)}). Add "
@@ -263,23 +259,6 @@ def without_copies_across(images: pl.DataFrame, rejections: Rejections) -> pl.Da
     )  # fmt: skip
     _reject(images.filter("is_lost"), "copy_across_split", detail, rejections)
     return images.filter(~pl.col("is_lost"))
-
-
-def strata_of(images: pl.DataFrame) -> list[str | None]:
-    """Return the stratum of each image, (N,): what a split spreads evenly over its parts.
-
-    It is the image's class. Without a class, it is the quartile of the image's first known number, else None. If the
-    images without a class are in fewer than 12 groups, they all get None.
-    """
-    stratum, without_class = pl.col("class_label"), images.filter(pl.col("class_label").is_null())
-    if without_class["group_id"].n_unique() >= _LEAST_GROUPS:
-        for values in without_class.select(_NUMBERS):
-            edges = np.quantile(values.drop_nulls(), _QUARTERS).tolist() if values.count() else []
-            number, name = pl.col(values.name), values.name.removeprefix(_VALUE)
-            above = pl.sum_horizontal(pl.lit(1), *((number > edge).cast(pl.Int64) for edge in edges))
-            quarter = pl.format("{} quarter {}", pl.lit(name), above)
-            stratum = pl.coalesce(stratum, pl.when(number.is_not_null()).then(quarter))
-    return images.select(stratum).to_series().to_list()
 
 
 def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:

@@ -52,16 +52,3 @@ def test_plain_pictures_are_like_nothing() -> None:
     judge = SamePictures([signature(grey)[1]] * 2)
     place = np.zeros(1, np.int64)
     assert judge(place, place + 1, place, place.astype(np.uint64)).tolist() == [False]
-
-
-def test_pictures_that_are_equal_to_the_bit_are_connected_and_searched_once(
-    originals: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    judged = SamePictures.__call__
-    monkeypatch.setattr(
-        SamePictures, "__call__", lambda self, one, *of: asked.append(len(one)) or judged(self, one, *of)
-    )
-    found = links([*originals[:2], *originals[:1] * 500])
-    assert found == [(0, place) for place in range(2, 502)]
-    assert sum(asked) < 600

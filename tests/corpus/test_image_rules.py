@@ -7,7 +7,6 @@ from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.images import (
     learnable,
     one_of_each_content,
-    strata_of,
     wanted_targets,
     with_groups,
     without_copies_across,
@@ -32,28 +31,19 @@ def table(images: list[ListedImage], contents: str) -> pl.DataFrame:
     )
 
 
-def groups_of(images: list[ListedImage], contents: str) -> tuple[dict[str, str], list[str]]:
-    grouped, notes = with_groups(table(images, contents))
-    return dict(grouped.select("path", "group_id").rows()), notes
-
-
-def test_pictures_without_a_stated_group_stay_with_their_copies_and_with_the_groups_of_those() -> None:
-    images = [image("a"), image("b", label="soup"), image("c", "dish"), image("d"), image("e", "dish"), image("f")]
-    groups, _ = groups_of(images, "112234")
-    assert groups["a"] == groups["b"] != groups["f"]
-    assert groups["c"] == groups["d"] == groups["e"] == "dish"
-    assert len(with_groups(table(images, "112234"), looked_for=False)[1]) == 2
-
-
-def test_stated_groups_that_share_a_copy_are_one_group_but_not_across_an_official_split() -> None:
+def test_copies_join_groups_but_not_across_an_official_split() -> None:
     images = [
         image("a", "g1"), image("b", "g1"), image("c", "g2"), image("d", "g3", "train"), image("e", "g4", "test"),
-        image("f"), image("g", "g5"), image("h", "g4"),
+        image("f"), image("g", "g5"), image("h", "g4"), image("i"), image("j", label="soup"), image("k"),
     ]  # fmt: skip
-    groups, _ = groups_of(images, "12233456")
+    grouped, notes = with_groups(table(images, "12233456775"), looked_for=False)
+    groups = dict(grouped.select("path", "group_id").rows())
     assert groups["a"] == groups["b"] == groups["c"]
     assert groups["e"] == groups["h"]
-    assert len(set(groups.values())) == 5
+    assert groups["g"] == groups["k"] == "g5"  # a picture without a stated group stays with its copies
+    assert groups["i"] == groups["j"]
+    assert len(set(groups.values())) == 6
+    assert any("4 images" in note and "near_duplicate_bits" in note for note in notes)
 
 
 def test_what_looks_like_the_official_test_is_not_trained_on() -> None:
@@ -106,13 +96,3 @@ def test_targets_are_asked_for_by_name_with_or_without_their_unit() -> None:
     for wanted, units in ((("none", "mass"), UNITS), (("masss",), UNITS), (("mass",), {})):
         with pytest.raises(UsageError):
             wanted_targets(wanted, units)
-
-
-def test_images_without_a_class_are_spread_by_quarters_of_the_first_number_known() -> None:
-    images = [image(f"{n:02d}", label=None, targets={"calories": float(n)}) for n in range(1, 13)]
-    images += [image("x", targets={"calories": 99.0}), image("z", label=None, targets={"mass": 5.0})]
-    frame, _ = with_groups(table(images, "abcdefghijklmn"))
-    strata = strata_of(frame)
-    assert strata[:12] == [f"calories quarter {1 + n // 3}" for n in range(12)]
-    assert strata[12:] == ["pie", "mass quarter 1"]
-    assert strata_of(frame[4:]) == [None] * 8 + ["pie", None]

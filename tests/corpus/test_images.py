@@ -5,7 +5,6 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.images import image_root, index_images
-from fvc_lib.corpus.samples import dishes as sample_dishes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, REJECTED, check_table
@@ -136,15 +135,3 @@ def test_a_manifest_group_on_both_sides_stops_the_run(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             index_images(config_for(corpus))
         assert not isinstance(caught.value, LeakageError)
-
-
-def test_without_a_corpus_the_drawn_dishes_are_generated_and_indexed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sample_dishes, "DISHES_PER_FOOD", 4)
-    monkeypatch.chdir(tmp_path)
-    config = RunConfig(task="image", data_dir="data", cache_dir=str(tmp_path / "cache"), workers=1)
-    index = index_images(config)
-    assert index.root == tmp_path / "data" / "sample_dishes" == image_root(config)
-    assert (index.images.height, index.rejected.height) == (72, 0)
-    assert list(index.units) == ["calories", "protein", "carbohydrate", "fat", "mass"]

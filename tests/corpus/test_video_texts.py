@@ -9,13 +9,11 @@ from hypothesis import given, settings, strategies as st
 
 from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.probing import ProbeResult
-from fvc_lib.corpus.samples import captions as sample_captions
-from fvc_lib.corpus.samples.captions import plan_clips
 from fvc_lib.corpus.video_texts import PairListing, VideoTextIndex, index_of, index_video_texts, video_text_root
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError
-from fvc_lib.services.tables import PARTS, REJECTED, VIDEO_TEXTS, check_table, read_table
+from fvc_lib.services.tables import REJECTED, VIDEO_TEXTS, check_table, read_table
 from fvc_lib.video.decode.probe import VideoProbe
 
 CONFIG = RunConfig(task="video_text")
@@ -175,13 +173,3 @@ class TestOnFiles:
         assert again.pairs.equals(index.pairs)
         apart = index_video_texts(config.model_copy(update={"near_duplicate_bits": 0}))
         assert "near 0.mp4" in set(apart.pairs["path"])
-
-    def test_without_a_corpus_the_generated_one_is_read(self, tmp_path, monkeypatch):
-        clips = [clip for part in PARTS for clip in [each for each in plan_clips() if each.part == part][:2]]
-        monkeypatch.setattr(sample_captions, "plan_clips", lambda: clips)
-        config = RunConfig(task="video_text", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), workers=1)
-        index = index_video_texts(config)
-        assert index.rejected.is_empty()
-        assert index.root == video_text_root(config)
-        found = set(index.pairs.select("path", "text", "part").iter_rows())
-        assert found == {(clip.path, clip.caption, clip.part) for clip in clips}

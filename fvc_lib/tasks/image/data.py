@@ -1,8 +1,7 @@
 """Pictures as training samples: labels, the split into parts, and the crop that the network sees."""
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, stack_samples
 from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.services.atomic_files import path_from_text
+from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS
 from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, mixed_target, rows_of_classes
@@ -160,17 +159,12 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
             f"{', '.join(map(repr, unlearned[:_NAMED_AT_MOST]))}. Leave them out, or give them more groups."
         )
     labels = labels_of_training(classes, tuple(units), tuple(units.values()), train.values)
-    return ImageParts(labels, train, parts["validation"], parts["test"], _fingerprint(labels, parts))
-
-
-def _fingerprint(labels: ImageLabels, parts: Mapping[str, ImageRecords]) -> str:
-    digest = hashlib.sha256(repr((labels.classes, labels.targets, labels.units)).encode("utf-8", "surrogateescape"))
-    for part, records in parts.items():
-        digest.update(f"{part}\x1f{len(records)}\n".encode())
-        digest.update("\n".join(records.image_ids).encode("utf-8", "surrogateescape"))
-        digest.update(records.class_indices.tobytes())
-        digest.update(records.values.tobytes())
-    return digest.hexdigest()
+    content = [
+        [part, records.image_ids, records.class_indices.tolist(), records.values.tobytes().hex()]
+        for part, records in parts.items()
+    ]
+    fingerprint = sha256_of_json([classes, units, content])
+    return ImageParts(labels, train, parts["validation"], parts["test"], fingerprint)
 
 
 # The square crop that a network sees. Crops are mild because targets such as calories depend on the whole picture: a
@@ -318,25 +312,24 @@ class ImageDataset:
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
         """Return the tensors of one picture, before mixing."""
-        class_index, training = int(self.records.class_indices[index]), self.mixing is not None
-        class_target = torch.zeros(len(self.labels.classes))
-        if class_index != UNKNOWN_CLASS:
-            class_target[class_index] = 1.0 if self.class_weights is None else float(self.class_weights[class_index])
-        values = self.records.values[index]
-        known = np.isfinite(values)
-        scaled = np.where(known, self.labels.scaled(values), 0.0) if values.size else values
+        class_index, values = int(self.records.class_indices[index]), self.records.values[index]
+        class_target = (torch.arange(len(self.labels.classes)) == class_index).float()
+        if self.class_weights is not None:
+            class_target *= torch.from_numpy(self.class_weights).float()
+        training = self.mixing is not None
         path = self.root / path_from_text(self.records.paths[index])
         pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
         picture = torch.from_numpy(pixels).permute(2, 0, 1)
-        view = training_view(picture, self.size, self._generator("view", index)) if training else middle_view(
-            picture, self.size
-        )  # fmt: skip
+        if training:
+            view = training_view(picture, self.size, self._generator("view", index))
+        else:
+            view = middle_view(picture, self.size)
         return {
             "image": view.contiguous(),
             "class_target": class_target,
             "class_index": torch.tensor(class_index),
-            "values": torch.from_numpy(scaled.astype(np.float32)),
-            "known": torch.from_numpy(known.astype(np.float32)),
+            "values": torch.from_numpy(np.nan_to_num(self.labels.scaled(values)).astype(np.float32)),
+            "known": torch.from_numpy(np.isfinite(values).astype(np.float32)),
         }
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
