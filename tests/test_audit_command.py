@@ -61,22 +61,22 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path, mo
 
 def test_what_the_user_has_in_the_folder_is_not_written_over(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("numbers.csv").write_text(block("csv"))
-    Path("coverage.csv").write_text("mine")
     Path("scores.csv").write_text(block("csv"))
     Path("earlier").mkdir()
     Path("earlier/40_score_audit.ipynb").write_text("{}")
     Path("earlier/numbers.csv").write_text(block("csv"))
+    Path("mine").mkdir()
+    Path("mine/coverage.csv").write_text("mine")
     for given, words in (
-        (["numbers.csv", "--out", "."], "the table lies there"),
-        (["scores.csv", "--out", "."], "which no audit wrote"),
+        (["scores.csv", "--out", "."], "the table lies there"),
+        (["scores.csv", "--out", "mine"], "did not write"),
         (["earlier/numbers.csv", "--out", "earlier"], "the table lies there"),
     ):
         ended = CliRunner().invoke(main, ["audit", *given])
         assert ended.exit_code == 2, ended.output
         assert words in ended.output
-    assert Path("numbers.csv").read_text() == Path("earlier/numbers.csv").read_text() == block("csv")
-    assert Path("coverage.csv").read_text() == "mine"
+    assert Path("scores.csv").read_text() == Path("earlier/numbers.csv").read_text() == block("csv")
+    assert Path("mine/coverage.csv").read_text() == "mine"
 
 
 def test_an_audit_that_fails_leaves_with_the_code_of_its_kind(tmp_path):

@@ -76,7 +76,7 @@ def test_a_detector_that_cannot_be_imported_ends_it_before_a_run_begins(tmp_path
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert "model 'broken_net': its file" in done.stderr
-    assert str(broken) in done.stderr
+    assert "detectors/own/broken_net.py" in done.stderr
     assert "SyntaxError" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -101,9 +101,6 @@ def test_a_choice_that_no_training_could_be_built_of_is_found_before_a_run_begin
     assert bool(words) == bool(found)
 
 
-INIT = "\n    def __init__(self):\n        super().__init__()\n        "
-
-
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -114,7 +111,6 @@ INIT = "\n    def __init__(self):\n        super().__init__()\n        "
         ("frames.float().cuda('nowhere')", ""),
         ("frames.float().mean((3, 4))\n    num_features = 3", ""),
         ("frames.float().mean((3, 4))\n    num_features = 5", "RuntimeError"),
-        (f"frames.float().mean((1, 2, 3, 4)){INIT}self.norm = nn.BatchNorm2d(3)", "norm"),
     ],
 )
 def test_what_an_own_network_gives_of_two_clips_is_found_out_before_a_run_begins(tmp_path, code, words):
@@ -153,7 +149,7 @@ class Broken:
         (["0.tar", "1.tar"], "several tars: 'a/{0..9}.tar'"),
         (["-p", "corpus", "t-{0..2}.tar"], "t-{0..2}.tar"),
         (["reprot"], "report"),
-        (["--corpus", "list.csv"], "-p corpus PATH"),
+        (["--corpus", "list.csv"], "-p corpus VALUE"),
         (["--batch-size=3"], "-p batch_size VALUE"),
     ],
 )

@@ -13,7 +13,6 @@ COLUMNS = [f"{family.name}_{feature.name}" for family in families_named("all") f
 
 
 def test_all_features_are_listed_by_the_command_and_in_the_docs():
-    """``run_notebooks.py features --markdown`` writes the table of docs/features.md."""
     shown = CliRunner().invoke(features).output
     assert re.findall(r"^  (\w+) ", shown, re.MULTILINE) == COLUMNS
     assert all(family.paper in shown for family in families_named("all"))

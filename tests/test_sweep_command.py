@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
+from fvc_lib.command_line import sweep
 from fvc_lib.command_line.sweep import combinations, execute, values_to_sweep
 from fvc_lib.execution.run.record import begin_run, run_hash
 from fvc_lib.execution.run.status import read_status
@@ -34,12 +34,9 @@ def test_values_with_a_comma_are_given_one_by_one():
     ("name", "values"),
     [
         ("modle", "frame_cnn"),
-        ("model", "frame_cnn,frame_cn"),
-        ("epochs", "3,many"),
         ("epochs", "3,,4"),
         ("num_folds", "3,5"),
         ("corpus", "a,b"),
-        ("near_duplicate_bits", "0,10"),
         ("mem_gb", "1,2"),
     ],
 )
@@ -56,27 +53,29 @@ def test_every_seed_has_the_folds_of_the_first(tmp_path):
     dealt_by = [config.seed if config.folds_seed is None else config.folds_seed for config in configs]
     assert dealt_by == [4] * 4
     assert configs[0].folds_seed is None, "a run alone with these values has the same hash"
-    assert {one.state for one in members} == {"new"}
+    assert {one.find() for one in members} == {"new"}
     begin_run(configs[1], command="test")
     again = combinations([("seed", "4,5"), ("epochs", "1,2")], values=values)
-    assert [one.state for one in again] == ["new", "unfinished", "new", "new"]
+    assert [one.find() for one in again] == ["new", "unfinished", "new", "new"]
     assert again[1].run_hash == run_hash(configs[1])
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_named_and_a_failed_comparison_leaves_no_earlier_tables(tmp_path, capsys):
+def test_a_failed_run_is_named_and_a_failed_comparison_leaves_no_earlier_tables(tmp_path, capsys, monkeypatch):
     broken = tmp_path / "broken.py"
     broken.write_text("import missing_module")
     values = [("runs_dir", str(tmp_path / "runs")), ("confidence", "0.9"), ("bootstrap_replicates", "300")]
     members = combinations([("model", f"{broken}:Net,frame_cnn,r2plus1d_small")], values=values)
-    begun = [replace(one, run=begin_run(one.given.config, command="test"), state="finished") for one in members[1:]]
+    for one in members[1:]:
+        begin_run(one.given.config, command="test")
+    monkeypatch.setattr(sweep, "_state", lambda run, command: "finished")
     name = sha256_of_json(sorted(one.run_hash for one in members))[:8]
     folder = tmp_path / f"runs/sweep/comparison_{name}"
     folder.mkdir()
     for table in TABLE_FILES:
         (folder / table).write_text("of an earlier comparison")
 
-    assert execute([members[0], *begun], None, "local") == 1
+    assert execute(members, None, "local") == 1
     assert "DataError" in capsys.readouterr().err
     record = (folder / "08_detector_comparison.ipynb").read_text()
     for text in ("confidence = 0.9", "bootstrap_replicates = 300", "exit code 2"):

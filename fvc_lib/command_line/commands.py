@@ -1,7 +1,7 @@
 """Commands that read runs, corpora or this machine and change no run."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -27,13 +27,6 @@ _LONGEST_REASON = 300
 _RUNS_DIR = click.option(
     "--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default."
 )
-# What to do where a job waits for ever or has ended, by SLURM's word for the reason.
-_REMEDY_OF_REASON = {
-    "PartitionTimeLimit": ": TIME in slurm/site.conf is more than the partition allows",
-    "DependencyNeverSatisfied": ": a job before it failed; mend that, then --resume RUN --executor slurm",
-    "InvalidAccount": ": ACCOUNT in slurm/site.conf",
-    "OutOfMemory": ": raise MEMORY in slurm/site.conf, unless its stages above are done",
-}
 
 
 @click.command(short_help="Show how far a run is, its jobs included.")
@@ -53,36 +46,28 @@ def status(run: str, runs_dir: Path | None) -> None:
     state = status_now(paths)
     is_stopped = state.state in {"interrupted", "requeue", "failed"}
     go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
-    click.echo(f"{paths.root}: {state.state}{go_on}")
-    click.echo(f"  {run_labels([paths])[0]}")
-    of_them = f", {size_of(paths.superseded) / 1e6:,.1f} of them superseded" if paths.superseded.is_dir() else ""
-    click.echo(f"  {size_of(paths.root) / 1e6:,.1f} MB on the disk{of_them}")
+    click.echo(f"{paths.root}: {state.state}, {size_of(paths.root) / 1e6:,.1f} MB{go_on}\n  {run_labels([paths])[0]}")
     for key, stage in state.stages.items():
-        seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         details = stage.reason or ""
         if stage.state == "running":
             progress = read_progress(paths.logs / f"{key}.progress.json")
             details = "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
         elif stage.state == "failed":
-            what = what_happened(stage)
-            details = what if len(what) <= _LONGEST_REASON else f"{what[:_LONGEST_REASON]} [...]"
-        click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {details}".rstrip())
-        if stage.state == "failed":
-            click.echo(f"    {what_next(paths, stage)}")
+            details = f"{what_happened(stage)[:_LONGEST_REASON]}\n    {what_next(paths, stage)}"
+        click.echo(f"  {key:<28} {stage.state:<12} {stage.duration_seconds or 0:8.1f} s  {details}".rstrip())
     jobs = _show_jobs(paths)
     if state.state == "waiting" and all(job.ended for job in jobs):
         click.echo("  no job of it is in the queue here; submit the rest: --resume RUN --executor slurm")
 
 
 def _show_jobs(paths: RunPaths) -> list[JobState]:
-    """Print the progress of the shards (shares of a stage's files), and the submitted jobs that SLURM still lists."""
+    """Print the progress of the shards and the submitted jobs that SLURM's queue still lists; return these jobs."""
     submitted = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
     for name, of in (recorded_shards(paths) | submitted).items():
         click.echo(f"  {shards_line(paths, name, of)}")
     jobs = job_states(paths)
     for job in jobs:
-        if job.state != "COMPLETED" or not job.name.endswith("_shards"):  # the line above counts these
-            click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
+        click.echo(f"  {job}")
     return jobs
 
 
@@ -178,12 +163,14 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
 
     Takes a few seconds and changes nothing. Below each problem stands its remedy. Exit code 1 if a run would fail.
     """
-    from fvc_lib.execution.doctor import diagnose, exit_code, lines
+    from fvc_lib.execution.doctor import diagnose
 
     findings = diagnose(given_values(params_files, values=values).config)
-    for line in lines(findings):
-        click.echo(line)
-    context.exit(exit_code(findings))
+    fails = any(finding.state == "problem" for finding in findings)
+    for finding in findings:
+        click.echo(finding)
+    click.echo("A run would fail; solve the problems first." if fails else "A run will work.")
+    context.exit(int(fails))
 
 
 @click.command(short_help="List the networks for videos, or show everything about one.")
@@ -199,24 +186,18 @@ def detectors(name: str | None) -> None:
     if name:
         click.echo(listing.facts_of(name).text())
         return
-    widths = (23, 10, 8, 10, 13, 34)
-    titles = ("name", "parameters", "GFLOPs", "clip", "weights", "licence of the weights", "runs here")
-
-    def line(cells: Sequence[str]) -> str:
-        pairs = zip(cells, widths, strict=False)
-        cut = [cell if len(cell) <= width else f"{cell[: width - 3]}..." for cell, width in pairs]
-        return "  ".join([*(cell.ljust(width) for cell, width in zip(cut, widths, strict=True)), cells[-1]])
-
-    click.echo(line(titles))
+    click.echo(_DETECTOR_ROW.format("name", "parameters", "GFLOPs", "clip", "weights", "licence of them", "runs here"))
     for facts in listing.all_facts():
-        click.echo(line(facts.row()))
+        click.echo(_DETECTOR_ROW.format(*facts.row()))
     click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
+
+
+_DETECTOR_ROW = "{:<23.23}  {:<10}  {:<8}  {:<10}  {:<13.13}  {:<34.34}  {}"
 
 
 @click.command(short_help="List the forensic features that -p forensic_features true measures.")
 @click.argument("family", required=False)
-@click.option("--markdown", is_flag=True, help="As the table of docs/features.md.")
-def features(family: str | None, markdown: bool) -> None:
+def features(family: str | None) -> None:
     """List the families of forensic features, or the features of FAMILY: columns, units, meanings and papers.
 
     Columns end with the name of the pool over a video's tiles and frames; those of packets do not. With
@@ -224,23 +205,13 @@ def features(family: str | None, markdown: bool) -> None:
     """
     from fvc_lib.video.features.family import POOLS, families_named
 
-    chosen = families_named(family or "all")
-    for measured in chosen:
-        rows = [(f"{measured.name}_{one.name}", one) for one in measured.features]
-        if markdown:
-            for name, one in rows:
-                click.echo(
-                    f"| `{name}` | {one.unit} | {one.meaning}{' Follows size or codec.' if one.size_proxy else ''} |"
-                )
-            continue
+    for measured in families_named(family or "all"):
         click.echo(f"{measured.name}, of {_MEASURED_ON[measured.of]}: {measured.paper}")
-        for name, one in rows:
-            click.echo(
-                f"  {name:<36} {one.unit:<22} {one.meaning}{' Follows size or codec.' if one.size_proxy else ''}"
-            )
-    if not markdown:
-        pools = ", ".join(f"_{pool} {meaning}" for pool, meaning in POOLS.items())
-        click.echo(f"Each is pooled over a video, but what is of packets: {pools}.")
+        for one in measured.features:
+            follows = " Follows size or codec." if one.size_proxy else ""
+            click.echo(f"  {f'{measured.name}_{one.name}':<36} {one.unit:<22} {one.meaning}{follows}")
+    pools = ", ".join(f"_{pool} {meaning}" for pool, meaning in POOLS.items())
+    click.echo(f"Pools over a video, except for features of packets: {pools}.")
 
 
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
@@ -259,15 +230,14 @@ def explain(videos: tuple[Path, ...], num_frames: int) -> None:
     from fvc_lib.video.decode.clip import explain_clip  # PyAV takes a third of a second to load
     from fvc_lib.video.decode.source import VideoError
 
-    unusable = 0
+    unusable = []
     for path in videos:
         try:
             click.echo(f"{path}: {explain_clip(path, num_frames)}")
         except VideoError as error:
-            unusable += 1
-            click.echo(f"error: {error}", err=True)
+            unusable.append(str(error))
     if unusable:
-        raise DataError(f"{unusable} of {len(videos)} videos cannot be used; the lines above say why.")
+        raise DataError(" ".join(unusable))
 
 
 @click.command(short_help="List corpora that are read as they unpack, or say what a folder is.")
@@ -295,9 +265,11 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     if path is None:
         for loader in listing.by_rank(CORPORA):
             click.echo(f"{loader.name:<16} {loader.title or loader.accepted}")
-            facts = {"layout": loader.accepted, "paper": loader.paper, "terms": loader.licence, "from": loader.fetch}
-            for name, fact in facts.items() if loader.title else ():
-                click.echo(f"{'':<16} {name:<7} {fact}")
+            if loader.title:
+                click.echo(
+                    f"    layout: {loader.accepted}\n    paper: {loader.paper}\n    terms: {loader.licence}\n"
+                    f"    from: {loader.fetch}"
+                )
         click.echo(f"What a folder of yours is: {command_text('corpora', 'PATH')}")
         return
     config = given_values(params_files, values=values, options={"corpus": str(path)}).config
@@ -306,20 +278,19 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     found = read_corpora(
         [config.corpus, *config.more_corpora], None, allow_outside=config.allow_outside, label_map=config.label_map
     )
-    groups = index.num_stated_groups(found)
-    stated = f"in {groups:,} stated groups" if groups else "without stated groups"
-    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos {stated}")
+    click.echo(
+        f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, "
+        f"{index.num_stated_groups(found):,} stated groups"
+    )
     for column in ("corpus", "label", "generator", "manipulation", "real_source", "official_split"):
         counts = counted(value for entry in found.entries if (value := getattr(entry, column)))
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
-        more = f" and {len(counts) - 12:,} more" if len(counts) > 12 else ""
-        click.echo(f"  {column.replace('_', ' '):<15} {shown or 'none stated'}{more}")
+        click.echo(f"  {column}: {shown or 'none stated'}{' ...' if len(counts) > 12 else ''}")
     for reason, count in counted(found.rejected["reason"]).items():
         first = found.rejected.filter(reason=reason).row(0, named=True)
-        click.echo(f"  not used        {count:,} x {reason.replace('_', ' ')}; the first: {first['path']}")
-        click.echo(f"                  {first['detail']}")
+        click.echo(f"  not used: {count:,} x {reason}; the first: {first['path']}: {first['detail']}")
     for note in found.notes:
-        click.echo(f"  note            {note}")
+        click.echo(f"  note: {note}")
     refuse_untrainable(found, config)
 
 
@@ -327,10 +298,7 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
     """Print each stage's notebook with its parameters, their defaults and meanings."""
     for stage in STAGES:
         notebook = notebooks[stage.name]
-        notes = ["one run per fold"] if stage.per_fold else []
-        notes += [f"-p task {stage.tasks[0]}"] if "video" not in stage.tasks else []
-        in_brackets = f" ({', '.join(notes)})" if notes else ""
-        click.echo(f"{stage.name}: {notebook.title}{in_brackets}")
+        click.echo(f"{stage.name}: {notebook.title} (task {', '.join(stage.tasks)})")
         for name, value in notebook.parameters.items():
             click.echo(f"    {name} = {value!r}  {STAGE_PARAMETERS.get(name) or meaning(name)}")
     click.echo("every other parameter, for -p:")
@@ -374,11 +342,11 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     folder = runs_dir or Path(resolve_config().runs_dir)
     if register is not None and len(runs) != 1:
         raise UsageError(f"--register: is for one run, got {len(runs)}.")
-    model, alias = model_and_alias(register) if register is not None else ("", "")
+    named = model_and_alias(register) if register is not None else None
     for run in [find_run(folder, name) for name in runs]:
         _export(run, tracking_uri)
-        if model:
-            _register(run, model, alias, tracking_uri)
+        if named is not None:
+            _register(run, *named, tracking_uri)
 
 
 def export_when_asked(run: RunPaths, config: RunConfig) -> None:
@@ -388,13 +356,10 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
     """
     if config.tracker != "mlflow":
         return
-    command = command_text("export-mlflow", run.root)
     try:
         _export(run, None)
-    except KeyboardInterrupt:
-        click.echo(f"warning: the run has ended, but its export was interrupted\n  to go on: {command}", err=True)
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever MLflow does, the run has ended as it has ended
+    except Exception as error:  # noqa: BLE001 - an error of MLflow must not change how the run ended
+        command = command_text("export-mlflow", run.root)
         click.echo(f"warning: not exported to MLflow: {error}\n  to repeat it: {command}", err=True)
 
 
@@ -402,27 +367,25 @@ def _export(run: RunPaths, tracking_uri: str | None) -> None:
     from fvc_lib.analysis.mlflow import default_tracking_uri, export_run
 
     refuse_damaged(run.root)
-    # Beside the folder of runs that this one is in, also when it was named by its path.
     for line in export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent)):
         click.echo(line)
 
 
 def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -> None:
     from fvc_lib.analysis.mlflow import SCHEME, default_tracking_uri, register_bundle
-    from fvc_lib.command_line.export import write_run_bundle
+    from fvc_lib.command_line.models import write_run_bundle
 
     store = tracking_uri or default_tracking_uri(run.root.parent.parent)
     with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
-        _, sentences = write_run_bundle(run, Path(folder) / "bundle")
+        _, sentence = write_run_bundle(run, bundle := Path(folder) / "bundle")
         version, is_new = register_bundle(
-            Path(folder) / "bundle", model, alias, experiment=run.root.parent.name, run_id=run.run_id,
-            tracking_uri=store,
-        )  # fmt: skip
-    click.echo(f"model {model}, version {version}{'' if is_new else ' (was there with this content)'}")
-    for sentence in sentences:
-        click.echo(f"  {sentence}")
+            bundle, model, alias, experiment=run.root.parent.name, run_id=run.run_id, tracking_uri=store
+        )
     uri = f"{SCHEME}{model}@{alias}" if alias else f"{SCHEME}{model}/{version}"
-    click.echo(f"  to ask it: {command_text('predict', uri, 'FILE')}")
+    click.echo(
+        f"model {model}, version {version}{'' if is_new else ' (was there with this content)'}\n  {sentence}\n"
+        f"  to ask it: {command_text('predict', uri, 'FILE')}"
+    )
 
 
 COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, features, corpora, explain)

@@ -13,11 +13,9 @@ import click
 from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.audit import audit
 from fvc_lib.command_line.clean import clean
-from fvc_lib.command_line.ensemble import ensemble
-from fvc_lib.command_line.export import export
-from fvc_lib.command_line.robustness import robustness
+from fvc_lib.command_line.models import export
+from fvc_lib.command_line.records import audit, ensemble, robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, Jobs, RunCommand, RunOptions
 from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
@@ -36,18 +34,17 @@ EXIT_CODES = (
 
 
 def _unforeseen(error: Exception) -> int:
-    """Print three lines about an unforeseen error; return 137 if memory ran out, else 1."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    click.echo(
-        f"error: {type(error).__name__}: {error or 'no message'} ({frame.filename}, line {frame.lineno})", err=True
-    )
+    """Print an unforeseen error and the file with its traceback; return 137 if memory ran out, else 1."""
+    is_memory, advice = isinstance(error, MemoryError), "This is a defect of FVC, please report it;"
+    if is_memory:
+        advice = f"Memory ran out in this process. {memory_advice('elsewhere')}"
     with tempfile.NamedTemporaryFile("w", prefix="fvc_error_", suffix=".txt", delete=False) as details:
         traceback.print_exception(error, file=details)
-    click.echo(f"The whole traceback: {details.name}", err=True)
-    is_memory, what = isinstance(error, MemoryError), "This is a defect of FVC, please report it;"
-    if is_memory:
-        what = f"Memory ran out in this process. {memory_advice('elsewhere')}"
-    click.echo(f"{what} --resume latest goes on with the run.", err=True)
+    click.echo(
+        f"error: {type(error).__name__}: {error}\nThe whole traceback: {details.name}\n"
+        f"{advice} --resume latest goes on with the run.",
+        err=True,
+    )
     return 137 if is_memory else 1
 
 
@@ -83,8 +80,7 @@ class Commands(click.Group):
             name = error.option_name.lstrip("-").replace("-", "_")
             if name not in RunConfig.model_fields:
                 raise
-            value = "PATH" if name == "corpus" else "VALUE"
-            message = f"No such option: {error.option_name}. A parameter is given as: -p {name} {value}"
+            message = f"No such option: {error.option_name}. A parameter is given as: -p {name} VALUE"
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
 
     def resolve_command(
@@ -96,13 +92,11 @@ class Commands(click.Group):
             UsageError: there is no such command; if it is a path, the message shows how to give a corpus.
         """
         if self.get_command(ctx, args[0]) is None:
-            if Path(args[0]).exists() or Path(args[0]).suffix or "/" in args[0]:
-                corpus = command_text("-p", "corpus", args[0])
-                raise UsageError(
-                    f"{args[0]!r} is no command. If it is a corpus: {corpus} (several tars: 'a/{{0..9}}.tar')"
-                )
-            near, known = did_you_mean(args[0], self.commands), ", ".join(self.commands)
-            raise UsageError(f"{args[0]!r} is no command.{near} Commands: {known}; a run needs none.")
+            corpus, near = command_text("-p", "corpus", args[0]), did_you_mean(args[0], self.commands)
+            raise UsageError(
+                f"{args[0]!r} is no command.{near} Commands: {', '.join(self.commands)}; "
+                f"a run needs none. If it is a corpus: {corpus} (several tars: 'a/{{0..9}}.tar')"
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, context: click.Context) -> Any:
@@ -111,34 +105,28 @@ class Commands(click.Group):
             redirect_stdout(cast("TextIO", _Terminal(sys.stdout))),
             redirect_stderr(cast("TextIO", _Terminal(sys.stderr))),
         ):
-            return self._invoke(context)
-
-    def _invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except (FvcError, StoppedError) as error:
-            click.echo(f"error: {error}".replace("\n", "\\n"), err=True)  # one line, whatever a name holds
-            context.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            context.exit(130)
-        except BrokenPipeError:  # who read this has seen enough (`status | head`); click knows what to do
-            raise
-        except OSError as error:
-            where = error.filename or "a file"
-            click.echo(f"error: {where}: {error.strerror}. {_REMEDIES.get(error.errno or 0, _WRITABLE)}", err=True)
-            for note in getattr(error, "__notes__", ()):
-                click.echo(note, err=True)
-            context.exit(1)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except Exception as error:  # noqa: BLE001 - a sentence in place of a traceback
-            context.exit(_unforeseen(error))
+            try:
+                return super().invoke(context)
+            except (FvcError, StoppedError) as error:
+                click.echo(f"error: {error}".replace("\n", "\\n"), err=True)  # one line, whatever a name holds
+                context.exit(error.exit_code)
+            except KeyboardInterrupt:
+                click.echo("interrupted", err=True)
+                context.exit(130)
+            except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):  # click handles them
+                raise
+            except OSError as error:
+                remedy = _FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else _WRITABLE
+                click.echo(f"error: {error.filename or 'a file'}: {error.strerror}. {remedy}", err=True)
+                for note in getattr(error, "__notes__", ()):
+                    click.echo(note, err=True)
+                context.exit(1)
+            except Exception as error:  # noqa: BLE001 - a sentence in place of a traceback
+                context.exit(_unforeseen(error))
 
 
 _WRITABLE = "May it be written? Else choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
 _FULL = "Make room (run_notebooks.py clean shows what may go), or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR"
-_REMEDIES = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
 
 
 @click.group(
@@ -217,8 +205,7 @@ def main(
     if context.invoked_subcommand is not None:
         if any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in context.params):
             raise UsageError(
-                f"options before {context.invoked_subcommand!r} would count for nothing; give them after it, where it "
-                "has such an option (--help says)."
+                f"options before {context.invoked_subcommand!r} would count for nothing; give them after it."
             )
         return
     if list_only:

@@ -1,15 +1,20 @@
-"""Open a model that judges files: a finished run, an ensemble, or an exported bundle (a folder without the run)."""
+"""Open a model that judges files: a finished run, an ensemble, or an exported bundle; and write such a bundle.
+
+A bundle is a folder that can be used without the run, with a model card (README).
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import polars as pl
 
-from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib import CHECKOUT
+from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.records.ensembles import find_run_or_ensemble
+from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DEFAULT_TASK
+from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 
 if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Predictor, Standing
@@ -119,3 +124,174 @@ def standing_of_run(run: RunPaths) -> "Standing":
         rows = results.select("source", metric, "value", "low", "high").rows()
     scores = [ScoreRecord(source=s, metric=m, value=v, low=low, high=high) for s, m, v, low, high in rows]
     return Standing(standing=headline.verdict.standing, sentences=list(sentences), scores=scores)
+
+
+# Exporting a bundle
+
+_PIPELINES = {"video": "video-classification", "image": "image-classification", "video_text": "video-text-to-text"}
+_USES = {
+    "video": (
+        "For a first look at a video by somebody who then looks further, and for research. Not for deciding about a "
+        "person or a publication by the score alone, nor for footage that is staged or out of context. The score is "
+        "the probability of fake where fakes are as frequent as among the run's videos."
+    ),
+    "image": "For pictures like those it was trained on. Not for deciding about a person.",
+    "video_text": "For videos like those it was trained on. Not for deciding about a person.",
+}
+_LIMITS = {
+    "video": (
+        "Videos of the run are recognised by their bytes and get the score of the network that had not seen them; "
+        "near-duplicates of them get none. New generators, platforms and compressions lower the numbers, often by much."
+    ),
+    "image": "Every picture gets a class or a number, also one that shows nothing of the kind.",
+    "video_text": "Every video gets an answer, also one that shows nothing of the kind.",
+}
+
+
+@click.command(short_help="Write a run's detector as a folder to hand on.")
+@click.argument("run", default="latest")
+@click.option(
+    "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
+)
+@click.option("--final", is_flag=True, help="Write the run's one network of all groups (train_final), not the folds'.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> None:
+    """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
+
+    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there. Or
+    it is an ensemble: then a bundle of each of its runs lies in members/. Of a run of task image or video_text the
+    bundle has its one network, what its outputs mean, and the run's texts with their embeddings.
+
+    \b
+    python run_notebooks.py export latest
+    python run_notebooks.py export latest --to ~/detectors/mine
+    python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
+
+    A bundle has the folds' networks (safetensors), how videos are decoded and scores calibrated, the out-of-fold
+    scores, properties of the training videos and hashes by which they are recognised, a model card (README.md), and a
+    SHA-256 of every file, which is checked before loading. It has no video, and no path or name of a video. A network
+    of your own is copied as code, which whoever loads the bundle must allow. A run that is not above its controls is
+    exported as well: the card and every loading say so first.
+
+    Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    found = find_run_or_ensemble(runs_dir or Path(resolve_config().runs_dir), run)
+    target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
+    num_networks, sentence = write_run_bundle(found, target, final=final)
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
+    click.echo(f"  {sentence}")
+
+
+def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tuple[int, str]:
+    """Write the bundle of a run or ensemble: a folder that can be used without the run.
+
+    Returns:
+        The number of networks, and the sentence that says whether the model is better than its controls.
+
+    Raises:
+        UsageError, FvcError, OSError: as in ``predictor_of`` and ``write_bundle``.
+        DataError: the results are missing or damaged.
+    """
+    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+    from fvc_lib.tasks.bundle import write_bundle
+    from fvc_lib.tasks.predicting import predictor_of
+
+    if notes := run_headline(run).notes:
+        raise DataError(f"{run.run_id} is not exported: {' '.join(notes)}")
+    # Commands in its sentences name the run instead of folders of this machine.
+    standing, script = standing_of_run(run), str(CHECKOUT / "run_notebooks.py")
+    sentences = [
+        text.replace(script, "run_notebooks.py").replace(str(run.root), run.run_id) for text in standing.sentences
+    ]
+    standing = standing.model_copy(update={"sentences": sentences})
+    predictor = predictor_of(run, standing, final=final)
+    write_bundle(predictor, target, model_card(run, standing, final=final))
+    number = sum(1 for _ in target.rglob("model/*.safetensors"))
+    return number, standing.sentences[0]
+
+
+def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> str:
+    """Return the README of a bundle in the format of the Hugging Face hub: YAML between dashes, then Markdown.
+
+    With ``final`` the card describes the network trained on all groups, and says that the numbers come from the folds.
+    """
+    from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name, subject_name
+
+    config, headline = run_config(run), run_headline(run)
+    model = clean_text((headline.model or config.model).rpartition("/")[2])  # of a user's file its name alone
+    answers = "print(rows)" if config.task == DEFAULT_TASK else "print(rows[0].values)"
+    split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
+    if config.task == DEFAULT_TASK:
+        split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}."
+        circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
+        split += f" Epoch, temperature and threshold were chosen on inner validation videos. {circumstances}"
+    numbers = []
+    for score in standing.scores:
+        subject, _, metric = score.metric.rpartition("/")
+        name = f"{clean_text(subject_name(subject))}: {metric_name(metric)}" if subject else metric_name(metric)
+        numbers.append(
+            f"| {source_name(score.source)} | {name} | {interval_text(score.value, score.low, score.high)} |"
+        )
+    if is_ensemble(run.root):
+        record = read_ensemble(run.root)
+        training = [
+            f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
+            for place, member in enumerate(record.members)
+        ]
+    else:
+        training = [_training_text(run)]
+    lines = [
+        "---", "library_name: fvc", f"pipeline_tag: {_PIPELINES[config.task]}", "license: other",
+        "license_name: see-below", "---", "",
+        f"# {model}", "",
+        f"**{standing.sentences[0]}**", "", *(f"- {sentence}" for sentence in standing.sentences[1:]), "",
+        *(_final_part(run, config.num_trainings) if final else []),
+        "## Use", "",
+        "```python", "from fvc_lib import load_detector", "",
+        'rows = load_detector("this folder").predict(["a file"])', answers, "```", "",
+        _USES[config.task], "",
+        "## Data and training", "",
+        f"Corpus: {clean_text(headline.corpus or 'not recorded')}. {split}", "",
+        *training, "",
+        "All settings are in `bundle.json`. The corpus' licence holds for models trained on it, where it says so.", "",
+        "## Numbers", "",
+        f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
+        "| of | metric | value |", "|---|---|---|", *numbers, "",
+        "## Limits", "",
+        f"{_LIMITS[config.task]} Numbers of one corpus say nothing of another.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _final_part(run: RunPaths, num_networks: int) -> list[str]:
+    from fvc_lib.tasks.video.verdicts.rule import KnownVideos, final_sentences
+
+    sentences = " ".join(final_sentences(KnownVideos.of_final(run)))
+    not_here = f"The numbers are of {num_networks} networks, which are not here."
+    return ["## One network of all groups", "", f"{sentences} {not_here}", ""]
+
+
+def _training_text(run: RunPaths) -> str:
+    """Return one line with the number of parameters, notes on the network, licences, paper and run id."""
+    from fvc_lib.analysis.wording import clean_text
+    from fvc_lib.engine.training_state import TrainingRecord
+    from fvc_lib.services.registry import BACKBONES, DETECTORS
+    from fvc_lib.services.tasks import TASKS
+    from fvc_lib.tasks.recipe import read_outcome
+
+    config = run_config(run)
+    spec_of_task, name = TASKS[config.task], getattr(config, TASKS[config.task].network)
+    file = run.fold_outcome(0) if config.task == DEFAULT_TASK else run.stage_outcome(spec_of_task.training_stage.name)
+    if (outcome := read_outcome(file, TrainingRecord)) is None:
+        raise DataError(f"{run.run_id}: {file.name} is missing or damaged. Finish the run first.")
+    network, spec = outcome.network, None if BACKBONES.is_own(name) else DETECTORS.get(name)
+    licence = spec.licence if spec else "not stated" if ":" in name else "this project's"
+    text = [f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not."]
+    text += [f"{note[0].upper()}{note[1:]}." for note in map(clean_text, network.notes)]
+    text.append(f"Licence of the network's code: {clean_text(licence)}.")
+    weights = network.weights_licence or (spec.weights_licence if spec and spec.brings_weights else "")
+    text += [f"Licence of the weights that it began with: {clean_text(weights)}."] if weights else []
+    text += [f"Paper: {clean_text(spec.paper)}."] if spec and spec.paper else []
+    return " ".join([*text, f"Run: {clean_text(run.run_id)}."])

@@ -1,9 +1,11 @@
-"""Execute notebooks that belong to no run, such as a comparison or an audit, as the notebooks of a run are executed."""
+"""Execute notebooks that belong to no stage of a run: ``audit``, ``ensemble``, ``robustness`` and comparisons."""
 
 import os
+import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,11 +16,27 @@ import click
 from tqdm import tqdm
 
 from fvc_lib.analysis.wording import clean_text
+from fvc_lib.command_line import commands
 from fvc_lib.command_line.run_command import NOTEBOOKS
-from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, read_progress
+from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, progress_path, read_progress
 from fvc_lib.execution.run.task import kernel_environment
-from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
+from fvc_lib.services.config_fields import split_names, split_pairs
+from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.records.digests import listed, write_document
+from fvc_lib.services.records.ensembles import RECORD, Method
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run
+from fvc_lib.services.tar_patterns import is_pattern
+from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
+
+_MOST_OF_A_PART = 80  # characters
+_LINE_SECONDS = 30.0  # between lines where there is no terminal to draw a bar in
+_RUNS_DIR = click.option(
+    "--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default."
+)
+_CONFIDENCE = click.FloatRange(0.5, 1, min_open=True, max_open=True)
 
 
 def execute_record(
@@ -26,13 +44,14 @@ def execute_record(
     folder: Path,
     parameters: Mapping[str, Any],
     *,
-    page: Path,
-    title: str,
     runs_dir: str,
     what: str,
+    page: Path | None = None,
+    title: str = "",
     answer: Path | None = None,
     progress: Path | None = None,
     goes_on: bool = False,
+    record: Path | None = None,
 ) -> int:
     """Execute a notebook, write its offline page, and print an error if it fails.
 
@@ -40,13 +59,14 @@ def execute_record(
         name: the notebook's file name without suffix.
         folder: the folder for the executed notebook and the log.
         parameters: the notebook's parameters.
-        page: path of the HTML page to write.
-        title: the page's title.
         runs_dir: the runs folder that the notebook uses.
         what: name of the notebook's product for the error message, for example ``the audit``.
+        page: path of the HTML page to write; None: no page.
+        title: the page's title.
         answer: a file that the notebook writes, one sentence per line; the page begins with the first sentence.
         progress: the progress file that the notebook writes; its content is shown while the notebook runs.
         goes_on: whether the same call continues after a stop; then SIGUSR1 and SIGTERM interrupt the kernel.
+        record: path of the executed notebook; None: it gets its name in ``folder``.
 
     Returns:
         The exit code.
@@ -58,32 +78,29 @@ def execute_record(
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
     from fvc_lib.execution.papermill_engine import KernelRequest, execute  # as does papermill
 
-    record, kernels = folder / f"{name}.ipynb", list[int]()
+    kernels, stopped = list[int](), list[signal.Signals]()
+    environment = {**kernel_environment(os.environ), "FVC_RUNS_DIR": runs_dir}
     request = KernelRequest(
-        record=record,
+        record=record or folder / f"{name}.ipynb",
         folder=NOTEBOOKS,
-        environment={
-            **kernel_environment(os.environ),
-            "FVC_RUNS_DIR": runs_dir,
-            **({ATTEMPT_VARIABLE: "1"} if progress else {}),
-        },
+        environment=environment | ({ATTEMPT_VARIABLE: "1"} if progress else {}),
         log=folder / f"{name}.log",
         on_start=kernels.append,
     )
-    stopped: list[signal.Signals] = []
     with ExitStack() as stack:
         if goes_on:
             stopped = stack.enter_context(_stoppable(kernels))
         if progress:
-            stack.enter_context(shown(progress))
-        outcome = execute(NOTEBOOKS / record.name, parameters, request)
+            stack.enter_context(_shown(progress))
+        outcome = execute(NOTEBOOKS / f"{name}.ipynb", parameters, request)
     if stopped and outcome.exit_code:
         raise StoppedError(f"{stopped[0].name}: stopped; finished work is kept, and the same command goes on")
-    lines = answer.read_text(encoding="utf-8", errors="replace").splitlines() if answer and answer.is_file() else []
-    write_report([record], page, title=title, answer=lines[:1])
+    if page is not None:
+        text = answer.read_text(encoding="utf-8", errors="replace") if answer and answer.is_file() else ""
+        write_report([request.record], page, title=title, answer=text.splitlines()[:1])
     if outcome.exit_code:
         why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
-        click.echo(f"error: {what} was not made: {why}\n  its record: {record}", err=True)
+        click.echo(f"error: {what} was not made: {why}\n  its record: {request.record}", err=True)
     return outcome.exit_code
 
 
@@ -105,12 +122,8 @@ def _stoppable(kernels: Sequence[int]) -> Iterator[list[signal.Signals]]:
             signal.signal(number, handler)
 
 
-_MOST_OF_A_PART = 80  # characters
-_LINE_SECONDS = 30.0  # between lines where there is no terminal to draw a bar in
-
-
 @contextmanager
-def shown(path: Path) -> Iterator[None]:
+def _shown(path: Path) -> Iterator[None]:
     """Show a progress file until the block ends: as a bar on a terminal, else as a line every 30 s."""
     path.unlink(missing_ok=True)
     ended = threading.Event()
@@ -125,17 +138,279 @@ def shown(path: Path) -> Iterator[None]:
 
 
 def _show(path: Path, ended: threading.Event) -> None:
-    bar: tqdm[Any] | None = None
-    while True:
+    """Draw the progress in ``path`` until ``ended`` is set; a notebook with several kinds of work gets several bars."""
+    every, bars, is_last = 0.1 if sys.stderr.isatty() else _LINE_SECONDS, dict[str, Any](), False
+    while not is_last:
         is_last = ended.wait(WRITE_INTERVAL_SECONDS)
         if (progress := read_progress(path)) is not None:
-            if bar is None or bar.desc.removesuffix(": ") != progress.what:  # another part of the notebook
-                # An earlier call's work does not count for the rate.
-                every = 0.1 if sys.stderr.isatty() else _LINE_SECONDS
-                bar = tqdm(total=progress.total, desc=progress.what, initial=progress.done, mininterval=every)
+            if progress.what not in bars:  # work that an earlier call did does not count for the rate
+                bars[progress.what] = tqdm(
+                    total=progress.total, desc=progress.what, initial=progress.done, mininterval=every
+                )
+            bar = bars[progress.what]
             bar.set_postfix_str(clean_text(progress.part)[:_MOST_OF_A_PART], refresh=False)
             bar.update(progress.done - bar.n)
-        if is_last:
-            break
-    if bar is not None:
+    for bar in bars.values():
         bar.close()
+
+
+def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
+    """Make ``folder`` for the notebook ``name``, and delete its earlier ``files``, which must not look like new ones.
+
+    Raises:
+        UsageError: the folder has files, but no executed notebook ``name``.
+    """
+    if folder.exists() and not (folder / f"{name}.ipynb").is_file() and any(folder.iterdir()):
+        raise UsageError(f"folder {str(folder)!r}: has files that this command did not write. Name a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (folder / file).unlink(missing_ok=True)
+
+
+@click.command(short_help="Audit anyone's scores: numbers with intervals, controls, floors, slices, thresholds.")
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option(
+    "--corpus", type=click.Path(path_type=Path),
+    help="The videos, as -p corpus of a run: gives groups, near-duplicates, and the metadata and clip length controls.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/audits/NAME_TIME_HASH.")
+@click.option("--label-map", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real.")
+@click.option("--allow-outside", is_flag=True, help="Take files that the corpus lists outside its folder, as runs do.")
+@click.option("--detectors", metavar="NAMES", help="Only these, with commas between them; else all in the table.")
+@click.option("--higher-is-real", is_flag=True, help="The scores are higher for reals; their sign is changed.")
+@click.option(
+    "--operating-point", "decide_at", default="best", show_default=True,
+    metavar="best|fpr=0.01|cost=5:1|threshold=0.5",
+    help="Where decisions are made: the highest balanced accuracy, a share of false alarms, what a false alarm and a "
+    "miss cost (these three are chosen on one half of the groups for the other), or a threshold that comes with the "
+    "scores.",
+)  # fmt: skip
+@click.option(
+    "--replicates", type=click.IntRange(min=100), default=1000, show_default=True, help="Half-samples of the groups."
+)
+@click.option("--confidence", type=_CONFIDENCE, default=0.95, show_default=True, help="Coverage of every interval.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of replicates, halves and shuffled labels.")
+@_RUNS_DIR
+@click.pass_context
+def audit(
+    context: click.Context,
+    table: Path,
+    corpus: Path | None,
+    out: Path | None,
+    label_map: str | None,
+    allow_outside: bool,
+    detectors: str | None,
+    higher_is_real: bool,
+    decide_at: str,
+    replicates: int,
+    confidence: float,
+    seed: int,
+    runs_dir: Path | None,
+) -> None:
+    """Audit TABLE, scores of any detectors: CSV, TSV or Parquet with a row per video.
+
+    \b
+    video,label,group,generator,score              one detector
+    video,label,group,generator,det_a,det_b        a column per detector; a cell may be empty
+    video,label,detector,score                     a row per video and detector
+
+    'video' is an id or a path; labels are real and fake; group (of videos that belong together), generator,
+    real_source and corpus may be missing; the audit then names what it cannot show. Higher scores mean fake.
+
+    \b
+    python run_notebooks.py audit scores.csv
+    python run_notebooks.py audit scores.csv --corpus ~/videos --operating-point fpr=0.01
+    python run_notebooks.py audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
+
+    Written: audit.html (opens offline), tables as CSV and LaTeX, and notebook 40_score_audit as executed.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.analysis.audit.findings import ANSWER, FILES
+    from fvc_lib.analysis.audit.numbers import settings
+    from fvc_lib.corpus.score_table import read_score_table
+
+    settings(decide_at)
+    meaning = split_pairs(label_map or {})
+    if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
+        raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
+    names = list(split_names(detectors or ""))
+    read = read_score_table(  # the notebook would refuse the table later
+        table, label_map=meaning, detectors=names, higher_is_real=higher_is_real, unused_labels=corpus is not None
+    )
+    num_fakes = int((read.videos["label"] == "fake").sum())
+    click.echo(
+        f"{table.name}: {read.videos.height:,} videos ({read.videos.height - num_fakes:,} real, {num_fakes:,} fake), "
+        f"detectors: {', '.join(read.scores.columns)}"
+    )
+    if corpus is not None and not corpus.exists() and not is_pattern(corpus):
+        raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
+    above = runs_dir or Path(resolve_config().runs_dir)
+    parameters: dict[str, Any] = {
+        "score_table": str(table.absolute()),
+        "corpus": "" if corpus is None else str(corpus.expanduser().absolute()),
+        "which_detectors": names,
+        "label_map": dict(meaning),
+        "allow_outside": allow_outside,
+        "higher_is_real": higher_is_real,
+        "decide_at": decide_at,
+        "bootstrap_replicates": replicates,
+        "confidence": confidence,
+        "seed": seed,
+    }
+    stem = re.sub(r"[^\w.-]+", "_", table.stem)[:60] or "scores"
+    digest = sha256_of_json([sha256_of_file(table), {**parameters, "score_table": ""}])[:8]
+    name = f"{stem}_{time.strftime('%Y%m%d_%H%M%S')}_{digest}"
+    folder = (out or above / "audits" / name).expanduser().absolute()
+    if table.absolute().parent == folder:
+        raise UsageError(f"--out {str(folder)!r}: the table lies there and could be written over. Give a new folder.")
+    prepare_folder(folder, SCORE_AUDIT, FILES)
+    page, answer = folder / "audit.html", folder / ANSWER
+    code = execute_record(
+        SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
+        runs_dir=str(above), what="the audit", answer=answer,
+    )  # fmt: skip
+    if code:
+        context.exit(code)
+    click.echo(answer.read_text(encoding="utf-8", errors="replace"))
+    click.echo(f"  audit         {page}\n  tables        {folder}")
+
+
+@click.command(short_help="Several runs on the same folds as one detector, next to the best of them.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
+@click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
+@click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
+              help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
+@click.option(
+    "--replicates", type=click.IntRange(min=100), help="Half-samples of the groups. Without: as the first run has it."
+)
+@click.option("--confidence", type=_CONFIDENCE, help="Coverage of every interval. Without: as the first run has it.")
+@_RUNS_DIR
+@click.pass_context
+def ensemble(
+    context: click.Context,
+    runs: tuple[str, ...],
+    to: Path | None,
+    method: Method,
+    replicates: int | None,
+    confidence: float | None,
+    runs_dir: Path | None,
+) -> None:
+    """Combine finished RUNs that were tested on the same videos and folds into one detector.
+
+    A RUN is 'latest', a run id, a part of one, or a run folder. Runs that differ only in their seed are averaged first.
+    Then the detectors are combined: by the mean of calibrated scores, or with --method stacking by weighted log odds.
+    An outer fold's weights are fitted on the inner validation videos that no network of that fold was trained on.
+
+    \b
+    python run_notebooks.py ensemble run_20261123_05 run_20261123_06
+    python run_notebooks.py ensemble runs/sweep/run_* --method stacking
+    python run_notebooks.py predict ensemble_mean_1a2b3c4d suspicious.mp4
+
+    Runs on other videos, labels, groups, folds or protocols are refused, and so are unfinished ones and ones whose
+    audit found a leak. Notebook 11_ensemble shows the members and their weights, the result with interval and controls,
+    and the paired difference from the best member. All files are in runs/EXPERIMENT/ensemble_METHOD_HASH/; the same
+    command makes them again. Nothing is trained, and the members stay as they are.
+
+    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs do not go together.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.analysis.pages.report import write_runs_index  # torch and plotly take seconds to load
+    from fvc_lib.analysis.read.comparison import read_members
+
+    above = runs_dir or Path(resolve_config().runs_dir)
+    found = read_members([find_run(above, name) for name in runs])
+    members = [member.run for member in found.runs]
+    digest = sha256_of_json([method, [[member.run.run_id, member.config.config_hash] for member in found.runs]])
+    folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
+    if any(RunPaths(parent).run_json.is_file() for parent in (folder, *folder.parents)):
+        raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")
+    page, answer = folder / "ensemble.html", folder / "answer.txt"
+    prepare_folder(folder, ENSEMBLE, [RECORD, answer.name])
+    click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
+    first = found.runs[0].config
+    parameters: dict[str, Any] = {
+        "member_runs": [str(run.root) for run in members],
+        "method": method,
+        "output_folder": str(folder),
+        "bootstrap_replicates": replicates or first.bootstrap_replicates,
+        "confidence": confidence or first.confidence,
+    }
+    code = execute_record(
+        ENSEMBLE, folder, parameters, page=page, title=f"FVC {folder.name}", runs_dir=str(above),
+        what="the ensemble", answer=answer,
+    )  # fmt: skip
+    if code:
+        context.exit(code)
+    click.echo(answer.read_text(encoding="utf-8"))
+    if above.absolute() in folder.parents:
+        write_runs_index(above)
+    click.echo(f"  ensemble      {page}\n  tables        {folder}")
+
+
+@click.command(short_help="Score a run's test videos after compression, blur, cuts and the like.")
+@click.argument("run", default="latest")
+@click.option(
+    "--levels", multiple=True, metavar="NAMES",
+    help="Levels or kinds with commas between them: --levels h264,jpeg_50. Without: all of them.",
+)  # fmt: skip
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded and encoded at once. Without: one per core."
+)
+@_RUNS_DIR
+@click.pass_context
+def robustness(
+    context: click.Context, run: str, levels: tuple[str, ...], jobs: int | None, runs_dir: Path | None
+) -> None:
+    """Score the test videos of RUN again after disturbances such as compression, and say what the number loses.
+
+    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained. Every video is judged by
+    the network that was not trained on its group, decoded as the run decoded it. First all videos are scored
+    undisturbed, which must give the stored scores.
+
+    \b
+    python run_notebooks.py robustness latest                      every level
+    python run_notebooks.py robustness latest --levels h264,size   two kinds
+    python run_notebooks.py robustness latest --levels jpeg_50     one level
+
+    Kinds and their levels: lossless (a control: written again, nothing changed); h264 (h264_crf23, 28, 35, 40); h265
+    (h265_crf28); size (size_half, size_quarter); jpeg (jpeg_90, 70, 50); blur (blur_1, 2, 4 px); noise (noise_4, 8, 16
+    of 255); rate (rate_half); trim (trim_front, trim_back: 25 %).
+
+    Every score is stored at once: after a kill the same command goes on. Other levels can be added later. Written:
+    tables/robustness.parquet, tables/robustness_results.csv, and the executed notebook 09_robustness with its page.
+
+    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the undisturbed scores are not the stored ones.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.analysis.read.robustness import findings  # tables take a second to load
+    from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
+    from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load
+
+    found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    config = run_config(found)
+    if config.task != DEFAULT_TASK:
+        raise UsageError(f"{found.run_id} is of task {config.task}; robustness is of runs of task {DEFAULT_TASK}.")
+    names = [name for text in levels for name in split_names(text)]
+    click.echo(f"run {found.root}\nlevels: {', '.join(levels_named(names))}")
+    parameters: dict[str, Any] = {
+        "run_dir": str(found.root),
+        "levels": names,
+        "decode_workers": jobs or 0,
+        "bootstrap_replicates": config.bootstrap_replicates,
+        "confidence": config.confidence,
+    }
+    with run_lock(found):
+        code = execute_record(
+            ROBUSTNESS, found.logs, parameters, runs_dir=config.runs_dir, what="the table of levels",
+            progress=progress_path(found, ROBUSTNESS, None), record=found.partial_notebook(ROBUSTNESS),
+        )  # fmt: skip
+        if not code:
+            record = found.partial_notebook(ROBUSTNESS).replace(found.executed_notebook(ROBUSTNESS))
+            files = listed([found.robustness, found.robustness_results, record], found.root)
+            write_document(found.stage_checkpoint(ROBUSTNESS), {"files": files})
+    reported = commands.report_run(found)
+    if code:
+        click.echo(f"to go on: {command_text(*sys.argv[1:])}", err=True)
+        context.exit(code)
+    results = read_table(found.robustness_results, ROBUSTNESS_RESULTS)
+    for line in findings(results, config.confidence, found):
+        click.echo(f"  {line}")
+    click.echo(f"  robustness    {found.report_html}\n  table         {found.robustness_results}")
+    context.exit(reported)

@@ -1,8 +1,6 @@
 """Begin, resume or fork a run, here or as jobs."""
 
-import errno
 import importlib.util
-import os
 import re
 import shlex
 import sys
@@ -16,12 +14,12 @@ import click
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
-from fvc_lib.execution.plan.fingerprint import line_of_other_code, put_back, set_aside
+from fvc_lib.execution.plan.fingerprint import line_of_other_code, set_aside
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
-from fvc_lib.execution.run.gpus import ranks_chosen_for_job, ranks_chosen_here
-from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
+from fvc_lib.execution.run.gpus import ranks_chosen, ranks_chosen_here
+from fvc_lib.execution.run.lock import is_worked_on, run_lock
 from fvc_lib.execution.run.record import begin_run, read_run_record, record_resumption
 from fvc_lib.execution.run.runner import Runner
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
@@ -121,7 +119,9 @@ class RunCommand:
 
     def __init__(self, notebooks: Path, options: RunOptions, given: which_run.GivenValues) -> None:
         options.check()
-        self.options, self.config, self.run = options, given.config, None
+        self.options, self.config = options, given.config
+        self.run: RunPaths | None = None  # to be resumed
+        self.ancestor: RunPaths | None = None  # to be forked
         self.notebooks: dict[str, Notebook] = read_notebooks(notebooks)
         self._submits = options.executor == "slurm"
         self._only, self._start = (stage_named(text) if text else None for text in (options.only, options.start))
@@ -129,18 +129,17 @@ class RunCommand:
         self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
         if self._submits and not given.config.use_mlops_pipeline:
             raise UsageError(
-                "USE_MLOPS_PIPELINE=false runs every notebook straight through and records nothing that jobs could go "
-                "on from: submit with the pipeline, or run it straight within a job of your own."
+                "--executor slurm needs the pipeline, because jobs go on from its records. Set USE_MLOPS_PIPELINE=true."
             )
-        if options.of_a_run:
-            self.run = find_run(Path(given.config.runs_dir), options.resume or "latest", options.experiment)
-            if options.fork:
-                self.config = which_run.config_of_fork(self.run, given)
-            else:
-                self.config = which_run.config_to_resume(self.run, given, sys.argv[1:])
-        else:
+        if not options.of_a_run:
             refuse_contradictions(given.config, given.written)
-        if options.fork or not options.of_a_run:
+        else:
+            found = find_run(Path(given.config.runs_dir), options.resume or "latest", options.experiment)
+            if options.fork:
+                self.ancestor, self.config = found, which_run.config_of_fork(found, given)
+            else:
+                self.run, self.config = found, which_run.config_to_resume(found, given, sys.argv[1:])
+        if self.run is None:
             _refuse_wrong_corpus(self.config)
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
         self._tasks = task_keys(options.tasks, self.config) if options.tasks else None
@@ -149,44 +148,36 @@ class RunCommand:
     def plan(self) -> list[PlannedTask]:
         """Return all tasks (notebooks, or folds of them), with the decision whether they run, and the reason."""
         return make_plan(
-            self.notebooks, self.config, self.run, only=self._only, start=self._start, force=self._force,
-            tasks=self._tasks,
+            self.notebooks, self.config, self.run or self.ancestor, only=self._only, start=self._start,
+            force=self._force, tasks=self._tasks,
         )  # fmt: skip
 
-    def refuse(self, *, imports: bool = True) -> None:
+    def refuse(self) -> None:
         """Raise the errors that ``execute`` would raise before it begins; write nothing.
-
-        Args:
-            imports: whether to build the network and the user's classes that the parameters choose.
 
         Raises:
             UsageError: another process works on the run, a new run cannot be created, or a choice cannot be built.
             DataError: the run's status or record cannot be read.
-            OSError: the folder cannot be written.
         """
-        run = None if self.options.fork else self.run
-        folder = run.root if run is not None else refuse_runs_folder(self.config.runs_dir, self.config.experiment)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        if run is not None:
-            keys = self._tasks
-            if is_worked_on(run) if keys is None else any(is_task_worked_on(run, key) for key in keys):
-                raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
-            read_status(run)
-            read_run_record(run)
-        if imports and any(planned.run and planned.task.stage.trains for planned in self.plan()):
-            _refuse_broken_choice(self.config, elsewhere=self._submits)
+        if self.run is None:
+            refuse_runs_folder(self.config.runs_dir, self.config.experiment)
+        else:
+            if self._tasks is None and is_worked_on(self.run):
+                raise UsageError(f"{self.run.run_id} is being worked on. Wait for it, or stop it, then try again.")
+            read_status(self.run)
+            read_run_record(self.run)
+        if any(planned.run and planned.task.stage.trains for planned in self.plan()):
+            _refuse_broken_choice(self.config)
 
     def show(self) -> None:
         """Print the plan and write nothing; raise the errors that ``execute`` would raise before it begins."""
         self.refuse()
-        run, config = None if self.options.fork else self.run, self.config
-        plan = self.plan()
+        config, plan = self.config, self.plan()
         self._describe(plan)
+        folder = Path(config.runs_dir) / config.experiment
         click.echo(f"task: {config.task}")
         click.echo(f"corpus: {' + '.join([config.corpus or 'the generated sample corpus', *config.more_corpora])}")
-        folder = Path(config.runs_dir) / config.experiment
-        click.echo(f"run: {run.root if run else f'a new folder under {folder}'}")
+        click.echo(f"run: {self.run.root if self.run else f'a new folder under {folder}'}")
         if config.rescale:
             from fvc_lib.corpus.rescaling import disk_sentence  # with polars and PyAV, for this alone
 
@@ -194,10 +185,10 @@ class RunCommand:
         for planned in plan:
             decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
             click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")
-        if self.options.fork and self.run is not None:
-            self._print_fork(self.run, *self._taken(self.run))
+        if self.ancestor is not None:
+            self._print_fork(self.ancestor, *self._taken(self.ancestor))
         if self._submits:
-            run, site = run or RunPaths(folder / "run_TO_BE"), read_site()
+            run, site = self.run or RunPaths(folder / "run_TO_BE"), read_site()
             click.echo(describe(self._slurm_jobs(plan, site), run, site))
 
     def execute(self) -> int:
@@ -208,34 +199,30 @@ class RunCommand:
         plan = self.plan()
         self._describe(plan)
         make: Callable[[], list[PlannedTask]] = self._plan_of_resumed
-        if self.run is None or self.options.fork:
-            ancestor, prepare = self.run, None
-            make = (lambda: plan) if ancestor is None else self.plan
-            if ancestor is not None:
-                kept, carried = self._taken(ancestor)
-                changed = {name: list(change) for name, change in self._changes(ancestor).items()}
-
-                def prepare(fork: RunPaths) -> Mapping[str, object]:
-                    which_run.take_over(ancestor, fork, kept, carried)
-                    return {"forked_from": ancestor.run_id, "changed": changed}
-
-            self.run = begin_run(
-                self.config,
-                command=self._command,
-                prepare=prepare,
-                state="waiting" if self._submits else "running",
-                chosen=self._chosen,
-                submits=self._submits,
-            )
-            if ancestor is not None:
-                self._print_fork(ancestor, kept, carried)
+        if self.run is None:
+            self.run, make = self._begin(), self.plan if self.ancestor else lambda: plan
         return self._hand_to_slurm(self.run, make) if self._submits else self._run(self.run, make)
+
+    def _begin(self) -> RunPaths:
+        """Create the folder of a new run; a fork gets the files of the tasks that it takes over."""
+        prepare, ancestor = None, self.ancestor
+        if ancestor is not None:
+            kept, carried = self._taken(ancestor)
+            changed = {name: list(change) for name, change in self._changes(ancestor).items()}
+            self._print_fork(ancestor, kept, carried)
+
+            def prepare(fork: RunPaths) -> Mapping[str, object]:
+                which_run.take_over(ancestor, fork, kept, carried)
+                return {"forked_from": ancestor.run_id, "changed": changed}
+
+        state: Literal["waiting", "running"] = "waiting" if self._submits else "running"
+        return begin_run(self.config, command=self._command, prepare=prepare, state=state, submits=self._submits)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
         """Print which trainings are kept though their code has changed, and the number for ``num_ranks auto``."""
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
-        other_code = line_of_other_code(self.run, finished) if self.run is not None else ""
-        for line in filter(None, (other_code, self._chosen)):
+        of = self.run or self.ancestor
+        for line in filter(None, (line_of_other_code(of, finished) if of else "", self._chosen)):
             click.echo(line)
 
     def _changes(self, ancestor: RunPaths) -> dict[str, which_run.Change]:
@@ -249,8 +236,7 @@ class RunCommand:
         """Print the changed parameters of a fork, and the tasks that it takes over."""
         click.echo(f"fork of {ancestor.run_id}: {which_run.in_words(self._changes(ancestor))}")
         click.echo(f"  kept: {', '.join(task.key for task in kept) or 'nothing'}")
-        for task in carried:
-            click.echo(f"  {task.key:<28} goes on from its checkpoint")
+        click.echo(f"  go on from their checkpoints: {', '.join(task.key for task in carried) or 'none'}")
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
         """Submit the unfinished tasks of ``run`` as jobs; return 0.
@@ -264,15 +250,13 @@ class RunCommand:
             plan = make_plan()
             jobs = self._slurm_jobs(plan, site)
             # A job goes on with unfinished tasks, so tasks to be repeated must not look finished.
-            moved = set_aside(run, [planned.task for planned in plan if planned.redo])
+            set_aside(run, [planned.task for planned in plan if planned.redo])
             leave_to_jobs(run, [planned.task for planned in plan if planned.run])
         click.echo(f"run {run.root}")
         try:
             submitted = submit(jobs, run, site)
         except FvcError as error:
-            put_back(moved)
-            force = [text for stage in self._force for text in ("--force", stage.name)]
-            go_on = command_text("--resume", run.root, "--executor", "slurm", *force)
+            go_on = command_text("--resume", run.root, "--executor", "slurm")
             raise type(error)(f"{error} The run waits; to go on: {go_on}") from error
         for job in submitted:
             click.echo(f"  {submission_text(job)}")
@@ -329,22 +313,17 @@ def with_ranks(config: RunConfig, options: RunOptions) -> tuple[RunConfig, str]:
     if options.executor != "slurm" or config.num_ranks != AUTO_RANKS:
         return ranks_chosen_here(config, options.jobs)
     site, jobs = read_site(), (options.jobs or 1) if options.one_job else 1
-    return ranks_chosen_for_job(
-        config, gpus_of_rank=site.gpus, ranks_per_node=site.ranks_per_node, jobs=jobs, site=site.path.name
-    )
+    num_gpus = (site.ranks_per_node or 1) if site.gpus else 0
+    return ranks_chosen(config, jobs, num_gpus, f"by GPUS and RANKS_PER_NODE of {site.path.name}")
 
 
-def _refuse_broken_choice(config: RunConfig, *, elsewhere: bool) -> None:
+def _refuse_broken_choice(config: RunConfig) -> None:
     """Build the network and the user's classes in another process, so that errors show before the run begins.
-
-    Args:
-        config: the parameters.
-        elsewhere: whether another machine trains. Then ``accelerations`` are not checked on this one.
 
     Raises:
         UsageError: something cannot be built; the message has the reason.
     """
-    values = config.model_dump(mode="json") | ({"accelerations": []} if elsewhere else {})
+    values = config.model_dump(mode="json")
     (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
     if answer.failure and not answer.detail.startswith("SIGKILL"):  # killed for memory: the stage names what it needs
         raise UsageError(f"what the parameters choose cannot be built: {answer.detail}. Mend it, or choose another.")
@@ -355,23 +334,20 @@ def _refuse_broken_choice(config: RunConfig, *, elsewhere: bool) -> None:
 def trouble_of_choice(values: dict[str, Any]) -> str:
     """Return why the network or a class that a configuration chooses cannot be built; empty if all can be built."""
     from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
-    from fvc_lib.engine.device import training_device  # torch takes a second to load
 
     config = RunConfig(**values)
     try:
         config.load_chosen()
-        if config.accelerations:
-            training_device(config)
         if config.of_features:
             refuse_settings(config)
             packages = DETECTORS.get(config.model).packages
             if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
                 raise UsageError(f"model {config.model!r} needs {', '.join(missing)}, which is not installed.")
             if config.of_features == "embedding":
-                _try_detector(trunk_config(config))
+                _try_network(trunk_config(config))
                 refuse_random_trunk(config)
         elif config.task == DEFAULT_TASK:
-            _try_detector(config)
+            _try_network(config)
         elif sees := DETECTORS.of_features(config.model):
             raise UsageError(
                 f"model {config.model!r} reads {sees} features of videos, and task {config.task} needs a network: "
@@ -379,68 +355,50 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
             )
     except FvcError as error:
         return str(error)
+    except MemoryError:  # the machine that trains may have more
+        return ""
+    except Exception as error:  # noqa: BLE001 - whatever a user's class raises
+        reason = f"{type(error).__name__}: {error}"
+        return (
+            f"model {config.model!r} cannot be built, or fails on uint8 clips (2, frames, 3, side, side): {reason}. "
+            "Mend it, or choose another."
+        )
     return ""
 
 
-def _try_detector(config: RunConfig) -> None:
-    """Build the network without memory for its weights; a user's own network is run on two clips instead.
+def _try_network(config: RunConfig) -> None:
+    """Build the network, without memory for its weights; run a user's own network on two clips on the CPU.
 
     Raises:
-        UsageError: the network cannot be built, or fails on the clips.
-    """
-    from fvc_lib.detectors.network import build_detector  # torch takes a second to load
-    from fvc_lib.engine.device import without_memory
-    from fvc_lib.tasks.video.features import frozen_trunk
-
-    try:
-        if DETECTORS.file_of(config.model) is not None:
-            frozen_trunk(_try_two_clips(config), config)
-            return
-        with without_memory():
-            network = build_detector(config)
-    except (FvcError, MemoryError):
-        raise
-    except Exception as error:  # whatever a user's class raises
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"model {config.model!r} cannot be built: {reason}. Mend it, or choose another.") from error
-    frozen_trunk(network, config)
-
-
-def _try_two_clips(config: RunConfig) -> Any:
-    """Build a user's own network and run two clips through it on the CPU; return it.
-
-    A network that needs another device or more memory is not tried.
-
-    Raises:
-        UsageError: the network fails on the clips, or does not return logits of shape (2,).
+        UsageError: a user's network does not return logits of shape (2,).
+        Exception: whatever the network raises.
     """
     import torch
 
     from fvc_lib.detectors.network import build_detector
+    from fvc_lib.engine.device import without_memory
     from fvc_lib.engine.oom_detection import is_out_of_memory
-    from fvc_lib.engine.step import refuse_split_batch_norm
+    from fvc_lib.tasks.video.features import frozen_trunk
 
-    clips, model = config.clips, f"model {config.model!r}"
-    frames = torch.randint(0, 256, (2, clips.num_frames, 3, clips.side, clips.side), dtype=torch.uint8)
-    network = build_detector(config).train()
-    at_once = config.batch_size or DETECTORS.get(config.model).micro_batch
-    if at_once < config.effective_batch_size:
-        refuse_split_batch_norm(network, at_once, config.effective_batch_size)
+    if DETECTORS.file_of(config.model) is None:
+        with without_memory():
+            network = build_detector(config)
+        frozen_trunk(network, config)
+        return
+    network, clips = build_detector(config).eval(), config.clips
+    frozen_trunk(network, config)
     try:
         with torch.no_grad():
-            logits = network.eval()(frames)
-    except Exception as error:  # whatever a user's class raises
+            logits = network(torch.zeros(2, clips.num_frames, 3, clips.side, clips.side, dtype=torch.uint8))
+    except Exception as error:
         if is_out_of_memory(error) or re.search("cuda|gpu|nvidia|triton|device", str(error), re.IGNORECASE):
-            return network  # the machine that trains may be another one
-        reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{model} fails on uint8 clips {tuple(frames.shape)}: {reason}. Mend it.") from error
-    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (2,):
+            return  # the machine that trains may be another one
+        raise
+    if tuple(logits.shape) != (2,):
         raise UsageError(
-            f"{model}: gives {shape} for 2 clips, wanted logits (2,), one per clip. For features set num_features in "
-            "the class's body: they get a head."
+            f"model {config.model!r}: gives {tuple(logits.shape)} for 2 clips, wanted logits (2,), one per clip. For "
+            "features set num_features in the class's body: they get a head."
         )
-    return network
 
 
 def _refuse_wrong_corpus(config: RunConfig) -> None:

@@ -15,11 +15,10 @@ import click
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, RunOptions
 from fvc_lib.execution.plan.fingerprint import corpus_record
-from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import status_now
 from fvc_lib.execution.run.which_run import GivenValues, given_values
-from fvc_lib.execution.slurm import SlurmError, job_states
+from fvc_lib.execution.slurm import job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
@@ -36,28 +35,41 @@ _STOPPED = (75, 130, 143)
 
 @dataclass
 class Combination:
-    """One combination of values, and its run if there is one."""
+    """One combination of values, and its newest run if there is one."""
 
     name: str  # such as ``model frame_cnn, seed 0``
     given: GivenValues
     run_hash: str
     run: RunPaths | None = None
-    state: str = "new"  # new, finished, at work, queued or unfinished
     exit_code: int = 0  # of its command in this sweep
 
-    def look(self) -> None:
-        """Set ``run`` to the newest finished run with this hash, else to the newest one, and ``state`` to its state."""
+    def find(self) -> str:
+        """Set ``run`` to the newest run with this hash.
+
+        Returns:
+            ``new``, ``finished``, ``at work`` (also while jobs wait in a queue) or ``unfinished``.
+        """
         runs = list_runs(self.given.config.runs_dir, self.given.config.experiment)
         own = [run for run in runs if read_json_object(run.run_json).get("config_hash") == self.run_hash]
-        states = {run: _state(run, self.given) for run in reversed(own)}
-        finished = [run for run, state in states.items() if state == "finished"]
-        self.run = next(iter([*finished, *states]), None)
-        self.state = states[self.run] if self.run else "new"
+        self.run = own[-1] if own else None
+        return "new" if self.run is None else _state(self.run, self.command(None, "local"))
 
     def command(self, jobs: int | None, executor: Executor) -> RunCommand:
         """Return the command that begins the run, or resumes it."""
         resume = str(self.run.root) if self.run else None
         return RunCommand(NOTEBOOKS, RunOptions(resume=resume, jobs=jobs, executor=executor), self.given)
+
+
+def _state(run: RunPaths, command: RunCommand) -> str:
+    try:
+        status = status_now(run)
+        waits = status.shared and any(not job.ended for job in job_states(run, must_answer=True))
+    except FvcError:  # a silent queue may hold jobs; a damaged record is named by the command that resumes the run
+        return "at work"
+    if waits or status.state == "running":
+        return "at work"
+    is_done = status.state == "done" and not any(planned.run for planned in command.plan())
+    return "finished" if is_done else "unfinished"
 
 
 def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
@@ -66,22 +78,20 @@ def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     Raises:
         UsageError: a field or value is unknown, or compared runs may not differ in the field.
     """
-    texts: dict[str, list[str]] = {}
+    given: dict[str, list[str]] = {}
     for name, text in over:
-        texts.setdefault(name, []).append(text)
+        given.setdefault(name, []).append(text)
     values = {}
-    for name, repeated in texts.items():
-        listed = [part.strip() for part in repeated[0].split(",")] if len(repeated) == 1 else repeated
-        for text in listed:
+    for name, texts in given.items():
+        parts = [part.strip() for part in texts[0].split(",")] if len(texts) == 1 else texts
+        values[name] = list(dict.fromkeys(parts))
+        for text in parts:
             parse_text_value(name, text)
-        if name in _DECIDE_THE_FOLDS:
+        if name in _DECIDE_THE_FOLDS or name in NOT_HASHED:
             raise UsageError(
-                f"--over {name}: runs that differ in it are tested on other videos or folds and cannot be compared. "
-                f"Start a sweep for each value: -p {name} VALUE."
+                f"--over {name}: it changes the videos, the folds or no number, so runs that differ in it cannot be "
+                f"compared. Give one value: -p {name} VALUE."
             )
-        if name in NOT_HASHED:
-            raise UsageError(f"--over {name}: it changes no number, so all runs would be one. Give -p {name}.")
-        values[name] = list(dict.fromkeys(listed))
     return values
 
 
@@ -93,14 +103,12 @@ def combinations(
     *,
     experiment: str = "sweep",
 ) -> list[Combination]:
-    """Return every combination of the values in ``over``, with its run if there is one; writes nothing.
+    """Return every combination of the values in ``over``; a repeated combination counts once. Write nothing.
 
     Raises:
-        UsageError: a name or value is unknown or not allowed, a combination is repeated, or there is only one.
+        UsageError: a name or value is unknown or not allowed, or there is only one combination.
     """
     swept = values_to_sweep(over)
-    if twice := sorted(swept.keys() & {name for name, _ in values}):
-        raise UsageError(f"{', '.join(twice)}: given with -p and with --over. Leave one of them out.")
     base = given_values(params_files, yaml_texts, values, {"experiment": experiment}).config
     if base.task != DEFAULT_TASK:
         raise UsageError(f"sweep compares detectors of videos (task {DEFAULT_TASK}), and the task is {base.task}.")
@@ -116,30 +124,10 @@ def combinations(
         given = given_values(params_files, yaml_texts, [*values, *chosen.items()], shared)
         name = ", ".join(f"{field} {text}" for field, text in chosen.items())
         digest = run_hash(given.config, corpus)
-        if digest in members:
-            raise UsageError(f"{name} and {members[digest].name} are the same run. Leave one of them out.")
-        members[digest] = Combination(name, given, digest)
-        members[digest].look()
+        members.setdefault(digest, Combination(name, given, digest))
     if len(members) < 2:
         raise UsageError("--over: this is one run, and a comparison needs two. Give more values.")
     return list(members.values())
-
-
-def _state(run: RunPaths, given: GivenValues) -> str:
-    try:
-        status = status_now(run)
-        if is_worked_on(run):
-            return "at work"
-        if status.state == "done":
-            plan = RunCommand(NOTEBOOKS, RunOptions(resume=str(run.root)), given).plan()
-            return "unfinished" if any(planned.run for planned in plan) else "finished"
-        if status.shared and any(not job.ended for job in job_states(run, must_answer=True)):
-            return "queued"
-    except SlurmError:  # a silent queue may hold its jobs: do not submit them twice
-        return "queued"
-    except FvcError:  # the command that resumes the run names the problem
-        pass
-    return "unfinished"
 
 
 def compare(members: Sequence[Combination]) -> int:
@@ -171,16 +159,15 @@ def compare(members: Sequence[Combination]) -> int:
     return 1 if code else 0
 
 
-def show(members: Sequence[Combination]) -> None:
-    """Print the name, state and run id of every combination."""
-    width, config = max(len(member.name) for member in members), members[0].given.config
-    done = sum(member.state == "finished" for member in members)
-    folder = Path(config.runs_dir) / config.experiment
-    click.echo(f"{len(members)} runs on the same folds, {done} of them finished, in {folder}")
-    for number, member in enumerate(members, start=1):
-        run = member.run.run_id if member.run else ""
-        code = f"  exit code {member.exit_code}" if member.exit_code else ""
-        click.echo(f"  {number:>3}  {member.name:<{width}}  {member.state:<10}  {run}{code}".rstrip())
+def show(members: Sequence[Combination]) -> list[str]:
+    """Print the name, state and run id of every combination; return the states."""
+    states = [member.find() for member in members]
+    folder = Path(members[0].given.config.runs_dir) / members[0].given.config.experiment
+    click.echo(f"{len(members)} runs on the same folds, {states.count('finished')} of them finished, in {folder}")
+    for member, state in zip(members, states, strict=True):
+        code = f", exit code {member.exit_code}" if member.exit_code else ""
+        click.echo(f"  {member.name}: {state} {member.run.run_id if member.run else ''}{code}")
+    return states
 
 
 def execute(members: Sequence[Combination], jobs: int | None, executor: Executor) -> int:
@@ -189,26 +176,20 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
     The first combination with a finished run is the reference. After a run that fails the others are still made.
     """
     again = command_text(*sys.argv[1:])
-    for number, member in enumerate(members, start=1):
-        if member.state in ("new", "unfinished"):
-            click.echo(f"\nrun {number} of {len(members)}: {member.name}")
+    for member in members:
+        if member.find() in ("new", "unfinished"):
+            click.echo(f"\nrun of {member.name}")
             try:
                 member.exit_code = member.command(jobs, executor).execute()
-            except (FvcError, StoppedError) as error:
+            except (FvcError, StoppedError, OSError) as error:
                 click.echo(f"error: {error}", err=True)
-                member.exit_code = error.exit_code
-            except OSError as error:
-                click.echo(f"error: {error.filename or 'a file'}: {error.strerror}", err=True)
-                member.exit_code = 1
-            member.look()
+                member.exit_code = getattr(error, "exit_code", 1)
             if member.exit_code in _STOPPED:
                 click.echo(f"stopped; to go on: {again}")
                 return member.exit_code
-    click.echo("")
-    show(members)
+    states = show(members)
     failure = next((member.exit_code for member in members if member.exit_code), 0)
-    states = [member.state for member in members]
-    if {"queued", "at work"} & set(states):
+    if "at work" in states:
         click.echo(f"to compare once the jobs have ended: {again}")
         return failure
     if states.count("finished") < 2:
@@ -268,12 +249,8 @@ def sweep(
     Exit codes: 0 all done or submitted, 2 usage, 75/130/143 stopped, else that of the first run that failed.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     members = combinations(over, params_files, yaml_texts, values, experiment=experiment)
-    show(members)
-    built = set[str]()
-    for member in members:
-        if member.state in ("new", "unfinished"):
-            network = member.given.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash
-            member.command(jobs, executor).refuse(imports=network not in built)  # building a network takes seconds
-            built.add(network)
+    for member, state in zip(members, show(members), strict=True):
+        if state in ("new", "unfinished"):
+            member.command(jobs, executor).refuse()
     if not dry_run:
         context.exit(execute(members, jobs, executor))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution import doctor
-from fvc_lib.execution.doctor import diagnose, exit_code, lines
+from fvc_lib.execution.doctor import diagnose
 from fvc_lib.services.config import RunConfig
 
 
@@ -20,40 +20,28 @@ def config(tmp_path: Path) -> RunConfig:
 def test_a_sound_machine_has_no_problem_and_every_other_finding_a_remedy(config, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "CHILD_SECONDS", 600.0)
     findings = diagnose(config)
-    assert exit_code(findings) == 0, lines(findings)
-    wanted = {"Python", "packages", "torch", "device cpu", "disk for runs", "memory", "SLURM"}
+    assert {finding.state for finding in findings} <= {"ok", "warning"}, findings
+    wanted = {"packages", "torch on cpu", "disk for runs", "memory", "SLURM"}
     assert wanted <= {finding.name for finding in findings}
     assert all(finding.remedy for finding in findings if finding.state != "ok")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("source", "device", "name", "words"),
+    ("source", "device", "words"),
     [
-        ("raise ImportError('libcudart.so.13 is missing')", "auto", "torch", "libcudart.so.13"),
-        ("import os; os.kill(os.getpid(), 11)", "auto", "torch", "SIGSEGV"),
-        (
-            "class cuda: is_available = lambda: True; device_count = lambda: 1",
-            "auto",
-            "device cuda:0",
-            "no kernel image",
-        ),
-        ("class cuda: is_available = lambda: False", "cuda", "device", "not available"),
+        ("raise ImportError('libcudart.so.13 is missing')", "auto", "libcudart.so.13"),
+        ("import os; os.kill(os.getpid(), 11)", "auto", "SIGSEGV"),
+        ("def ones(*_, **__): raise RuntimeError('no kernel image')", "cuda", "no kernel image"),
     ],
 )
-def test_a_torch_or_device_that_does_not_work_is_a_problem(config, tmp_path, monkeypatch, source, device, name, words):
+def test_a_torch_or_device_that_does_not_work_is_a_problem(config, tmp_path, monkeypatch, source, device, words):
     package = tmp_path / "path" / "torch"
     package.mkdir(parents=True)
-    base = (
-        "__version__ = '9'\n"
-        "class backends:\n    class mps: is_available = lambda: False\n"
-        "def ones(*_, **__): raise RuntimeError('no kernel image')\n"
-    )
-    (package / "__init__.py").write_text(base + source)
+    (package / "__init__.py").write_text(f"__version__ = '9'\n{source}")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-    (finding,) = [f for f in doctor.torch(config.model_copy(update={"device": device})) if f.name == name]
-    assert finding.state == "problem"
-    assert words in finding.found
+    (finding,) = doctor.torch(config.model_copy(update={"device": device}))
+    assert (finding.state, words in finding.found) == ("problem", True)
 
 
 def test_little_memory_and_a_folder_that_cannot_be_made_are_problems(config, tmp_path):
@@ -66,7 +54,7 @@ def test_little_memory_and_a_folder_that_cannot_be_made_are_problems(config, tmp
 
 def test_slurm_is_shown_as_its_own_commands_tell_it(config, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin:/bin")
-    for name, script in (("sbatch", ":"), ("sinfo", "echo 'main* up, 2 nodes, (null)'")):
+    for name, script in (("sbatch", ":"), ("sinfo", "echo 'main* up, 2 nodes'")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     assert [f.found for f in doctor.slurm(config)] == ["main* up, 2 nodes"]

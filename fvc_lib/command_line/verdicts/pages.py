@@ -10,8 +10,7 @@ from typing import Any
 from fvc_lib.analysis.pages.answers import Known, frame_pictures, heat_map, over_time, write_video_page
 from fvc_lib.analysis.pages.page import stamp_of
 from fvc_lib.analysis.wording import interval_text
-from fvc_lib.command_line.export import model_card
-from fvc_lib.command_line.models import standing_of_run
+from fvc_lib.command_line.models import model_card, standing_of_run
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.run_paths import RunPaths

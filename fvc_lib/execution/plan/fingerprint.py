@@ -5,6 +5,7 @@ inputs and its code are the same, and its outputs are as it wrote them. A change
 repeat a training. Files of earlier attempts are moved, never deleted.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -214,24 +215,27 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
 # Files of a task
 
 
-def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
-    """Move every file of ``tasks`` to ``superseded/<number>/``; return the old and new paths, for ``put_back``."""
+def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
+    """Move every file of ``tasks`` to ``superseded/<number>/``; two processes never get the same number."""
     paths = [path for task in tasks for path in written_by(run, task) if path.exists()]
     if not paths:
-        return []
-    folder, moved = _next_folder(run.superseded), []
+        return
+    numbers = (run.superseded / str(number) for number in itertools.count(1))
+    run.superseded.mkdir(exist_ok=True)
+    folder = next(folder for folder in numbers if _made(folder))
     for path in paths:
         target = folder / path.relative_to(run.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
-        moved.append((path, target))
-    return moved
 
 
-def put_back(moved: Iterable[tuple[Path, Path]]) -> None:
-    """Undo ``set_aside`` in reverse order, so that the record of a stage returns after its files."""
-    for path, target in reversed(list(moved)):
-        target.rename(path)
+def _made(folder: Path) -> bool:
+    """Make ``folder``; return False if it is already there."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def written_by(run: RunPaths, task: Task) -> list[Path]:
@@ -252,16 +256,3 @@ def _logs(run: RunPaths, task: Task) -> list[Path]:
     of = (task.stage.name, task.fold)
     logs = [run.metrics(*of), run.memory(*of), run.memory_events(*of), run.executed_notebook(*of)]
     return [*logs, *task.stage.beside(run, task.fold)]
-
-
-def _next_folder(parent: Path) -> Path:
-    """Make the next numbered folder in ``parent`` and return it; two processes never get the same folder."""
-    parent.mkdir(exist_ok=True)
-    number = 1
-    while True:
-        try:
-            (parent / str(number)).mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return parent / str(number)

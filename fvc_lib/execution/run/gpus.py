@@ -86,54 +86,31 @@ def trainings_at_once(config: RunConfig, jobs: int | None = None) -> int:
 
 
 def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunConfig, str]:
-    """Replace ``num_ranks auto`` by a number that suits this machine or SLURM job.
-
-    Returns:
-        The configuration, and a text with the reason. If ``num_ranks`` is a number, it stays and the text is empty.
-    """
-    if config.num_ranks != AUTO_RANKS:
-        return config, ""
-    here, at_once, nodes = training_gpus(config), trainings_at_once(config, jobs), job_nodes()
-    named = f"{len(here)} GPU{'s' * (len(here) > 1)} here ({','.join(here)})"
-    if not here:
-        return _chosen(config, 1, "no GPU is here, by CUDA_VISIBLE_DEVICES or nvidia-smi")
-    if nodes > 1 and at_once < len(here):
-        return _chosen(config, nodes * len(here), f"one training at a time over {nodes} nodes, each with {named}")
-    return _chosen(config, len(here) // at_once, f"trainings at once: {at_once}, {named}")
+    """Replace ``num_ranks auto`` by a number that suits this machine or SLURM job; see ``ranks_chosen``."""
+    return ranks_chosen(config, jobs, len(training_gpus(config)), "here", nodes=job_nodes())
 
 
-def ranks_chosen_for_job(
-    config: RunConfig, *, gpus_of_rank: int, ranks_per_node: int | None, jobs: int, site: str
+def ranks_chosen(
+    config: RunConfig, jobs: int | None, num_gpus: int, where: str, *, nodes: int = 1
 ) -> tuple[RunConfig, str]:
-    """Replace ``num_ranks auto`` as ``ranks_chosen_here`` does, but for a SLURM job that is yet to be submitted.
+    """Replace ``num_ranks auto`` by the number of GPUs that each training gets, at least 1.
 
     Args:
         config: the parameters.
-        gpus_of_rank: setting GPUS of the site file: GPUs per rank.
-        ranks_per_node: setting RANKS_PER_NODE of the site file; None: not set.
-        jobs: the largest number of trainings at once in one job, which has one node.
-        site: name of the site file, for the reason.
+        jobs: the number of ``--jobs``; None: ``auto``.
+        num_gpus: the number of GPUs on one node.
+        where: words for the sentence that say where the GPUs are.
+        nodes: the number of nodes.
 
     Returns:
-        The configuration, and a text with the reason; empty if ``num_ranks`` is a number.
+        The configuration, and a sentence with the reason; empty if ``num_ranks`` is a number.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""
-    if not gpus_of_rank:
-        return _chosen(config, 1, f"jobs have no GPU: GPUS of {site} is 0")
-    if ranks_per_node is None:
-        return _chosen(config, 1, f"RANKS_PER_NODE of {site}, how many ranks a node has GPUs for, is not given")
-    at_once, named = trainings_at_once(config, jobs), f"RANKS_PER_NODE of {site} is {ranks_per_node}"
-    return _chosen(config, ranks_per_node // at_once, f"trainings at once: {at_once}, {named}")
-
-
-def _chosen(config: RunConfig, ranks: int, why: str) -> tuple[RunConfig, str]:
-    if config.of_features:
-        ranks, why = 1, f"{config.model} trains in one process"
-    elif config.device in ("cpu", "mps"):
-        ranks, why = 1, f"device {config.device}: there are no GPUs to share out"
-    elif ranks > config.effective_batch_size:
-        ranks = config.effective_batch_size
-        why += f", and an optimizer step has {ranks} samples (effective_batch_size)"
-    ranks = max(1, ranks)
+    at_once = trainings_at_once(config, jobs)
+    ranks = nodes * num_gpus if nodes > 1 and at_once < num_gpus else num_gpus // at_once
+    if config.of_features or config.device in ("cpu", "mps"):
+        ranks = 1
+    ranks = max(1, min(ranks, config.effective_batch_size))
+    why = f"GPUs {where}: {num_gpus}, nodes: {nodes}, trainings at once: {at_once}"
     return config.model_copy(update={"num_ranks": ranks}), f"num_ranks auto: {ranks} ({why})"

@@ -188,7 +188,6 @@ def begin_run(
     command: str,
     prepare: Callable[[RunPaths], Mapping[str, object]] | None = None,
     state: RunState = "running",
-    chosen: str = "",
     submits: bool = False,
 ) -> RunPaths:
     """Create a run folder with its record, parameters, patch of the code and first status.
@@ -198,7 +197,6 @@ def begin_run(
         command: the command that was typed.
         prepare: called with the new folder before ``run.json`` is written; its result is added to ``run.json``.
         state: the status until a process works on the run.
-        chosen: the sentence that explains the value chosen for ``num_ranks auto``; empty: it was not ``auto``.
         submits: whether this command only submits jobs.
 
     Raises:
@@ -224,7 +222,6 @@ def begin_run(
         "corpus": corpus | _indexed(run),
         "params": config.model_dump(mode="json"),
         "params_sha256": [content_hash(run.params_yaml)],
-        **({"chosen": chosen} if chosen else {}),
         "contents": content_chosen(config),
         "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
         **prepared,

@@ -316,7 +316,7 @@ def open_run(
     parameters.refuse_contradictions(given.config, given.written)
     config, chosen = ranks_chosen_here(given.config, jobs=1)  # one fold at a time
     print(chosen, end="\n" if chosen else "")
-    return begin_run(config, command=command, state=state, chosen=chosen), config, True
+    return begin_run(config, command=command, state=state), config, True
 
 
 def edited_values(cell: Mapping[str, Any], task: str | None) -> dict[str, Any]:
