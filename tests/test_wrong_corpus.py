@@ -8,8 +8,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 import run_notebooks
-from fvc_lib.corpus.corpus_files import LongCorpusError
-from fvc_lib.corpus.listing import read_corpus
 from tests.corpus.published import MINIATURES, text, touch
 
 HEADER = "path,label"
@@ -124,10 +122,3 @@ def test_fakes_alone_can_be_trained_with_the_reals_of_another_corpus(call, tmp_p
 def test_annotations_alone_need_no_video(call, tmp_path):
     corpus = str(corpus_of(tmp_path / "corpus", [], ROWS))
     assert call("corpora", corpus, "-p", "annotations_only", "true").exit_code == 0
-
-
-def test_the_look_before_a_run_is_bounded(tmp_path):
-    touch(tmp_path, *(f"{label}/{number}.mp4" for label in ("real", "fake") for number in range(10)))
-    with pytest.raises(LongCorpusError):
-        read_corpus(tmp_path, most_files=20)
-    assert len(read_corpus(tmp_path, most_files=100).entries) == 20

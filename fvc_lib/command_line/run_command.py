@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,7 +44,6 @@ from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
-_FILES_LOOKED_AT = 20_000  # in each corpus, in less than a second
 _NO_MLFLOW = (
     f"tracker is mlflow, which is not installed ({shlex.join(['make', '-C', str(CHECKOUT), 'setup-mlflow'])}). Install "
     "it before this run ends, or run export-mlflow later"
@@ -405,7 +403,6 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
     """Raise an error if a corpus cannot be trained on, or a target corpus is unknown.
 
     Only folders, lists and names are read, no videos. Without this check a stage would fail after the run has begun.
-    Corpora with more than 20,000 files are not checked here.
     """
     if config.protocol == CROSS_CORPUS:
         from fvc_lib.corpus.protocols.protocol import refused_targets  # polars, for this alone
@@ -416,7 +413,6 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
     corpora = [corpus for corpus in (config.corpus, *config.more_corpora) if corpus]
     if not corpora:
         return
-    from fvc_lib.corpus.corpus_files import LongCorpusError
     from fvc_lib.corpus.listing import (
         read_corpora,
         recognised,  # with polars, for this alone
@@ -430,10 +426,6 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
         recognised(IMAGE_LAYOUTS, Path(config.corpus))
     if config.task != DEFAULT_TASK:
         return
-    with suppress(LongCorpusError):
-        listing = read_corpora(
-            corpora, None,
-            allow_outside=config.allow_outside, label_map=config.label_map, most_files=_FILES_LOOKED_AT,
-        )  # fmt: skip
-        if config.corpus:  # without one the sample corpus brings both labels
-            refuse_untrainable(listing, config)
+    listing = read_corpora(corpora, None, allow_outside=config.allow_outside, label_map=config.label_map)
+    if config.corpus:  # without one the sample corpus brings both labels
+        refuse_untrainable(listing, config)

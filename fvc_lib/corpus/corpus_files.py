@@ -1,52 +1,33 @@
-"""Find and check the files of a corpus, and refuse unusable files and rows with a reason and a remedy."""
+"""Find and check the files of a corpus, and refuse unusable files and rows with a reason and a remedy.
+
+Names tell which pictures are frames of one video, and which files are parts of one longer video.
+"""
 
 import os
 import re
 import stat
-import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cache, partial
 from pathlib import Path, PurePath, PurePosixPath
+from posixpath import splitext
 from typing import Literal
 
 import polars as pl
 
-from fvc_lib.corpus.frame_names import ENDINGS, LAYOUT, is_picture
 from fvc_lib.services.atomic_files import AnyPath, message_text, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import REJECTED, frame_of, write_table
-from fvc_lib.video.decode.file_parts import part_at, picture_names
+from fvc_lib.video.decode.file_parts import PICTURES, part_at, picture_names
 
 # Reasons by which no labelled video is lost.
 NOT_A_LOSS = frozenset((
     "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed", "surplus_file",
     "not_opened", "not_in_trial",
 ))  # fmt: skip
-_REPAIR = "Repair or fetch again the files that cannot be read."
-_REMEDIES = {
-    "missing_video": "Fetch the files that are missing, or drop their rows.",
-    "missing_image": "Fetch the files that are missing, or drop their rows.",
-    "no_video": "Leave out the files that hold no video.",
-    "unsupported": "Convert the files whose format has no decoder here, or leave them out.",
-    "outside_corpus": "Files outside the corpus folder are not read: copy them into it, put the manifest into "
-    "the folder that holds them, or set allow_outside: true (-p allow_outside true).",
-    "linked_folder": "Linked folders are not entered: move them into the corpus, or set allow_outside: true "
-    "(-p allow_outside true).",
-    "conflicting_labels": "Keep one label for each file that is listed with two.",
-    "label_not_used": "Only videos labelled real or fake are used; label_map says what other labels mean.",
-    "unknown_extension": "Give files the extension of their format, such as .mp4.",
-    "not_listed": "List the files that no table names.",
-    "no_path": "Fill the column 'path'.",
-    "no_text": "Fill the column 'text'.",
-    "malformed_row": "Give every row as many cells as the header, in UTF-8.",
-    "unknown_url": "Give the URL of a YouTube, Facebook or Twitter video.",
-    "unassigned_picture": f"{LAYOUT}. In a table, the column 'group' may name the video of a picture instead.",
-    "unknown_split": "Write train, validation or test into the column 'split', or nothing.",
-}
 
 
 @dataclass(frozen=True)
@@ -134,20 +115,24 @@ def refuse_lost(
         no_loss: reasons whose rows do not count as lost.
 
     Raises:
-        DataError: see above; the message counts the reasons and names remedies.
+        DataError: see above; the message counts the reasons and has an example with its remedy for the first three.
     """
     lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss)))
     share = lost.height / max(1, lost.height + num_used)
     if num_used and share <= max_rejected_share:
         return
     shown = lost if lost.height else rejected
-    remedies = list(dict.fromkeys(_REMEDIES.get(reason, _REPAIR) for reason in counted(shown["reason"])))
+    details = (
+        shown.group_by("reason")
+        .agg(pl.len(), pl.col("detail").first())
+        .sort("len", "reason", descending=[True, False])["detail"]
+    )
     problem = f"no usable {what}"
     if num_used:
-        problem = f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} are allowed"
-        remedies.append("Or raise max_rejected_share.")
-    examples = [f"For example: {detail}" for detail in shown["detail"].head(1)]
-    advice = " ".join([*remedies, *examples]) or f"The corpus lists none. Put {what}s into it."
+        problem = (
+            f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} may be (max_rejected_share)"
+        )
+    advice = " ".join(f"For example: {detail}" for detail in details.head(3)) or f"Put {what}s into it."
     raise DataError(f"corpus {str(root)!r}: {problem} ({reasons_text(shown)}). {advice}")
 
 
@@ -197,26 +182,26 @@ def parts_below(path: str, top: str) -> tuple[str, ...]:
 
 
 Kind = Literal["video", "image"]
-
-# Suffixes of browsers and download programs for unfinished files.
-_UNFINISHED = re.compile(
-    r"\.(part|partial|crdownload|opdownload|download|ytdl|aria2|!qb|!ut|tmp|temp)(-frag\d+)?$", re.I
+_VIDEO_ENDINGS = (
+    "3g2 3gp 264 265 amv asf avi divx dv f4v flv gif h264 h265 hevc ivf m1v m2ts m4s m2v m4v mjpeg mjpg mkv mov mp4 "
+    "mpe mpeg mpg mts mxf nut obu ogg ogv qt rm rmvb ts vob webm wmv y4m"
+)
+_IMAGE_ENDINGS = "avif bmp gif jfif jpe jpeg jpg mpo pgm png ppm tif tiff webp"
+ENDINGS = {
+    "video": frozenset(f".{ending}" for ending in _VIDEO_ENDINGS.split()),
+    "image": frozenset(f".{ending}" for ending in _IMAGE_ENDINGS.split()),
+}
+LAYOUT = "Frames of a video are read from a folder of their own: real/VIDEO/000.png or .jpg"
+LABEL_FOLDER = re.compile(r"(?:\d+[_-])?(real|fake)", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+", re.ASCII)
+_PARTS = re.compile(
+    r"(?<=[^/_\-. ])(?:[_\-. ]+(?:seg|segment|shot|scene|crop|frame|clip|part)[_-]?\d+)+$", re.IGNORECASE | re.ASCII
 )
 
 
 def is_named_as(kind: Kind, name: str) -> bool:
     """Return whether ``name`` has an extension of the given kind of file; case does not matter."""
     return PurePath(name).suffix.lower() in ENDINGS[kind]
-
-
-def _dangling(path: Path) -> Path | None:
-    """Return the first symbolic link among ``path`` and its parents whose target does not exist, else None."""
-    links = (each for each in (path, *path.parents) if os.path.islink(each))  # noqa: PTH114 - raises nothing, also below
-    return next((link for link in links if not os.path.exists(link)), None)  # noqa: PTH110
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
 
 
 @dataclass(frozen=True)
@@ -226,11 +211,6 @@ class Reading:
     allow_outside: bool = False
     label_map: Mapping[str, str] = field(default_factory=dict)  # lower-case labels to real or fake
     unused_labels: bool = False  # ``label_map`` may name labels without a row
-    looks: Iterator[int] | None = None  # yields one item for each file that may be looked at; None: no limit
-
-
-class LongCorpusError(Exception):
-    """A corpus has more files than ``read_corpus`` may look at."""
 
 
 READING = ContextVar("reading", default=Reading())  # noqa: B039 - frozen
@@ -250,21 +230,11 @@ class CorpusFiles:
 
     def __init__(self, root: AnyPath, kind: Kind = "video", allow_outside: bool | None = None) -> None:
         self._allow_outside = READING.get().allow_outside if allow_outside is None else allow_outside
-        self._looks = READING.get().looks
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
         self.kind: Kind = kind
         self._prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
+        self._real = cache(os.path.realpath)
         self._real_prefix = f"{os.path.realpath(root).rstrip(os.sep)}{os.sep}"
-        self._real_folders: dict[str, str] = {}
-
-    def look(self, files: int = 1) -> None:
-        """Count files that are looked at.
-
-        Raises:
-            LongCorpusError: more files than ``most_files`` of ``read_corpus`` were counted.
-        """
-        if self._looks is not None and sum(1 for _ in islice(self._looks, files)) < files:
-            raise LongCorpusError
 
     def normalized(self, raw: str) -> str | Refusal:
         """Return ``raw`` as a path relative to the root, without ``.`` and ``..``, or a refusal.
@@ -288,56 +258,30 @@ class CorpusFiles:
 
         A folder of PNG or JPEG pictures, also in a tar, is a video.
         """
-        self.look()
         # Text: a Path for each of 100,000 files would take longer than their stat.
         full = path if path.startswith("/") else f"{self._prefix}{path}"
         try:
-            if not self._allow_outside and not self._is_inside(full) and os.path.exists(full):  # noqa: PTH110 - as below
-                return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
-            mode = os.stat(full).st_mode  # noqa: PTH116
-        except NotADirectoryError:  # it may lead into a tar
-            return self._check_member(path, full)
+            try:
+                mode = os.stat(full).st_mode  # noqa: PTH116
+            except NotADirectoryError:  # it may lead into a tar
+                if self.kind == "image":
+                    return Refusal("unreadable", f"{path!r}: pictures in tars are not read. Unpack the tar.")
+                if not picture_names(full):
+                    part_at(Path(full))
+                return None
         except OSError as error:
-            if isinstance(error, FileNotFoundError) or _dangling(Path(full)):  # the latter of links in a circle
-                return Refusal(f"missing_{self.kind}", self._why_missing(path, Path(full)))
-            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
+            is_missing = isinstance(error, FileNotFoundError) or os.path.islink(full)  # noqa: PTH114
+            reason = f"missing_{self.kind}" if is_missing else "unreadable"
+            remedy = "Check its spelling (case, '/', Unicode form), links and permissions, restore it, or drop its row."
+            return Refusal(reason, f"no file {path!r} in the corpus folder: {error.strerror}. {remedy}")
+        if not self._allow_outside and not self._is_inside(full):
+            return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
         if stat.S_ISREG(mode):
             return None
         if self.kind == "video" and (names := picture_names(full)):
             links = (name for name in names if os.path.islink(f"{full}/{name}"))  # noqa: PTH114
             return next((refusal for name in links if (refusal := self.check(f"{path}/{name}"))), None)
         return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
-
-    def _check_member(self, path: str, full: str) -> Refusal | None:
-        if self.kind == "image":
-            return Refusal("unreadable", f"{path!r}: pictures in tars are not read.")
-        if picture_names(full):
-            return None
-        try:
-            part_at(Path(full))
-        except FileNotFoundError as error:
-            return Refusal("missing_video", f"{path!r}: {error.strerror}. Restore it, or drop its row.")
-        except OSError as error:
-            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name, or fetch the tar again.")
-        return None
-
-    def _why_missing(self, path: str, full: Path) -> str:
-        """Return a text on why a file is missing: a broken link, another spelling of the name, or no such file."""
-        if link := _dangling(full):
-            name = str(link).removeprefix(self._prefix)
-            return f"{path!r}: the link {name!r} leads to {str(link.readlink())!r}, where nothing is. Restore that."
-        spelled = ""
-        for part in path.replace("\\", "/").split("/"):
-            _, folders, names = next(os.walk(self.root / spelled), ("", [], []))
-            there = {_folded(name): name for name in sorted((*folders, *names))}
-            spelled = joined(spelled, there.get(_folded(part), "/"))
-        if not spelled.endswith("/"):
-            return (
-                f"no file {path!r} in the corpus folder; {spelled!a} is there, with another spelling (case, '/', or "
-                "Unicode form NFC or NFD). Write the name as the file has it."
-            )
-        windows = " Paths have '/' between folders, and begin in the corpus folder." if "\\" in path else ""
-        return f"no file {path!r} in the corpus folder.{windows} Restore it, or drop its row."
 
     def walk(
         self, top: str, rejections: Rejections, label: str | None = None, *, pictures: bool = False
@@ -348,18 +292,11 @@ class CorpusFiles:
         because they may be frames of a video. ``label`` is stored with rejected files.
         """
         for path, is_folder in self.walk_all(top):
-            if is_folder:
-                refusal = self.link_refusal(path)
-            elif is_named_as(self.kind, path) or (pictures and is_picture(path)):
+            if not is_folder and (is_named_as(self.kind, path) or (pictures and is_picture(path))):
                 yield path
                 continue
-            elif _UNFINISHED.search(path):
-                refusal = Refusal("unknown_extension", f"{path!r} is a download that is not finished. Finish it.")
-            elif _dangling(self.root / path):
-                refusal = Refusal(f"missing_{self.kind}", self._why_missing(path, self.root / path))
-            else:
-                detail = f"{path!r} has no extension of {'an image' if self.kind == 'image' else 'a video'}."
-                refusal = Refusal("unknown_extension", f"{detail} Rename it if it is one.")
+            detail = f"{path!r} has no extension of a finished {self.kind} file. Rename it, or fetch it again."
+            refusal = self.link_refusal(path) if is_folder else Refusal("unknown_extension", detail)
             rejections.add_file(path_to_text(path), refusal, label)
 
     def walk_all(self, top: str) -> Iterator[tuple[str, bool]]:
@@ -382,7 +319,6 @@ class CorpusFiles:
             below = Path(os.path.relpath(folder, self.root))
             links = [name for name in folders if (Path(folder) / name).is_symlink()] if not self._allow_outside else []
             yield from ((str(below / name), True) for name in links)
-            self.look(len(names))
             yield from ((str(below / name), False) for name in sorted(names) if not name.startswith("."))
 
     def link_refusal(self, path: str) -> Refusal:
@@ -390,17 +326,119 @@ class CorpusFiles:
         refusal = self.check(path)
         if refusal is not None and refusal.reason == "outside_corpus":
             return refusal
-        detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or set allow_outside: true."
+        detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or set -p allow_outside true."
         return Refusal("linked_folder", detail)
 
     def _is_inside(self, full: str) -> bool:
-        if os.path.islink(full):  # noqa: PTH114
-            return f"{os.path.realpath(full)}{os.sep}".startswith(self._real_prefix)
-        folder = os.path.dirname(full)  # noqa: PTH120
-        if folder not in self._real_folders:
-            self._real_folders[folder] = f"{os.path.realpath(folder)}{os.sep}"
-        return self._real_folders[folder].startswith(self._real_prefix)
+        place = full if os.path.islink(full) else os.path.dirname(full)  # noqa: PTH114, PTH120
+        return f"{self._real(place)}{os.sep}".startswith(self._real_prefix)
 
     def _outside(self, path: str, how: str) -> Refusal:
-        remedy = "Copy the file into the corpus, or set allow_outside: true."
+        remedy = "Copy the file into the corpus, or set -p allow_outside true."
         return Refusal("outside_corpus", f"{path!r} {how}: outside the corpus folder. {remedy}")
+
+
+# --- Frames and parts of one video, by their names.
+
+
+def is_picture(name: str) -> bool:
+    """Return whether the extension of ``name`` is that of a still picture; a GIF counts as a video."""
+    return splitext(name)[1].lower() in ENDINGS["image"] - ENDINGS["video"]
+
+
+def picture_folders(
+    paths: Sequence[str],
+    facts: Sequence[Hashable],
+    words: Iterable[str] = (),
+    names_in: Callable[[str], Iterable[str]] = lambda folder: (),
+) -> Iterator[tuple[str, list[int], str]]:
+    """Yield (folder, positions, problem) for each folder that holds pictures.
+
+    ``positions`` are the indices of its pictures in ``paths``. ``problem`` says why they are not the frames of one
+    video; it is the empty text if they are.
+
+    Args:
+        paths: paths of pictures and other files; the others are skipped.
+        facts: the known facts of each path, such as its label; frames of one video must have equal facts.
+        words: labels as the label source writes them. If the folders are named by these words, they are folders of a
+            label and hold many videos, as folders called real and fake do.
+        names_in: called with a folder; returns the names of further files in it.
+    """
+    folders = defaultdict[str, list[int]](list)
+    for place, path in enumerate(paths):
+        if is_picture(path):
+            folders[path.rpartition("/")[0]].append(place)
+    own = {folder.rpartition("/")[2] for folder in folders}
+    of_labels = {name for name in own if not name or LABEL_FOLDER.fullmatch(name) or name.lower().endswith(".tar")}
+    of_labels = (
+        own if {name.lower() for name in own - of_labels} <= {word.strip().lower() for word in words} else of_labels
+    )
+    for folder, places in folders.items():
+        problem = _why_no_sequence({*(paths[place].rpartition("/")[2] for place in places), *names_in(folder)})
+        if folder.rpartition("/")[2] in of_labels:
+            problem = "lie in no folder of their own video"
+        problem = problem or _several(facts, places)
+        yield folder, places, problem and f"the pictures in {folder!r} {problem}"
+
+
+def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
+    """Yield (video, positions, problem) for each video of which several paths name parts.
+
+    The names of parts differ in a suffix such as ``_seg3``; a number alone is no such suffix. ``positions`` are the
+    indices of the parts in ``paths``. ``problem`` says why they cannot be parts of one video; it is empty if they can.
+    """
+    families = defaultdict[str, list[int]](list)
+    names = list(map(_bare_and_whole, paths))
+    for place, (_, whole) in enumerate(names):
+        families[whole].append(place)
+    for whole, places in families.items():
+        # Without a part they are files of one name in several formats, as a.mp4 and a.avi.
+        if len({paths[place] for place in places}) > 1 and any(names[place][0] != whole for place in places):
+            problem = _several(facts, places)
+            yield whole, places, problem and f"the parts of {whole!r} {problem}"
+
+
+def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return (videos, problems), one of each per path.
+
+    The video of a frame is its folder, that of a part is the common name, and that of any other file is its own path.
+    A problem says why frames or parts could not be joined; it is empty if there is none. For the arguments see
+    ``picture_folders``.
+    """
+    videos, problems = list(paths), [""] * len(paths)
+    for find in (partial(picture_folders, words=words), part_families):
+        for whole, places, problem in list(find(videos, facts)):
+            for place in places:
+                videos[place], problems[place] = videos[place] if problem else whole, problem
+    return videos, problems
+
+
+def _bare_and_whole(path: str) -> tuple[str, str]:
+    """Return the path without its extension, and without the suffix of a part.
+
+    ``a/talk_seg3.mp4`` gives ``("a/talk_seg3", "a/talk")``.
+    """
+    stem, ending = splitext(path)
+    bare = stem if ending.lower() in ENDINGS["image"] | ENDINGS["video"] else path
+    whole = _PARTS.sub("", bare)
+    return bare, bare if LABEL_FOLDER.fullmatch(whole.rpartition("/")[2]) else whole
+
+
+def _several(facts: Sequence[Hashable], places: Sequence[int]) -> str:
+    return "differ in label, group or another stated fact" if len({facts[place] for place in places}) > 1 else ""
+
+
+def _why_no_sequence(names: Collection[str]) -> str:
+    """Return why ``names`` are not the names of a video's frames; empty if they are.
+
+    Names of frames differ only in numbers, and one of these numbers is different in every name.
+    """
+    if other := next((name for name in sorted(names) if not name.lower().endswith(PICTURES)), ""):
+        return f"are not all PNG or JPEG, such as {other!r}"
+    stems = [splitext(name)[0] for name in names]
+    if len({_DIGITS.sub("0", stem) for stem in stems}) > 1:
+        return f"have names that differ in more than numbers, such as {min(names)!r} and {max(names)!r}"
+    numbers = zip(*([digits.lstrip("0") for digits in _DIGITS.findall(stem)] for stem in stems), strict=True)
+    if len(stems) > 1 and not any(len(set(each)) == len(stems) for each in numbers):
+        return "have names in which no number counts them"
+    return ""

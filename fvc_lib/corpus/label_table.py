@@ -10,12 +10,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, joined, some_of
-from fvc_lib.corpus.frame_names import LAYOUT, picture_folders
+from fvc_lib.corpus.corpus_files import (
+    LAYOUT,
+    CorpusFiles,
+    Entry,
+    Refusal,
+    Rejections,
+    joined,
+    picture_folders,
+    some_of,
+)
 from fvc_lib.corpus.listing import attributes_text
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -33,6 +42,10 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
 # Spellings of "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
 MISSING = ("", "nan", "null", "none", "<na>")
+# The facts that must be equal for all frames of a video.
+_FACTS_OF_A_VIDEO = attrgetter(
+    "label", "stated_group", "manipulation", "platform", "generator", "real_source", "official_split"
+)
 
 
 @dataclass(frozen=True)
@@ -64,13 +77,10 @@ class LabelTable:
             UsageError: it has none or several of them.
         """
         present = self.optional(alternatives)
-        if present is not None:
-            return present
-        near = did_you_mean(alternatives[0], self.columns) or did_you_mean(alternatives[-1], self.columns)
-        raise UsageError(
-            f"{self.name}: wanted a column {' or '.join(map(repr, alternatives))}, found "
-            f"{', '.join(map(repr, self.columns)) or 'none'}.{near and f'{near} Rename that column.'}"
-        )
+        if present is None:
+            wanted, near = " or ".join(map(repr, alternatives)), did_you_mean(alternatives[0], self.columns)
+            raise UsageError(f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near}")
+        return present
 
     def optional(self, alternatives: Sequence[str]) -> str | None:
         """Return the column of ``alternatives`` that the table has, or None.
@@ -90,13 +100,12 @@ class LabelTable:
         A known name with a suffix, such as ``label_basis``, is not taken for a misspelling.
         """
         known = tuple(known)
-        starts = tuple(f"{name}_" for name in known)
         for name in self.columns:
             near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
-            if near and name not in known and not name.lower().startswith(starts):
+            if near and name not in known and not name.lower().startswith(tuple(f"{each}_" for each in known)):
                 raise UsageError(
-                    f"{self.name}: the column {name!r} is not known. Did you mean {near[0]!r}? Rename it to that, or, "
-                    "to have it ignored, to something that looks less like it."
+                    f"{self.name}: the column {name!r} is not known. Did you mean {near[0]!r}? Rename it to that, or "
+                    "to a name that looks less like it."
                 )
 
 
@@ -176,33 +185,31 @@ def join_frames(
     Returns:
         The remaining rows, the path or refusal of each remaining row, and notes with counts.
     """
-    left, found, counts = dict(enumerate(rows)), list(places), Counter[bool]()
+    left, found, counts = dict(enumerate(rows)), list(places), Counter[str]()
     for folder, numbers, problem in picture_folders(
         [row.path for row in rows],
-        [replace(row, path="", source_id="", row=None, attributes=None, links=()) for row in rows],
+        list(map(_FACTS_OF_A_VIDEO, rows)),
         words,
         lambda folder: map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ()),
     ):
-        first = next((number for number in numbers if isinstance(places[number], str)), numbers[0])
-        remaining = {number for number in numbers if rows[number].stated_group} if problem else {first}
-        counts[not problem] += len(remaining if problem else numbers)
-        for number in set(numbers).difference(remaining):
+        usable = [number for number in numbers if isinstance(places[number], str)]
+        remaining = [number for number in numbers if rows[number].stated_group] if problem else (usable or numbers)[:1]
+        for number in sorted({*numbers} - {*remaining}):
             row, refusal = left.pop(number), places[number]
             if problem and isinstance(refusal, str):
-                where = f"{row.origin} row {row.row}: {problem}"
-                refusal = Refusal("unassigned_picture", f"{where}. {LAYOUT}; or name it in column 'group'.")
+                detail = f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or name it in column 'group'."
+                refusal = Refusal("unassigned_picture", detail)
             if isinstance(refusal, Refusal):
                 rejections.add(row, refusal)
+        counts["pictures of no video: each is a video of one frame"] += len(remaining) * bool(problem)
+        counts["frames: each folder of them is one video"] += len(numbers) * (not problem)
         if not problem:
-            common = set.intersection(*(set(json.loads(rows[each].attributes or "{}").items()) for each in numbers))
+            (first,) = remaining
+            common = set.intersection(*({*json.loads(rows[each].attributes or "{}").items()} for each in numbers))
             left[first] = replace(rows[first], path=folder, source_id=folder, attributes=attributes_text(dict(common)))
-            found[first] = places[first] if isinstance(places[first], Refusal) else files.check(folder) or folder
-    notes = []
-    if counts[True]:
-        notes.append(f"{counts[True]:,} rows name frames: each folder of them is one video, of all pictures in it.")
-    if counts[False]:
-        notes.append(f"{counts[False]:,} rows name pictures of no video: each is a video of one frame, in its group.")
-    return list(left.values()), [found[number] for number in left], tuple(notes)
+            found[first] = (files.check(folder) or folder) if usable else places[first]
+    notes = tuple(f"{count:,} rows name {meaning}." for meaning, count in counts.items() if count)
+    return list(left.values()), [found[number] for number in left], notes
 
 
 def cell_text(cells: Mapping[str, str], *columns: str | None) -> str | None:
@@ -271,16 +278,11 @@ def find_table(corpus: AnyPath, accepted: str) -> Path:
         UsageError: there is none, or the folder holds several.
     """
     corpus = Path(corpus)
-    if not corpus.is_dir():
-        if not corpus.exists():
-            raise UsageError(f"corpus {str(corpus)!r}: no such file or folder. {accepted}")
-        return corpus
-    tables = tables_in(corpus)
-    if len(tables) == 1:
-        return corpus / tables[0]
-    got = some_of(tables, 10) or f"no {', '.join(SUFFIXES)} file"
-    advice = "Name the right one as corpus." if tables else accepted
-    raise UsageError(f"corpus {str(corpus)!r}: a folder with {got}, wanted one manifest in it. {advice}")
+    tables = [corpus / name for name in tables_in(corpus)] if corpus.is_dir() else [corpus] if corpus.exists() else []
+    if len(tables) != 1:
+        got = some_of([table.name for table in tables], 10) or "no table"
+        raise UsageError(f"corpus {str(corpus)!r}: {got} is there, wanted one manifest. Name it. {accepted}")
+    return tables[0]
 
 
 def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
@@ -318,7 +320,7 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
         wanted = "comma, semicolon or tab" if separator == "," else repr(separator)
         raise UsageError(
             f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {wanted}. Separate "
-            "them so, or, in task video_text, set manifest_separator to what separates them."
+            "them so, or set manifest_separator (task video_text)."
         )
     rows = (tuple(line) if len(line) == len(columns) else None for line in lines[1:])
     return LabelTable(path.name, columns, tuple(rows), separator)
@@ -355,7 +357,7 @@ def _text_lines(path: Path, separator: str) -> tuple[_Lines, str]:
 
 
 # Limits of the cells of a Parquet table in memory: a small file can unpack to gigabytes.
-_MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 256 << 20, 200
+_MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
 
 
 def parquet_problem(path_text: str) -> str:

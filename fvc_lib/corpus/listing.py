@@ -10,7 +10,7 @@ groups mean the same everywhere (such as the YouTube video behind a sequence), s
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,10 +30,10 @@ from fvc_lib.corpus.corpus_files import (
     Rejections,
     counts_text,
     joined,
+    part_families,
     reasons_text,
     some_of,
 )
-from fvc_lib.corpus.frame_names import part_families
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text, path_to_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
@@ -129,28 +129,27 @@ def listing_of_rows(
     """
     labels: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
-        if row.label is not None:
-            labels[row.source_id].add(row.label)
-    entries: dict[str, Entry] = {}
-    taken: dict[str, Entry] = {}
+        labels[row.source_id].add(row.label or "")
+    first: dict[str, Entry] = {}
+    entries = []
     for row, place in zip(rows, places, strict=True):
-        where, refusal = f"{row.origin} row {row.row}", None
+        stated, where = labels[row.source_id] - {""}, f"{row.origin} row {row.row}"
         if row.label not in LABELS:
-            hint = label_map_hint(labels[row.source_id])
-            got = "no label" if row.label is None else f"label {row.label!r}"
-            refusal = Refusal("label_not_used", f"{where}: got {got}; only real and fake are used. {hint}")
-        elif len(labels[row.source_id]) > 1:
-            listed = f"{row.source_id!r} is listed as {some_of(sorted(labels[row.source_id]))}"
-            refusal = Refusal("conflicting_labels", f"{where}: {listed}. Keep the row that is right.")
-        elif (first := taken.setdefault(row.source_id, row)) is not row:
-            refusal = Refusal("duplicate_path", f"{where}: already listed in {first.origin} row {first.row}.")
+            detail = f"got label {row.label or ''!r}; only real and fake are used. {label_map_hint(stated)}"
+            refusal = Refusal("label_not_used", f"{where}: {detail}")
+        elif len(stated) > 1:
+            detail = f"{row.source_id!r} is listed as {some_of(sorted(stated))}. Keep the row that is right."
+            refusal = Refusal("conflicting_labels", f"{where}: {detail}")
+        elif first.setdefault(row.source_id, row) is not row:
+            detail = f"already listed in {first[row.source_id].origin} row {first[row.source_id].row}."
+            refusal = Refusal("duplicate_path", f"{where}: {detail}")
         elif isinstance(place, Refusal):
             refusal = place
         else:
-            entries[place] = replace(row, path=place)
-        if refusal is not None:
-            rejections.add(row, refusal)
-    used = tuple(entries[path] for path in sorted(entries))
+            entries.append(replace(row, path=place))
+            continue
+        rejections.add(row, refusal)
+    used = tuple(sorted(entries, key=lambda entry: entry.path))
     return Listing(files.root, kind, used, rejections.frame(), _annotations(rows, places), tuple(notes))
 
 
@@ -214,17 +213,12 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
         UsageError: it has none or cannot be read; the message names all layouts.
     """
     loaders = by_rank(registry)
-    layouts = [loader.accepted for loader in loaders if not loader.title]
-    accepted = f"A corpus is {', or '.join(f'({number}) {each}' for number, each in enumerate(layouts, start=1))}."
+    accepted = f"A corpus is {', or '.join(loader.accepted for loader in loaders if not loader.title)}."
     if published := sorted(loader.name for loader in loaders if loader.title):
         accepted += f" Or a published one as it unpacks: {', '.join(published)}."
     try:
-        if corpus.is_dir():
-            os.listdir(corpus)  # noqa: PTH208 - only to see that it can be read
-        elif not is_pattern(corpus):
-            corpus.stat()
-    except FileNotFoundError:
-        raise UsageError(f"corpus {str(corpus)!r}: no such file or folder. {accepted}") from None
+        if not is_pattern(corpus):
+            os.listdir(corpus) if corpus.is_dir() else corpus.stat()  # noqa: PTH208 - only to see that it can be read
     except OSError as error:
         raise UsageError(f"corpus {str(corpus)!r}: {error.strerror}. {accepted}") from error
     for loader in loaders:
@@ -241,14 +235,12 @@ def _layouts_below(corpus: Path, loaders: Sequence[CorpusLoader]) -> list[Path]:
 
     If ``corpus`` holds a single folder, the search goes on inside it, up to four levels deep.
     """
-    with suppress(OSError):  # a folder that cannot be read has none
-        for _ in range(4):
-            names = sorted(os.listdir(corpus)) if corpus.is_dir() else []  # noqa: PTH208 - names, not paths
-            inner = [corpus / name for name in names if not name.startswith(".") and (corpus / name).is_dir()][:20]
-            found = [each for each in inner if any(loader.recognises(each) for loader in loaders)]
-            if found or len(inner) != 1:
-                return found
-            (corpus,) = inner
+    for _ in range(4):
+        inner = [each for each in sorted(corpus.glob("[!.]*")) if each.is_dir()][:20]
+        found = [each for each in inner if any(loader.recognises(each) for loader in loaders)]
+        if found or len(inner) != 1:
+            return found
+        (corpus,) = inner
     return []
 
 
@@ -258,7 +250,6 @@ def read_corpus(
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
     unused_labels: bool = False,
-    most_files: int | None = None,
 ) -> Listing:
     """List a corpus of videos without opening a video.
 
@@ -267,16 +258,13 @@ def read_corpus(
         allow_outside: take listed files outside the corpus folder, and follow links.
         label_map: labels of a table, in lower case, that mean real or fake.
         unused_labels: ``label_map`` may name labels without a row.
-        most_files: largest number of files to look at; None: no limit.
 
     Raises:
         UsageError: it does not exist, cannot be read or has no known layout.
         DataError: it has no usable label, or is a published corpus that was unpacked halfway.
-        LongCorpusError: it has more than ``most_files`` files.
     """
     corpus = Path(corpus)
-    looks = None if most_files is None else iter(range(most_files))
-    token = READING.set(Reading(allow_outside, label_map or {}, unused_labels, looks))
+    token = READING.set(Reading(allow_outside, label_map or {}, unused_labels))
     try:
         loader = recognised(CORPORA, corpus)
         listing: Listing = loader.read(corpus)
@@ -284,10 +272,9 @@ def read_corpus(
         READING.reset(token)
     labels = {entry.label for entry in listing.entries}
     if missing := [f"{label} videos: expected {at}" for label, at in loader.expected.items() if label not in labels]:
-        unused = f" Not used: {reasons_text(listing.rejected)}." if listing.rejected.height else ""
         raise DataError(
-            f"corpus {str(corpus)!r}: looks like {loader.title}, but has none of its {'; '.join(missing)}.{unused} "
-            "Fetch or unpack it as it was published; to use what is there as it is, write a manifest."
+            f"corpus {str(corpus)!r}: looks like {loader.title}, but has none of its {'; '.join(missing)} (not used: "
+            f"{reasons_text(listing.rejected)}). Unpack it as it was published, or write a manifest."
         )
     name = loader.corpus or _name_of(corpus)
     entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
@@ -296,8 +283,8 @@ def read_corpus(
     if 0 < without < len(entries):
         notes += (f"{without:,} of {len(entries):,} videos are in no part of the corpus's own split.",)
     if parts:
-        whole = f"{len(parts):,} videos are parts of {len(set(parts.values())):,} by their names"
-        notes += (f"{whole}, such as {min(parts)!r}: those of one are one group. A column 'group' overrides this.",)
+        such = f"{len(parts):,} videos are parts of longer ones by their names, such as {min(parts)!r}"
+        notes += (f"{such}: the parts of one video are one group. A column 'group' overrides this.",)
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries, notes=notes)
 
 
@@ -352,7 +339,6 @@ def read_corpora(
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
     unused_labels: bool = False,
-    most_files: int | None = None,
 ) -> Listing:
     """Join several corpora to one listing, without opening a video.
 
@@ -365,21 +351,14 @@ def read_corpora(
         allow_outside: see ``read_corpus``.
         label_map: see ``read_corpus``.
         unused_labels: see ``read_corpus``.
-        most_files: see ``read_corpus``; the limit holds for each corpus separately.
 
     Raises:
         UsageError: a corpus cannot be read, is given twice or lies within another one.
         DataError: see ``read_corpus``.
-        LongCorpusError: see ``read_corpus``.
     """
-    paths, read = [Path(each) for each in corpora], []
-    for path in paths:
-        read.append(
-            read_corpus(
-                path, allow_outside=allow_outside, label_map=label_map, unused_labels=unused_labels,
-                most_files=most_files,
-            )
-        )  # fmt: skip
+    paths = [Path(each) for each in corpora]
+    options = {"allow_outside": allow_outside, "unused_labels": unused_labels}
+    read = [read_corpus(path, label_map=label_map, **options) for path in paths]
     if len(read) == 1:
         return read[0]
     files = [{os.path.realpath(each) for each in (tars_of(path) if is_pattern(path) else [path])} for path in paths]
@@ -389,19 +368,29 @@ def read_corpora(
                 f"more_corpora: {str(inner)!r} lies within {str(outer)!r} or is the same, so its videos could be "
                 "listed twice. Move it out of that folder, or give one of the two."
             )
-    named = sorted(_named(paths, read), key=lambda part: part.name)
-    places = {part.name: str(part.root.absolute()) for part in named}
-    places |= {f"{part.name}{_OUTSIDE}": "/" for part in named if any(each.path[0] == "/" for each in part.entries)}
-    placed = [_placed(part) for part in named]
+    own_names = [{part.name, *(entry.corpus for entry in part.entries)} for part in read]
+    uses = Counter(name for names in own_names for name in names)
+    parts, placed = dict[str, Listing](), list[Listing]()
+    for path, part, names in zip(paths, read, own_names, strict=True):
+        end = path_to_text(" ".join(Path(os.path.realpath(path)).parts[-2:]))
+        called = {name: name if uses[name] == 1 else f"{name} ({end})" for name in names}
+        parts[called[part.name]] = part
+        placed.append(_placed(part, called))
+    if len(parts) < len(read):
+        raise UsageError(f"more_corpora: several corpora are called {min(parts)!r}. Rename the folder of one.")
+    parts = dict(sorted(parts.items()))
+    placed.sort(key=lambda part: part.name)
+    places = {name: str(part.root.absolute()) for name, part in parts.items()}
+    places |= {f"{name}{_OUTSIDE}": "/" for name, part in parts.items() if any(e.path[0] == "/" for e in part.entries)}
     return Listing(
         root=Path() if links is None else _linked(places, Path(links)),
         kind=" + ".join(sorted({part.kind for part in placed})),
-        name=" + ".join(part.name for part in named),
+        name=" + ".join(part.name for part in placed),
         entries=tuple(sorted((entry for part in placed for entry in part.entries), key=lambda entry: entry.path)),
         rejected=pl.concat([part.rejected for part in placed]),
         annotations=pl.concat([part.annotations for part in placed]),
         notes=tuple(f"{part.name}: {note}" for part in placed for note in part.notes),
-        parts={part.name: part for part in named},
+        parts=parts,
     )
 
 
@@ -413,53 +402,29 @@ def place(name: str, path: str) -> str:
     return f"{name}{_OUTSIDE}{path}" if name and path.startswith("/") else joined(name, path)
 
 
-def _named(paths: Sequence[Path], listings: Sequence[Listing]) -> list[Listing]:
-    """Return the listings with distinct names of corpora.
-
-    A name that several corpora have gets the end of their paths appended, as much of it as tells them apart. The
-    order of the corpora does not matter.
-    """
-    ends = [Path(os.path.realpath(path)).parts for path in paths]
-    own = [{listing.name, *(entry.corpus for entry in listing.entries)} for listing in listings]
-    named = []
-    for listing, end, names in zip(listings, ends, own, strict=True):
-
-        def called(name: str, end: tuple[str, ...] = end) -> str:
-            alike = [other for other, theirs in zip(ends, own, strict=True) if name in theirs]
-            if len(alike) == 1:
-                return name
-            length = next(n for n in range(1, 10_000) if len({other[-n:] for other in alike}) == len(alike))
-            return f"{name} ({path_to_text(' '.join(end[-length:]).replace('/', ' ').strip())})"
-
-        new = {name: called(name) for name in names}
-        entries = tuple(replace(entry, corpus=new[entry.corpus]) for entry in listing.entries)
-        named.append(replace(listing, name=new[listing.name], entries=entries))
-    return named
-
-
-def _placed(part: Listing) -> Listing:
+def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
     """Return ``part`` with the name of its corpus before its paths, source ids and stated groups.
 
-    Groups of published corpora are left as they are, because they mean the same in every corpus.
+    Names of corpora are replaced as the mapping ``called`` says. Groups of published corpora stay as they are, because
+    they mean the same in every corpus.
     """
-    own = "" if dict(CORPORA.items())[part.kind].title else f"{part.name}: "  # groups of published corpora join
+    name, own = called[part.name], "" if CORPORA.get(part.kind).title else f"{called[part.name]}: "
     entries = tuple(
         replace(
             entry,
-            path=place(part.name, entry.path),
-            source_id=joined(part.name, entry.source_id),
+            corpus=called[entry.corpus],
+            path=place(name, entry.path),
+            source_id=joined(name, entry.source_id),
             stated_group=entry.stated_group and own + entry.stated_group,
             links=tuple(own + link for link in entry.links),
         )
         for entry in part.entries
     )
-    below = f"{part.name}/"
-    rejected = part.rejected.with_columns((pl.lit(below) + pl.col("path", "source_id")).name.keep())
+    rejected = part.rejected.with_columns((f"{name}/" + pl.col("path", "source_id")).name.keep())
     annotations = part.annotations.with_columns(
-        (pl.lit(below) + pl.col("source_id", "origin")).name.keep(),
-        (pl.lit(own) + pl.col("stated_group")).name.keep(),
+        (f"{name}/" + pl.col("source_id", "origin")).name.keep(), stated_group=own + pl.col("stated_group")
     )
-    return replace(part, entries=entries, rejected=rejected, annotations=annotations)
+    return replace(part, name=name, entries=entries, rejected=rejected, annotations=annotations)
 
 
 def _linked(places: Mapping[str, str], links: Path) -> Path:
@@ -472,13 +437,10 @@ def _linked(places: Mapping[str, str], links: Path) -> Path:
     """
     folder = links / f"corpora_{sha256_of_json(places)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, target in places.items():
-        link = folder / path_from_text(name)
-        try:
-            if not link.is_symlink():
-                link.symlink_to(target)
-        except FileExistsError:  # another stage made it meanwhile
-            continue
-        except OSError as error:
-            raise UsageError(f"{str(link)!r}: {error.strerror}. cache_dir must allow links.") from error
+    try:
+        for name, target in places.items():
+            with suppress(FileExistsError):  # an earlier stage made it
+                (folder / path_from_text(name)).symlink_to(target)
+    except OSError as error:
+        raise UsageError(f"{str(folder)!r}: {error.strerror}. cache_dir must allow links.") from error
     return folder.absolute()

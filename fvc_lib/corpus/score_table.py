@@ -10,9 +10,8 @@ from posixpath import normpath
 
 import polars as pl
 
-from fvc_lib.corpus import frame_names
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
-from fvc_lib.corpus.corpus_files import counts_text, some_of
+from fvc_lib.corpus.corpus_files import counts_text, some_of, videos_of
 from fvc_lib.corpus.index import build_index, used_for
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, MISSING, SPLIT_COLUMNS, LabelTable, read_label_table
 from fvc_lib.corpus.listing import label_map_hint
@@ -66,7 +65,7 @@ def read_score_table(
     """Read and check a table of scores.
 
     The table has one row per video and detector, with columns ``detector`` and ``score``, or one row per video with one
-    column per detector. Ids of videos are read as paths: ``./a.mp4`` and ``a.mp4`` are one video.
+    column per detector. Ids of videos are read as paths, so a leading ``./`` makes no difference.
 
     Args:
         path: CSV or TSV (separated by comma, semicolon or tab; UTF-8 or UTF-16) or Parquet.
@@ -255,7 +254,7 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
         DataError: pictures or parts look like those of one video but cannot be, and their rows state no group.
     """
     ids, facts = cells["video_id"].to_list(), cells.select("label", "fact group_id").rows()
-    videos, problems = frame_names.videos_of(ids, facts, cells["word"])
+    videos, problems = videos_of(ids, facts, cells["word"])
     remedy = (
         "Rows of one video count as one: name its frames VIDEO/000.png, with one label, or name in a column 'group'"
     )

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, some_of
-from fvc_lib.corpus.frame_names import is_picture
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, is_picture, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.tar_patterns import SUFFIX, fixed_folder, is_pattern, tars_of
 from fvc_lib.video.decode.file_parts import Contents, contents_of
@@ -81,7 +80,6 @@ def tar_samples(
         contents, refusal = Contents({}, {}), files.check(name)
         try:
             contents = contents_of(files.root / name) if refusal is None else contents
-            files.look(len(contents.members))
         except OSError as error:
             detail = f"the tar {name!r} {error.strerror}. Fetch it again, or unpack it (gunzip) and pack plain tars."
             refusal = Refusal("unreadable", detail)

@@ -252,7 +252,7 @@ def test_an_index_of_frames_in_tars_and_folders_is_the_same_and_is_known_again(t
     assert dict(index["group_id"].value_counts().iter_rows())["parts of real/a"] == 2
     assert index["group_id"].n_unique() == 3
     assert rejected.is_empty()
-    assert [note for note in notes if note.startswith("2 videos are parts of 1")]
+    assert any(note.startswith("2 videos are parts of") for note in notes)
     of_tar, _, _ = build(tar_of(tmp_path / "tar", files | labels), tmp_path / "two")
     same = ["video_id", "num_frames", "size_bytes", "width", "perceptual_hash"]
     assert of_tar.select(same).equals(index.select(same))

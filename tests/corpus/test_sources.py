@@ -153,7 +153,7 @@ class TestManifest:
         manifest = write_csv(corpus / "m.csv", ("path", "label"), *((path, "real") for path in paths))
         refused = read_corpus(manifest).rejected.filter(reason="outside_corpus")["detail"].to_list()
         assert len(refused) == 4
-        assert all("allow_outside: true" in detail for detail in refused)
+        assert all("allow_outside true" in detail for detail in refused)
         listing = read_corpus(manifest, allow_outside=True)
         assert {entry.path for entry in listing.entries} == {paths[0], paths[1], "link.mp4", "in.mp4"}
         assert all((listing.root / path_from_text(entry.path)).read_bytes() == b"x" for entry in listing.entries)
@@ -242,17 +242,13 @@ def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch)
     CORPORA.register(CorpusLoader("listed", "a folder with clips.txt", lambda p: (p / "clips.txt").is_file(), read))
 
     assert [entry.path for entry in read_corpus(tmp_path).entries] == ["a.mp4"]
-    with pytest.raises(
-        UsageError, match=r"A corpus is \(1\) a folder with FVC-2018's .*, or \(2\) a folder with clips\.txt"
-    ):
+    with pytest.raises(UsageError, match=r"A corpus is a folder with FVC-2018's .*, or a folder with clips\.txt"):
         read_corpus(tmp_path / "real")
 
 
 def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_is_refused_before_it_is_read(tmp_path):
-    texts = {"repeated": ["x" * 900_000] * 500, "one": ["x" * 450_000_000]}
-    for name, paths in texts.items():
-        path = tmp_path / f"{name}.parquet"
-        pl.DataFrame({"path": paths, "label": ["real"] * len(paths)}).write_parquet(path)
-        assert path.stat().st_size < 100_000
-        with pytest.raises(UsageError, match=rf"{name}\.parquet: (its cells take more than|cannot be unpacked)"):
-            read_corpus(path)
+    path = tmp_path / "bomb.parquet"
+    pl.DataFrame({"path": ["x" * 900_000] * 90, "label": ["real"] * 90}).write_parquet(path)
+    assert path.stat().st_size < 50_000
+    with pytest.raises(UsageError, match=r"bomb\.parquet: (its cells take more than|cannot be unpacked)"):
+        read_corpus(path)

@@ -11,8 +11,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, counts_text, is_named_as, joined
-from fvc_lib.corpus.frame_names import LABEL_FOLDER, LAYOUT, is_picture, picture_folders
+from fvc_lib.corpus.corpus_files import (
+    LABEL_FOLDER,
+    LAYOUT,
+    CorpusFiles,
+    Entry,
+    Refusal,
+    Rejections,
+    counts_text,
+    is_named_as,
+    is_picture,
+    joined,
+    picture_folders,
+)
 from fvc_lib.corpus.label_table import (
     GROUP_COLUMNS,
     PART_NAMES,
