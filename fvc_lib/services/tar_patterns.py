@@ -8,7 +8,7 @@ import glob
 import math
 import os
 import re
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 
 from fvc_lib.services.errors import UsageError
@@ -78,8 +78,8 @@ def _choices(inner: str) -> list[str]:
     match = _RANGE.fullmatch(inner)
     if match is None:
         return inner.split(",") if "," in inner else []
-    first, last, step = match[1], match[2], int(match[3] or 1)
+    first, last = match[1], match[2]
     is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
     width = max(len(first), len(last)) if is_padded else 0
-    numbers = range(int(first), int(last) + 1, step or _MOST)
-    return [f"{value:0{width}}" for value in islice(numbers, _MOST + 1)]
+    numbers = range(int(first), int(last) + 1, int(match[3] or 1) or _MOST)
+    return [f"{number:0{width}}" for number in numbers] if len(numbers) <= _MOST else []

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.services import parameters
@@ -69,6 +69,7 @@ def test_the_hash_ignores_paths_order_and_machine_but_no_number():
     assert base.model_copy(update={"epochs": 4}).config_hash != base.config_hash
 
 
+@settings(max_examples=25)
 @given(corpus=st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60), epochs=st.integers(1, 10**6))
 def test_what_is_saved_with_a_run_reads_back_as_itself(corpus, epochs):
     config = resolve_config({"corpus": corpus, "epochs": epochs}, environ={})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.services.memory import memory_budget, memory_sharers
+from fvc_lib.services.memory import ALLOC_CONF_NAMES, allocator_environment, memory_budget, memory_sharers
 
 
 @pytest.fixture
@@ -71,3 +71,9 @@ def test_a_version_1_group_is_read_beside_groups_of_other_controllers(tree):
         memory__memory_DOT_limit_in_bytes="9223372036854771712",
     )
     assert budget(root) == (200_000_000, "control group /slurm/uid_1, memory.limit_in_bytes")
+
+
+def test_the_allocator_is_set_unless_the_user_has_set_it_under_any_name():
+    assert allocator_environment({"PATH": "/bin"}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    for name in ALLOC_CONF_NAMES:
+        assert allocator_environment({name: "max_split_size_mb:64"}) == {}

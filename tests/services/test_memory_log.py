@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fvc_lib.services.memory import DeviceMemory, MemoryObserver, ProcessMemory, ProcessTree
+from fvc_lib.services.memory import MemoryObserver, ProcessMemory, ProcessTree
 from fvc_lib.services.stage_logs import MemorySampler
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -64,22 +64,6 @@ def test_a_line_has_the_columns_it_always_had_and_the_monotonic_clock(sampled, t
     assert after["usage_percent"] == pytest.approx(100 * after["allocated_mb"] / after["total_memory_mb"], abs=0.01)
 
 
-def large_allocation(path: Path) -> None:
-    with MemorySampler(path, interval_seconds=600) as sampler:
-        sampler.at("train", epoch=1)
-        block = np.ones(200_000_000, dtype=np.uint8)
-        sampler.at("validation", epoch=1)
-        del block
-        sampler.at("test")
-    rows = {
-        phase: [row for row in lines_of(path) if row["phase"] == phase] for phase in ("train", "validation", "test")
-    }
-    assert rows["train"][1]["rss_mb"] - rows["train"][0]["rss_mb"] > 180
-    assert rows["validation"][0]["rss_mb"] - rows["validation"][1]["rss_mb"] > 150
-    assert rows["test"][0]["rss_mb"] < rows["validation"][0]["rss_mb"] - 150
-    assert sampler.peak_bytes >= rows["validation"][0]["allocated_mb"] * MEGABYTE - 10_000
-
-
 def peaks_between_two_samples(path: Path) -> None:
     with MemorySampler(path, interval_seconds=600) as sampler:
         for phase, megabytes in (("preflight", 300), ("setup", 0), ("train", 150), ("validation", 0)):
@@ -93,11 +77,11 @@ def peaks_between_two_samples(path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resets VmHWM")
-@pytest.mark.parametrize("body", [large_allocation, peaks_between_two_samples])
-def test_an_allocation_and_its_peak_stand_in_the_phase_they_came_in(body, tmp_path):
+def test_an_allocation_and_its_peak_stand_in_the_phase_they_came_in(tmp_path):
     # In a process of its own: one that ran other tests gives back memory, and has children, at any moment.
     code = (
-        f"import pathlib; from {__name__} import {body.__name__} as body; body(pathlib.Path({str(tmp_path)!r}, 'log'))"
+        f"from pathlib import Path; from {__name__} import peaks_between_two_samples as body; "
+        f"body(Path({str(tmp_path)!r}, 'log'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
@@ -112,19 +96,6 @@ def test_an_event_carries_where_it_happened_and_its_numbers(sampled, tmp_path):
     assert (event["phase"], event["epoch"], event["batch_idx"], event["global_step"]) == ("train", 2, 5, 17)
     assert (event["kind"], event["message"]) == ("out_of_memory", "no room")
     assert event["details"] == {"micro_batch": 8, "where": "forward", "asked_mb": None, "loss": "nan"}
-
-
-def test_a_device_that_fails_is_no_longer_asked(sampled, tmp_path, caplog):
-    def broken() -> DeviceMemory:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    sampler = sampled()
-    sampler.watch_device("cuda:0", broken)
-    sampler.sample()
-    assert [row["device"] for row in lines_of(tmp_path / "samples.jsonl")] == ["cpu"] * 3
-    assert [record.message for record in caplog.records] == [
-        "memory of cuda:0 is no longer watched: CUDA error: an illegal memory access was encountered"
-    ]
 
 
 def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path, caplog, holding):

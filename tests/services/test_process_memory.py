@@ -77,38 +77,6 @@ def test_a_childs_child_counts_too():
     assert after.tree_bytes - after.rss_bytes < before.tree_bytes - before.rss_bytes + 40 * MEGABYTE
 
 
-YOUNG_CHILD = """
-child = subprocess.Popen(
-    [sys.executable, "-c", "print(0, flush=True); input(); import polars; print(1, flush=True); input()"],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-)
-child.stdout.readline()
-tree = ProcessTree()
-tree.measure()  # it has loaded nothing yet
-child.stdin.write(b"\\n")
-child.stdin.flush()
-child.stdout.readline()
-now = tree.measure()
-fields = dict(line.split(":") for line in open(f"/proc/{child.pid}/smaps_rollup").read().splitlines()[1:])
-private = sum(int(fields[name].split()[0]) << 10 for name in ("Private_Clean", "Private_Dirty"))
-print(now.rss_bytes, now.tree_bytes, now.rss_bytes + private, flush=True)
-child.kill()
-"""
-
-
-@linux_only
-def test_what_a_young_child_shares_is_looked_up_again_once_it_has_loaded_its_libraries():
-    code = f"""
-import subprocess, sys, time, polars
-from fvc_lib.services.memory import ProcessTree
-{YOUNG_CHILD}
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rss, tree, fresh = (int(part) for part in done.stdout.split())
-    assert fresh - rss > 20 * MEGABYTE
-    assert tree == pytest.approx(fresh, rel=0.05)
-
-
 @linux_only
 def test_a_high_water_mark_begins_again_and_what_it_was_is_remembered():
     program = """

@@ -1,10 +1,6 @@
 """Of every field it is known which task reads it, and one that would change nothing is refused."""
 
-import ast
-import json
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,71 +11,6 @@ from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, STARTS_ANEW,
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import refuse_contradictions, resolve_config
 from fvc_lib.services.tasks import STAGES, TASKS
-
-ROOT = Path(__file__).parents[2]
-# Read by the runner itself, whatever the run is about.
-OF_THE_RUNNER = {"task", "experiment", "runs_dir", "use_mlops_pipeline", "tracker", "forensic_features", "train_final"}
-
-
-def parameters_and_code(notebook: Path) -> tuple[set[str], str]:
-    """What stands in a notebook's parameters cell, and all its code."""
-    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    parameters = next("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", []))
-    names = {node.target.id for node in ast.parse(parameters).body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
-    return names, "\n".join("".join(cell["source"]) for cell in cells)
-
-
-OF_RECIPE = {"canonical", "rescale"}
-OF_CLIPS = {"num_frames", "fixed_size", "frame_sampling", "crop"}
-
-
-def imported(tree: ast.Module) -> Iterator[Path]:
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in names:
-            path = ROOT / f"{name.replace('.', '/')}.py"
-            if name.startswith("fvc_lib.") and path.is_file():
-                yield path
-
-
-def read_of_config(tree: ast.Module) -> set[str]:
-    """``config.epochs`` and ``asked.config.epochs``; ``config.clips`` and ``config.recipe`` stand for several."""
-    found = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and (getattr(node.value, "id", None) == "config" or getattr(node.value, "attr", None) in ("config", "_config"))
-    }
-    return found | (OF_CLIPS if "clips" in found else set()) | (OF_RECIPE if "recipe" in found else set())
-
-
-@cache
-def reads_and_imports(code: str) -> tuple[set[str], set[Path]]:
-    tree = ast.parse(code)
-    return read_of_config(tree), set(imported(tree))
-
-
-def read_by_what_it_imports(code: str) -> set[str]:
-    """All that notebooks and the rooms below execution read of a configuration, from ``code`` on."""
-    found, seen, codes = set[str](), set[Path](), [code]
-    while codes:
-        read, modules = reads_and_imports(codes.pop())
-        found |= read
-        # The runner and the services serve every task, so what they read says nothing about this one.
-        new = {path for path in modules - seen if path.parent.name not in {"execution", "services", "analysis"}}
-        seen |= new
-        codes += [path.read_text() for path in new]
-    return found
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_a_field_that_a_task_takes_is_read_by_one_of_its_stages(task):
-    notebooks = [ROOT / "notebooks" / f"{stage.name}.ipynb" for stage in STAGES if task in stage.tasks]
-    code = "\n".join(parameters_and_code(path)[1] for path in notebooks)
-    taken = {name for name in RunConfig.model_fields if task in DECLARED[name].tasks}
-    assert taken - read_by_what_it_imports(code) - OF_THE_RUNNER == set()
 
 
 @pytest.mark.parametrize(
