@@ -149,7 +149,7 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
     stored = read_table(ensemble.folder.results, tables.RESULTS)
     value = stored.filter(source="model", scope="all", metric="roc_auc")["value"][0]
     assert whole.intervals["roc_auc"].value == pytest.approx(value)
-    assert comparison_tables.run_table(found)["run_id"].to_list()[-1] == "ensemble_mean_1"
+    assert comparison_tables.run_table(comparison_tables.runs_of(found))["run_id"].to_list()[-1] == "ensemble_mean_1"
 
 
 def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(runs, tmp_path):
@@ -186,7 +186,7 @@ def change_tables(run: RunPaths, change: Callable[[pl.DataFrame], pl.DataFrame])
 def test_a_run_on_other_data_or_with_another_operating_point_is_refused(runs):
     asked = runs[1].params_yaml.read_text()
     write_text(runs[1].params_yaml, asked.replace("operating_point: best", "operating_point: fpr=0.1"))
-    with pytest.raises(DataError, match=r"run_a1 fpr=0\.1"):
+    with pytest.raises(DataError, match=r"run_a1 kfold fpr=0\.1"):
         comparison.read_members(runs)
     alone = pl.when(pl.col("video_id") == f"{5:016x}").then(pl.lit("alone")).otherwise("group_id")
     change_tables(runs[1], lambda frame: frame.with_columns(group_id=alone))

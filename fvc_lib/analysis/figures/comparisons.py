@@ -157,7 +157,7 @@ def difference_figure(comparison: Comparison) -> go.Figure:
     """
     name, pairs = metric_name(comparison.metric), comparison.pairs
     if not pairs:
-        reasons = " | ".join(refusal.reason for refusal in comparison.refusals)
+        reasons = " | ".join(reason for _, reason in comparison.refusals)
         return theme.nothing_to_show(f"Differences in {name}", reasons or "Choose two or more runs.")
     rows, reach = [], 0.01
     for pair in pairs[:_MOST_PAIRS]:

@@ -66,11 +66,12 @@ from fvc_lib.services.records.ensembles import (
 )
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
-from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING, KFOLD
+from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING
 
 MAIN_METRIC = "roc_auc"
 ENSEMBLE = "the ensemble"
 _DATA = ("video_id", "group_id", "label", "fold")  # runs must share these columns to be compared
+Refusal = tuple[str, str]  # name of a run that is not compared, and the reason with a remedy
 
 # --- Which runs can be compared: trained to the end, on true labels, without a leak, with whole predictions
 
@@ -117,14 +118,6 @@ class JudgedRun:
         return sha256_of_json([self.config.model_copy(update={"seed": 0, "folds_seed": None}).training_hash, files])
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Names of runs that are not compared; ``reason`` says why, and what helps."""
-
-    runs: tuple[str, ...]
-    reason: str
-
-
 def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[list[JudgedRun], list[Refusal]]:
     """Read ``runs``, and return those that can be compared and a refusal for each other run.
 
@@ -142,7 +135,7 @@ def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[li
                 _refuse_unfinished(judgement)
             judged.append(judgement)
         except (FvcError, OSError) as error:
-            refusals.append(Refusal((name,), f"{name}: {clean_text(error)}"))
+            refusals.append((name, f"{name}: {clean_text(error)}"))
     return judged, refusals
 
 
@@ -151,9 +144,8 @@ def _refuse_unfit(run: RunPaths) -> None:
     if run_task(asked) != DEFAULT_TASK:
         raise DataError(f"its task is {run_task(asked)}, and only runs of task {DEFAULT_TASK} are compared.")
     for key, stage in run_status(run)["stages"].items():
-        state = as_mapping(stage).get("state")
-        if key.startswith(FOLD_TRAINING) and state != "done":
-            raise DataError(f"its training has not ended ({key}: {state}). {_resume(run)}")
+        if key.startswith(FOLD_TRAINING) and stage.get("state") != "done":
+            raise DataError(f"its training has not ended ({key}: {stage.get('state')}). {_resume(run)}")
     if asked.get("shuffle_labels") is True:
         raise DataError("its labels were shuffled on purpose (shuffle_labels). Compare runs on true labels.")
     if leaks := audit_failures(run):
@@ -201,16 +193,16 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
         if differs := _difference_of_data(runs[0], run):
             fork = command_text("--resume", path_to_text(runs[0].run.root), "--fork", "-p", "NAME", "VALUE")
             reason = f"{run.name} and {runs[0].name} were not judged on the same videos and folds: {differs}."
-            refusals.append(Refusal((run.name,), f"{reason} A fork keeps videos and folds: {clean_text(fork)}"))
+            refusals.append((run.name, f"{reason} A fork keeps videos and folds: {clean_text(fork)}"))
         else:
             alike.append(run)
     return alike, refusals
 
 
 def _difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
-    """Return text that counts the videos in which the data of two runs differ, with examples; empty if none differ."""
-    data = [run.predictions.select(_DATA) for run in (first, second)]
-    both = data[0].join(data[1], on="video_id", how="full", suffix="_other", coalesce=True)
+    """Return text that counts the videos in which the data of two runs differ, with an example; empty if none do."""
+    one, other = (run.predictions.select(_DATA) for run in (first, second))
+    both = one.join(other, on="video_id", how="full", suffix="_other", coalesce=True)
     cases = {
         f"only in {second.name}": pl.col("label").is_null(),
         f"only in {first.name}": pl.col("label_other").is_null(),
@@ -218,12 +210,11 @@ def _difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
         "with another group": pl.col("group_id") != pl.col("group_id_other"),
         "with another fold": pl.col("fold") != pl.col("fold_other"),
     }
-    videos = {case: both.filter(differs)["video_id"] for case, differs in cases.items()}
-    return "; ".join(
-        f"{count_text(ids.len(), 'video')} {case} (for example {clean_text(ids.min())!r})"
-        for case, ids in videos.items()
-        if ids.len()
-    )
+    for case, differs in cases.items():
+        videos = both.filter(differs)["video_id"]
+        if videos.len():
+            return f"{count_text(videos.len(), 'video')} {case} (for example {clean_text(videos.min())!r})"
+    return ""
 
 
 # --- Differences between two, on the same half-samples of the groups
@@ -233,12 +224,7 @@ def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, se
     """Return ``metric`` of each run on all videos and in each half-sample of the groups.
 
     All runs must have the same videos, labels, groups and folds (``with_data_of_first``). They share the half-samples.
-
-    Args:
-        runs: at least one.
-        metric: a key of ``METRICS``.
-        replicates: number of half-samples.
-        seed: seed of the half-samples.
+    ``metric`` is a key of ``METRICS``, and ``seed`` that of the half-samples.
     """
     shared = runs[0].predictions
     folds = shared["fold"].to_numpy()
@@ -271,21 +257,6 @@ class PairComparison:
     finding: str
 
 
-def _finding(pair: PairComparison, metric: str) -> str:
-    name, value = metric_name(metric), pair.difference.value
-    numbers = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
-    if math.isnan(value):
-        return f"{name} is undefined for {pair.first} or {pair.second}: nothing to compare."
-    if math.isnan(pair.holm_p_value):
-        few = "fewer than two groups hold one of the classes"
-        return f"{pair.second} minus {pair.first}: {difference_text(pair)} {name}; without an interval, since {few}."
-    if not pair.is_shown:
-        return f"No difference in {name} is shown between {pair.first} and {pair.second}: {numbers}."
-    side = "above" if value > 0 else "below"
-    better = "; lower is better" if direction(metric) == "lower" else ""
-    return f"{pair.second} is {side} {pair.first} in {name}: {numbers}{better}."
-
-
 def difference_text(pair: PairComparison) -> str:
     """Return the metric of the second model minus that of the first as text, such as ``+0.031 [+0.004, +0.058]``."""
     ends = pair.difference.value, pair.difference.low, pair.difference.high
@@ -308,7 +279,7 @@ class Comparison:
         values: maps the name of a run or detector to the metric with its interval.
         pairs: the differences between two names.
         spread: maps a name to the smallest and the largest value of a single run.
-        refusals: runs that are not compared, with reasons.
+        refusals: names of runs that are not compared, with reasons.
     """
 
     metric: str
@@ -321,9 +292,10 @@ class Comparison:
 
 def _compare(
     named: Mapping[str, Sequence[JudgedRun]],
-    pairs: Sequence[tuple[int, int]],
+    pairs: Sequence[tuple[str, str]],
     metric: str,
     *,
+    limits: Mapping[str, str] | None = None,
     replicates: int,
     seed: int,
     confidence: float,
@@ -334,13 +306,14 @@ def _compare(
 
     Args:
         named: the runs of each name.
-        pairs: two positions in ``named`` for each pair, the first model first.
+        pairs: two names for each pair, the first model first.
         metric: a key of ``METRICS``.
+        limits: by name a reason why no difference counts as shown in its favour.
         replicates: number of half-samples of the groups.
         seed: seed of the half-samples.
         confidence: coverage of the intervals.
     """
-    runs = [run for several in named.values() for run in several]
+    names, runs = list(named), [run for several in named.values() for run in several]
     drawn = replicates_of(runs, metric, replicates=replicates, seed=seed)
     parts = np.split(np.arange(len(runs)), np.cumsum([len(several) for several in named.values()])[:-1])
     means = replace(
@@ -350,38 +323,35 @@ def _compare(
         bounds=drawn.bounds[: len(parts)],
         is_distance=drawn.is_distance[: len(parts)],
     )
-    differences = [paired_difference(means, one, other, confidence=confidence) for one, other in pairs]
+    differences = [
+        paired_difference(means, names.index(one), names.index(other), confidence=confidence) for one, other in pairs
+    ]
     adjusted = holm([difference.p_value for difference in differences]).tolist()
-    names, asked = list(named), [run_parameters(several[0].run) for several in named.values()]
+    trials = {name: trial_text(run_parameters(several[0].run)) for name, several in named.items()}
     found = []
-    for places, difference, p_value in zip(pairs, differences, adjusted, strict=True):
-        tried = [f"{names[place]} is a {trial_text(asked[place])}" for place in places if trial_text(asked[place])]
+    for pair, difference, p_value in zip(pairs, differences, adjusted, strict=True):
         # A share of 1 in 20 is 0.05, not 0.050000000000000044.
-        is_shown = p_value <= round(1 - confidence, 12) and not tried
-        pair = PairComparison(names[places[0]], names[places[1]], difference, p_value, is_shown, "")
-        finding = f"{' and '.join(tried)}: no difference is claimed. " if tried else ""
-        finding += _finding(pair, metric)
-        protocols = [protocol_text(asked[place]) or KFOLD for place in places]
-        if protocols[0] != protocols[1]:
-            finding += f" They were trained by different protocols: {', '.join(protocols)}."
-        found.append(replace(pair, finding=finding))
-    values = dict(zip(names, intervals_of(means, confidence), strict=True))
+        is_shown = p_value <= round(1 - confidence, 12)
+        compared = PairComparison(*pair, difference, p_value, is_shown, "")
+        finding = _finding(compared, metric)
+        limit = (limits or {}).get(pair[difference.value > 0], "") if is_shown else ""
+        if tried := [f"{name} is a {trials[name]}" for name in pair if trials[name]]:
+            limit = f"{' and '.join(tried)}: no difference is claimed."
+        found.append(replace(compared, is_shown=is_shown and not limit, finding=f"{finding} {limit}".strip()))
     ends = [(float(drawn.values[part].min()), float(drawn.values[part].max())) for part in parts]
-    return Comparison(metric, confidence, values, tuple(found), dict(zip(names, ends, strict=True)))
+    intervals = intervals_of(means, confidence)
+    values, spread = (dict(zip(names, each, strict=True)) for each in (intervals, ends))
+    return Comparison(metric, confidence, values, tuple(found), spread)  # type: ignore[arg-type]  # two kinds of dict
 
 
-def _limited(pairs: Sequence[PairComparison], limits: Mapping[str, str]) -> tuple[PairComparison, ...]:
-    """Return ``pairs``, where a difference in favour of a name in ``limits`` no longer counts as shown.
-
-    The sentence in ``limits`` is added to its finding.
-    """
-    limited = []
-    for pair in pairs:
-        limit = limits.get(pair.second if pair.difference.value > 0 else pair.first)
-        if limit and pair.is_shown:
-            pair = replace(pair, is_shown=False, finding=f"{pair.finding} {limit}")
-        limited.append(pair)
-    return tuple(limited)
+def _finding(pair: PairComparison, metric: str) -> str:
+    numbers = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
+    if math.isnan(pair.holm_p_value):
+        return f"{metric_name(metric)} of {pair.second} minus {pair.first} has no interval: {numbers}."
+    if not pair.is_shown:
+        return f"No difference in {metric_name(metric)} is shown between {pair.first} and {pair.second}: {numbers}."
+    side = "above" if pair.difference.value > 0 else "below"
+    return f"{pair.second} is {side} {pair.first} in {metric_name(metric)}: {numbers}; {direction(metric)} is better."
 
 
 # --- Runs, pair by pair
@@ -416,26 +386,23 @@ def compare(
     alike, of_other_data = with_data_of_first(judged)
     if len(alike) < 2:
         return Comparison(metric, confidence, refusals=(*refusals, *of_other_data))
-    pairs = list(itertools.combinations(range(len(alike)), 2))
     named = {run.name: [run] for run in alike}
+    pairs = list(itertools.combinations(named, 2))
     found = _compare(named, pairs, metric, replicates=replicates, seed=seed, confidence=confidence)
     return replace(found, refusals=(*refusals, *of_other_data))
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
     """Return ``comparison`` as lines of plain text: the value of each run, the finding of each pair, and refusals."""
-    shown, width = [], max(map(len, comparison.values), default=0)
+    if not comparison.values and not comparison.refusals:
+        return ("There is no pair of runs to compare: give two or more.",)
+    shown = [f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval"]
     for name, value in comparison.values.items():
         counted = f"{count_text(value.num_rows, 'video')} in {count_text(value.num_groups, 'group')}"
-        shown.append(f"  {name:<{width}}  {interval_text(value.value, value.low, value.high)}  ({counted})")
-    if shown:
-        better = f"{comparison.confidence:.0%} interval; {direction(comparison.metric)} is better"
-        shown.insert(0, f"{metric_name(comparison.metric)} with {better}")
+        shown.append(f"  {name}  {interval_text(value.value, value.low, value.high)}  ({counted})")
     shown += [pair.finding for pair in comparison.pairs]
-    shown += [f"Not compared: {refusal.reason}" for refusal in comparison.refusals]
-    if comparison.pairs:
-        shown.append("Intervals and p speak of other videos, not of other trainings: each run was trained once.")
-    return tuple(shown or ["There is no pair of runs to compare: give two or more."])
+    shown += [f"Not compared: {reason}" for _, reason in comparison.refusals]
+    return (*shown, "Intervals and p speak of other videos, not of other trainings: each run was trained once.")
 
 
 # --- Detectors: runs that differ in their seeds alone, taken together
@@ -488,16 +455,6 @@ class Detector:
         """Whether all runs are above every control."""
         return self.num_above_controls == len(self.runs)
 
-    def spread_text(self) -> str:
-        """Return the range of the ROC AUC over seeds, such as ``0.81 to 0.86 over 3 seeds``.
-
-        A single run gives ``one seed``, an ensemble ``an ensemble``.
-        """
-        low, high = self.spread[MAIN_METRIC]
-        if len(self.runs) > 1:
-            return f"{number_text(low)} to {number_text(high)} over {len(self.runs)} seeds"
-        return "an ensemble" if len(self.runs[0].parts) > 1 else "one seed"
-
 
 @dataclass(frozen=True)
 class DetectorComparison:
@@ -506,10 +463,9 @@ class DetectorComparison:
     Attributes:
         detectors: all detectors, the reference first.
         differences: ``MAIN_METRIC`` of every other detector minus that of the reference.
-        left_out: runs that are not compared, with reasons.
-        cautions: sentences on the headlines of the runs.
+        left_out: names of runs that are not compared, with reasons.
+        cautions: sentences that belong next to any table of these runs (``cautions.run_cautions``).
         confidence: coverage of the intervals.
-        of_runs: sentences that belong next to any table of these runs (``cautions.run_cautions``).
     """
 
     detectors: tuple[Detector, ...]
@@ -517,7 +473,6 @@ class DetectorComparison:
     left_out: tuple[Refusal, ...]
     cautions: tuple[str, ...]
     confidence: float
-    of_runs: tuple[str, ...] = ()
 
 
 def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
@@ -563,39 +518,35 @@ def compare_detectors(
     """
     judged, refusals = judged_runs([*([reference] if reference else []), *runs], finished=True)
     if reference and (not judged or judged[0].run.root.resolve() != reference.root.resolve()):
-        raise DataError(f"the reference cannot be compared. {refusals[0].reason}")
-    left_out = [*(Refusal((name,), why) for name, why in without_run), *refusals]
+        raise DataError(f"the reference cannot be compared. {refusals[0][1]}")
     # Counted twice, a training would look certain: of several runs of one training the newest counts.
     newest: dict[tuple[str, int], JudgedRun] = {}
     for run in judged:
         other = newest.setdefault((run.detector, run.config.seed), run)
         newest[run.detector, run.config.seed] = max(other, run, key=lambda judged: judged.run.run_id)
-    doubles = [run for run in judged if run not in newest.values()]
-    left_out += [Refusal((run.name,), f"{run.name}: a newer run has its parameters and seed.") for run in doubles]
+    doubles = [run.name for run in judged if run not in newest.values()]
     chosen, of_other_data = with_data_of_first(list(newest.values()))
-    left_out += of_other_data
+    left_out = [*((name, why) for name, why in without_run), *refusals, *of_other_data]
+    left_out += [(name, f"{name}: a newer run has its parameters and seed.") for name in doubles]
     by_detector: dict[str, list[JudgedRun]] = {}
-    for run in chosen:
+    for run in sorted(chosen, key=lambda run: run.config.seed):
         by_detector.setdefault(run.detector, []).append(run)
-    if len(by_detector) < 2 and (left_out or len(chosen) < 2):  # one detector trained several times shows its spread
-        reasons = " ".join(refusal.reason for refusal in left_out)
-        what = "there is one detector, and nothing to compare it with." if by_detector else "no run can be compared."
-        raise DataError(f"{what} {reasons}".strip())
-    together = [sorted(several, key=lambda run: run.config.seed) for several in by_detector.values()]
+    together = [by_detector[detector] for detector in dict.fromkeys(run.detector for run in chosen)]
+    if len(together) < 2 and (left_out or len(chosen) < 2):  # one detector trained several times shows its spread
+        what = "there is one detector, and nothing to compare it with." if together else "no run can be compared."
+        raise DataError(" ".join([what, *(reason for _, reason in left_out)]))
     named = dict(zip(names_of([several[0] for several in together]), together, strict=True))
-    above = {
-        name: sum(run.headline.verdict.standing == "above control" for run in several)
-        for name, several in named.items()
-    }
-    limits = {
-        name: f"But only {above[name]} of {count_text(len(several), 'run')} of {name} lie above every control."
-        for name, several in named.items()
-        if above[name] < len(several)
-    }
-    how: dict[str, Any] = {"replicates": replicates, "seed": 0, "confidence": confidence}
-    pairs = list(itertools.combinations(range(len(named)), 2))
+    above, limits = {}, {}
+    for name, several in named.items():
+        above[name] = sum(run.headline.verdict.standing == "above control" for run in several)
+        if above[name] < len(several):
+            runs_of = f"{above[name]} of {count_text(len(several), 'run')}"
+            limits[name] = f"But only {runs_of} of {name} lie above every control."
+    how: dict[str, Any] = {"limits": limits, "replicates": replicates, "seed": 0, "confidence": confidence}
+    pairs = list(itertools.combinations(named, 2))
     compared = {metric: _compare(named, pairs, metric, **how) for metric in DETECTOR_METRICS}
-    from_reference = _compare(named, [(0, place) for place in range(1, len(named))], MAIN_METRIC, **how)
+    first, *others = named
+    from_reference = _compare(named, [(first, other) for other in others], MAIN_METRIC, **how)
     detectors = [
         Detector(
             name,
@@ -604,18 +555,19 @@ def compare_detectors(
             {metric: found.values[name] for metric, found in compared.items()},
             {metric: found.spread[name] for metric, found in compared.items()},
             _costs(several, measure_costs),
-            {metric: _mark(found, name, limits) for metric, found in compared.items()},
+            {metric: _mark(found, name) for metric, found in compared.items()},
         )
         for name, several in named.items()
     ]
-    return DetectorComparison(
-        tuple(detectors),
-        _limited(from_reference.pairs, limits),
-        tuple(left_out),
-        tuple(_cautions(chosen)),
-        confidence,
-        tuple(dict.fromkeys(caution for run in chosen for caution in run_cautions(run.run))),
+    having: dict[str, list[str]] = {}
+    for run in chosen:
+        for caution in run_cautions(run.run):
+            having.setdefault(caution, []).append(run.name)
+    cautions = (
+        caution if len(of_runs) == len(chosen) else f"{', '.join(of_runs)}: {caution}"
+        for caution, of_runs in having.items()
     )
+    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(left_out), tuple(cautions), confidence)
 
 
 def names_of(runs: Sequence[JudgedRun]) -> list[str]:
@@ -623,8 +575,7 @@ def names_of(runs: Sequence[JudgedRun]) -> list[str]:
 
     An ensemble is named after its members.
     """
-    singles = {run.name: run.config for run in runs if not ensemble_text(run.run)}
-    values = {name: config.relevant() for name, config in singles.items()}
+    values = {run.name: run.config.relevant() for run in runs if not ensemble_text(run.run)}
     fields = [name for name in DECLARED if name not in NOT_HASHED | {"seed", "folds_seed", "model"}]
     differing = [name for name in fields if len({str(known.get(name)) for known in values.values()}) > 1]
     names = []
@@ -644,25 +595,18 @@ def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[st
     return {name: value for name, value in costs.items() if value}  # type: ignore[misc]
 
 
-def _cautions(runs: Sequence[JudgedRun]) -> Iterator[str]:
-    """Yield the cautions of all headlines without repetition; a caution of some runs begins with their names."""
-    for caution in dict.fromkeys(caution for run in runs for caution in run.headline.cautions):
-        having = [run.name for run in runs if caution in run.headline.cautions]
-        yield caution if len(having) == len(runs) else f"{', '.join(having)}: {caution}"
-
-
-def _mark(compared: Comparison, name: str, limits: Mapping[str, str]) -> str:
+def _mark(compared: Comparison, name: str) -> str:
     """Return ``BEST`` or ``HIGHEST`` if ``name`` has the best value of two or more, else an empty text.
 
-    ``BEST`` needs a shown difference from every other name, and no entry in ``limits``. The p-values are corrected for
-    all pairs, because the name was chosen for its value.
+    ``BEST`` needs a shown difference from every other name. The p-values are corrected for all pairs, because the name
+    was chosen for its value.
     """
     sign = 1 if direction(compared.metric) == "higher" else -1
     values = [sign * interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
     if len(values) < 2 or sign * compared.values[name].value != max(values):
         return ""
     own = [pair.is_shown for pair in compared.pairs if name in (pair.first, pair.second)]
-    return BEST if all(own) and name not in limits else HIGHEST
+    return BEST if all(own) else HIGHEST
 
 
 # --- Ensembles: runs that can be one detector together, and whether that is better than the best of them
@@ -701,16 +645,13 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
     members, refusals = judged_runs(runs, finished=True)
     refusals += with_data_of_first(members)[1]
     if refusals:
-        raise DataError(f"no ensemble is made: {' '.join(refusal.reason for refusal in refusals)}")
+        raise DataError(f"no ensemble is made: {' '.join(reason for _, reason in refusals)}")
     if len(members) < 2:
         raise UsageError(f"got {count_text(len(members), 'run')}, and an ensemble is of two or more.")
-    for name, values in (
-        ("protocols", [protocol_name(run_parameters(run.run)) for run in members]),
-        ("operating points", [run.config.operating_point for run in members]),
-    ):
-        if len(set(values)) > 1:
-            named = ", ".join(f"{run.name} {value}" for run, value in zip(members, values, strict=True))
-            raise DataError(f"no ensemble is made of runs whose {name} differ: {named}.")
+    rules = [(protocol_name(run_parameters(run.run)), run.config.operating_point) for run in members]
+    if len(set(rules)) > 1:
+        named = ", ".join(f"{run.name} {' '.join(rule)}" for run, rule in zip(members, rules, strict=True))
+        raise DataError(f"no ensemble is made of runs whose protocols or operating points differ: {named}.")
     trainings = [(run.detector, run.config.seed) for run in members]
     if twice := [run.name for run, known in zip(members, trainings, strict=True) if trainings.count(known) > 1]:
         same = f"{' and '.join(twice)} have the same training parameters and seed"
@@ -735,30 +676,26 @@ def against_members(
     The best member is chosen on the same videos, which favours it. If the ensemble is not above its controls, no
     difference counts as shown in its favour.
 
-    Args:
-        folder: folder of the ensemble.
-        members: its runs.
-        headline: its headline, for the verdict.
-        replicates: number of half-samples of the groups, which all runs share.
-        seed: seed of the half-samples.
-        confidence: coverage of the intervals.
+    ``headline`` is that of the ensemble. ``replicates``, ``seed`` and ``confidence`` are those of ``compare``.
 
     Raises:
         DataError: the folder's tables are missing or damaged.
     """
-    runs = [JudgedRun(ENSEMBLE, folder, _predictions(folder)), *members.runs]
-    values = replicates_of(runs, MAIN_METRIC, replicates=1, seed=seed).values
-    order = [0, *sorted(range(1, len(runs)), key=lambda place: -values[place])]
-    named, pairs = {runs[place].name: [runs[place]] for place in order}, [(place, 0) for place in range(1, len(runs))]
-    found = _compare(named, pairs, MAIN_METRIC, replicates=replicates, seed=seed, confidence=confidence)
+    named = {ENSEMBLE: [JudgedRun(ENSEMBLE, folder, _predictions(folder))]}
+    values = replicates_of(members.runs, MAIN_METRIC, replicates=1, seed=seed).values
+    named |= {members.runs[place].name: [members.runs[place]] for place in np.argsort(-values, kind="stable")}
     limit = f"That claims nothing of fakes: {headline.verdict.sentence}"
     limits = {} if headline.verdict.standing == "above control" else {ENSEMBLE: limit}
-    return replace(found, pairs=_limited(found.pairs, limits))
+    pairs = [(name, ENSEMBLE) for name in named if name != ENSEMBLE]
+    how: dict[str, Any] = {"limits": limits, "replicates": replicates, "seed": seed, "confidence": confidence}
+    return _compare(named, pairs, MAIN_METRIC, **how)
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
     """Return sentences: the ROC AUC of the ensemble, whether it beats its best member, and its verdict."""
     best = comparison.pairs[0]
-    values = (comparison.values[name] for name in (ENSEMBLE, best.first))
-    number, own = (interval_text(interval.value, interval.low, interval.high) for interval in values)
+    number, own = (
+        interval_text(interval.value, interval.low, interval.high)
+        for interval in (comparison.values[ENSEMBLE], comparison.values[best.first])
+    )
     return [f"ROC AUC {number}; its best member, {best.first}, has {own}.", best.finding, *headline.sentences]

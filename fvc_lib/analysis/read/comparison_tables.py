@@ -3,7 +3,6 @@
 The mark behind a number says whether it is the best (``comparison.MARKS``).
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from fvc_lib.analysis.read.comparison import (
     Detector,
     DetectorComparison,
     JudgedRun,
-    Members,
     difference_text,
     p_text,
 )
@@ -52,15 +50,14 @@ HEADINGS = {
 
 def detector_table(found: DetectorComparison) -> pl.DataFrame:
     """Return one row per detector for readers: texts with units, and the mark behind the ROC AUC."""
-    by_name = {pair.second: pair for pair in found.differences}
-    rows = []
+    by_name, rows = {pair.second: pair for pair in found.differences}, []
     for detector in found.detectors:
-        pair, cost = by_name.get(detector.name), detector.cost
+        pair, cost, spread = by_name.get(detector.name), detector.cost, detector.spread[MAIN_METRIC]
         rows.append(
             {
                 "detector": detector.name,
                 "auc": _marked(detector, MAIN_METRIC),
-                "over_seeds": detector.spread_text(),
+                "over_seeds": f"{' to '.join(map(number_text, spread))} ({count_text(len(detector.runs), 'run')})",
                 "difference": difference_text(pair) if pair else "reference",
                 "holm_p": p_text(pair.holm_p_value) if pair else "",
                 "above_controls": f"{detector.num_above_controls} of {count_text(len(detector.runs), 'run')}",
@@ -88,36 +85,34 @@ def metric_table(found: DetectorComparison) -> pl.DataFrame:
     )
 
 
-def run_table(found: DetectorComparison) -> pl.DataFrame:
-    """Return one row per compared run: its detector, ROC AUC, best control and verdict."""
-    rows = [_run_row(run, detector.name) for detector in found.detectors for run in detector.runs]
+def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
+    """Return one row per pair of a run and the name of its detector: its ROC AUC, best control and verdict."""
+    rows = []
+    for run, detector in runs:
+        score, best = run.headline.model_score, run.headline.verdict.best_control
+        row = {
+            "run_id": run.name,
+            "detector": detector,
+            "seed": None if len(run.parts) > 1 else run.config.seed,
+            "roc_auc": interval_text(score.value, score.low, score.high) if score else "",
+            "best_control": source_name(best.source) if best else "none",
+            "control_auc": interval_text(best.value, best.low, best.high) if best else "",
+            "standing": run.headline.verdict.standing,
+            "verdict": run.headline.verdict.sentence,
+            "trial": trial_text(vars(run.config)) or None,
+        }
+        rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def member_table(members: Members) -> pl.DataFrame:
-    """Return one row per run of an ensemble: its detector, ROC AUC, best control and verdict."""
-    return pl.DataFrame([_run_row(run, members.names[number]) for run, number in members], infer_schema_length=None)
-
-
-def _run_row(run: JudgedRun, detector: str) -> dict[str, Any]:
-    score, best = run.headline.model_score, run.headline.verdict.best_control
-    return {
-        "run_id": run.name,
-        "detector": detector,
-        "seed": None if len(run.parts) > 1 else run.config.seed,
-        "roc_auc": interval_text(score.value, score.low, score.high) if score else "",
-        "best_control": source_name(best.source) if best else "none",
-        "control_auc": interval_text(best.value, best.low, best.high) if best else "",
-        "standing": run.headline.verdict.standing,
-        "verdict": run.headline.verdict.sentence,
-        "trial": trial_text(vars(run.config)) or None,
-    }
+def runs_of(found: DetectorComparison) -> list[tuple[JudgedRun, str]]:
+    """Return pairs of a compared run and the name of its detector."""
+    return [(run, detector.name) for detector in found.detectors for run in detector.runs]
 
 
 def left_out_table(found: DetectorComparison) -> pl.DataFrame:
     """Return ``run_id why`` for the runs that are not compared."""
-    rows = [(", ".join(refusal.runs), refusal.reason) for refusal in found.left_out]
-    return pl.DataFrame(rows, schema=dict.fromkeys(("run_id", "why"), pl.String), orient="row")
+    return pl.DataFrame(found.left_out, schema=dict.fromkeys(("run_id", "why"), pl.String), orient="row")
 
 
 def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
@@ -126,17 +121,11 @@ def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFram
     Columns are ``fold``, the number of videos and groups that the rule was fitted on, the weight of each detector, and
     ``intercept threshold``.
     """
-    return pl.DataFrame(
-        {
-            "fold": fold,
-            "fitted_on": rule.num_videos,
-            "in_groups": rule.num_groups,
-            **dict(zip(names, rule.weights, strict=True)),
-            "intercept": rule.intercept,
-            "threshold": rule.threshold,
-        }
+    rows = [
+        (fold, rule.num_videos, rule.num_groups, *rule.weights, rule.intercept, rule.threshold)
         for fold, rule in enumerate(rules)
-    )
+    ]
+    return pl.DataFrame(rows, ["fold", "fitted_on", "in_groups", *names, "intercept", "threshold"], orient="row")
 
 
 # --- Files for programs and papers
@@ -150,7 +139,6 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
         row: dict[str, Any] = {
             "detector": detector.name,
             "model": " + ".join(detector.models),
-            "is_reference": detector.name not in by_name,
             "runs": " ".join(run.name for run in detector.runs),
             "trial": trial_text(vars(detector.runs[0].config)) or None,
             "num_runs_above_controls": detector.num_above_controls,
@@ -158,10 +146,10 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
             "num_groups": detector.intervals[MAIN_METRIC].num_groups,
         }
         for metric, interval in detector.intervals.items():
-            mark = {BEST: "best, shown", HIGHEST: "best, not shown"}.get(detector.marks[metric])
-            values = (interval.value, interval.low, interval.high, *detector.spread[metric], mark)
-            ends = ("", "_low", "_high", "_smallest_of_seeds", "_largest_of_seeds", "_mark")
-            row |= {f"{metric}{end}": value for end, value in zip(ends, values, strict=True)}
+            row |= {metric: interval.value, f"{metric}_low": interval.low, f"{metric}_high": interval.high}
+            smallest, largest = detector.spread[metric]
+            row |= {f"{metric}_smallest_of_seeds": smallest, f"{metric}_largest_of_seeds": largest}
+            row[f"{metric}_mark"] = {BEST: "best, shown", HIGHEST: "best, not shown"}.get(detector.marks[metric])
         if pair := by_name.get(detector.name):
             row |= {"difference": pair.difference.value, "difference_low": pair.difference.low}
             row |= {"difference_high": pair.difference.high, "p": pair.difference.p_value, "holm_p": pair.holm_p_value}
@@ -182,12 +170,10 @@ def paper_table(found: DetectorComparison) -> str:
         "training": "training",
     }  # fmt: skip
     rows = []
-    for detector, texts in zip(found.detectors, detector_table(found).select(*heads).rows(), strict=True):
+    for texts in detector_table(found).select(*heads).rows():
         cells = ["--" if text is None else latex_text(text) for text in texts]
-        cells = [cell.replace(BEST, r"$\star$").replace(HIGHEST, r"$\circ$") for cell in cells]
-        keys = ",".join(key for model in detector.models for key in re.findall(r"@\w+\{([^,]+),", _bibtex_of(model)))
-        rows.append([cells[0] + (rf"~\cite{{{keys}}}" if keys else ""), *cells[1:]])
-    return latex_table(" ".join([caption, *map(latex_text, found.of_runs)]), list(heads.values()), rows)
+        rows.append([cell.replace(BEST, r"$\star$").replace(HIGHEST, r"$\circ$") for cell in cells])
+    return latex_table(" ".join([caption, *map(latex_text, found.cautions)]), list(heads.values()), rows)
 
 
 def bibliography(found: DetectorComparison) -> str:
@@ -219,7 +205,7 @@ def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    numbers, runs = csv_for_people(number_table(found)), csv_for_people(run_table(found))
+    numbers, runs = csv_for_people(number_table(found)), csv_for_people(run_table(runs_of(found)))
     for name, text in zip(TABLE_FILES, (numbers, runs, paper_table(found), bibliography(found)), strict=True):
         write_text(folder / name, text)
     return [folder / name for name in TABLE_FILES]
