@@ -100,7 +100,7 @@ def index_images(
         images, notes = with_groups(images, looked_for=config.near_duplicate_bits > 0)
         images = one_of_each_content(images, rejections)
         refuse_lost(files.root, "image", rejections.frame(), images.height, config.max_rejected_share, _NO_LOSS)
-        images = without_copies_across(images, rejections)
+        images = without_copies_across(images, "known", "copy", rejections)
         columns = (images[name].to_list() for name in ("group_id", "class_label", "part"))
         split = split_parts(*columns, seed=config.seed)
         if split.empty_parts:
@@ -149,13 +149,14 @@ def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections:
     table = pl.DataFrame(rows, schema=schema, orient="row").sort("path", "row")
     has_label = pl.any_horizontal((cs.by_name("class_label") | _NUMBERS).is_not_null())
     detail = pl.format("'{}' has no class and no number of the field targets. Fill one in.", "path")
-    _reject(table.filter(~has_label), "nothing_to_learn", detail, rejections)
+    reject(table.filter(~has_label), "nothing_to_learn", detail, rejections)
     return table.filter(has_label)
 
 
-def _reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejections) -> None:
-    for path, label, row, text in rows.select("path", "class_label", "row", detail.alias("detail")).rows():
-        rejections.add_file(path, Refusal(reason, text), label, row)
+def reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejections) -> None:
+    """Add ``rows`` (path, row, perhaps class_label) to ``rejections``; ``detail`` gives the text of each row."""
+    for row in rows.with_columns(detail=detail).iter_rows(named=True):
+        rejections.add_file(row["path"], Refusal(reason, row["detail"]), row.get("class_label"), row["row"])
 
 
 def _readable(
@@ -216,9 +217,9 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
     return images.with_columns(group_id=names_of_groups.str.replace("^video ([0-9a-f]{16})$", "image $1")), notes
 
 
-def _rank(column: str) -> pl.Expr:
-    """Return 0 for the test part, 1 for validation, else 2; copies stay in the part with the lowest number."""
-    return pl.col(column).replace_strict({"test": 0, "validation": 1}, default=2, return_dtype=pl.Int64)
+def _rank(part: str) -> pl.Expr:
+    """Return 0 for the test part, 1 for validation, 2 for train, null for null; copies stay in the lowest one."""
+    return pl.col(part).replace_strict({"test": 0, "validation": 1, "train": 2}, return_dtype=pl.Int64)
 
 
 def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
@@ -229,36 +230,43 @@ def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.Data
     """
     labels = cs.by_name("class_label") | _NUMBERS
     unknown = pl.sum_horizontal(labels.is_null())
-    images = images.sort(_rank("part"), pl.col("class_label").is_null(), unknown, "path", "row")
+    images = images.sort(_rank("part").fill_null(3), pl.col("class_label").is_null(), unknown, "path", "row")
     several = labels.drop_nulls().n_unique().over("content_sha256") > 1
     images = images.with_columns(
         disputed=pl.any_horizontal(several), first=pl.col("path").first().over("content_sha256")
     )
     detail = pl.format("the content of '{}' is listed with two classes or numbers. Keep the right one.", "first")
-    _reject(images.filter("disputed"), "conflicting_labels", detail, rejections)
+    reject(images.filter("disputed"), "conflicting_labels", detail, rejections)
     images = images.filter(~pl.col("disputed"))
     is_first = pl.col("content_sha256").is_first_distinct()
     detail = pl.format("same content as '{}', which is used.", "first")
-    _reject(images.filter(~is_first), "duplicate_content", detail, rejections)
+    reject(images.filter(~is_first), "duplicate_content", detail, rejections)
     return images.filter(is_first).sort("path")
 
 
-def without_copies_across(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
-    """Return the images without copies of pictures of a more important part; reject these.
+def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: Rejections) -> pl.DataFrame:
+    """Return the rows without copies of footage or pictures of a more important part; reject these.
 
-    The test part keeps its picture before validation, and validation before train. So the test part is never reduced,
+    The test part keeps its files before validation, and validation before train. So the test part is never reduced,
     and results on an official split remain comparable.
+
+    Args:
+        rows: a table with the columns path, row, ``part`` and ``same``.
+        part: column with the part of the official split; rows with null stay.
+        same: column that is equal for copies.
+        rejections: receives the rejected rows.
     """
-    rank = _rank("known")
-    images = images.with_columns(
-        is_lost=rank > rank.min().over("copy"), twin=pl.col("path").sort_by(rank, "path").first().over("copy")
+    rank = _rank(part)
+    rows = rows.with_columns(
+        is_lost=(rank > rank.min().over(same)).fill_null(value=False),
+        twin=pl.col("path").sort_by(rank, "path", nulls_last=True).first().over(same),
     )
     detail = pl.format(
-        "looks like '{}' of another part, or like a copy of it. If they only look alike, lower near_duplicate_bits "
-        "(0: off).", "twin",
+        "looks like '{}' of another part, or like a copy of it. Leave it out, or put both into one part. If they only "
+        "look alike, lower near_duplicate_bits (0: off).", "twin",
     )  # fmt: skip
-    _reject(images.filter("is_lost"), "copy_across_split", detail, rejections)
-    return images.filter(~pl.col("is_lost"))
+    reject(rows.filter("is_lost"), "copy_across_split", detail, rejections)
+    return rows.filter(~pl.col("is_lost"))
 
 
 def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:

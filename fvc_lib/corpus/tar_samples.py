@@ -69,8 +69,8 @@ def tar_samples(
 ) -> tuple[list[TarSample], tuple[str, ...]]:
     """Return (samples, notes): every sample in the tars of ``corpus``, and at most one note, on damaged tars.
 
-    With ``pictures``, a still picture whose key has no video is a sample, too. If its key has no texts, it gets those
-    of its folder: ``KEY.cls`` is the text of ``KEY/000.png``.
+    With ``pictures``, a still picture whose key has no video is a sample, too. If its key has no texts, it gets the
+    texts of its folder: ``KEY.cls`` is the text of ``KEY/000.png``.
 
     Raises:
         UsageError: the pattern is unusable (see ``tar_patterns.tars_of``).

@@ -26,6 +26,7 @@ from fvc_lib.corpus.corpus_files import (
     written_when_refused,
 )
 from fvc_lib.corpus.folds import PartSplit, groups_text, split_parts
+from fvc_lib.corpus.images import reject, without_copies_across
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
@@ -250,7 +251,8 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     table = table.join(videos.select("path", group_id=pl.Series(grouping.group_ids, dtype=pl.String)), on="path")
     # A stated group or a file on two sides is refused here; copies on two sides are left out below.
     _split(table, pl.coalesce("stated_group", "path"), config.seed)
-    table = _without_copies_across(table.sort("content_sha256", "text", "path", "row"), rejections)
+    table = table.sort("content_sha256", "text", "path", "row")
+    table = without_copies_across(table, "part", "group_id", rejections)
     split = _split(table, pl.col("group_id"), config.seed)
     if split.empty_parts:
         raise DataError(
@@ -266,10 +268,9 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
         split_source=pl.Series(split.sources, dtype=pl.String),
         used=pl.col("row").first().over("content_sha256", "text"),
     )
-    for row, own_path, used in table.filter(pl.col("row") != pl.col("used"))["row", "own_path", "used"].rows():
-        detail = f"row {row}: the same video and text as row {used}, which is used."
-        rejections.add_file(own_path, Refusal("duplicate_pair", detail), row=row)
-    table = table.filter(pl.col("row") == pl.col("used"))
+    is_used, detail = pl.col("row") == pl.col("used"), pl.format("the same video and text as row {}.", "used")
+    reject(table.filter(~is_used).with_columns(path="own_path"), "duplicate_pair", detail, rejections)
+    table = table.filter(is_used)
     texts = table["text"].unique().sort()
     hashes = {text: sha256(text.encode()).hexdigest() for text in texts}
     text_ids, content_ids = video_ids(hashes.values()), video_ids(table["content_sha256"])
@@ -295,19 +296,3 @@ def _split(table: pl.DataFrame, group: pl.Expr, seed: int) -> PartSplit:
     """Split ``table`` by the groups in ``group``; a part that is stated for a row holds for its whole group."""
     groups, parts = table.select(group.alias("group"), "part").to_dict(as_series=False).values()
     return split_parts(groups, [None] * table.height, parts, seed=seed)
-
-
-def _without_copies_across(rows: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
-    """Return the rows without those whose footage is also in a later part of the stated split; reject these.
-
-    The order of the parts is train, validation, test.
-    """
-    rank = pl.col("part").replace_strict(dict(zip(PARTS, range(len(PARTS)), strict=True)), return_dtype=pl.Int64)
-    rows = rows.with_columns(is_copy=(rank < rank.max().over("group_id")).fill_null(value=False))
-    for path, row, group in rows.filter("is_copy").select("path", "row", "group_id").rows():
-        detail = (
-            f"row {row}: a later part of the split shows the same footage (group {group!r}). Leave it out, or put both "
-            "into one part; where they only look alike, lower near_duplicate_bits (0: off)."
-        )
-        rejections.add_file(path, Refusal("copy_across_split", detail), row=row)
-    return rows.filter(~pl.col("is_copy"))

@@ -54,7 +54,7 @@ def test_what_looks_like_the_official_test_is_not_trained_on() -> None:
     ]  # fmt: skip
     rejections = Rejections()
     grouped, _ = with_groups(table(images, "111123344"))
-    assert set(without_copies_across(grouped, rejections)["path"]) == set("beghi")
+    assert set(without_copies_across(grouped, "known", "copy", rejections)["path"]) == set("beghi")
     assert Counter(rejections.frame()["reason"]) == {"copy_across_split": 4}
 
 

@@ -266,7 +266,7 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
 def _targets_of(
     table: label_table.LabelTable, columns: Iterable[str], notes: list[str]
 ) -> dict[str, tuple[str, str]]:  # fmt: skip
-    """Map those of ``columns`` that hold numbers to (name of the target, unit); add notes on cells without numbers."""
+    """Map the columns that hold numbers to (name of the target, unit); add notes on cells without numbers."""
     units = dict[str, str]()
     for column in columns:
         filled = [cell for _, cells in table.records([column], Rejections()) if (cell := cell_text(cells, column))]
