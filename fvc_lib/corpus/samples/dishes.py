@@ -81,6 +81,13 @@ _COMPOSITIONS = {
 }
 
 
+# In one piece, in the order of ``TARGETS``. Energy by Atwater's factors: 4, 4 and 9 kcal per gram.
+_AMOUNTS = {
+    food: np.array([4 * protein + 4 * carbohydrate + 9 * fat, protein, carbohydrate, fat, mass])
+    for food, (mass, protein, carbohydrate, fat) in _COMPOSITIONS.items()
+}
+
+
 @dataclass(frozen=True)
 class Dish:
     """What lies on a plate in all photographs of a dish, and which facts about it the manifest states."""
@@ -100,18 +107,8 @@ class Dish:
     @property
     def amounts(self) -> dict[str, float]:
         """The true amounts in the whole dish by the names in ``TARGETS``, whether the manifest states them or not."""
-        pairs = zip(_amounts(self.food), _amounts("berries"), strict=True)
-        total = (round(self.num_pieces * piece + self.num_berries * berry, 3) for piece, berry in pairs)
-        return dict(zip(TARGETS, total, strict=True))
-
-
-def _amounts(food: str) -> tuple[float, ...]:
-    """Return the amounts in one piece of ``food`` in the order of ``TARGETS``.
-
-    Energy is computed by Atwater's factors: 4, 4 and 9 kcal per gram of protein, carbohydrate and fat.
-    """
-    mass, protein, carbohydrate, fat = _COMPOSITIONS[food]
-    return 4 * protein + 4 * carbohydrate + 9 * fat, protein, carbohydrate, fat, mass
+        total = self.num_pieces * _AMOUNTS[self.food] + self.num_berries * _AMOUNTS["berries"]
+        return {name: round(amount, 3) for name, amount in zip(TARGETS, total.tolist(), strict=True)}
 
 
 def photograph(dish: Dish, number: int) -> bytes:

@@ -59,9 +59,8 @@ def _require(what: str, due: pl.DataFrame, made: pl.DataFrame, columns: list[str
         )
 
 
-def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
-    """Return up to ``number`` wrong predictions (IMAGE_PREDICTIONS), the highest probability first."""
-    predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
+def worst_mistakes(predictions: pl.DataFrame, number: int = 12) -> pl.DataFrame:
+    """Return up to ``number`` wrong rows of ``predictions`` (IMAGE_PREDICTIONS), the highest probability first."""
     wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
     return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
 
