@@ -115,8 +115,8 @@ test-detectors: setup-detectors  ## Build, load and train published networks; in
 test-verdicts: setup-verdicts  ## Check provenance; installs its package into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "verdicts and not long"
 
-test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium; pictures of failures in build/screenshots
-	FVC_SCREENSHOTS=build/screenshots $(RUN) -m pytest -n 0 tests/browser -m "long or not long"
+test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium
+	$(RUN) -m pytest -n 0 tests/browser -m "long or not long"
 
 test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; installs it where it may (Debian, as root)
 	tests/slurm/install.sh

@@ -62,8 +62,6 @@ class Interval:
     value: float  # on all rows; NaN where the metric is undefined
     low: float  # lower end; NaN where ``value`` is NaN, or where a class has fewer than two groups
     high: float  # upper end; NaN in the same cases
-    confidence: float  # nominal coverage, such as 0.95
-    replicates: int  # number of half-samples with a defined value
     num_groups: int  # number of groups
     num_rows: int  # number of rows
 
@@ -158,11 +156,6 @@ class ReplicateValues:
     groups: GroupCounts
     num_rows: int
 
-    @property
-    def num_groups(self) -> int:
-        """Return the number of groups."""
-        return self.groups.total
-
 
 def intervals_of(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Interval, ...]:
     """Return the intervals of the M measures of ``drawn``, in the same order.
@@ -170,13 +163,9 @@ def intervals_of(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Inte
     Raises:
         ValueError: ``confidence`` is outside (0, 1).
     """
-    ends = interval_ends(drawn.values, drawn.replicates, drawn.bounds, drawn.groups, confidence, drawn.is_distance)
-    defined = (np.isfinite(drawn.replicates) & np.isfinite(drawn.values)[:, None]).sum(axis=1)
-    columns = (drawn.values.tolist(), *(end.tolist() for end in ends), defined.tolist())
-    return tuple(
-        Interval(value, low, high, confidence, number, drawn.num_groups, drawn.num_rows)
-        for value, low, high, number in zip(*columns, strict=True)
-    )
+    low, high = interval_ends(drawn.values, drawn.replicates, drawn.bounds, drawn.groups, confidence, drawn.is_distance)
+    columns = zip(drawn.values.tolist(), low.tolist(), high.tolist(), strict=True)
+    return tuple(Interval(*ends, drawn.groups.total, drawn.num_rows) for ends in columns)
 
 
 def interval_ends(
@@ -462,8 +451,8 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
     if value or not math.isfinite(spread):
         distance = -abs(value) / spread if spread else -math.inf
         in_tails = 2 * stdtr(drawn.groups.degrees_of_freedom, distance)
-        p_value = float(np.maximum(in_tails, 2.0 ** (1 - drawn.num_groups)))  # NaN where nothing was drawn
-    return PairedDifference(value, low, high, confidence, differences.size, drawn.groups.total, drawn.num_rows, p_value)
+        p_value = float(np.maximum(in_tails, 2.0 ** (1 - drawn.groups.total)))  # NaN where nothing was drawn
+    return PairedDifference(value, low, high, drawn.groups.total, drawn.num_rows, p_value)
 
 
 def holm(p_values: ArrayLike) -> FloatArray:

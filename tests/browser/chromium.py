@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,11 +63,6 @@ class Watched:
             *(f"opened a dialog: {text}" for text in self.dialogs),
             *(f"ran the script of a name in {address}" for address in ran),
         ]
-
-    def save(self, picture: Path) -> None:
-        """The whole page as a picture, for people."""
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=picture, full_page=True)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         # JupyterLab warns of plug-ins that take over five seconds to start: that is the machine's load, not a fault.

@@ -1,4 +1,4 @@
-"""One Chromium for each module of these tests, one JupyterLab and one set of runs for all; pictures of what failed.
+"""One Chromium for each module of these tests, one JupyterLab and one set of runs for all.
 
 Playwright's own event loop runs in the thread of the tests for as long as it is open, and whoever wants one there
 meanwhile (a notebook client) is refused. So it is open for a module, not for the session, and what these tests need
@@ -8,11 +8,9 @@ of notebooks happens in other processes.
 from __future__ import annotations
 
 import importlib.util
-import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,14 +23,6 @@ if TYPE_CHECKING:
 
 OpenFile = Callable[..., Watched]
 OpenNotebook = Callable[[str], LabNotebook]
-_FAILED = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    report = yield
-    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
-    return report
 
 
 @pytest.fixture(scope="session")
@@ -56,16 +46,9 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def opened(request: pytest.FixtureRequest, chromium: Browser, tmp_path: Path) -> Iterator[list[Watched]]:
-    """The pages of a test; a picture of each is kept when it fails, in the folder FVC_SCREENSHOTS if that is set."""
-    pages: list[Watched] = []
-    yield pages
-    for number, watched in enumerate(pages):
-        if request.node.stash.get(_FAILED, False):
-            name = re.sub(r"\W+", "_", f"{request.node.name} {number}").strip("_")[:120]
-            picture = Path(os.environ.get("FVC_SCREENSHOTS", tmp_path)) / f"{name}.png"
-            watched.save(picture)
-            print(f"seen at the end: {picture}")
+def opened(chromium: Browser) -> Iterator[list[Watched]]:
+    """The pages of a test, which are closed at its end."""
+    yield []
     for context in chromium.contexts:
         context.close()
 

@@ -161,11 +161,6 @@ class LabNotebook:
         self.page.wait_for_function("() => !document.querySelector('.lm-TabBar-tab.lm-mod-current.jp-mod-dirty')")
         return nbformat.read(self._file, as_version=4)
 
-    def scroll_through(self) -> None:
-        """Look at every cell once; what was out of sight is drawn then."""
-        for cell in self.page.locator(".jp-Notebook > .jp-WindowedPanel-outer .jp-Cell, .jp-Notebook .jp-Cell").all():
-            cell.scroll_into_view_if_needed()
-
     def fingerprints(self) -> list[str]:
         """Of each figure, the shapes of all its marks: equal exactly when it shows the same."""
         found: list[str] = self.page.evaluate(_FINGERPRINTS)

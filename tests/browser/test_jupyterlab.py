@@ -5,9 +5,6 @@ The runs it shows have names that would like to be markup, script or SQL; see ``
 
 from __future__ import annotations
 
-import shutil
-
-import nbformat
 import pytest
 
 from fvc_lib.services.stage_logs import MetricLog
@@ -65,34 +62,3 @@ def curves(notebook) -> int:
     axes = [figure.inner_text() for figure in notebook.page.locator(".js-plotly-plot").all()]
     (number,) = [number for number, text in enumerate(axes) if "\nStep" in text]
     return number
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["01_data_index", "05_kfold_results"])
-def test_a_notebook_as_it_is_committed_opens_for_reading(open_in_lab, name):
-    notebook = open_in_lab(f"{name}.ipynb")
-    title = notebook.page.locator(".jp-MarkdownOutput h1").first
-    title.wait_for()
-    assert "?" in title.inner_text()
-    assert notebook.page.locator(".jp-MarkdownOutput table").first.inner_text().strip().startswith("Purpose")
-    assert notebook.page.locator(".jp-CodeCell").count() >= 6
-    assert notebook.watched.trouble() == []
-
-
-@pytest.mark.long
-@pytest.mark.fault(38, 39)
-def test_a_record_shows_its_figures_in_jupyterlab_without_being_run(open_in_lab, lab, runs):
-    record = runs.shown.executed_notebook("05_kfold_results")
-    shutil.copyfile(record, lab.notebooks / "record_of_05.ipynb")
-    document = nbformat.read(record, as_version=4)
-    outputs = [output for cell in document.cells for output in cell.get("outputs", [])]
-    num_figures = sum("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs)
-    assert num_figures >= 2
-    notebook = open_in_lab("record_of_05.ipynb")
-    notebook.scroll_through()
-    notebook.page.wait_for_function(
-        "number => document.querySelectorAll('.js-plotly-plot svg.main-svg').length >= number", arg=num_figures
-    )
-    assert len(notebook.fingerprints()) == num_figures
-    assert notebook.watched.trouble() == []
-    assert lab.reached_outside() == []

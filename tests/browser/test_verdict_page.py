@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from fvc_lib.services.records.digests import write_document
 from tests.browser.chromium import SENTINEL, Watched, open_page
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
@@ -31,7 +32,7 @@ HOSTILE = f"<img src=x onerror=window.{SENTINEL}=1>.mp4"
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verdict_page")
-    trained_run(folder).run_json.write_text("{}")
+    write_document(trained_run(folder).run_json, {})
     (folder / "inbox").mkdir()
     write_video(folder / "inbox" / HOSTILE, draw_clip("new", 0, True))
     write_video(folder / "inbox" / "holiday.mp4", np.flip(draw_clip("other", 0, False), -1))

@@ -100,7 +100,7 @@ def test_the_ends_are_those_of_naive_half_samples_with_the_same_draws(
         assert interval.low <= low
     else:
         assert interval.low == pytest.approx(low, abs=1e-12)
-    assert (interval.replicates, interval.num_groups, interval.num_rows) == (np.isfinite(naive).sum(), 12, 46)
+    assert (interval.num_groups, interval.num_rows) == (12, 46)
 
 
 def test_whether_there_are_enough_reals_is_decided_on_the_sample_and_not_in_each_replicate() -> None:
@@ -246,7 +246,6 @@ def test_one_group_of_a_class_gives_a_value_without_ends(labels: list[int], grou
     interval = group_interval(labels, [0.1, 0.4, 0.3, 0.8], groups, roc_auc, replicates=100)
     assert np.isfinite(interval.value)
     assert np.isnan([interval.low, interval.high]).all()
-    assert interval.replicates == 0
 
 
 @pytest.mark.parametrize(("replicates", "confidence"), [(0, 0.95), (10, 0.0), (10, 1.0), (10, 95.0)])

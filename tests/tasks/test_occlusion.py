@@ -24,7 +24,7 @@ class Handmade(Networks):
     def __init__(self, *made: nn.Module, batch_size: int = 16) -> None:
         config = resolve_config({"model": "frame_cnn", "batch_size": batch_size, "device": "cpu"}, environ={})
         none = Trained("", config, Path(), "", TrainedClass("", "", "", 0), "")
-        folds = {fold: FoldNetwork(none, 0.0, 1.0, 0.5) for fold in range(len(made))}
+        folds = {fold: FoldNetwork(none, 0.0, 1.0) for fold in range(len(made))}
         super().__init__("handmade", config, folds, held=None)
         self.made, self.largest, self.passes = made, 0, 0
 

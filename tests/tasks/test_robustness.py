@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import PREDICTIONS, ROBUSTNESS, read_table, write_table
@@ -79,7 +80,7 @@ def test_a_file_of_the_run_gets_its_stored_score_from_its_own_fold_unless_its_co
     own = Path(networks.config.corpus) / row["label"] / f"{row['video_id']}.mp4"
     files = [FileToScore(own, (1,)), FileToScore(own, (1,), content_sha256="0" * 64)]
     again, refused = sorted(score_files(networks, files, workers=1), key=lambda each: each.position)
-    assert networks.score(1, again.logits[1]) == pytest.approx(row["score"], abs=1e-6)
+    assert probabilities([again.logits[1]], networks.folds[1].temperature)[0] == pytest.approx(row["score"], abs=1e-6)
     assert "content has changed" in refused.failure
 
 

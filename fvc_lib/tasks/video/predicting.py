@@ -93,7 +93,6 @@ class FoldRecord(Strict):
 
     prior_logit: _Number
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    threshold: Annotated[float, Field(ge=0, le=1)]
     base_rate: Annotated[float, Field(gt=0, lt=1)] | None
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.samples.videos import corpus_root
+from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
@@ -141,7 +142,8 @@ def _scored_level(
         for answer in scored:
             video = todo[answer.position]
             logit = answer.logits.get(video["fold"])
-            score = None if logit is None else networks.score(video["fold"], logit)
+            temperature = networks.folds[video["fold"]].temperature
+            score = None if logit is None else float(probabilities([logit], temperature)[0])
             row = {"score": score, "logit": logit, "failure": answer.failure or None}
             lines.append({"identity": identity, "video_id": video["video_id"], **row}, digest=True)
             known[video["video_id"]] = row

@@ -27,10 +27,9 @@ from fvc_lib.engine.device import (
     resolve_device,
 )
 from fvc_lib.engine.oom_detection import is_out_of_memory
-from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
+from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import DETECTORS
@@ -62,7 +61,6 @@ class FoldNetwork:
         trained: the network as stored on the disk.
         prior_logit: added to the network's output.
         temperature: divisor of the sum.
-        threshold: the lowest score of a video that is called fake.
         base_rate: share of fakes at which the scores are probabilities: that of the inner validation videos. None if it
             is not known, or these videos were of one class.
         device: the device of the training; empty in a bundle.
@@ -71,7 +69,6 @@ class FoldNetwork:
     trained: Trained
     prior_logit: float
     temperature: float
-    threshold: float
     base_rate: float | None = None
     device: str = ""
 
@@ -189,10 +186,6 @@ class Networks:
                 done += len(some)
         return np.asarray(torch.cat(logits).numpy())
 
-    def score(self, fold: int, logit: float) -> float:
-        """Return the calibrated probability of fake for ``logit``, by the temperature of ``fold``."""
-        return float(probabilities(np.array([logit]), self.folds[fold].temperature)[0])
-
     def check(self) -> None:
         """Load every network once, to raise the errors of ``Trained.built`` before any file is decoded."""
         for fold in self.folds:
@@ -269,10 +262,8 @@ def networks_of_run(
     wanted = range(config.num_trainings) if folds is None else sorted(folds)
     networks = {fold: _fold_network(paths, config, fold) for fold in wanted}
     if final:
-        network, ratio = _fold_network(paths, config, FINAL), held_back(paths, networks)
-        if 0 < (threshold := network.threshold) < 1:  # the same videos above it
-            threshold = float(probabilities(np.log([threshold / (1 - threshold)]), ratio)[0])
-        networks[FINAL] = replace(network, temperature=network.temperature * ratio, threshold=threshold)
+        network = _fold_network(paths, config, FINAL)
+        networks[FINAL] = replace(network, temperature=network.temperature * held_back(paths, networks))
     return Networks(paths.run_id, config, networks, held=held)
 
 
@@ -302,7 +293,7 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
         remedy=f"Train it again: {command_text('--force', '04b' if more else '04', '--resume', paths.root)}",
     )
     rate = chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None
-    return FoldNetwork(trained, chosen.prior_logit, training.temperature, training.threshold, rate, outcome.device)
+    return FoldNetwork(trained, chosen.prior_logit, training.temperature, rate, outcome.device)
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
@@ -349,9 +340,7 @@ class FileScores:
     lasts: bool = True
 
 
-def score_files(
-    networks: Networks, files: Sequence[FileToScore], *, workers: int = 0, stop: Callable[[], bool] = lambda: False
-) -> Generator[FileScores]:
+def score_files(networks: Networks, files: Sequence[FileToScore], *, workers: int = 0) -> Generator[FileScores]:
     """Decode and score ``files``; yield the result of a file as soon as it is known, in any order.
 
     Sort ``files`` by fold, so that the network of a fold is loaded only once.
@@ -360,10 +349,8 @@ def score_files(
         networks: the networks of a run or bundle.
         files: the files, with the folds that judge them.
         workers: number of processes that decode; 0: one per core.
-        stop: called after every decoded file; returns True to stop.
 
     Raises:
-        StoppedError: ``stop`` returned True.
         OSError: a clip cannot be written.
         FvcError: as ``Networks.logits``, or the code that decodes was changed since it was loaded here.
     """
@@ -374,8 +361,6 @@ def score_files(
         clips = [folder / f"{number}.npy" for number in range(len(files))]
         with closing(decoded_files(networks.store, files, clips, workers=workers)) as answers:
             for answer in answers:
-                if stop():
-                    raise StoppedError("stopped as asked; what was scored is kept, and the same command goes on")
                 if answer.failure:
                     yield FileScores(answer.position, failure=answer.failure, lasts=answer.lasts)
                     continue
