@@ -36,6 +36,7 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import read_table, write_table
@@ -252,7 +253,7 @@ STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the mo
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory) -> RunPaths:
     made = trained_run(tmp_path_factory.mktemp("registry"))
-    made.run_json.write_text("{}")
+    write_document(made.run_json, {})
     return made
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from fvc_lib.analysis.read.headline import NOT_ENDED, runs_table
 from fvc_lib.analysis.read.records import GONE, run_status
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
 
@@ -39,7 +40,7 @@ def test_a_job_that_holds_one_tasks_lock_keeps_the_run_going(run):
 def test_a_page_that_a_runners_kernel_makes_says_of_nothing_that_it_runs(run, monkeypatch):
     run = RunPaths(run.root / "runs" / "demo" / "run_20260101_000000_aaaaaaaa")
     run.root.mkdir(parents=True)
-    run.run_json.write_text("{}")
+    write_document(run.run_json, {})
     stages = {"a": {"state": "running", "attempts": 1, "started_utc": "2026-01-01T00:00:00Z"}}
     run.status_json.write_text(json.dumps({"state": "running", "stages": stages}))
     with (run.root / "run.lock").open("w") as held:

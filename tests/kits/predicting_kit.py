@@ -10,6 +10,7 @@ from fvc_lib.corpus.samples.captions import make_clip, plan_clips
 from fvc_lib.services import memory as memory_policy
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import VIDEO_TEXTS, write_table
 from fvc_lib.tasks.image.results import image_results
@@ -39,7 +40,7 @@ def picture_run(folder, per_part=(36, 12, 18)):
     config = RunConfig(**(SMALL | settings | places), corpus=str(root))
     write_image_tables(paths, images.with_columns(content_sha256=pl.Series(contents)), targets)
     paths.params_yaml.write_text(config.to_yaml())
-    paths.run_json.write_text("{}")
+    write_document(paths.run_json, {})
     train_images(paths, config, metric_log=NoLog())
     image_results(paths, config)
     return paths, root
@@ -59,7 +60,7 @@ def caption_run(folder, counts=None, **settings):
     paths = RunPaths(folder / "runs" / "captions" / "run_0")
     write_table(pairs, VIDEO_TEXTS, paths.video_texts)
     paths.params_yaml.write_text(config.to_yaml())
-    paths.run_json.write_text("{}")
+    write_document(paths.run_json, {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_policy, "frozen_garbage", nullcontext)
         train_video_text(paths, config, metric_log=NoLog())

@@ -14,6 +14,7 @@ import pytest
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.slurm import submitted_jobs
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from tests.faults.stage_moments import Point, watching
 from tests.kits.scored_run import trained_run, write_video
@@ -74,7 +75,7 @@ def ends_as_here(
 
 def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_task_was_lost(cluster, tmp_path):
     run = trained_run(tmp_path)
-    (run.root / "run.json").write_text("{}")
+    write_document(run.root / "run.json", {})
     (inbox := tmp_path / "my 'inbox'").mkdir()
     for number in range(12):
         write_video(inbox / f"{number}.mp4", draw_clip(f"new {number}", 0, number % 2 == 0))

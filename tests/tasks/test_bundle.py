@@ -56,7 +56,7 @@ def home(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run(home) -> RunPaths:
     made = trained_run(home)
-    made.run_json.write_text("{}")
+    write_document(made.run_json, {})
     return made
 
 

@@ -16,6 +16,7 @@ from fvc_lib import load_detector
 from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     FOLDS,
@@ -48,7 +49,7 @@ def runs(tmp_path_factory) -> list[RunPaths]:
     home = tmp_path_factory.mktemp("ensemble")
     made = [trained_run(home / model, model) for model in ("frame_cnn", "r2plus1d_small")]
     for run in made:
-        run.run_json.write_text("{}")
+        write_document(run.run_json, {})
         write_table(frame_of([], LEAKAGE_AUDIT), LEAKAGE_AUDIT, run.leakage_audit)
     return made
 

@@ -10,6 +10,7 @@ from fvc_lib import load_detector
 from fvc_lib.services.checkpoint_files import load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
@@ -33,7 +34,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(home):
     made = trained_run(home, "forensic_boosting", families="sharpness,packets", scale=4)
-    made.run_json.write_text("{}")
+    write_document(made.run_json, {})
     return made
 
 

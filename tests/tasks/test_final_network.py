@@ -11,6 +11,7 @@ from fvc_lib import load_detector
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_table, write_table
@@ -45,7 +46,7 @@ def home(tmp_path_factory) -> Path:
 def without(home) -> RunPaths:
     """A run that has its folds alone; not to be used after ``run``."""
     run = trained_run(home)
-    run.run_json.write_text("{}")
+    write_document(run.run_json, {})
     with pytest.raises(UsageError, match=r"the network of all groups is not finished.*train_final true"):
         load_detector(run.root, final=True)
     return run

@@ -21,6 +21,7 @@ from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.metrics.abstention import p_values
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
@@ -215,10 +216,16 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     assert found.limits[0].startswith("Asked: at most 30 % of the reals called fake")
 
 
-def test_a_file_beyond_its_time_limit_has_a_row_that_says_so_and_is_tried_again(run, tmp_path):
+def test_a_file_beyond_its_time_limit_has_a_row_that_says_so_and_is_tried_again(run, tmp_path, monkeypatch):
+    def too_slow(_function, _items, *, timeout_seconds, **_limits):
+        (seconds,) = timeout_seconds
+        yield SimpleNamespace(position=0, failure="timeout", detail=f"no answer within {seconds:g} s", value=None)
+
     write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
-    late = judge(run, [tmp_path / "new.mp4"], tmp_path / "out", file_seconds=1e-9)
-    assert "timeout: the decoder gave up on this file: no answer within 1e-09 s." in late.table["failure"][0]
+    with monkeypatch.context() as patch:
+        patch.setattr("fvc_lib.tasks.decoding.run_isolated", too_slow)
+        late = judge(run, [tmp_path / "new.mp4"], tmp_path / "out", file_seconds=7.0)
+    assert "no answer within 7 s" in late.table["failure"][0]
     assert "--file-seconds" in late.table["reasons"][0]
     assert judge(run, [tmp_path / "new.mp4"], tmp_path / "out").table["failure"].to_list() == [None]
 
@@ -339,7 +346,7 @@ def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_worth(run, tmp_path):
-    (run.root / "run.json").write_text("{}")
+    write_document(run.root / "run.json", {})
     write_video(tmp_path / "=new.mp4", draw_clip("new", 0, True))
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     out = tmp_path / "out"
@@ -372,7 +379,7 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_path, given, words):
-    (run.root / "run.json").write_text("{}")
+    write_document(run.root / "run.json", {})
     ended = CliRunner().invoke(main, ["predict", str(run.root), *given, "--out", str(tmp_path / "out"), *NO_MAPS])
     assert ended.exit_code == 2
     assert words in ended.output
