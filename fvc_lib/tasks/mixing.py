@@ -1,4 +1,4 @@
-"""Mixup and cutmix: combine two training samples, pictures or clips, and their labels.
+"""Mixup and cutmix: combine two training samples, pictures or clips, and their labels; and the loss of such labels.
 
 Each of the two labels counts with the share of its sample; a sample without a class adds no class. Whether a sample is
 mixed, with which partner and how, is drawn by a generator made from its id and the epoch. So the result does not depend
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 MIX_SHARE = 0.3  # share of the training samples that are mixed, where mixing is on
 
@@ -81,26 +82,18 @@ def draw_mix(
         partner = int(generator.choice(rows_of_class[int(generator.choice(len(rows_of_class)))]))
     if kind == "mixup":
         return Mix(partner, None, float(generator.beta(settings.mixup_alpha, settings.mixup_alpha)))
-    box = _draw_box(size, float(generator.beta(settings.cutmix_alpha, settings.cutmix_alpha)), generator)
-    top, bottom, left, right = box
-    return Mix(partner, box, 1 - (bottom - top) * (right - left) / size**2)
+    # A square with 1 - share of the area lies around a random point and is cut at the edges, so it may be smaller (Yun
+    # et al., CutMix, ICCV 2019).
+    half = size * np.sqrt(1 - float(generator.beta(settings.cutmix_alpha, settings.cutmix_alpha))) / 2
+    down, across = generator.uniform(0, size, size=2)
+    edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)
+    top, bottom, left, right = edges.tolist()
+    return Mix(partner, (top, bottom, left, right), 1 - (bottom - top) * (right - left) / size**2)
 
 
 def rows_of_classes(labels: np.ndarray) -> list[np.ndarray]:
     """Return the row numbers of each class of ``labels`` (N,): one int64 array per class, sorted by class."""
     return [np.flatnonzero(labels == each) for each in np.unique(labels)]
-
-
-def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """Return a random square ``(top, bottom, left, right)`` with 1 - ``share`` of the picture's area.
-
-    The square lies around a random point and is cut at the edges, so it may be smaller (Yun et al., CutMix, ICCV 2019).
-    """
-    half = size * np.sqrt(1 - share) / 2
-    down, across = generator.uniform(0, size, size=2)
-    edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)
-    top, bottom, left, right = edges.tolist()
-    return top, bottom, left, right
 
 
 def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
@@ -120,3 +113,30 @@ def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
 def mixed_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
     """Return ``share * target + (1 - share) * partner``, of any shape; a target without a class is all zeros."""
     return mix.share * target + (1 - mix.share) * partner
+
+
+def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Return the label-smoothed cross-entropy (B,) of soft ``targets``.
+
+    A sample of class t with probabilities p and smoothing s over C classes has the loss::
+
+        (1 - s) * -log p_t + s * mean over k of -log p_k
+
+    A mixed sample (mixup or cutmix) has the sum of these losses over its classes, each times its entry of ``targets``.
+    A sample without a known class has a row of zeros, and so a loss and a gradient of exactly 0.
+
+    Smoothing: C. Szegedy et al., "Rethinking the Inception architecture" (CVPR 2016). Mixup: H. Zhang et al. (ICLR
+    2018).
+
+    Args:
+        logits: float (B, C); C may be 0.
+        targets: float (B, C), the weight of each class in the sample, at least 0.
+        label_smoothing: in [0, 1).
+    """
+    if not logits.shape[1]:
+        return logits.new_zeros(len(logits), dtype=torch.float32)
+    weights = targets.sum(1, keepdim=True)
+    # Where nothing is known not even an infinite logit may reach the sum: 0 times infinity is no number.
+    log_probabilities = F.log_softmax(torch.where(weights > 0, logits.float(), 0.0), dim=1)
+    smoothed = (1 - label_smoothing) * targets + label_smoothing * weights / logits.shape[1]
+    return -(smoothed * log_probabilities).sum(1)

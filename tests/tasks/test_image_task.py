@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
-from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.training import value_losses
+from fvc_lib.tasks.mixing import class_losses
 from tests.kits.image_kit import image_tables, image_task
 
 

@@ -38,10 +38,9 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import recipe
-from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image import data
 from fvc_lib.tasks.image.data import Calibration, ImageDataset, ImageLabels, ImageParts, ImageRecords
-from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
+from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings, class_losses
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
 DEFAULT_MICRO_BATCH = 8
