@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -204,32 +205,29 @@ class MemorySampler(_Closing):
         self._tree = ProcessTree()
         self._events = None if events is None else JsonLines(events)
         self._lines = JsonLines(path, on_trouble=self.disk_full)
-        self._enter_phase("setup", None, None, None)
+        self._enter("setup")
         self._stop = threading.Event()
         self._interval_seconds = interval_seconds
         self.sample()
         self._thread = threading.Thread(target=self._run, name="fvc-memory", daemon=True)
         self._thread.start()
 
-    def _enter_phase(self, phase: str, epoch: int | None, batch_idx: int | None, global_step: int | None) -> None:
+    def _enter(self, phase: str, **position: int | None) -> None:
         if phase != self._position.get("phase"):
             self._phase_peak_bytes, self._high_water_before = 0, reset_high_water()
-        self._position = {"phase": phase, "epoch": epoch, "batch_idx": batch_idx, "global_step": global_step}
+        self._position = {"phase": phase, "epoch": None, "batch_idx": None, "global_step": None, **position}
 
-    def at(
-        self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
-    ) -> None:
-        """Set phase and position of the next samples.
+    def at(self, phase: str, **position: int | None) -> None:
+        """Set the phase and the ``epoch``, ``batch_idx`` and ``global_step`` of the next samples.
 
         A change of phase takes a sample before and after, so that a peak belongs to the phase that caused it.
         """
-        if phase == self._position["phase"]:
-            self._enter_phase(phase, epoch, batch_idx, global_step)
-            return
         with self._lock:
-            if not self._closed:
+            is_new = phase != self._position["phase"] and not self._closed
+            if is_new:
                 self.sample()
-                self._enter_phase(phase, epoch, batch_idx, global_step)
+            self._enter(phase, **position)
+            if is_new:
                 self.sample()
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
@@ -264,14 +262,9 @@ class MemorySampler(_Closing):
             used, total = host.tree_bytes, self.budget.total_bytes
             memory = DeviceMemory(used, used, self._phase_peak_bytes, total, total - used)
             self._write("cpu", memory, host.rss_bytes, self.budget.origin)
-            for device, probe in list(self._devices.items()):
-                try:
-                    memory = probe()
-                except RuntimeError as error:  # a device that failed; the training itself reports it
-                    del self._devices[device]
-                    _logger.warning("memory of %s is no longer watched: %s", device, error)
-                    continue
-                self._write(device, memory, host.rss_bytes, f"what {device} can give this process")
+            for device, probe in self._devices.items():
+                with suppress(RuntimeError):  # a device that failed, which the training itself reports
+                    self._write(device, probe(), host.rss_bytes, f"what {device} can give this process")
 
     def close(self) -> None:
         """Take a last sample and stop; further calls do nothing."""
@@ -288,12 +281,11 @@ class MemorySampler(_Closing):
 
     def _write(self, device: str, memory: DeviceMemory, rss_bytes: int, origin: str) -> None:
         stamp = self._stamp()
-        elapsed_seconds = stamp.pop("elapsed_seconds")
         percent = round(100 * memory.allocated_bytes / memory.total_bytes, 2)
         used_mb, total_mb = round(memory.allocated_bytes / 1e6, 2), round(memory.total_bytes / 1e6, 2)
         self._lines.append(
             {
-                **stamp,
+                **{name: value for name, value in stamp.items() if name != "elapsed_seconds"},
                 "allocated_mb": used_mb,
                 "reserved_mb": round(memory.reserved_bytes / 1e6, 2),
                 "max_allocated_mb": round(memory.max_allocated_bytes / 1e6, 2),
@@ -303,7 +295,7 @@ class MemorySampler(_Closing):
                 "device": device,
                 "rank": 0,
                 "rss_mb": round(rss_bytes / 1e6, 2),
-                "elapsed_seconds": elapsed_seconds,
+                "elapsed_seconds": stamp["elapsed_seconds"],
             }
         )
         if percent > WARN_PERCENT and device not in self._warned:
