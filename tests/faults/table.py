@@ -6,9 +6,8 @@ and survived when it passes; a test that injects many says so through ``tally``.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -29,15 +28,6 @@ class Tally:
         """Count faults that were tried: those whose promise held and those whose did not."""
         self.survived += survived
         self.lost += lost
-
-
-@dataclass
-class Row:
-    """One fault's counts over all tests that try it."""
-
-    survived: int = 0
-    lost: int = 0
-    tests: Counter[str] = field(default_factory=Counter)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,44 +63,31 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(line)
 
 
-def count(reports: Iterable[pytest.TestReport]) -> dict[int, Row]:
-    """The rows of the table out of the reports of all tests and phases."""
+def count(reports: Iterable[pytest.TestReport]) -> dict[int, list[int]]:
+    """Return by fault how many were survived and lost, out of the reports of all tests and phases."""
     by_test: dict[str, list[pytest.TestReport]] = {}
     for report in reports:
         by_test.setdefault(report.nodeid, []).append(report)
-    rows = {number: Row() for number in PROMISES}
-    for nodeid, phases in by_test.items():
-        properties: dict[str, Any] = {}
-        for phase in phases:
-            properties.update(phase.user_properties)  # what the last phase knows is in none of the earlier
-        outcome = _outcome(phases)
+    rows = {number: [0, 0] for number in PROMISES}
+    for phases in by_test.values():
+        outcomes = {phase.outcome for phase in phases}
+        if "skipped" in outcomes:
+            continue
+        # What the last phase knows is in none of the earlier.
+        properties: dict[str, Any] = {name: value for phase in phases for name, value in phase.user_properties}
+        survived, lost = properties.get(_TALLY, (0, 0))
+        lost += "failed" in outcomes
         for number in properties.get(_ROWS, ()):
-            row = rows[number]
-            row.tests[outcome] += 1
-            survived, lost = properties.get(_TALLY, (0, 0))
-            if outcome == "skipped":
-                continue
-            row.lost += lost + (outcome == "failed")
-            row.survived += survived or (outcome == "passed" and not lost)
-        del nodeid
+            rows[number][0] += survived or not lost
+            rows[number][1] += lost
     return rows
 
 
-def _outcome(phases: list[pytest.TestReport]) -> str:
-    outcomes = {phase.outcome for phase in phases}
-    return next(outcome for outcome in ("failed", "skipped", "passed") if outcome in outcomes)
-
-
-def table_lines(rows: dict[int, Row]) -> list[str]:
+def table_lines(rows: dict[int, list[int]]) -> list[str]:
     """The table as text: one line for each fault, and their sums."""
     width = max(len(promise.fault) for promise in PROMISES.values())
-    lines = [f"{'row':>3}  {'fault':<{width}}  {'tried':>6} {'survived':>8} {'lost':>5}  tests"]
-    for number, row in rows.items():
-        tests = ", ".join(f"{times} {outcome}" for outcome, times in sorted(row.tests.items())) or "none"
-        tried = row.survived + row.lost
-        lines.append(
-            f"{number:>3}  {PROMISES[number].fault:<{width}}  {tried:>6} {row.survived:>8} {row.lost:>5}  {tests}"
-        )
-    survived, lost = sum(row.survived for row in rows.values()), sum(row.lost for row in rows.values())
-    lines.append(f"{'':>3}  {'all':<{width}}  {survived + lost:>6} {survived:>8} {lost:>5}")
-    return lines
+    lines = [f"{'row':>3}  {'fault':<{width}}  {'survived':>8} {'lost':>5}"]
+    for number, (survived, lost) in rows.items():
+        lines.append(f"{number:>3}  {PROMISES[number].fault:<{width}}  {survived:>8} {lost:>5}")
+    sums = [sum(column) for column in zip(*rows.values(), strict=True)]
+    return [*lines, f"{'':>3}  {'all':<{width}}  {sums[0]:>8} {sums[1]:>5}"]

@@ -127,40 +127,21 @@ def distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> flo
     return max(((weights[name] - other).norm() / other.norm()).item() for name, other in others.items())
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The undisturbed training, and what it takes in memory with as many clips at once as planned, and with one."""
-
-    whole: Life
-    planned_bytes: int
-    single_bytes: int
-
-
-@pytest.fixture(scope="module")
-def needs(large_clips: TinyTraining, tmp_path_factory: pytest.TempPathFactory) -> Needs:
-    folder = tmp_path_factory.mktemp("needs")
-    whole = train(large_clips, folder / "whole" / "run_0", 1, None)
-    single = train(large_clips.with_config(batch_size=1), folder / "single" / "run_0", 1, None)
-    assert distance(single.weights, whole.weights) < 1e-5
-    assert single.taken_bytes < whole.taken_bytes
-    return Needs(whole, whole.taken_bytes, single.taken_bytes)
-
-
 @pytest.mark.long
 @pytest.mark.fault(16, 17, 18, 20)
-def test_whatever_memory_there_is_nothing_but_time_is_lost(large_clips, needs, tmp_path, tally):
+def test_whatever_memory_there_is_nothing_but_time_is_lost(large_clips, tmp_path, tally):
     """From next to nothing to all that it takes; what cannot even train one clip ends, and goes on when it can."""
-    ends: Counter[str] = Counter()
+    whole, ends = train(large_clips, tmp_path / "whole" / "run_0", 1, None), Counter[str]()
     for part in range(1, 25):
         root = tmp_path / f"part_{part}" / "run_0"
-        life = train(large_clips, root, 1, needs.planned_bytes * part // 24)
+        life = train(large_clips, root, 1, whole.taken_bytes * part // 24)
         if life.code:
             ends[f"exit code {life.code}"] += 1
             life = train(large_clips, root, 2, None)
             assert life.code == 0, life.said
         else:
             ends[f"micro-batch {life.outcome.training.micro_batch}"] += 1
-        assert distance(life.weights, needs.whole.weights) < 1e-5
-        assert life.outcome.training.steps == needs.whole.outcome.training.steps
+        assert distance(life.weights, whole.weights) < 1e-5
+        assert life.outcome.training.steps == whole.outcome.training.steps
         tally.add(survived=1)
     assert len([end for end in ends if end.startswith("micro-batch")]) > 1, ends
