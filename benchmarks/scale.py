@@ -31,11 +31,11 @@ from fvc_lib.analysis.dashboard.panels import default_selection, panels
 from fvc_lib.analysis.figures import corpus, results as figures, roc_and_calibration as ranking
 from fvc_lib.analysis.pages.report import videos_html, write_report, write_runs_index
 from fvc_lib.analysis.read.scores import score_table, write_results
+from fvc_lib.corpus import protocols
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.folds import balance_table
 from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.listing import read_corpora
-from fvc_lib.corpus.protocols import protocol as protocols
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths

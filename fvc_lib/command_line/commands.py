@@ -260,7 +260,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     from fvc_lib.corpus import index, listing
     from fvc_lib.corpus.corpus_files import counted
     from fvc_lib.corpus.listing import read_corpora
-    from fvc_lib.corpus.protocols.protocol import refuse_untrainable
+    from fvc_lib.corpus.protocols import refuse_untrainable
 
     if path is None:
         for loader in listing.by_rank(CORPORA):

@@ -405,7 +405,7 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
     Only folders, lists and names are read, no videos. Without this check a stage would fail after the run has begun.
     """
     if config.protocol == CROSS_CORPUS:
-        from fvc_lib.corpus.protocols.protocol import refused_targets  # polars, for this alone
+        from fvc_lib.corpus.protocols import refused_targets  # polars, for this alone
         from fvc_lib.corpus.samples.videos import names_of_corpora
 
         if why := refused_targets(config.target_corpora, names_of_corpora(config)):
@@ -417,7 +417,7 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
         read_corpora,
         recognised,  # with polars, for this alone
     )
-    from fvc_lib.corpus.protocols.protocol import refuse_untrainable
+    from fvc_lib.corpus.protocols import refuse_untrainable
     from fvc_lib.corpus.video_texts import video_text_root
 
     if config.task == "video_text":

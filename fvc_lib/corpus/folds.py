@@ -9,7 +9,6 @@ nearer to equal shares (in squared deviation). ``balance_table`` shows the resul
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -183,17 +182,13 @@ def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
         DataError: a label in fewer groups than folds.
     """
     most = most_folds(videos)
-    if most >= num_folds:
-        return
-    groups = {label: videos.filter(pl.col("label") == label)["group_id"].n_unique() for label in LABELS}
-    rarer = min(LABELS, key=groups.__getitem__)
-    got = " and ".join(f"{count} with {label} videos" for label, count in groups.items())
-    remedy = f"Set num_folds to at most {most}, or add" if most >= 2 else "Fewer folds do not help; add"
-    raise DataError(
-        f"num_folds: got {num_folds}, but the corpus has {groups_text(videos['group_id'].n_unique())}, {got}; wanted a "
-        f"group with real and one with fake videos for every fold. {remedy} {rarer} videos of other events: each "
-        "brings a group."
-    )
+    if most < num_folds:
+        groups = {label: videos.filter(label=label)["group_id"].n_unique() for label in LABELS}
+        raise DataError(
+            f"num_folds: got {num_folds}, but the corpus has {groups_text(videos['group_id'].n_unique())}: "
+            f"{groups['real']} with real videos and {groups['fake']} with fake videos; every fold needs one of each. "
+            f"Set num_folds to at most {most} (2 is the least), or add videos of other events."
+        )
 
 
 def groups_text(count: int) -> str:
@@ -280,16 +275,16 @@ def split_for_fold(
         for part, rows in (("training", rest.filter(~in_validation)), ("validation", rest.filter(in_validation))):
             if lacking := sorted(set(LABELS) - set(rows["label"])):
                 raise DataError(
-                    f"the corpus's own {part} part has no {' and no '.join(lacking)} videos, of {rows.height}. "
-                    "Train on folds instead: -p protocol kfold."
+                    f"the corpus's own {part} part has no {some_of(lacking)} among its {rows.height} videos. Train on "
+                    "folds instead: -p protocol kfold."
                 )
     else:
         groups = _group_counts(rest)
         if (fewest := most_folds(rest)) < 2:
             raise DataError(
-                f"fold {fold}: the other folds hold {groups_text(groups.height)}, and a label is in {fewest} of them; "
-                "wanted at least 2 with each label, one to train on and one for inner validation. Raise num_folds so "
-                "that more groups stay for training, or add videos of other events."
+                f"fold {fold}: a label is in {fewest} of the {groups_text(groups.height)} of the other folds; wanted "
+                "at least 2 with each label, one to train on and one for inner validation. Raise num_folds, or add videos "
+                "of other events."
             )
         shares = np.array([1 - inner_validation_share, inner_validation_share])
         part_of = balance_groups(groups.select(*LABELS).to_numpy(), shares, np.random.default_rng([seed, _INNER, fold]))
@@ -324,8 +319,7 @@ def split_parts(
     Parts that the corpus states are kept. If the corpus states no test or no validation part, that part is made of
     groups that are stated as training or have no part. It gets a fixed share of the groups of each stratum (rounded, at
     least one group), of small and large groups alike. A group with more rows than the part's share stays in train. A
-    stratum with too few groups stays in train, unless a part would be empty. The result depends only on the rows, the
-    groups' names and ``seed``.
+    stratum with too few groups stays in train. The result depends only on the rows, the groups' names and ``seed``.
 
     Args:
         groups: (N,), the group of each row.
@@ -348,24 +342,22 @@ def split_parts(
     )
     both = table.filter(pl.col("part").list.len() > 1)
     if both.height:
-        named = [f"{row['group']!r} in {' and '.join(row['part'])}" for row in both.iter_rows(named=True)]
+        named = [f"{group!r} in {' and '.join(part)}" for group, part in both.select("group", "part").iter_rows()]
         raise LeakageError(
             f"leakage: the official split divides {groups_text(both.height)}: {'; '.join(named[:_MOST_LISTED])}. Put "
             "each of them into one part, or leave the split away so that one is made."
         )
     table = table.with_columns(pl.col("part").list.first())
-    part_of = dict(table.with_columns(pl.col("part").fill_null("train")).select("group", "part").iter_rows())
+    part_of = dict(table.select("group", pl.col("part").fill_null("train")).iter_rows())
     stated = table["part"].drop_nulls().to_list()
     missing = [part for part in _SHARES if part not in stated]
-    free = table.filter(pl.col("part").is_null() | (pl.col("part") == "train"))
-    rows_of, stratum_of = (dict(free.select("group", column).iter_rows()) for column in ("rows", "stratum"))
-    rare = []
-    for stratum in sorted(set(stratum_of.values())):
-        left = [group for group in stratum_of if stratum_of[group] == stratum]
+    free = table.filter(pl.col("part").fill_null("train") == "train")
+    rows_of, num_rare = dict(free.select("group", "rows").iter_rows()), 0
+    for (stratum,), of_stratum in free.group_by("stratum", maintain_order=True):
+        left = sorted(of_stratum["group"], key=lambda group: (rows_of[group], _hash(seed, "order", group)))
         if len(left) <= len(missing):
-            rare.append(stratum)
+            num_rare += 1
             continue
-        left.sort(key=lambda group: (rows_of[group], _hash(seed, "order", group)))
         for number, part in enumerate(missing):
             share = _SHARES[part]
             still_needed = len(missing) - number  # a group for train and for each part after this one
@@ -373,24 +365,14 @@ def split_parts(
             most_rows = max(share * sum(rows_of[group] for group in left), rows_of[left[0]])
             pool = [group for group in left if rows_of[group] <= most_rows]
             pool = pool if len(pool) >= count else left[:count]
-            places = _spread(count, len(pool), np.random.default_rng(_hash(seed, part, stratum)))
+            places = _spread(count, len(pool), np.random.default_rng(_hash(seed, part, str(stratum))))
             part_of |= dict.fromkeys((pool[place] for place in places), part)
-            left = [group for group in left if part_of[group] != part]
-    for part in missing:  # all strata are too small: take a group of the stratum with most groups left in train
-        training = [group for group in rows_of if part_of[group] == "train"]
-        if part not in part_of.values() and len(training) >= 2:
-            groups_left = Counter(stratum_of[group] for group in training)
-            chosen = min(training, key=lambda group: (-groups_left[stratum_of[group]], _hash(seed, part, group)))
-            part_of[chosen] = part
+            left = [group for group in left if part_of[group] == "train"]
     notes = [f"The corpus's own split is kept: {counts_text(stated)} groups."] if stated else []
     if missing:
-        made = (f"{part} ({groups_text(sum(each == part for each in part_of.values()))})" for part in missing)
-        notes.append(f"Made by seed: {' and '.join(made)}.")
-    elif len(stated) < len(part_of):
-        notes.append(f"{len(part_of) - len(stated):,} groups without an official part are trained on.")
-    if rare:
-        names = some_of([name[1:] or "without a class" for name in rare])
-        notes.append(f"{len(rare)} strata have too few groups for every part and are trained on: {names}.")
+        notes.append(f"Divided by seed: {counts_text(part_of[group] for group in rows_of)} groups.")
+    if num_rare:
+        notes.append(f"{num_rare} strata have too few groups for every part and are trained on.")
     parts = tuple(part_of[group] for group in groups)
     sources = tuple("official" if part == own else "made" for part, own in zip(parts, official, strict=True))
     return PartSplit(parts, sources, tuple(notes))

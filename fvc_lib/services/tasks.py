@@ -363,8 +363,8 @@ def training_module(task: str) -> str:
     return f"fvc_lib.tasks.{task}.training"
 
 
-# The protocols that divide a corpus into training and test parts. ``fvc_lib/corpus/protocols/`` applies them; the plan
-# needs only their numbers of trainings, without waiting for tables to load.
+# The protocols that divide a corpus into training and test parts. ``fvc_lib/corpus/protocols.py`` applies them.
+# The plan needs only their numbers of trainings, without waiting for tables to load.
 
 KFOLD, OFFICIAL, OFFICIAL_STRICT = "kfold", "official", "official_strict"
 CROSS_CORPUS, LEAVE_ONE_GENERATOR_OUT = "cross_corpus", "leave_one_generator_out"

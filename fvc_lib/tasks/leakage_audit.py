@@ -18,7 +18,7 @@ import polars as pl
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_files
-from fvc_lib.corpus.protocols.protocol import training_rows
+from fvc_lib.corpus.protocols import training_rows
 from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, LEFT_OUT, PARTS, check_table, frame_of

@@ -10,7 +10,7 @@ import pytest
 from fvc_lib.corpus.corpus_files import Entry
 from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import CorpusLoader, Listing, by_rank, read_corpus
-from fvc_lib.corpus.protocols.protocol import make_protocol, official_leaks, training_rows
+from fvc_lib.corpus.protocols import make_protocol, official_leaks, training_rows
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA

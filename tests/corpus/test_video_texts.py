@@ -120,7 +120,7 @@ def test_unreadable_files_are_rejected_row_by_row_and_counted():
         indexed([("a", "x", "train", None), ("a", "y", "train", None), *SPLIT], [damaged], max_rejected_share=0.1)
     with pytest.raises(DataError, match="no usable pair"):
         indexed([("a", "x", None, None)], [damaged], max_rejected_share=1.0)
-    with pytest.raises(DataError, match=r"no usable pair .*lists none"):
+    with pytest.raises(DataError, match=r"no usable pair .*Put pairs"):
         indexed([])
 
 

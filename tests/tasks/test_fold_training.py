@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.corpus.protocols.protocol import TrainingRows
+from fvc_lib.corpus.protocols import TrainingRows
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.registry import DETECTORS

@@ -14,8 +14,7 @@ import polars as pl
 from threadpoolctl import threadpool_limits
 
 from fvc_lib.corpus.folds import make_folds, most_folds
-from fvc_lib.corpus.protocols.matched import Tells
-from fvc_lib.corpus.protocols.protocol import training_rows
+from fvc_lib.corpus.protocols import Tells, training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.intervals import Interval, group_interval
@@ -299,7 +298,7 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
 
 
 def tells_labels(config: RunConfig) -> Tells:
-    """Return the function that ``protocols.matched`` calls for the AUC, and its low end, of index columns alone."""
+    """Return the function by which ``protocols.make_protocol`` gets the AUC, and its low end, of index columns."""
     return lambda index, folds, columns: auc_within_folds(
         metadata_only(index, folds, columns), "group_id", config
     ).row()[:2]

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
+from fvc_lib.corpus.protocols import TrainingRows, training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, roc_auc
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, leans_by_chance, mean_lean
 from fvc_lib.metrics.intervals import Interval, group_interval

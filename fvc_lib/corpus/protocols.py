@@ -1,0 +1,614 @@
+"""Make the protocol table of a run: the part of every video in every training, checked before anything trains.
+
+A protocol is a way to divide a corpus into what is trained on, what is tested, and what is left out. A run has one or
+several trainings (folds), each with its own test videos. No protocol tests a video twice.
+
+``official`` uses the split that the corpus comes with, because published numbers were made with it. A leakage group
+(videos of one person or source, near-duplicates) that this split divides is a leak. Every row of such a group carries
+the reason, and ``check_protocol`` lets only these groups pass. ``official_strict`` removes the leaks: it leaves out
+validation videos of tested groups, and training videos of tested or validation groups.
+
+``cross_corpus`` trains on some corpora and tests on the others (the targets). A target is tested on its official test
+list, or on all its videos if it has none. A training video whose group is also tested is left out.
+
+``leave_one_generator_out`` tests on fakes of a generator that the network never saw in training. Every group is
+assigned to one fold, and every fold has one generator as its target. A fold tests the reals and the target's fakes in
+its groups. It trains on the other folds' groups, except the target's fakes. Names mean the same generator if they
+differ only in case or punctuation. A name with ``+`` means that several generators made the fake. Fakes that share a
+generator with the target are not trained on. With more folds than generators, those with most groups are tested in
+several folds. With fewer folds, only those with most groups are tested, and the others are trained on.
+
+``length_matched`` and ``metadata_matched`` use videos whose metadata do not reveal the label. This is coarsened exact
+matching (S. Iacus, G. King and G. Porro, "Causal inference without balance checking: coarsened exact matching",
+Political Analysis 20, 2012): videos are sorted into cells of equal codec and similar length and size, and as many reals
+as fakes are taken from each cell. Cells are halved until a classifier that sees only the matched columns is at chance.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.corpus.copies.groups import Components
+from fvc_lib.corpus.corpus_files import some_of
+from fvc_lib.corpus.folds import (
+    GENERATORS_DEALT,
+    MATCHES_DRAWN,
+    FoldSplit,
+    check_folds,
+    make_folds,
+    most_folds,
+    refuse_few_groups,
+    shuffle_labels_by_group,
+    split_for_fold,
+)
+from fvc_lib.corpus.index import listed_videos, refuse_empty_index, refuse_unusable
+from fvc_lib.corpus.listing import Listing
+from fvc_lib.services import tasks as names
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError, did_you_mean
+from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT, PARTS, PROTOCOL, check_table
+
+# A video that stands in several corpora counts once, except where a target or an official list is tested whole.
+_CONTENTS_ONCE = (names.KFOLD, names.LEAVE_ONE_GENERATOR_OUT, names.LENGTH_MATCHED, names.METADATA_MATCHED)
+_SAME_CONTENT = "the same file content as another corpus's, which takes part"
+_NOT_LISTED = "not in its corpus's official test list"
+_CROSSES = "its group is also tested"
+_NO_PART = "the corpus's own split does not name it"
+UNKNOWN = "its generator is not known, so it may be the one held out"
+HELD_OUT = "made by the generator held out, and its group is not tested here"
+SHARES = "made by several generators, one of which is held out"
+OTHER = "its group is tested here, and it is not made by the generator held out"
+_UNMATCHED = "no video of the other label is left that is like it"
+_FEWEST_GROUPS = 2  # of fakes of a generator that is tested
+_SHORTEST_ALIKE = 3  # letters; shorter names lie in others by chance
+LENGTH = ("num_frames", "duration_seconds")
+_METADATA = (*LENGTH, "codec", "width", "height")
+CELLS_PER_OCTAVE = (1, 2, 4, 8, 16, 0)  # 0: equal values only
+_CHANCE = 0.55  # with few videos an interval holds chance whatever the value is
+
+# Returns the AUC, and the low end of its interval, of a classifier that sees the named columns alone.
+# Arguments: the index's rows that are taken, their folds, and the columns.
+Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | None, float | None]]
+
+
+# --- Whole corpora and the corpus's own parts: one training, fold 0.
+
+
+def _one_training(index: pl.DataFrame, part: pl.Expr, reason: pl.Expr, target: pl.Expr) -> pl.DataFrame:
+    """Return the columns of a protocol table with one training; videos without a ``part`` are left out."""
+    part = part.fill_null(LEFT_OUT)
+    target = pl.when(part == "test").then(target)
+    return index.with_columns(fold=pl.lit(0, pl.Int64), part=part, reason=reason, target=target)
+
+
+def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
+    """Return the columns of a protocol table for the official split.
+
+    Raises:
+        DataError: the corpus has no official split, or one without a training or a test part.
+    """
+    parts = set(index["official_split"].drop_nulls())
+    if not {"train", "test"} <= parts:
+        raise DataError(
+            f"protocol official: wanted a corpus with a split of its own into train and test, got the parts "
+            f"{some_of(sorted(parts)) or 'none'}. Give a manifest with a column split, or use -p protocol kfold."
+        )
+    part = pl.col("official_split")
+    of_group = part.drop_nulls().unique().sort().over("group_id", mapping_strategy="join")
+    leaks = part.is_not_null() & (of_group.list.len() > 1)
+    if strict:
+        tested, chooses = (of_group.list.contains(each) for each in ("test", "validation"))
+        leaks = ((part == "train") & (tested | chooses)) | ((part == "validation") & tested)
+    named = pl.format("its group is in several official parts: {}", of_group.list.join(", "))
+    reason = pl.when(part.is_null()).then(pl.lit(_NO_PART)).when(leaks).then(named)
+    part = pl.when(~leaks).then(part) if strict else part
+    return _one_training(index.sort("video_id"), part, reason, pl.lit("official test"))
+
+
+def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
+    """Return why ``targets`` cannot be tested in a run of these ``corpora``, else the empty text."""
+    if unknown := [name for name in targets if name not in corpora]:
+        near, listed = did_you_mean(unknown[0], corpora), some_of(list(corpora)) or "one without a name"
+        return f"target_corpora: {unknown[0]!r} is none of this run's corpora.{near} They are: {listed}."
+    if set(corpora) <= set(targets):
+        return (
+            f"target_corpora: {some_of(list(targets))} are all of this run's corpora, and nothing is left to train on. "
+            "Leave one out, or give another with -p more_corpora."
+        )
+    return ""
+
+
+def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
+    """Return the columns of a protocol table that tests on the corpora ``targets``.
+
+    Raises:
+        DataError: a target is no corpus of the run or lacks a label, or no corpus is left to train on.
+    """
+    if why := refused_targets(targets, sorted(index["corpus"].drop_nulls().unique())):
+        raise DataError(f"{why} A new run can keep the work of this one: --resume RUN --fork -p target_corpora NAME.")
+    is_target = pl.col("corpus").is_in(list(targets)).fill_null(value=False)
+    listed = (pl.col("official_split") == "test").fill_null(value=False)
+    rows = index.sort("video_id").with_columns(is_tested=is_target & (listed | ~listed.any().over("corpus")))
+    crosses = ~is_target & pl.col("is_tested").any().over("group_id")
+    reason = pl.when(crosses).then(pl.lit(_CROSSES)).when(is_target & ~pl.col("is_tested")).then(pl.lit(_NOT_LISTED))
+    part = pl.when("is_tested").then(pl.lit("test")).when(reason.is_null()).then(pl.lit("train"))
+    rows = _one_training(rows, part, reason, pl.col("corpus"))
+    for name in targets:
+        if lacking := sorted(set(LABELS) - set(rows.filter(target=name)["label"])):
+            raise DataError(
+                f"target_corpora: {name!r} has no {some_of(lacking)} videos to test on. Add them, or leave it out."
+            )
+    return rows
+
+
+# --- Leave one generator out.
+
+
+def _plain_parts(name: str) -> list[str]:
+    """Return the generators in a name with ``+``, as letters and digits in lower case, sorted."""
+    plain = {"".join(filter(str.isalnum, each.casefold())) for each in name.split("+")} - {""}
+    return sorted(plain) or [name]
+
+
+def _generators(index: pl.DataFrame) -> pl.DataFrame:
+    """Return a table ``video_id group_id label spelled generator parts``, sorted by video.
+
+    ``spelled`` is the generator in the index, or the manipulation if there is none; null for reals. ``generator`` is
+    the most frequent spelling of that name. ``parts`` lists the generators that made the fake, as names of letters and
+    digits in lower case.
+    """
+    made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
+    spelled = pl.when(pl.col("label") == "fake").then(made)
+    videos = index.select("video_id", "group_id", "label", spelled=spelled).sort("video_id")
+    counts = videos.drop_nulls("spelled")["spelled"].value_counts()
+    spellings = counts.sort(["count", "spelled"], descending=[True, False])["spelled"].to_list()
+    parts_of = {name: _plain_parts(name) for name in spellings}
+    first = {tuple(parts_of[name]): name for name in reversed(spellings)}
+    called = {name: first[tuple(parts_of[name])] for name in spellings}
+    return videos.with_columns(
+        generator=pl.col("spelled").replace_strict(called, default=None, return_dtype=pl.String),
+        parts=pl.col("spelled").replace_strict(parts_of, default=None, return_dtype=pl.List(pl.String)),
+    )
+
+
+def alike_names(index: pl.DataFrame) -> list[str]:
+    """Return notes on names of generators that may be mistaken.
+
+    They list names that count as one generator, and pairs of generators of which one name contains the other.
+    """
+    spelled = sorted(_generators(index)["spelled"].drop_nulls().unique())
+    plain = {name: _plain_parts(name)[0] for name in spelled if "+" not in name}
+    pairs = [pair for pair in combinations(sorted(plain, key=lambda name: len(plain[name])), 2)
+             if plain[pair[0]] in plain[pair[1]] and len(plain[pair[0]]) >= _SHORTEST_ALIKE]  # fmt: skip
+    notes = []
+    for is_one, meaning in ((True, "count as one generator"), (False, "count as different generators")):
+        named = [f"{one!r} and {other!r}" for one, other in pairs if (plain[one] == plain[other]) is is_one]
+        if named:
+            notes.append(f"Names alike that {meaning}: {'; '.join(named)}. A manifest's column generator decides.")
+    return notes
+
+
+def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
+    """Return the target generator of each fold, those with most groups first.
+
+    If there are more folds than generators, generators with many groups are the target of several folds.
+
+    Raises:
+        DataError: fewer than two generators, or too few groups for the number of folds.
+    """
+    counts = _generators(index).drop_nulls("generator").group_by("generator").agg(pl.col("group_id").n_unique())
+    usable = counts.filter(pl.col("group_id") >= _FEWEST_GROUPS)
+    usable = usable.sort(["group_id", "generator"], descending=[True, False])
+    groups_of = dict(usable.head(num_folds).iter_rows())
+    if counts.height < 2 or sum(groups_of.values()) < num_folds:
+        named = some_of(counts["generator"].sort().to_list()) or "none"
+        raise DataError(
+            f"protocol leave_one_generator_out: got {counts.height} generators ({named}), {len(groups_of)} of them "
+            f"with {_FEWEST_GROUPS} groups or more, for {num_folds} folds; wanted at least two, and a group for every "
+            "fold. Name what made each fake in a manifest's column generator, or use -p protocol kfold."
+        )
+    folds = dict.fromkeys(groups_of, 1)
+    while sum(folds.values()) < num_folds:
+        folds[max(groups_of, key=lambda name: (folds[name] < groups_of[name], groups_of[name] / folds[name]))] += 1
+    return [name for name, count in folds.items() for _ in range(count)]
+
+
+def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
+    """Return a table ``video_id group_id label fold target part reason`` with one row per video and fold.
+
+    ``part`` is train, test or left_out; ``reason`` says why a video is left out.
+
+    Raises:
+        DataError: fewer than two generators, or too few groups of fakes or of reals for the number of folds.
+    """
+    targets = held_out(index, num_folds)
+    videos = _generators(index)
+    home = pl.col("group_id").replace_strict(_deal(videos, targets, seed), return_dtype=pl.Int64)
+    parts_of = dict(videos.drop_nulls("generator").select("generator", "parts").iter_rows())
+    is_fake = pl.col("label") == "fake"
+    tables = []
+    for fold, target in enumerate(targets):
+        is_target, here = (pl.col("generator") == target).fill_null(value=False), home == fold
+        shares = pl.col("parts").list.set_intersection(parts_of[target]).list.len().fill_null(0) > 0
+        reason = (
+            pl.when(is_fake & pl.col("generator").is_null()).then(pl.lit(UNKNOWN))
+            .when(here & is_fake & ~is_target).then(pl.lit(OTHER))
+            .when(~here & is_target).then(pl.lit(HELD_OUT))
+            .when(~here & shares).then(pl.lit(SHARES))
+        )  # fmt: skip
+        part = pl.when(reason.is_not_null()).then(pl.lit(LEFT_OUT)).when(here).then(pl.lit("test"))
+        columns = {"fold": pl.lit(fold, pl.Int64), "target": pl.lit(target), "part": part.otherwise(pl.lit("train"))}
+        tables.append(videos.select("video_id", "group_id", "label", reason=reason, **columns))
+    return pl.concat(tables)
+
+
+def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
+    """Return the fold of each group: a fold whose target made a fake in the group, or any fold if there is none.
+
+    Groups that fit fewest folds are assigned first, then those with most videos. A group with reals goes to the fold
+    that has the fewest groups with reals, any other group to the fold with the fewest groups of tested fakes.
+
+    Raises:
+        DataError: fewer groups with real videos than folds.
+    """
+    groups = videos.group_by("group_id").agg(
+        reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique().sort(), size=pl.len()
+    )
+    groups = groups.sort("group_id").with_columns(
+        drawn=np.random.default_rng([seed, GENERATORS_DEALT]).permutation(groups.height)
+    )
+    with_reals = groups.filter(pl.col("reals") > 0)
+    if with_reals.height < len(targets):
+        raise DataError(
+            f"num_folds: got {len(targets)}, but the index has {with_reals.height} groups with real videos; wanted one "
+            "for each fold. Set num_folds lower, or add real videos of other events: each brings a group."
+        )
+    folds_of = defaultdict(list)
+    for fold, target in enumerate(targets):
+        folds_of[target].append(fold)
+    reals, fakes = np.zeros(len(targets)), np.zeros(len(targets))
+    fold_of: dict[str, int] = {}
+    rows = [(group, count, [fold for name in made for fold in folds_of[name]], -size, drawn)
+            for group, count, made, size, drawn in groups.iter_rows()]  # fmt: skip
+    for group, count, own, *_ in sorted(rows, key=lambda row: (len(row[2]) or len(targets) + 1, *row[3:])):
+        load = reals if count else fakes
+        chosen = min(own or range(len(targets)), key=lambda fold: (load[fold], fakes[fold], fold))
+        fold_of[group] = chosen
+        reals[chosen] += count > 0
+        fakes[chosen] += bool(own)
+    for fold in np.flatnonzero(reals == 0).tolist():  # all reals share groups with fakes of other generators
+        fullest = int(np.argmax(reals))
+        there = with_reals.filter(pl.col("group_id").replace_strict(fold_of) == fullest)
+        fold_of[there.sort("reals", "group_id")["group_id"][0]] = fold
+        reals[[fullest, fold]] += [-1, 1]
+    return fold_of
+
+
+# --- Matched metadata, and folds.
+
+
+def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells: Tells) -> pl.DataFrame:
+    """Return a table ``video_id group_id label fold target part reason`` with one row per video and fold.
+
+    Args:
+        index: INDEX table.
+        protocol: ``length_matched`` or ``metadata_matched``; decides which columns are matched.
+        num_folds: number of folds.
+        seed: decides which of several alike videos are used, and their folds.
+        tells: measures how well the matched columns predict the label.
+
+    Raises:
+        DataError: too few reals and fakes have similar metadata, or the matched columns still reveal the label.
+    """
+    columns = LENGTH if protocol == names.LENGTH_MATCHED else _METADATA
+    for cells in CELLS_PER_OCTAVE:
+        chosen = matched_videos(index, columns, cells, seed)
+        if most_folds(chosen) < num_folds:
+            break
+        taken = index.filter(pl.col("video_id").is_in(chosen["video_id"].implode()))
+        folds = _fold_pairs(chosen, num_folds, seed)
+        value, low = tells(taken, folds, columns)
+        if low is None or value is None or (low <= 0.5 and (cells == 0 or value <= _CHANCE)):
+            return _parts_of_folds(index, folds, num_folds)
+    raise DataError(
+        f"protocol {protocol}: where {', '.join(columns)} do not tell reals and fakes apart, {chosen.height} of "
+        f"{index.height} videos are left, in {most_folds(chosen)} groups of the rarer label; wanted {num_folds} or "
+        "more. Cut or re-encode the videos alike, set num_folds lower, or use -p protocol kfold."
+    )
+
+
+def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
+    """Return the FOLDS table of the chosen videos, with a real and its matched fake in the same fold.
+
+    If they were in two folds, a model would learn from the metadata of one the wrong label for the other. If pairs
+    connect too many groups for even folds, pairs may be separated; groups never are.
+    """
+    numbered = chosen.with_columns(
+        pl.col("group_id").rank("dense").cast(pl.Int64).alias("group") - 1, pl.col("pair").rank("dense").cast(pl.Int64)
+    )
+    num_groups = chosen["group_id"].n_unique()
+    connected = Components(num_groups + chosen["pair"].n_unique())
+    for group, pair in numbered.select("group", "pair").iter_rows():
+        connected.join(group, num_groups - 1 + pair)
+    label = pl.Series(connected.label).gather(numbered["group"]).cast(pl.String)
+    together = chosen.with_columns(group_id=label)
+    largest = label.value_counts()["count"].to_numpy().max()
+    if most_folds(together) < num_folds or largest > chosen.height / num_folds:
+        return make_folds(chosen, num_folds, seed)
+    dealt = make_folds(together, num_folds, seed).drop("group_id")
+    return dealt.join(chosen.select("video_id", "group_id"), on="video_id").select(*FOLDS.columns).sort("video_id")
+
+
+def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.DataFrame:
+    """Choose equally many reals and fakes from every cell (videos of similar values).
+
+    Videos are drawn at random, but a second video of a group is drawn only when all groups of the cell have one. So as
+    many groups as possible are kept.
+
+    Args:
+        index: INDEX rows.
+        columns: the columns to match.
+        cells: number of cells per doubling of a value; 0: only equal values share a cell.
+        seed: decides the draw.
+
+    Returns:
+        Table ``video_id group_id label pair``, sorted by video; a real and a fake of equal ``pair`` are matched.
+    """
+    cell = []
+    for name in columns:
+        is_exact = name == "codec" or not cells
+        value = pl.col(name) if is_exact else (pl.col(name).cast(pl.Float64).log(2) * cells).floor()
+        cell.append(value.cast(pl.String).fill_null("not known"))
+    drawn = np.random.default_rng([seed, MATCHES_DRAWN]).permutation(index.height)
+    known = index.sort("video_id").with_columns(pl.Series("drawn", drawn), cell=pl.concat_str(cell, separator="|"))
+    known = known.with_columns(in_group=pl.col("drawn").rank("ordinal").over("cell", "label", "group_id"))
+    order = pl.struct("in_group", "drawn").rank("ordinal").over("cell", "label")
+    of_label = [(pl.col("label") == label).sum().over("cell") for label in LABELS]
+    taken = known.with_columns(order=order).filter(pl.col("order") <= pl.min_horizontal(*of_label))
+    return taken.select("video_id", "group_id", "label", pair=pl.format("{} {}", "cell", "order")).sort("video_id")
+
+
+def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) -> pl.DataFrame:
+    """Return a table ``video_id group_id label home fold part target reason`` with one row per video and training.
+
+    Training ``fold`` tests the videos of that fold and trains on the others. Videos that are not in ``folds`` are left
+    out of all trainings.
+    """
+    trainings = pl.DataFrame({"fold": range(num_folds)}, schema={"fold": pl.Int64})
+    home = pl.col("home")
+    part = (
+        pl.when(home.is_null()).then(pl.lit(LEFT_OUT))
+        .when(home == pl.col("fold")).then(pl.lit("test"))
+        .otherwise(pl.lit("train"))
+    )  # fmt: skip
+    return (
+        index.select("video_id", "group_id", "label")
+        .join(folds.select("video_id", home="fold"), on="video_id", how="left")
+        .join(trainings, how="cross")
+        .with_columns(
+            part=part, target=pl.lit(None, pl.String), reason=pl.when(home.is_null()).then(pl.lit(_UNMATCHED))
+        )
+    )
+
+
+# --- The table of a run.
+
+
+def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.DataFrame:
+    """Return the PROTOCOL table: the part of every video of the index in every training of ``config.protocol``.
+
+    Rows are sorted by training and video; they do not depend on the order of the index.
+
+    Args:
+        index: INDEX table.
+        config: uses protocol, target_corpora, num_folds, and folds_seed (or seed if that is None).
+        tells: measures how well columns of the index predict the label; see ``Tells``.
+
+    Raises:
+        DataError: the corpus does not fit the protocol; the message names what is missing.
+        LeakageError: a group would be trained on and tested.
+    """
+    refuse_empty_index(index)
+    name, num_folds, whole = config.protocol, config.num_folds, index
+    if name in _CONTENTS_ONCE:
+        index = whole.sort("video_id").unique("content_sha256", keep="first", maintain_order=True)
+    seed = config.seed if config.folds_seed is None else config.folds_seed
+    if name in (names.OFFICIAL, names.OFFICIAL_STRICT):
+        rows = _official(index, strict=name == names.OFFICIAL_STRICT)
+    elif name == names.CROSS_CORPUS:
+        rows = _cross_corpus(index, config.target_corpora)
+    elif name == names.LEAVE_ONE_GENERATOR_OUT:
+        rows = _leave_one_generator_out(index, num_folds, seed)
+    elif name in (names.LENGTH_MATCHED, names.METADATA_MATCHED):
+        rows = _matched(index, name, num_folds, seed, tells)
+    else:
+        rows = _parts_of_folds(index, make_folds(index, num_folds, seed), num_folds)
+    columns = ("video_id", "group_id", "label", "fold", "target", "part", "reason")
+    copies = whole.join(index, on="video_id", how="anti").join(rows.select("fold").unique(), how="cross")
+    copies = copies.with_columns(part=pl.lit(LEFT_OUT), reason=pl.lit(_SAME_CONTENT), target=pl.lit(None, pl.String))
+    table = pl.concat([rows.select(columns), copies.select(columns)]).with_columns(protocol=pl.lit(name))
+    table = table.select(*PROTOCOL.columns).sort("fold", "video_id")
+    check_protocol(table, whole, config.num_trainings)
+    return check_table(table, PROTOCOL, "protocol")
+
+
+def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
+    """Raise ``DataError`` early, before any video is opened, for corpora that cannot be trained on.
+
+    The index will have no more videos and groups than the listing, so a run would fail later for the same reason.
+
+    Raises:
+        DataError: no usable file, files of one label only, too many files lost, or too few groups for the protocol.
+    """
+    if config.annotations_only:
+        return
+    videos = listed_videos(listing)
+    refuse_unusable(listing, videos, listing.rejected, config.max_rejected_share)
+    if config.protocol in (names.OFFICIAL, names.OFFICIAL_STRICT):
+        _official(videos, strict=False)
+    elif config.protocol not in (names.CROSS_CORPUS, names.LEAVE_ONE_GENERATOR_OUT):
+        refuse_few_groups(videos, config.num_folds)
+
+
+def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int) -> None:
+    """Check that no group is in two parts of a training, every training lists all videos, and none is tested twice.
+
+    Under the protocol ``official``, groups that the official split divides may be in two parts.
+
+    Args:
+        table: PROTOCOL table.
+        index: INDEX table with all videos.
+        num_trainings: wanted number of trainings, numbered from 0 in the column ``fold``.
+
+    Raises:
+        LeakageError: a group or video is in two parts of a training, or a video is tested by two trainings.
+        DataError: a training is missing, does not list all videos, or trains or tests on one label only.
+    """
+    if sorted(table["fold"].unique()) != list(range(num_trainings)):
+        raise DataError(f"protocol: got trainings {sorted(table['fold'].unique())}, wanted {num_trainings} from 0.")
+    ids = set(index["video_id"])
+    for fold, rows in _by_training(table):
+        side = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)})
+        check_folds(rows.filter(pl.col("part") != LEFT_OUT).with_columns(fold=side), training_rows(table, fold).leaking)
+        if rows.height != len(ids) or set(rows["video_id"]) != ids:
+            wrong = some_of(sorted(ids ^ set(rows["video_id"])))
+            raise DataError(f"protocol: training {fold} has not one row for each video, e.g. {wrong}.")
+        for part in ("train", "test"):
+            of_part = rows.filter(pl.col("part") == part)
+            if lacking := sorted(set(LABELS) - set(of_part["label"])):
+                raise DataError(
+                    f"protocol: training {fold} has no {some_of(lacking)} among the {of_part.height} videos of its "
+                    f"{part} part. Add such videos, set num_folds lower, or use another protocol."
+                )
+    twice = table.filter(pl.col("part") == "test").filter(pl.col("video_id").is_duplicated())
+    if twice.height:
+        raise LeakageError(f"protocol: videos are tested by several trainings: {some_of(twice['video_id'].to_list())}.")
+
+
+def _by_training(table: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    return [(int(rows["fold"][0]), rows) for rows in table.partition_by("fold", maintain_order=True)]
+
+
+def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the FOLDS table of the tested videos, each with the training that tests it, sorted by ``video_id``."""
+    return table.filter(pl.col("part") == "test").select(*FOLDS.columns).sort("video_id")
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The videos that take part in one training, before they are split into parts.
+
+    Attributes:
+        folds: FOLDS table of these videos. Rows whose fold is the number of the training are tested.
+        validation: ids of the official validation part; empty: a validation part is made of training groups.
+        leaking: groups that the official split divides.
+    """
+
+    folds: pl.DataFrame
+    validation: frozenset[str] = frozenset()
+    leaking: frozenset[str] = frozenset()
+
+    def shuffled(self, seed: int) -> "TrainingRows":
+        """Return the same rows with labels shuffled by group."""
+        return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
+
+    def split(
+        self, fold: int | None, *, inner_validation_share: float, seed: int, without: Collection[str] = ()
+    ) -> FoldSplit:
+        """Split into train, validation and test, leaving out the video ids in ``without``.
+
+        For the other arguments and the errors see ``folds.split_for_fold``.
+        """
+        rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))) if without else self.folds
+        return split_for_fold(
+            rows,
+            fold,
+            inner_validation_share=inner_validation_share,
+            seed=seed,
+            validation=self.validation.intersection(rows["video_id"]) if self.validation else (),
+            leaking=self.leaking,
+        )
+
+
+def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
+    """Return the videos that take part in training ``fold``.
+
+    In ``folds``, tested videos have the number ``fold``, and all others ``fold + 1``.
+    """
+    rows = table.filter((pl.col("fold") == fold) & (pl.col("part") != LEFT_OUT))
+    number = pl.when(pl.col("part") == "test").then(fold).otherwise(fold + 1)
+    leaking = rows.filter((pl.col("protocol") == names.OFFICIAL) & pl.col("reason").is_not_null())["group_id"]
+    return TrainingRows(
+        rows.with_columns(fold=number.cast(pl.Int64)).select(*FOLDS.columns).sort("video_id"),
+        frozenset(rows.filter(pl.col("part") == "validation")["video_id"]),
+        frozenset(leaking),
+    )
+
+
+def all_rows(table: pl.DataFrame) -> TrainingRows:
+    """Return the rows for a training without a test part: all videos that take part in any training of ``table``."""
+    rows = table.filter(pl.col("part") != LEFT_OUT).unique("video_id").with_columns(fold=pl.lit(0, pl.Int64))
+    return TrainingRows(rows.select(*FOLDS.columns).sort("video_id"))
+
+
+def sentence(table: pl.DataFrame) -> str:
+    """Return a line of text on a PROTOCOL table: its name, its targets, and how many videos it tests and leaves out."""
+    name = table["protocol"][0]
+    tested = table.filter(pl.col("part") == "test")
+    targets = tested.drop_nulls("target").group_by("target").agg(pl.col("fold").n_unique()).sort("target").rows()
+    of = ", ".join(f"{target} ({count} folds)" if count > 1 else target for target, count in targets)
+    videos = table["video_id"].n_unique()
+    used = table.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
+    return (
+        f"{name}: {names.PROTOCOLS[name].meaning}. {tested.height} of {videos} videos are tested"
+        f"{f', as {of}' if of else ''}; {used - tested.height} only train or choose, and {videos - used} take no part "
+        "at all."
+    )
+
+
+def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
+    """Return a table ``fold target train validation test left_out`` with one row per training.
+
+    The last four columns are numbers of videos.
+
+    Raises:
+        DataError: too few groups for a validation part.
+    """
+    rows, share = [], config.inner_validation_share
+    for fold, part in _by_training(table):
+        split = training_rows(table, fold).split(fold, inner_validation_share=share, seed=config.seed)
+        targets = ", ".join(part["target"].drop_nulls().unique().sort())
+        left_out = int((part["part"] == LEFT_OUT).sum())
+        rows.append((fold, targets, split.train.height, split.validation.height, split.test.height, left_out))
+    return pl.DataFrame(rows, schema=["fold", "target", *PARTS, LEFT_OUT], orient="row")
+
+
+def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
+    """Return a table ``reason label videos groups`` that counts left-out and leaking videos by reason and label.
+
+    A video that has the same reason in several trainings is counted once.
+    """
+    return (
+        table.drop_nulls("reason")
+        .group_by("reason", "label")
+        .agg(videos=pl.col("video_id").n_unique(), groups=pl.col("group_id").n_unique())
+        .sort("reason", "label")
+    )
+
+
+def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
+    """Return a table ``group_id train validation test paths`` of the groups that the official split divides.
+
+    ``train``, ``validation`` and ``test`` are numbers of videos; ``paths`` names up to four of them. The table is
+    empty if there is no official split.
+    """
+    counts = ((pl.col("official_split") == part).sum().cast(pl.Int64).alias(part) for part in PARTS)
+    known = index.drop_nulls("official_split").sort("official_split", "path")
+    known = known.group_by("group_id").agg(
+        *counts, paths=pl.format("{} ({})", "path", "official_split").head(4).str.join(", ")
+    )
+    return known.filter(pl.sum_horizontal(pl.col(part) > 0 for part in PARTS) > 1).sort("group_id")
