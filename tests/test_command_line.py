@@ -211,9 +211,9 @@ def test_targets_that_are_no_names_of_the_corpora_are_refused_before_a_run_begin
     monkeypatch.chdir(tmp_path)
     here = {"FVC_RUNS_DIR": str(tmp_path / "runs"), "FVC_CACHE_DIR": str(tmp_path / "cache")}
     for given, said in (
-        (str(tmp_path / "others"), "'others' is meant by its name, not by its path. They are: faces, others."),
-        ("other", "target_corpora: 'other' is none of this run's corpora. Did you mean 'others'? They are: faces, "),
-        ("others,faces", "target_corpora: others, faces are all of this run's corpora, and nothing is left"),
+        (str(tmp_path / "others"), "others' is none of this run's corpora. They are: 'faces', 'others'."),
+        ("other", "target_corpora: 'other' is none of this run's corpora. Did you mean 'others'? They are: 'faces', "),
+        ("others,faces", "target_corpora: 'others', 'faces' are all of this run's corpora, and nothing is left"),
     ):
         done = CliRunner().invoke(run_notebooks.main, ["--dry-run", *asked, "-p", "target_corpora", given], env=here)
         assert (done.exit_code, said in done.stderr) == (2, True), done.stderr

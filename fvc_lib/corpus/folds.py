@@ -283,8 +283,8 @@ def split_for_fold(
         if (fewest := most_folds(rest)) < 2:
             raise DataError(
                 f"fold {fold}: a label is in {fewest} of the {groups_text(groups.height)} of the other folds; wanted "
-                "at least 2 with each label, one to train on and one for inner validation. Raise num_folds, or add videos "
-                "of other events."
+                "at least 2 with each label, one to train on and one for inner validation. Raise num_folds, or add "
+                "videos of other events."
             )
         shares = np.array([1 - inner_validation_share, inner_validation_share])
         part_of = balance_groups(groups.select(*LABELS).to_numpy(), shares, np.random.default_rng([seed, _INNER, fold]))
