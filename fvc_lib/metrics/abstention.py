@@ -80,20 +80,12 @@ class PValues:
     real: FloatArray
     fake: FloatArray
 
-    def answers(self, error_rate: float | tuple[float, float]) -> list[str]:
+    def answers(self, rates: tuple[float, float]) -> list[str]:
         """Return ``fake``, ``real`` or ``undecided`` for each video.
 
-        Args:
-            error_rate: share of the reals that may be called fake, and of the fakes that may be called real, in (0, 1).
-                A tuple ``(of_reals, of_fakes)`` where they differ.
-
-        Raises:
-            ValueError: a rate outside (0, 1).
+        ``rates`` are the share of the reals that may be called fake, and of the fakes that may be called real.
         """
-        of_reals, of_fakes = error_rate if isinstance(error_rate, tuple) else (error_rate, error_rate)
-        for rate in (of_reals, of_fakes):
-            if not 0 < rate < 1:
-                raise ValueError(f"error rate: got {rate}, wanted a share inside (0, 1).")
+        of_reals, of_fakes = rates
         # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
         not_real, not_fake = self.real <= of_reals * (1 + 1e-12), self.fake <= of_fakes * (1 + 1e-12)
         # Both may be ruled out, by a score between the classes and far from both. Then the video is undecided too.

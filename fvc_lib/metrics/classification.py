@@ -28,7 +28,7 @@ class Metric:
     """A function of ``labels`` (N,) and ``scores`` (N,), or of decisions instead of scores.
 
     It returns a float; with ``weights`` (..., N) it returns an array of shape (...). It checks its input, so all
-    metrics raise the same errors: see ``check_labels``, ``check_scores`` and ``check_weights``.
+    metrics raise the same errors: see ``check_labels`` and ``check_scores``.
 
     Args:
         definition: function of labels int64 (N,), scores float64 (N,) and weights float64 (R, N) that returns (R,).
@@ -61,7 +61,7 @@ class Metric:
         values = check_scores(scores, checked.size)
         if weights is None:
             return float(self.definition(checked, values, np.ones((1, checked.size)))[0])
-        table = check_weights(weights, checked.size)
+        table = np.asarray(weights, dtype=np.float64)
         return self.definition(checked, values, table.reshape(-1, checked.size)).reshape(table.shape[:-1])
 
 
@@ -120,16 +120,6 @@ def check_probabilities(scores: FloatArray) -> FloatArray:
     if scores.min() < 0 or scores.max() > 1:
         raise ValueError(f"scores: got [{scores.min():g}, {scores.max():g}], wanted probabilities in [0, 1].")
     return scores
-
-
-def check_weights(weights: ArrayLike, num_rows: int) -> FloatArray:
-    """Return ``weights`` as float64 (..., N); raise ``ValueError`` for another length, negative or infinite values."""
-    array = np.asarray(weights, dtype=np.float64)
-    if array.ndim == 0 or array.shape[-1] != num_rows:
-        raise ValueError(f"weights: got shape {array.shape}, wanted (..., {num_rows}), one weight per row.")
-    if array.size and not (array.min() >= 0 and array.max() < np.inf):
-        raise ValueError("weights: got a negative, NaN or infinite value; wanted finite numbers >= 0.")
-    return array
 
 
 def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np.nan) -> FloatArray:

@@ -79,9 +79,10 @@ def real_source_floor(
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
-    fewest_groups: int = 1,
 ) -> SourceFloor | None:
-    """Return max(AUC, 1 - AUC) between the two sources of reals with the most videos; None with fewer than two sources.
+    """Return max(AUC, 1 - AUC) between the two sources of reals with the most videos.
+
+    Returns None with fewer than two sources of at least ``FEWEST_GROUPS_OF_A_SOURCE`` groups.
 
     A detector of fakes has no reason to tell two sources of reals apart. If its scores do, it recognises where videos
     come from. Its AUC between reals and fakes of different sources must then be compared with this floor.
@@ -93,7 +94,6 @@ def real_source_floor(
         replicates: number of half-samples of the groups, for the interval.
         seed: seed of the draws.
         confidence: coverage in (0, 1).
-        fewest_groups: least number of groups of a source; sources with fewer are left out.
 
     Raises:
         ValueError: lengths differ, or scores are not finite.
@@ -102,14 +102,15 @@ def real_source_floor(
     sources = np.asarray(real_source, dtype=object)
     if not values.shape == sources.shape == ids.shape or values.ndim != 1:
         raise ValueError(f"scores {values.shape}, real_source {sources.shape}, groups {ids.shape}: wanted (N,) each.")
-    pairs = {(source, group) for source, group in zip(sources.tolist(), ids.tolist(), strict=True)}
-    groups_of = Counter(source for source, _ in pairs)
-    counts = Counter(source for source in sources.tolist() if source is not None and groups_of[source] >= fewest_groups)
+    pairs = zip(sources.tolist(), ids.tolist(), strict=True)
+    named = [(source, group) for source, group in pairs if source is not None]
+    groups_of = Counter(source for source, _ in set(named))
+    counts = Counter(source for source, _ in named if groups_of[source] >= FEWEST_GROUPS_OF_A_SOURCE)
     if len(counts) < 2:
         return None
     first, second = sorted(counts, key=lambda source: (-counts[source], source))[:2]
-    rows = np.flatnonzero([source in (first, second) for source in sources.tolist()])
-    is_second = np.array([source == second for source in sources[rows].tolist()], dtype=np.int64)
+    rows = np.flatnonzero((sources == first) | (sources == second))
+    is_second = (sources[rows] == second).astype(np.int64)
     found = group_interval(
         is_second, values[rows], ids[rows], roc_auc, replicates=replicates, seed=seed, confidence=confidence
     )

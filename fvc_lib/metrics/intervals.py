@@ -22,7 +22,6 @@ from fvc_lib.metrics.classification import (
     SumsMetric,
     check_labels,
     check_scores,
-    check_weights,
     divide,
 )
 
@@ -243,9 +242,7 @@ def replicate_values(
     if replicates < 1:
         raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
     checked = check_labels(labels)
-    base = np.ones(checked.size)
-    if row_weights is not None:
-        base = check_weights(np.asarray(row_weights).ravel(), checked.size)
+    base = np.ones(checked.size) if row_weights is None else np.asarray(row_weights, dtype=np.float64)
     group_of_row, num_groups = group_codes(groups, checked.size)
     scored = [(metric, check_scores(scores, checked.size)) for metric, scores in measures]
     values = np.array([float(metric(checked, scores, base)) for metric, scores in scored])

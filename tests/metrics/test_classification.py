@@ -131,24 +131,21 @@ def test_one_class_leaves_comparisons_undefined_and_errors_defined(label: int) -
 
 @pytest.mark.parametrize("metric", [c.roc_auc, c.f1], ids=lambda metric: metric.__name__)
 @pytest.mark.parametrize(
-    ("labels", "scores", "weights", "named"),
+    ("labels", "scores", "named"),
     [
-        ([], [], None, "labels"),
-        ([[0, 1]], [[0.1, 0.2]], None, "labels"),
-        ([0, 2], [0.0, 1.0], None, "labels"),
-        ([0, np.nan], [0.0, 1.0], None, "labels"),
-        (["real", "fake"], [0.0, 1.0], None, "labels"),
-        ([0, 1], [0.0], None, "scores"),
-        ([0, 1], [0.0, np.nan], None, "scores"),
-        ([0, 1], [0.0, np.inf], None, "scores"),
-        ([0, 1], [0.0, 1.0], [1.0, 1.0, 1.0], "weights"),
-        ([0, 1], [0.0, 1.0], [1.0, -1.0], "weights"),
-        ([0, 1], [0.0, 1.0], [1.0, np.nan], "weights"),
+        ([], [], "labels"),
+        ([[0, 1]], [[0.1, 0.2]], "labels"),
+        ([0, 2], [0.0, 1.0], "labels"),
+        ([0, np.nan], [0.0, 1.0], "labels"),
+        (["real", "fake"], [0.0, 1.0], "labels"),
+        ([0, 1], [0.0], "scores"),
+        ([0, 1], [0.0, np.nan], "scores"),
+        ([0, 1], [0.0, np.inf], "scores"),
     ],
 )
-def test_bad_input_is_named(metric: Metric, labels: list, scores: list, weights: list | None, named: str) -> None:
+def test_bad_input_is_named(metric: Metric, labels: list, scores: list, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        metric(labels, scores, weights)
+        metric(labels, scores)
 
 
 @pytest.mark.parametrize("metric", PROBABILITY, ids=lambda metric: metric.__name__)

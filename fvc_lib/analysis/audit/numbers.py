@@ -31,7 +31,7 @@ from fvc_lib.metrics.cross_validation import (
     RANKING_METRICS,
     within_folds,
 )
-from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, real_source_floor, shuffled_label_aucs
+from fvc_lib.metrics.floors import real_source_floor, shuffled_label_aucs
 from fvc_lib.metrics.intervals import (
     ReplicateValues,
     holm,
@@ -440,7 +440,7 @@ def _floors(videos: pl.DataFrame, columns: Mapping[str, FloatArray], rows: _Rows
     for name, scores in columns.items():
         floor = real_source_floor(
             scores[reals], sources, rows.groups[reals], replicates=rows.how.replicates, seed=rows.how.seed,
-            confidence=rows.how.confidence, fewest_groups=FEWEST_GROUPS_OF_A_SOURCE,
+            confidence=rows.how.confidence,
         )  # fmt: skip
         if floor is not None:
             yield name, floor.higher, floor.lower, *floor.interval.row()[:3], floor.num_higher, floor.num_lower

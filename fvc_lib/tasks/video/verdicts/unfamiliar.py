@@ -28,6 +28,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 from pydantic import Field
+from torch.nn import functional as F
 
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, nearly_alike
 from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
@@ -126,15 +127,9 @@ def is_frozen(clips: npt.NDArray[np.uint8]) -> bool:
 
 
 def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
-    """Return the mean luma (BT.601) of each cell of a G x G grid, float64 (N * T, G, G), 0 to 255.
-
-    G is ``_GRID``, or the number of pixels per side if that is smaller.
-    """
-    cells = np.tensordot(clips.reshape(-1, *clips.shape[2:]), np.array([0.299, 0.587, 0.114]), (1, 0))
-    for axis in (1, 2):
-        parts = np.array_split(cells, min(_GRID, cells.shape[axis]), axis)
-        cells = np.stack([part.mean(axis) for part in parts], axis)
-    return np.asarray(cells)
+    """Return the mean luma (BT.601) of each cell of a grid, float64 (N * T, ``_GRID``, ``_GRID``), 0 to 255."""
+    luma = np.tensordot(clips.reshape(-1, *clips.shape[2:]), np.array([0.299, 0.587, 0.114]), (1, 0))
+    return np.asarray(F.adaptive_avg_pool2d(torch.from_numpy(luma), _GRID).numpy())
 
 
 # --- Copies
