@@ -22,7 +22,7 @@ import shlex
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ import fvc_lib
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
 from fvc_lib.analysis.read.naming import run_parameters
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves
-from fvc_lib.analysis.read.records import run_status
+from fvc_lib.analysis.read.records import as_list, run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
 from fvc_lib.services.atomic_files import (
     as_mapping,
@@ -62,7 +62,6 @@ _STATUSES = {
     "done": "FINISHED", "by hand": "FINISHED", "interactive": "FINISHED", "failed": "FAILED", "running": "RUNNING",
     "waiting": "RUNNING", "pending": "RUNNING", "requeue": "RUNNING",
 }  # fmt: skip
-_HARDWARE = ("host", "processor", "cores", "machine", "memory_bytes", "gpus")
 
 
 Point = tuple[str, int, int, float]  # key, step, milliseconds, value
@@ -108,12 +107,11 @@ def run_content(run: RunPaths) -> RunContent:
     curves, tables = learning_curves([run]), {name: SQL_TABLES[name]([run]) for name in _TABLES}
     began = _milliseconds(status.get("started_utc"))
     ended = _milliseconds(status.get("finished_utc")) or began
-    scopes = {scope: scope.split(":", 1) for scope in tables["results"].frame["scope"].unique()}
-    points = [
-        *_log_points(curves.frame, ended),
-        *_bounded_points(tables["results"].frame, ended, lambda row: [*scopes[row["scope"]], row["source"]]),
-        *_bounded_points(tables["task_results"].frame, ended, lambda row: ["test", row["source"], row["subject"]]),
-    ]
+    points = _log_points(curves.frame, ended)
+    for row in tables["results"].frame.iter_rows(named=True):
+        points += _bounded_points([*row["scope"].split(":", 1), row["source"]], row, ended)
+    for row in tables["task_results"].frame.iter_rows(named=True):
+        points += _bounded_points(["test", row["source"], row["subject"]], row, ended)
     page = [run.report_html, run.root / "plotly.min.js"]
     files = [*page, run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
     notes = [*run_damage(run.root), *curves.notes, *(note for answer in tables.values() for note in answer.notes)]
@@ -168,31 +166,34 @@ def _log_points(curves: pl.DataFrame, otherwise: int) -> list[Point]:
     return [(keys[names[:3]], *names[3:]) for names in rows.iter_rows()]
 
 
-def _bounded_points(table: pl.DataFrame, ended: int, name_of: Callable[[dict[str, Any]], list[str]]) -> Iterator[Point]:
-    """Yield the points of each row, all at step 0: value, interval ends, and mean and standard deviation over folds.
+def _bounded_points(parts: Sequence[str], row: Mapping[str, Any], ended: int) -> Iterator[Point]:
+    """Yield the points of a row of results, all at step 0: value, interval ends, mean and deviation over folds.
 
-    Null values are left out. ``name_of`` returns the parts of the key before the metric.
+    Null values are left out. ``parts`` of the key come before the metric.
     """
-    for row in table.iter_rows(named=True):
-        key = key_of(*name_of(row), row["metric"])
-        for name in ("value", "low", "high", "fold_mean", "fold_std"):
-            value = row.get(name)
-            if value is not None:
-                # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
-                yield key if name == "value" else f"{key}/{name}", 0, ended, value if math.isfinite(value) else math.nan
+    key = key_of(*parts, row["metric"])
+    names = {key: "value", **{f"{key}/{name}": name for name in ("low", "high", "fold_mean", "fold_std")}}
+    for of_value, name in names.items():
+        value = row.get(name)
+        if value is not None:
+            # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
+            yield of_value, 0, ended, value if math.isfinite(value) else math.nan
 
 
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
     """Return the tags of a run; MLflow shows the tag ``mlflow.note.content`` as Markdown at the top of its page."""
-    attempts = record.get("attempts")
-    last = as_mapping(attempts[-1]) if isinstance(attempts, list) and attempts else {}
-    code, hardware = as_mapping(last.get("code")), as_mapping(last.get("hardware"))
+    attempts = as_list(record.get("attempts")) or [{}]
+    code = as_mapping(as_mapping(attempts[-1]).get("code"))
+    scores = [
+        f"{source_name(score.source)}: {headline.measure.name} {interval_text(score.value, score.low, score.high)}"
+        for score in headline.scores
+    ]
+    note = [f"**{headline.verdict.standing}**: {_markdown(headline.verdict.sentence)}"]
     tags: dict[str, object] = {
-        "mlflow.note.content": _note(headline),
+        "mlflow.note.content": "\n\n".join([*note, *map(_markdown, [*headline.cautions, *scores])]),
         "mlflow.source.name": "run_notebooks.py",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": code.get("commit"),
-        "mlflow.source.git.branch": code.get("branch"),
         "fvc.state": headline.state,
         "fvc.standing": headline.verdict.standing,
         "fvc.verdict": headline.verdict.sentence,
@@ -200,26 +201,16 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
         "fvc.failure": headline.failure,
         f"fvc.num_{headline.measure.one}s": headline.num_samples,
         "fvc.num_groups": headline.num_groups,
-        "fvc.attempts": len(attempts) if isinstance(attempts, list) else None,
-        "fvc.code_changed_since_commit": code.get("changed_since_commit"),
         "fvc.forked_from": record.get("forked_from"),
         "fvc.corpus": headline.corpus,
         "fvc.config_hash": record.get("config_hash"),
-        **{f"fvc.hardware.{name}": hardware.get(name) or None for name in _HARDWARE},
     }
-    return {name: stored_text(value)[:MAX_TEXT] for name, value in tags.items() if value not in (None, "", [])}
+    return {name: stored_text(value)[:MAX_TEXT] for name, value in tags.items() if value not in (None, "")}
 
 
-def _note(headline: ReportHeadline) -> str:
-    """Return the verdict, its cautions, and the scores of the model and its controls, as Markdown."""
-    lines = [f"**{headline.verdict.standing}**: {headline.verdict.sentence}", *headline.cautions]
-    lines += [text for text in (headline.failure, headline.measure.remark) if text]
-    lines += [
-        f"{source_name(score.source)}: {headline.measure.name} {interval_text(score.value, score.low, score.high)}"
-        for score in headline.scores
-    ]
-    escaped = (re.sub(r"([\\`_\[\]<>&|~$])", r"\\\1", clean_text(line)) for line in lines)
-    return "\n\n".join(escaped)
+def _markdown(text: str) -> str:
+    """Return ``text`` on one line, escaped for Markdown."""
+    return re.sub(r"([\\`_\[\]<>&|~$])", r"\\\1", clean_text(text))
 
 
 # --- The export
@@ -321,13 +312,10 @@ def register_bundle(
     with connected(tracking_uri) as client:
         if not client.search_registered_models(f"name='{name}'"):
             client.create_registered_model(name)
-        same = [
-            int(version.version)
-            for version in client.search_model_versions(f"name='{name}'")
-            if version.tags.get(_BUNDLE) == digest
-        ]
-        version = str(max(same, default=""))
-        if not same:
+        versions = client.search_model_versions(f"name='{name}'")
+        version = next((str(known.version) for known in versions if known.tags.get(_BUNDLE) == digest), "")
+        is_new = not version
+        if is_new:
             tags = {_BUNDLE: digest, "fvc.run_id": run_id}
             where = experiment_id(client, experiment, tracking_uri)
             made = client.create_run(where, tags=tags, run_name=f"bundle {run_id}")
@@ -342,7 +330,7 @@ def register_bundle(
             version = str(client.create_model_version(name, source, made.info.run_id, tags=tags).version)
         if alias:
             client.set_registered_model_alias(name, alias, version)
-    return version, not same
+    return version, is_new
 
 
 class _ServedBundle:
@@ -414,9 +402,10 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # A pool would keep connections open to a file that nobody talks to any more.
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
+    # MLflow's seven tries against a server that is away take four minutes, at the end of a run that is finished.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
 }
-# MLflow's own seven tries against a server that is away take four minutes, at the end of a run that is finished.
-_UNLESS_SET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
 
 
 class TrackingError(FvcError):
@@ -455,9 +444,8 @@ def connected(tracking_uri: str) -> Iterator[Any]:
         UsageError: MLflow is not installed.
         TrackingError: MLflow cannot be reached or refuses a request. The message hides passwords in the URI.
     """
-    wanted = {**_UNLESS_SET, **{name: os.environ[name] for name in _UNLESS_SET if name in os.environ}, **_ENVIRONMENT}
-    before, disabled = {name: os.environ.pop(name, None) for name in wanted}, logging.root.manager.disable
-    os.environ.update(wanted)
+    before, disabled = dict(os.environ), logging.root.manager.disable
+    os.environ.update({**_ENVIRONMENT, **{name: before[name] for name in _ENVIRONMENT if name in before}})
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -475,6 +463,5 @@ def connected(tracking_uri: str) -> Iterator[Any]:
         raise UsageError(f"MLflow needs the package {error.name!r}, which is not installed: {setup}") from error
     finally:
         logging.disable(disabled)
-        for name in wanted:
-            del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if value is not None})
+        os.environ.clear()
+        os.environ.update(before)

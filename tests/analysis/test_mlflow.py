@@ -28,7 +28,6 @@ from fvc_lib.analysis.mlflow import (
     run_content,
     shown_uri,
 )
-from fvc_lib.command_line import commands
 from fvc_lib.command_line.commands import export_when_asked
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model
@@ -122,7 +121,7 @@ def test_where_the_store_is_and_that_no_password_is_shown(tmp_path):
     assert shown_uri("sqlite:////a/b.db") == "sqlite:////a/b.db"
 
 
-def test_without_mlflow_a_runs_end_has_a_warning_and_an_interrupted_export_says_how_to_go_on(run, monkeypatch, capsys):
+def test_without_mlflow_a_runs_end_has_a_warning(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     export_when_asked(run, RunConfig(tracker="none"))
     assert capsys.readouterr() == ("", "")
@@ -130,14 +129,6 @@ def test_without_mlflow_a_runs_end_has_a_warning_and_an_interrupted_export_says_
     shown = capsys.readouterr().err
     assert f"make -C {CHECKOUT} setup-mlflow" in shown
     assert f"export-mlflow {run.root}" in shown
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(commands, "_export", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        export_when_asked(run, RunConfig(tracker="mlflow"))
-    assert "the run has ended" in capsys.readouterr().err
 
 
 def test_a_command_that_cannot_be_meant_is_a_usage_error(tmp_path):

@@ -23,11 +23,11 @@ from fvc_lib.analysis.read import headline as headlines, naming
 from fvc_lib.analysis.read.cautions import audit_facts
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline
 from fvc_lib.analysis.read.records import as_list, as_number, read_tables, run_status
-from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, number_text, time_text
-from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, size_of
+from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, time_text
+from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import LEFT_OUT, PROTOCOL, REJECTED, SCORES, TASK_RESULTS, VIDEO_FRAMES
+from fvc_lib.services.tables import LEFT_OUT, PROTOCOL, REJECTED, SCORES, VIDEO_FRAMES
 from fvc_lib.services.tasks import STAGES
 
 MOST_VIDEOS = 50_000  # in the report's table; a row takes some 150 bytes
@@ -41,10 +41,7 @@ _VIDEO_COLUMNS = (
 _PARTIAL = ".partial"
 # The answer first, then the way to it.
 _SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
-_HEADS = (
-    "Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory", "Size",
-    "Records",
-)  # fmt: skip
+_HEADS = ("Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory")
 
 
 @dataclass(frozen=True)
@@ -64,31 +61,26 @@ class Section:
         notebook, stage = self.notebook, self.stage
         if not notebook.num_never_ran and not notebook.error and stage.get("state") not in ("failed", "interrupted"):
             return ""
-        parts = []
-        if not notebook.tells_its_end:
-            error = as_mapping(stage.get("error"))
-            reason = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
-            parts.append(f"{str(notebook.error or reason or 'It did not come to its end').rstrip('.')}.")
-        if notebook.num_never_ran:
-            cells = count_text(notebook.num_never_ran, "code cell")
-            parts.append(f"{cells} of {notebook.num_code_cells} never ran.")
-        return clean_text(" ".join([*parts, str(stage.get("advice") or "")]))
+        error = as_mapping(stage.get("error"))
+        recorded = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
+        reason = "" if notebook.tells_its_end else str(notebook.error or recorded or "It did not come to its end")
+        cells = f"{count_text(notebook.num_never_ran, 'code cell')} of {notebook.num_code_cells} never ran"
+        parts = [reason, cells * bool(notebook.num_never_ran), str(stage.get("advice") or "")]
+        return clean_text(" ".join(f"{part.rstrip('.')}." for part in parts if part))
 
     @property
     def facts(self) -> str:
         """File name, start, duration, peak memory and further facts, as one line of text."""
         stage = self.stage
         seconds, peak = as_number(stage.get("duration_seconds")), as_number(stage.get("peak_rss_bytes"))
-        facts = {
-            "started": time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
-            "duration": wording.duration_text(seconds) if seconds is not None else None,
-            "peak memory": bytes_text(peak) if peak is not None else None,
+        known = {
+            "started": time_text(str(stage.get("started_utc") or "")),
+            "duration": wording.duration_text(seconds),
+            "peak memory": bytes_text(peak),
             **{name.replace("_", " "): stage.get(name) for name in ("attempts", "host", "job_id", "killed_by")},
         }
-        if stage.get("state") != "done":
-            facts |= {"last step": stage.get("last_step"), "last metric": stage.get("last_metric")}
-        known = [f"{name} {value}" for name, value in facts.items() if value]
-        return clean_text(" · ".join([self.notebook.file_name, *known]))
+        facts = [f"{name} {value}" for name, value in known.items() if value and value != NOT_RECORDED]
+        return clean_text(" · ".join([self.notebook.file_name, *facts]))
 
 
 def records_of(run: RunPaths) -> dict[str, Path]:
@@ -116,7 +108,7 @@ def write_run_report(run: RunPaths) -> None:
             notes.append(f"A record cannot be shown. {error}")
             continue
         sections.append(Section(path_to_text(key), notebook, as_mapping(stages.get(key))))
-    facts = () if headline.earlier else (*_results_facts(run), *audit_facts(run))
+    facts = () if headline.earlier else audit_facts(run)
     headline = replace(headline, more_facts=(*facts, *memory_facts(run_memory(run))))
     _write(
         run.report_html, f"FVC {run.run_id}", sections, headline=headline, notes=notes,
@@ -200,23 +192,6 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
-    """Return at most six further results of a task without folds (``tables.TASK_RESULTS``), as (name, text)."""
-    results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
-    means = dict(results.filter(source="mean_predictor", metric="mae").select("subject", "value").iter_rows())
-    facts = []
-    for subject, metric, value, unit in (
-        results.filter(source="model").select("subject", "metric", "value", "unit").iter_rows()
-    ):
-        if metric == "mae":
-            control = f" (mean predictor {number_text(means[subject], 1)})" if subject in means else ""
-            error = f"{number_text(value, 1)} {unit}".strip()
-            facts.append((f"{wording.subject_name(subject)} off by", f"{error}{control}"))
-        elif metric == "content_word_recall" or (subject == "video_to_text" and metric.startswith("recall@")):
-            facts.append((f"{wording.metric_name(metric)}, {wording.subject_name(subject)}", number_text(value)))
-    return tuple((clean_text(name), text) for name, text in facts[:6])
-
-
 # --- Provenance
 
 
@@ -232,11 +207,10 @@ def provenance_html(run: RunPaths) -> Markup:
     rows = []
     for number, attempt in enumerate(attempts, start=1):
         changed = as_mapping(attempt.get("differs")) | as_mapping(attempt.get("code_differs"))
-        pairs = {name: " → ".join(str(value)[:12] for value in as_list(pair)) for name, pair in changed.items()}
-        difference = "; ".join(f"{name}: {pair}" for name, pair in pairs.items())
+        pairs = [f"{name}: {' → '.join(str(value)[:12] for value in as_list(of))}" for name, of in changed.items()]
         host, job = as_mapping(attempt.get("hardware")).get("host"), as_mapping(attempt.get("slurm")).get("job_id")
         columns = [attempt.get("started_utc"), host, job, attempt.get("command")]
-        difference = difference or ("" if number == 1 else "nothing that counts")
+        difference = "; ".join(pairs) or "nothing that counts" * (number > 1)
         rows.append((number, *(value or "" for value in columns), difference))
     contents = as_mapping(record.get("contents"))
     code = {"command": first.get("command") or NOT_RECORDED, "commit": NOT_RECORDED, **as_mapping(first.get("code"))}
@@ -274,7 +248,7 @@ def _facts(recorded: Mapping[str, Any]) -> dict[str, object]:
 def write_runs_index(runs_dir: Path) -> Path:
     """Write ``index.html``, the list of all runs in ``runs_dir``, newest first, and return its path.
 
-    If an experiment has a comparison or an ensemble, its runs are listed together below links to these.
+    Comparisons and ensembles are linked above the list.
 
     Raises:
         DataError: there is another file of this name; it is not overwritten.
@@ -284,19 +258,10 @@ def write_runs_index(runs_dir: Path) -> Path:
     if output.is_file() and b"<title>FVC runs</title>" not in output.read_bytes()[:4096]:
         raise DataError(f"{output}: is no list of runs, and is left as it is. Move it away, or the runs elsewhere.")
     runs = list_runs(runs_dir)[::-1]
-    links: dict[str, list[tuple[str, str]]] = {}
-    for experiment in {run.experiment for run in runs}:
-        folder = runs_dir / experiment
-        pages = sorted((*folder.glob("comparison*/comparison.html"), *folder.glob("*/ensemble.html")))
-        links[experiment] = [(_address(path, runs_dir), path_to_text(path.parent.name)) for path in pages]
-    parts: dict[str, list[RunPaths]] = {}  # in the order of the newest run of each
-    for run in runs:
-        parts.setdefault(run.experiment if links[run.experiment] else "", []).append(run)
-    blocks = []
-    for experiment, part in parts.items():
-        rows = [_row(run, runs_dir, mark) for run, mark in zip(part, naming.run_marks(part), strict=True)]
-        blocks.append({"experiment": path_to_text(experiment), "comparisons": links.get(experiment), "rows": rows})
-    write_page(output, "FVC runs", render("index.html", heads=_HEADS, num_runs=len(runs), blocks=blocks))
+    pages = sorted((*runs_dir.glob("*/comparison*/comparison.html"), *runs_dir.glob("*/*/ensemble.html")))
+    links = [(_address(page, runs_dir), path_to_text(str(page.parent.relative_to(runs_dir)))) for page in pages]
+    rows = [_row(run, runs_dir, mark) for run, mark in zip(runs, naming.run_marks(runs), strict=True)]
+    write_page(output, "FVC runs", render("index.html", heads=_HEADS, rows=rows, links=links))
     return output
 
 
@@ -304,15 +269,8 @@ def _row(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> Markup:
     try:
         headline = headlines.run_headline(run)
         report = _address(run.report_html, runs_dir) if run.report_html.is_file() else ""
-        records = []  # short name (``04·0``), address of the section in the report, and whether it is partial
-        for key, record in records_of(run).items() if report else ():
-            stage, _, fold = key.rpartition("_fold_")
-            short = key.partition("_")[0] + (f"·{fold}" if stage and fold.isdecimal() else "")
-            address = f"{report}#section-{quote(path_to_text(key))}"
-            records.append((path_to_text(short), address, _PARTIAL in record.name))
         return render(
-            "index_row.html", trouble="", headline=headline, size_bytes=size_of(run.root), report=report,
-            records=records, title=" · ".join(filter(None, mark)),
+            "index_row.html", trouble="", headline=headline, report=report, title=" · ".join(filter(None, mark)),
             about=" · ".join(filter(None, (headline.experiment, time_text(headline.started_utc)))),
             damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
         )  # fmt: skip
@@ -343,8 +301,7 @@ def summary_lines(run: RunPaths) -> list[str]:
         sentence, leaks = headline.verdict.sentence, headline.measure.leaks
         sentences = (sentence, *[leaks] * (leaks not in sentence), *headline.cautions)
         lines += ["", *(f"  {each}" for each in sentences)]
-    facts = () if headline.earlier else _results_facts(run)
-    lines += ["", *(f"  {name:<30} {clean_text(text)}" for name, text in facts), *([""] if facts else [])]
+    lines.append("")
     if headline.num_samples is not None:
         counted = f"{headline.num_samples} in {headline.num_groups} groups"
         lines += [f"  {headline.measure.one + 's':<13} {counted}", *_not_used(run)]
