@@ -148,8 +148,8 @@ def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"the .{kind} is there more than once, or has more than {_TEXTS[kind]:,} bytes")
         cells[f".{kind}"] = member.read().decode("utf-8-sig").strip()
     document = json.loads(cells.pop(".json", "{}"))
-    if not isinstance(document, dict):
-        raise ValueError("the .json holds no object")
+    if not isinstance(document, dict) or len({name.lower() for name in document}) < len(document):
+        raise ValueError("the .json holds no object, or a name in two spellings")
     cells |= {name.lower(): str(value) for name, value in document.items() if isinstance(value, str | int | float)}
     "".join((*cells, *cells.values())).encode()  # half of a pair such as "\\ud800" is no text
     return cells

@@ -153,6 +153,7 @@ def test_a_label_is_read_where_it_is_clear_and_refused_where_it_is_not(tmp_path,
     [
         ([("a.cls", b"real"), ("a.cls", b"fake")], ".cls is there more than once"),
         ([("a.cls", b"real"), ("a.CLS", b"fake")], ".cls is there more than once"),
+        ([("a.json", b'{"label": "real", "Label": "fake"}')], "a name in two spellings"),
         ([("a.json", b'{"label": "real"}'), ("./a.json", b'{"label": "fake"}')], ".json is there more than once"),
         ([("a.cls", b"fake"), ("a.mp4", b"other")], "'a.mp4' in 0.tar is there more than once"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from PIL import Image
@@ -135,7 +136,9 @@ def _image(tasks: TinyTasks) -> ImageTask:
     values[6::9] = np.nan
     classes = np.where(numbers % 11 == 3, -1, numbers % 3)
     ids = tuple(f"picture{number:03d}" for number in numbers)
-    records = ImageRecords(ids, ids, tuple(f"{name}.png" for name in ids), classes, values)
+    records = ImageRecords(
+        pl.DataFrame({"image_id": ids, "group_id": ids, "path": [f"{name}.png" for name in ids]}), classes, values
+    )
     training, validation = _rows(records, 0, tasks.rows), _rows(records, tasks.rows, len(numbers))
     labels = labels_of_training(("a", "b", "c"), ("calories", "mass"), ("kcal", "g"), training.values)
     mixing = MixSettings(share=0.5, mixup_alpha=0.4, cutmix_alpha=1.0)
@@ -149,7 +152,7 @@ def _image(tasks: TinyTasks) -> ImageTask:
 def _rows(records: ImageRecords, start: int, stop: int) -> ImageRecords:
     part = slice(start, stop)
     return ImageRecords(
-        records.image_ids[part], records.group_ids[part], records.paths[part], records.class_indices[part],
+        records.table[part], records.class_indices[part],
         records.values[part],
     )  # fmt: skip
 

@@ -134,8 +134,9 @@ def test_balancing_weights_give_classes_equal_influence(corpus):
 def test_a_picture_that_breaks_while_training_is_named(tmp_path):
     corpus = (tmp_path, *image_tables(tmp_path, (6, 3, 3)))
     data = dataset(corpus)
-    (tmp_path / data.records.paths[2]).write_bytes(b"no picture")
-    with pytest.raises(StillImageError, match=data.records.paths[2]):
+    path = data.records.table["path"][2]
+    (tmp_path / path).write_bytes(b"no picture")
+    with pytest.raises(StillImageError, match=path):
         data[2]
 
 

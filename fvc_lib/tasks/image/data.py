@@ -88,25 +88,22 @@ def labels_of_training(
     return ImageLabels(classes, targets, units, tuple(means.tolist()), tuple(deviations.tolist()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ImageRecords:
     """N pictures in the order of their ids.
 
     Attributes:
-        image_ids, group_ids: N ids each.
-        paths: N paths relative to the corpus's root, as text for the tables.
+        table: N rows of image_id, group_id and path, which is relative to the corpus's root, as text for the tables.
         class_indices: int64 (N,), indices into ``ImageLabels.classes``; -1 where no class is known.
         values: float64 (N, T) in the targets' units; NaN where not known.
     """
 
-    image_ids: tuple[str, ...]
-    group_ids: tuple[str, ...]
-    paths: tuple[str, ...]
+    table: pl.DataFrame
     class_indices: IntArray
     values: FloatArray
 
     def __len__(self) -> int:
-        return len(self.image_ids)
+        return self.table.height
 
 
 @dataclass(frozen=True)
@@ -146,9 +143,7 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
             raise DataError(f"images: no picture with a class or a number in the {name} part. Add more groups.")
         numbers = part.select(pl.col(values).cast(pl.Float64).fill_null(np.nan)).to_numpy()
         parts[name] = ImageRecords(
-            image_ids=tuple(part["image_id"]),
-            group_ids=tuple(part["group_id"]),
-            paths=tuple(part["path"]),
+            table=part.select("image_id", "group_id", "path"),
             class_indices=part["index"].to_numpy(),
             values=np.ascontiguousarray(numbers).reshape(part.height, len(values)),
         )
@@ -160,7 +155,7 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
         )
     labels = labels_of_training(classes, tuple(units), tuple(units.values()), train.values)
     content = [
-        [part, records.image_ids, records.class_indices.tolist(), records.values.tobytes().hex()]
+        [part, records.table["image_id"].to_list(), records.class_indices.tolist(), records.values.tobytes().hex()]
         for part, records in parts.items()
     ]
     fingerprint = sha256_of_json([classes, units, content])
@@ -300,7 +295,7 @@ class ImageDataset:
             own["class_target"] = mixed_target(own["class_target"], other["class_target"], mix)
             own["known"] = own["known"] * other["known"]
             own["values"] = own["known"] * mixed_target(own["values"], other["values"], mix)
-        return Sample(self.records.image_ids[index], own)
+        return Sample(self.records.table["image_id"][index], own)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the samples of ``indices`` as one batch."""
@@ -317,7 +312,7 @@ class ImageDataset:
         if self.class_weights is not None:
             class_target *= torch.from_numpy(self.class_weights).float()
         training = self.mixing is not None
-        path = self.root / path_from_text(self.records.paths[index])
+        path = self.root / path_from_text(self.records.table["path"][index])
         pixels = decode_image(path, shortest_side=decoded_side(self.size, training=training))
         picture = torch.from_numpy(pixels).permute(2, 0, 1)
         if training:
@@ -334,7 +329,7 @@ class ImageDataset:
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
         """Return a generator seeded by ``purpose``, seed, picture and epoch; order, process and batch do not matter."""
-        image_id = self.records.image_ids[index]
+        image_id = self.records.table["image_id"][index]
         return np.random.default_rng(stable_seed(f"image {purpose}", self.seed, image_id, self.epoch))
 
 

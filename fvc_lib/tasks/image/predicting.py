@@ -52,7 +52,7 @@ class ImagePredictor(OneNetwork):
     def __init__(self, trained: Trained, labels: ImageLabels) -> None:
         super().__init__(trained)
         self.labels = labels
-        nothing = ImageRecords((), (), (), np.empty(0, np.int64), np.empty((0, len(labels.targets))))
+        nothing = ImageRecords(pl.DataFrame(), np.empty(0, np.int64), np.empty((0, len(labels.targets))))
         dataset = ImageDataset(Path(), nothing, labels, self.config.image_size)
         self.task = ImageTask(dataset, dataset, self.config)
         self.network = self._build(self.task.build_model)

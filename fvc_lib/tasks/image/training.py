@@ -324,7 +324,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
     """Return the table IMAGE_PREDICTIONS with a row for each of ``records`` that has a class, in their order."""
     classes, names = scores.classes(), np.array(scores.labels.classes, dtype=object)
-    table = _identity(records)[classes.rows].with_columns(
+    table = records.table[classes.rows].with_columns(
         class_label=pl.Series(names[classes.class_indices].tolist(), dtype=pl.String),
         predicted_label=pl.Series(names[classes.predicted].tolist(), dtype=pl.String),
         probability=pl.Series(classes.probabilities),
@@ -338,12 +338,8 @@ def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFra
     parts = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
     for place, (name, unit) in enumerate(zip(scores.labels.targets, scores.labels.units, strict=True)):
         rows, _, predicted = scores.target(name)
-        table = _identity(records)[rows].with_columns(
+        table = records.table[rows].with_columns(
             target=pl.lit(name), unit=pl.lit(unit), value=records.values[rows, place], predicted=predicted
         )
         parts.append(tables.frame_of(table.to_dict(), tables.TARGET_PREDICTIONS))
     return pl.concat(parts)
-
-
-def _identity(records: ImageRecords) -> pl.DataFrame:
-    return pl.DataFrame({"image_id": records.image_ids, "group_id": records.group_ids, "path": records.paths})
