@@ -356,12 +356,7 @@ class CheckpointFolder:
 
     def _write_best(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> None:
         if best_model:
-            description = {
-                "best_epoch": best_epoch,
-                "config_hash": atomic_files.sha256_of_json(dict(self._binding.config)),
-                "data_fingerprint": self._binding.data_fingerprint,
-            }
-            write_weights_with_digest(self.folder / BEST, best_model, description)
+            write_weights_with_digest(self.folder / BEST, best_model, {})
         self._best_epoch_on_disk = best_epoch
 
     def drop_previous(self) -> None:

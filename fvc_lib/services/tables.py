@@ -151,13 +151,13 @@ def _table(name: str, key: list[str] | None = None, /, **columns: str | pa.Colum
 _OF_VIDEO = {"video_id": "text unique", "group_id": "word", "label": "real|fake", "fold": "count"}
 
 
-# Of the stream's packets, one a coded frame; what each means says ``video.decode.packets.PacketFacts``.
+# Facts about the stream's packets, one per coded frame; ``video.decode.packets.PacketFacts`` explains them.
 _OF_PACKETS = (
     "packet_bytes_mean", "packet_bytes_std", "packet_bytes_p10", "packet_bytes_median", "packet_bytes_p90",
     "key_bytes_ratio", "key_distance_mean", "key_distance_max", "reordered_share", "bits_per_second_std",
     "bits_per_second_max",
 )  # fmt: skip
-# Of task video
+# Tables of task video
 
 INDEX = _table(
     "index",
@@ -165,16 +165,16 @@ INDEX = _table(
     path="text unique",  # relative to the corpus root, with '/'
     label="real|fake",
     group_id="word",
-    source_id="text",  # the platform's id, or the path: what the label source calls the video
+    source_id="text",  # the video's name in the label source: the platform's id, or the path
     label_source="text",  # name of the layout: folder, manifest, fvc2018, faceforensics ...
-    corpus="text",  # what its corpus is called: FaceForensics++, or after the folder or manifest
+    corpus="text",  # name of its corpus: FaceForensics++, or the folder's or manifest's name
     stated_group="text null",  # the group the label source gave, before any were joined
     manipulation="text null",
     platform="text null",
-    generator="text null",  # what made a fake
+    generator="text null",  # the program that made a fake
     real_source="text null",  # where a real video was taken from
-    official_split="train|validation|test null",  # the corpus's own
-    attributes="text null",  # JSON object: what else the corpus says of it, for slices
+    official_split="train|validation|test null",  # stated by the corpus
+    attributes="text null",  # JSON object: further statements of the corpus, for slices
     codec="text",
     container="text",
     pixel_format="text null",
@@ -199,7 +199,7 @@ REJECTED = _table(
     row="int null",  # 1-based data row of the manifest that listed it
     label="text null",
     reason="text",  # one of a small vocabulary, for counting
-    detail="text",  # what exactly, and the remedy
+    detail="text",  # the exact problem and the remedy
 )
 
 FOLDS = _table(
@@ -207,7 +207,7 @@ FOLDS = _table(
     **_OF_VIDEO,
 )
 
-# Which part a video plays in each training of the run's protocol. FOLDS has those that are tested, and by which.
+# The part of each video in each training of the run's protocol. FOLDS has the tested videos and their training.
 PROTOCOL = _table(
     "protocol",
     ["fold", "video_id"],
@@ -215,7 +215,7 @@ PROTOCOL = _table(
     fold="count",  # number of the training
     target="text null",  # of a tested video: a corpus, a generator; null: none
     part="train|validation|test|left_out",
-    # Why it is left out; of another part that the corpus's own split has its group in several
+    # Why it is left out; of another part: the corpus's split has its group in several parts
     reason="text null",
     video_id="text",
     group_id="word",
@@ -229,7 +229,7 @@ AUGMENTED = _table(
     group_id="word",
     label="real|fake",
     augmentation_index="count",  # 0 is the original clip
-    operations="text",  # JSON: what was drawn, with parameters
+    operations="text",  # JSON: the drawn operations with their parameters
     settings_hash="text",
     clip_path="text",  # relative to the clip store
 )
@@ -240,15 +240,15 @@ SEEN_CLIPS = _table(
     group_id="word",
     label="real|fake",
     path="text",
-    clip="count",  # of the video's clips, from 0
+    clip="count",  # number among the video's clips, from 0
     num_source_frames="positive",
     **dict.fromkeys(("first_frame", "middle_frame", "last_frame"), "count"),
     stride="count",  # 0: spread over the video
     num_repeated="count",  # frames that repeat the one before
-    # What is seen of the middle frame, as shares of the upright picture
+    # The part of the middle frame that the clip shows, as shares of the upright picture
     **dict.fromkeys(("left", "top"), "share"),
     **dict.fromkeys(("width", "height"), "above_0"),
-    note="text null",  # what was not as asked for
+    note="text null",  # deviation from the settings
 )
 
 
@@ -260,7 +260,7 @@ def _are_features(data: Any) -> bool:
 
 
 # One column per feature and way to pool it, as the families of ``fvc_lib/video/features/`` declare them: float32, null
-# where it could not be measured. A video of which nothing could be has a row of nulls.
+# where it could not be measured. A video without any measured feature has a row of nulls.
 FEATURES = pa.DataFrameSchema(
     {name: _column(_OF_VIDEO[name]) for name in ("video_id", "group_id", "label")},
     checks=pa.Check(_are_features, error="features are finite float32"),
@@ -272,13 +272,13 @@ PREDICTIONS = _table(
     **_OF_VIDEO,
     score="share",  # probability of fake
     threshold="share",  # chosen on inner validation, constant in a fold
-    # The network's output, brought to the share of fakes it was trained on; score = sigmoid(logit / temperature).
+    # The network's output, corrected for the share of fakes in training; score = sigmoid(logit / temperature).
     logit="finite",
     temperature="above_0",  # chosen on inner validation, constant in a fold
     # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
     control_score="share null",
     control_label="real|fake null",
-    # The same training on which of two sources a real comes from: its score, and 1 for the source with fewer videos.
+    # The same training on two sources of reals instead of labels: its score, and 1 for the source with fewer videos.
     source_score="share null",
     source_label="count null",
 )
@@ -293,18 +293,18 @@ FINAL_VALIDATION = _table(
     temperature="above_0",
 )
 
-# A run's verdicts on files; null is not known. No verdict: a failure, or a copy of a video of the run.
+# A run's verdicts on files; null: unknown. There is no verdict on a failure or a copy of a video of the run.
 VERDICTS = _table(
     "verdicts",
-    video_id="text null",  # of a video of the run its id there, else the content hash's beginning
+    video_id="text null",  # its id in the run if the run has it, else the beginning of its content hash
     path="text unique",  # absolute
     sha256="text null",
     score="share null",  # probability of fake, mean over folds
     score_low="number null",
-    score_high="number null",  # range over the folds' networks, where several judged
-    probability="share null",  # of fake, at the share asked for
+    score_high="number null",  # range over the folds' networks; null: one network
+    probability="share null",  # of fake, at the requested share of fakes
     verdict="real|fake|undecided null",
-    reasons="text",  # a sentence a line
+    reasons="text",  # one sentence per line
     model_id="text",  # the run, and a digest of its networks' weights
     failure="text null",
 )
@@ -317,12 +317,12 @@ ROBUSTNESS = _table(
     threshold="share",  # the fold's, as stored
     level="text",  # undisturbed, or the recipe's name
     kind="text",  # levels of one kind differ in strength only
-    score="share null",  # null: see failure
+    score="share null",  # null: ``failure`` has the reason
     logit="finite null",
     failure="text null",  # why there is no score
 )
 
-# Of each level and metric, on the videos that have a score both undisturbed and at the level.
+# One row per level and metric, on the videos that have a score both undisturbed and at the level.
 ROBUSTNESS_RESULTS = _table(
     "robustness_results",
     ["level", "metric"],
@@ -332,8 +332,8 @@ ROBUSTNESS_RESULTS = _table(
     metric="text",
     value="number null",
     low="number null",
-    high="number null",  # interval over groups, where it was made
-    # The same metric of the same videos, and value minus that, paired
+    high="number null",  # interval over groups; null: none was computed
+    # The metric of the same videos undisturbed, and the paired difference ``value - undisturbed``
     undisturbed="number null",
     difference="number null",
     difference_low="number null",
@@ -343,7 +343,7 @@ ROBUSTNESS_RESULTS = _table(
     num_videos="count",
     num_groups="count",
     num_failed="count",  # videos that have no score at the level
-    trial="text null",  # that it is of a trial on a part of the corpus
+    trial="text null",  # a sentence if the run is a trial on a part of the corpus
 )
 
 # Logits of a fold's network on the inner validation videos that chose its epoch, temperature and threshold; ``fold``
@@ -355,7 +355,7 @@ VALIDATION_PREDICTIONS = _table(
     temperature="above_0",
 )
 
-# Every video that was tested, mistakes first, the furthest from their threshold before the others.
+# Every tested video: mistakes first, sorted by descending distance from the threshold.
 SCORES = _table(
     "scores",
     path="text",
@@ -366,10 +366,10 @@ SCORES = _table(
     is_right="flag",
     score_std="number null",  # over runs that differ in their seed alone; null: one run
     num_seeds="positive",
-    trial="text null",  # that it is of a trial on a part of the corpus
+    trial="text null",  # a sentence if the run is a trial on a part of the corpus
 )
 
-# A strip of frames of some of them, for the report.
+# A strip of frames of the first of them, for the report.
 VIDEO_FRAMES = _table("video_frames", video_id="text unique", group_id="word", jpeg_base64="text")
 
 RESULTS = _table(
@@ -386,18 +386,18 @@ RESULTS = _table(
     num_groups="int",
 )
 
-# Of a bundle: the out-of-fold scores, and by what its run's videos are known again. Groups are numbers.
+# For a bundle: out-of-fold scores, and hashes that identify the run's videos. Groups are numbers.
 KNOWN_VIDEOS = _table(
     "known_videos",
     group_id="word",
     label="real|fake",
     content_sha256="sha256",
     perceptual_hash="text null",
-    fold="count null",  # whose network had not seen it; null: no score is stored
+    fold="count null",  # the fold whose network had not seen it; null: no score is stored
     score="share null",
     logit="finite null",
     temperature=pa.Column(pl.Float64, pa.Check.in_range(1e-6, 1e6), nullable=True),
-    # Calibrated log odds of fake by the network of all groups, where the video chose its epoch; null: not known.
+    # Calibrated log odds of fake by the network of all groups, if the video chose its epoch; else null.
     final_logit="finite null",
 )
 KNOWN_FILES = _table("known_files", content_sha256="sha256 unique", part="train|validation|test")
@@ -420,13 +420,13 @@ GROUP_LINKS = _table(
 ANNOTATIONS = _table(
     "annotations",
     source_id="text",
-    origin="text",  # the table it stands in
+    origin="text",  # path of the label table
     row="positive",  # 1-based data row
-    label="text null",  # as it stands there, in lower case
+    label="text null",  # as in the table, in lower case
     stated_group="text null",
-    group_id="word",  # after all that the annotations alone join
+    group_id="word",  # after joining groups by the annotations alone
     platform="text null",
-    is_present="flag",  # there is a file for it
+    is_present="flag",  # whether its file exists
 )
 
 SLICES = _table(
@@ -441,25 +441,25 @@ SLICES = _table(
     num_real="int",
     num_fake="int",
     num_groups="positive",
-    is_small="flag",  # too few groups of a class for its number to say much
+    is_small="flag",  # too few groups of a class for a reliable number
 )
 
 LEAKAGE_AUDIT = _table(
     "leakage_audit",
     check="text",
-    count="int null",  # what was counted, where something was
-    number="number null",  # a metric, where one was computed
+    count="int null",  # null: nothing was counted
+    number="number null",  # a metric; null: none was computed
     finding="text",  # one sentence
-    passed="flag null",  # null: for information, nothing to pass
+    passed="flag null",  # null: for information only
 )
 
-# Of the tasks with one split instead of folds, made of whole groups like those; what cannot be used is in REJECTED
+# Tables of tasks with one split of whole groups instead of folds; REJECTED has the unusable samples
 
 IMAGES = _table(
     "images",
     image_id="id unique",  # from content
     path="text unique",  # relative to the corpus root, with '/'
-    class_label="text null",  # null: the corpus says none of this image
+    class_label="text null",  # null: the corpus states none
     group_id="word",  # dish, stated group or content: never on both sides of the split
     part="train|validation|test",
     split_source="official|made",
@@ -470,7 +470,7 @@ IMAGES = _table(
     content_sha256="sha256",
 )
 
-# Known numbers only: an image without a row for a target has no such number.
+# Known numbers only: an image has no row for a target whose number is unknown.
 IMAGE_TARGETS = _table(
     "image_targets",
     ["image_id", "target"],
@@ -481,7 +481,7 @@ IMAGE_TARGETS = _table(
     value="finite",
 )
 
-# Of the test part, images with a class.
+# Test images with a class.
 IMAGE_PREDICTIONS = _table(
     "image_predictions",
     image_id="text unique",
@@ -493,7 +493,7 @@ IMAGE_PREDICTIONS = _table(
     rank_of_class="positive",  # 1: top-1; ties count against the model
 )
 
-# Of the test part, where the number is known.
+# Test images with a known number.
 TARGET_PREDICTIONS = _table(
     "target_predictions",
     ["image_id", "target"],
@@ -506,13 +506,13 @@ TARGET_PREDICTIONS = _table(
     predicted="finite",
 )
 
-# One row per pair of a video and a text: many to many.
+# One row per pair of a video and a text; the relation is many to many.
 VIDEO_TEXTS = _table(
     "video_texts",
     pair_id="text unique",
     video_id="id",  # from content, as in tables.INDEX
     path="text",  # relative to the manifest, with '/'
-    text_id="text",  # from the text: equal texts are one
+    text_id="text",  # from the text: equal texts have one id
     text="word",
     group_id="word",
     part="train|validation|test",
@@ -522,7 +522,7 @@ VIDEO_TEXTS = _table(
     content_sha256="sha256",
 )
 
-# Of the test part: the rank of the first match of each query.
+# The rank of the first match of each test query.
 RETRIEVAL_RANKS = _table(
     "retrieval_ranks",
     ["direction", "query_id"],
@@ -543,7 +543,7 @@ CAPTIONS = _table(
     references="text",  # the video's texts, one per line
 )
 
-# Long, like tables.RESULTS.
+# In long form, like RESULTS.
 TASK_RESULTS = _table(
     "task_results",
     ["source", "subject", "metric"],
@@ -553,7 +553,7 @@ TASK_RESULTS = _table(
     unit="text",  # kcal, g, or empty for a number without one
     value="number null",
     low="number null",
-    high="number null",  # interval over groups, where it was made
+    high="number null",  # interval over groups; null: none was computed
     num_samples="int",
     num_groups="int",
 )
