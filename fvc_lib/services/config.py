@@ -52,6 +52,7 @@ from fvc_lib.services.tasks import (
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
 _CLIPS, _LABELLED = ("video", "video_text"), ("video", "image")
 _TRAINS = (FOLD_TRAINING, FINAL_TRAINING)
+Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 CROP_MARGIN = 0.3  # share by which the side of a crop grows
 # Faster rates repeat frames of slow videos, and that becomes the label: at 25 a second the metadata of generated videos
 # of 8 and filmed ones of 25 to 30 told them apart with AUC 0.98 (0.94 at 10), at 8 with 0.51.
@@ -71,7 +72,7 @@ class RunConfig(BaseModel):
     corpus: str = field(
         "", "data", "folder, manifest, tar or pattern of tars; empty: the sample corpus", hashed=False, path=True
     )
-    more_corpora: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
+    more_corpora: Names = field(
         (), "data", "further corpora, indexed together with it: A,B", _VIDEO, hashed=False, path=True
     )
     allow_outside: bool = field(False, "data", "read listed files outside the corpus folder, and follow links")
@@ -113,7 +114,7 @@ class RunConfig(BaseModel):
         KFOLD, "weights", f"which videos train and which test: {', '.join(PROTOCOLS)}", _VIDEO, neutral=KFOLD,
         stages=(FOLD_ASSIGNMENT, KFOLD_RESULTS),
     )  # fmt: skip
-    target_corpora: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
+    target_corpora: Names = field(
         (), "weights", "names of the corpora that cross_corpus tests on; it trains on the others", _VIDEO, neutral=(),
         stages=(FOLD_ASSIGNMENT,),
     )  # fmt: skip
@@ -156,7 +157,7 @@ class RunConfig(BaseModel):
     )
     # Noise, blur, cutout, resampling and repeated frames imitate the traces of fakes. With all nine operations an
     # earlier network's AUC on the sample corpus fell from 0.97-0.99 to 0.73-0.91.
-    augmentations: Annotated[tuple[str, ...], NameIn(AUGMENTATIONS), BeforeValidator(split_names)] = field(
+    augmentations: Annotated[Names, NameIn(AUGMENTATIONS)] = field(
         ("flip",), "weights", "operations a clip may receive: flip, affine, noise ...", _VIDEO, stages=(AUGMENTATION,)
     )
     # The stage that writes shards is skipped when a run is resumed, so another value needs a fork.
@@ -283,7 +284,7 @@ class RunConfig(BaseModel):
 
     # Images
     image_size: int = field(224, "weights", "side in pixels of an image", _IMAGE, ge=16, le=2048)
-    targets: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
+    targets: Names = field(
         (), "weights", "numeric columns to predict next to the class; empty: all; none: no regression", _IMAGE
     )
     backbone: Annotated[str, NameIn(BACKBONES)] = field(
