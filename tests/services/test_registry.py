@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fvc_lib.services.errors import StoppedError, UsageError
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import Registry
 
 SHAPES: Registry[object] = Registry("shape")
@@ -76,20 +76,6 @@ def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(f
     assert shapes().broken == {}
     with pytest.raises(UsageError, match=r"shape 'oval': its file .*oval\.py cannot be imported: ModuleNotFound"):
         shapes().get("oval")
-
-
-def test_a_signal_in_an_import_stops_and_is_not_called_a_broken_file(folder, monkeypatch):
-    def stop():
-        raise StoppedError("stopped by SIGUSR1")
-
-    write(folder / "slow.py", "import builtins", "builtins.in_the_import()", 'SHAPES.register("slow", 3)')
-    monkeypatch.setattr("builtins.in_the_import", stop, raising=False)
-    with pytest.raises(StoppedError):
-        shapes().get("slow")
-    assert shapes().broken == {}
-
-    monkeypatch.setattr("builtins.in_the_import", lambda: None)
-    assert shapes().get("slow") == 3
 
 
 def test_a_name_is_checked_without_importing_what_has_it(folder):
