@@ -15,9 +15,14 @@ from fvc_lib.services.atomic_files import atomic_output, sweep_temporaries, writ
 def test_a_failed_write_keeps_the_old_content_and_leaves_nothing(tmp_path):
     path = tmp_path / "state.json"
     path.write_bytes(b"old")
-    with pytest.raises(OSError, match="No space left") as caught, atomic_output(path) as temporary:
-        temporary.write_bytes(b"ne")
-        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write_half() -> None:
+        with atomic_output(path) as temporary:
+            temporary.write_bytes(b"ne")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_half()
     assert caught.value.filename == str(path)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
 
