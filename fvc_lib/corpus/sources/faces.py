@@ -103,14 +103,11 @@ def read_faceforensics(folder: Path) -> Listing:
         with annotations(path) as text:
             # Some copies of the lists hold 3 or "3" in place of "003".
             parts |= {str(name).zfill(3): part for one, other in json.loads(text) for name in (one, other)}
-    if (folder / "original_sequences/youtube").is_dir():
-        if not youtube:
-            notes.append(
-                "conversion_dict.json is not there: 23 sequences that share their YouTube videos with others stay in "
-                "groups of their own. Put it next to original_sequences."
-            )
-        if not parts:
-            notes.append("The lists train.json, val.json, test.json are not there, so there is no official split.")
+    if not youtube and (folder / "original_sequences/youtube").is_dir():
+        notes.append(
+            "conversion_dict.json is not there: 23 sequences that share their YouTube videos with others stay in "
+            "groups of their own. Put it next to original_sequences."
+        )
     wanted = "original_sequences/youtube/c23/videos/000.mp4 or manipulated_sequences/Deepfakes/c23/videos/000_003.mp4"
     describe = by_rules(FACEFORENSICS_RULES, wanted, parts, also=youtube)
     tops = ("original_sequences", "manipulated_sequences")
@@ -141,8 +138,6 @@ def read_deeperforensics(folder: Path) -> Listing:
     parts = {line.rsplit("/", 1)[-1]: part for part, path in lists.items() for line in read_lines(path)}
     both = command_text("-p", "corpus", "FACEFORENSICS", "-p", "more_corpora", "DEEPERFORENSICS")
     notes = [f"DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23. Give both: {both}"]
-    if not parts:
-        notes.append("lists/splits is not there, so there is no official split.")
     wanted, youtube = "VARIANT/target_actor such as 000_M101.mp4", _youtube_groups(folder)
     describe = by_rules(DEEPERFORENSICS_RULES, wanted, parts, also=youtube)
     return read_published(folder, "deeperforensics", ("manipulated_videos",), describe, notes)
@@ -179,7 +174,7 @@ def read_celeb_df(folder: Path) -> Listing:
     Raises:
         DataError: the list has a malformed line.
     """
-    name, notes = "List_of_testing_videos.txt", []
+    name = "List_of_testing_videos.txt"
     require(folder, "Celeb-DF", "Celeb-real")
     is_plus = first_of(folder, *(f"Celeb-synthesis/{each}" for each in _SCENARIOS)) is not None
     tested = dict[str, str]()
@@ -188,10 +183,7 @@ def read_celeb_df(folder: Path) -> Listing:
         if match is None:
             raise DataError(f"{name}: got the line {line!r}, wanted '1 YouTube-real/00170.mp4'. Fetch it again.")
         tested[match[1]] = "test"
-    if tested:
-        notes += listed_but_absent(folder, name, tested)
-    else:
-        notes.append(f"{name} is not there, so there is no official split.")
+    notes = listed_but_absent(folder, name, tested)
     if not (folder / "YouTube-real").is_dir():
         notes.append("YouTube-real is not there: 300 reals and a part of the official test are missing.")
     rules = [replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF_RULES]

@@ -31,6 +31,7 @@ from fvc_lib.services.registry import CORPORA
 
 PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names of published lists
 Describe = Callable[[str], Entry | Refusal | None]  # maps a path, as table text; None skips the file
+_NO_SPLIT = "There is no official split: its lists are not there, or the corpus has none."
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -154,7 +155,8 @@ def read_published(
             entries.append(described)
     # Some releases have their own lists among the videos.
     rejections.rows.extend(row for row in others.rows if not row[0].endswith((".json", ".jsonl", ".csv", ".txt")))
-    return listing_of_files(files, kind, entries, rejections, notes)
+    split = any(entry.official_split for entry in entries)
+    return listing_of_files(files, kind, entries, rejections, [*notes, *([] if split else [_NO_SPLIT])])
 
 
 def first_of(root: Path, *names: str) -> Path | None:
@@ -294,10 +296,9 @@ def read_aigvdbench(folder: Path) -> Listing:
         with annotations(path) as text:
             names = [json.loads(line)["Video_id"] for line in text.splitlines() if line.strip()]
             parts |= {name.rsplit("/", 1)[-1].removesuffix(".mp4"): part for name in names}
-    notes = [] if parts else ["train.jsonl, val.jsonl and test.jsonl are not there, so there is no official split."]
     wanted = "Real/YouTubeID_clip_AtoB.mp4, OpenSource/T2V/MODEL/NAME.mp4 or ClosedSource/MODEL/NAME.mp4"
     describe = by_rules(AIGVDBENCH_RULES, wanted, parts)
-    return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), describe, notes)
+    return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), describe)
 
 
 def _is_genvideo(folder: Path) -> bool:
