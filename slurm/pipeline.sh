@@ -9,7 +9,7 @@
 #   JOBS    how many folds at once (1)
 #   OPTION  of run_notebooks.py, for example -p corpus ~/videos: a new run, experiment job_ID; none: the sample corpus
 #           (not -p runs_dir, nor in a file of parameters: FVC_RUNS_DIR names the runs folder)
-# `run_notebooks.py --executor slurm --one-job` submits it with the settings of site.conf; without SLURM: bash pipeline.sh RUN
+# Without SLURM: bash pipeline.sh RUN
 # Straight through, in the checkout: USE_MLOPS_PIPELINE=false sbatch --mem=8G slurm/pipeline.sh [OPTION...]
 here=$(dirname "${BASH_SOURCE[0]}")
 [ -f "$here/common.sh" ] || here=${FVC_HOME:-${SLURM_SUBMIT_DIR:-$PWD}}/slurm # what sbatch is given it runs as a copy elsewhere

@@ -38,8 +38,7 @@ def test_a_submitted_run_has_the_ranks_that_a_node_of_the_site_has_gpus_for(tmp_
     site = tmp_path / "site.conf"
     site.write_text("GPUS=1\nRANKS_PER_NODE=6\n")
     monkeypatch.setenv("FVC_SITE", str(site))
-    for options, ranks in ((RunOptions(executor="slurm"), 6), (RunOptions(executor="slurm", one_job=True, jobs=2), 3)):
-        assert RunCommand(NOTEBOOKS, options, given(tmp_path, AUTO)).config.num_ranks == ranks
+    assert RunCommand(NOTEBOOKS, RunOptions(executor="slurm"), given(tmp_path, AUTO)).config.num_ranks == 6
 
 
 def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_gpus_and_a_fork_does_not(tmp_path, monkeypatch):

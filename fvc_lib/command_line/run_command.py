@@ -28,7 +28,6 @@ from fvc_lib.execution.slurm import (
     describe,
     output_of,
     plan_jobs,
-    plan_one_job,
     read_site,
     submission_text,
     submit,
@@ -73,7 +72,6 @@ class RunOptions:
     tasks: tuple[str, ...] | None = None
     jobs: int | None = None
     executor: Executor = "local"
-    one_job: bool = False
 
     @property
     def of_a_run(self) -> bool:
@@ -95,8 +93,6 @@ class RunOptions:
                 self.fork and not self.resume,
             "--tasks works on a part of one run, as a job does: --resume RUN --tasks KEY[,KEY].":
                 self.tasks and not (self.resume and alone),
-            "--one-job is about submitting: give --executor slurm as well.":
-                self.one_job and self.executor != "slurm",
         }  # fmt: skip
         for message, is_wrong in refusals.items():
             if is_wrong:
@@ -263,10 +259,7 @@ class RunCommand:
         return 0
 
     def _slurm_jobs(self, plan: Sequence[PlannedTask], site: Site) -> list[SlurmJob]:
-        tasks = [planned.task for planned in plan if planned.run]
-        if self.options.one_job:
-            return plan_one_job(tasks, self.config, site, at_once=self.options.jobs or 1)
-        return plan_jobs(tasks, self.config, site)
+        return plan_jobs([planned.task for planned in plan if planned.run], self.config, site)
 
     def _plan_of_resumed(self) -> list[PlannedTask]:
         """Record the attempt, then return the plan; called while the run is locked."""
@@ -310,9 +303,9 @@ def with_ranks(config: RunConfig, options: RunOptions) -> tuple[RunConfig, str]:
     """
     if options.executor != "slurm" or config.num_ranks != AUTO_RANKS:
         return ranks_chosen_here(config, options.jobs)
-    site, jobs = read_site(), (options.jobs or 1) if options.one_job else 1
+    site = read_site()
     num_gpus = (site.ranks_per_node or 1) if site.gpus else 0
-    return ranks_chosen(config, jobs, num_gpus, f"by GPUS and RANKS_PER_NODE of {site.path.name}")
+    return ranks_chosen(config, 1, num_gpus, f"by GPUS and RANKS_PER_NODE of {site.path.name}")
 
 
 def _refuse_broken_choice(config: RunConfig) -> None:

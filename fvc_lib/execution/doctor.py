@@ -12,7 +12,7 @@ from typing import Literal
 import psutil
 
 from fvc_lib.execution.run.record import gpus
-from fvc_lib.execution.slurm import SlurmError, has_command, output_of
+from fvc_lib.execution.slurm import SlurmError, output_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import memory_budget
@@ -115,7 +115,7 @@ def memory(config: RunConfig) -> Iterator[Finding]:
 
 def slurm(config: RunConfig) -> Iterator[Finding]:
     """Show the partitions of the cluster, if there is one."""
-    if not has_command("sbatch"):
+    if shutil.which("sbatch") is None:
         yield Finding("SLURM", "ok", "not on this machine; --executor slurm needs a cluster's login node")
         return
     try:

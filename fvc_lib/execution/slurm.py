@@ -25,11 +25,10 @@ from fvc_lib.execution.plan.stages import Task
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, did_you_mean
-from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
 SITE_VARIABLE = "FVC_SITE"
-PIPELINE = "pipeline"
 _COMMAND_SECONDS = 60
 # The states of a job that has ended, as squeue writes them.
 ENDED = frozenset(
@@ -140,19 +139,9 @@ class SlurmJob(BaseModel):
     nodes: int = 1  # number of nodes that the ranks are spread over
     gpus: int = 0  # on one node
     trains: bool = False
-    at_once: int = 1  # number of folds to train at once, if it is no array
     shards: int = 0  # number of shards of its only stage, one per array task; 0: the array has folds
     command: tuple[str, ...] = ()  # arguments of run_notebooks.py, if it runs no stage; without a shard's number
     job_id: str = ""  # SLURM's id of the job, or of the whole array
-
-    def task_of(self, fold: int | None) -> str:
-        """Return the name of the work of the job, or of its array task ``fold``.
-
-        The name is a task's key, a shard such as ``01_data_index_shard_3``, or stages separated by commas.
-        """
-        if self.shards:
-            return f"{self.stages[0]}_shard_{fold}"
-        return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
 
 
 def plan_jobs(
@@ -184,11 +173,11 @@ def plan_jobs(
             stage.name: {name_of[need] for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
             for stage in group
         }
-        shards = [_shards_job(stage, config, site) for stage in group if stage.name in sharded]
+        shards = [_shards_job(stage, config, site, site.shard_tasks) for stage in group if stage.name in sharded]
         for array in shards:
             add(array, before_of[array.stages[0]])
-        folds = _folds_of(group[0], tasks) if group[0].per_fold else None
-        whole = _job(name, group, config, site, folds=folds)
+        folds = sorted(task.fold for task in tasks if task.stage is group[0] and task.fold is not None)
+        whole = _job(name, group, config, site, folds=tuple(folds) if group[0].per_fold else None)
         add(whole, set().union(*before_of.values()), [array.name for array in shards])
     return jobs
 
@@ -212,10 +201,6 @@ def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[
     return [groups[key] for key in sorted(groups)]
 
 
-def _folds_of(stage: Stage, tasks: Sequence[Task]) -> tuple[int, ...]:
-    return tuple(sorted(task.fold for task in tasks if task.stage.name == stage.name and task.fold is not None))
-
-
 def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
     return list({task.stage.name: task.stage for task in tasks}.values())
 
@@ -227,31 +212,30 @@ def _job_name(group: Sequence[Stage]) -> str:
 
 def _job(
     name: str, group: Sequence[Stage], config: RunConfig, site: Site, *, folds: tuple[int, ...] | None = None,
-    at_once: int = 1, ranks: int | None = None,
+    ranks: int | None = None,
 ) -> SlurmJob:  # fmt: skip
     """Return a job for the stages ``group``; only a job that trains gets several ranks and GPUs."""
     trains = any(stage.trains for stage in group)
     ranks = ranks or (config.num_ranks if trains else 1)
     nodes = -(-ranks // (site.ranks_per_node or ranks))
-    processes = -(-ranks // nodes) * at_once
+    processes = -(-ranks // nodes)
     return SlurmJob(
         name=name,
         stages=tuple(stage.name for stage in group),
         folds=folds,
         memory_mib=site.memory * processes,
-        cpus=site.cpus * at_once,
+        cpus=site.cpus,
         ranks=ranks,
         nodes=nodes,
         gpus=site.gpus * processes if trains else 0,
         trains=trains,
-        at_once=at_once,
     )
 
 
-def _shards_job(stage: Stage, config: RunConfig, site: Site) -> SlurmJob:
-    folds = tuple(range(site.shard_tasks))
+def _shards_job(stage: Stage, config: RunConfig, site: Site, num_shards: int) -> SlurmJob:
+    folds = tuple(range(num_shards))
     job = _job(f"{stage.name}_shards", [stage], config, site, folds=folds, ranks=1)
-    return job.model_copy(update={"shards": len(folds)})
+    return job.model_copy(update={"shards": num_shards})
 
 
 def jobs_of_files(
@@ -269,28 +253,8 @@ def jobs_of_files(
     whole = _job(stage.name, [stage], config, site, ranks=1).model_copy(update={"command": tuple(command)})
     if (shards := min(site.shard_tasks, num_files)) < 2:
         return [whole]
-    array = _shards_job(stage, config, site.model_copy(update={"shard_tasks": shards}))
-    array = array.model_copy(update={"command": (*command, "--shard")})
+    array = _shards_job(stage, config, site, shards).model_copy(update={"command": (*command, "--shard")})
     return [array, whole.model_copy(update={"after": (array.name,)})]
-
-
-def plan_one_job(tasks: Sequence[Task], config: RunConfig, site: Site, *, at_once: int = 1) -> list[SlurmJob]:
-    """Return one job for all ``tasks`` that trains ``at_once`` folds at a time; none if there are no tasks.
-
-    Raises:
-        UsageError: several folds would train at once, each on several nodes, and would use the same GPUs.
-    """
-    if not tasks:
-        return []
-    stages = _stages_of(tasks)
-    folds = max((len(_folds_of(stage, tasks)) for stage in stages if stage.per_fold), default=1)
-    job = _job(PIPELINE, stages, config, site, at_once=max(1, min(at_once, folds)))
-    if job.at_once > 1 and job.nodes > 1 and job.gpus:
-        raise UsageError(
-            f"--one-job --jobs {at_once}: num_ranks {job.ranks} spreads every training over {job.nodes} nodes, and "
-            "trainings at once would share their GPUs. Leave --one-job out, so that every fold is a job, or --jobs."
-        )
-    return [job]
 
 
 # Batch scripts
@@ -351,17 +315,16 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -
 
 def _call(job: SlurmJob, run: RunPaths, scripts: Path) -> str:
     """Return the bash command that a job runs: a script in ``slurm/`` and its arguments."""
-    script, words, more = "stages", [run.root, *job.stages], ""
+
+    def quoted(script: str, *words: object) -> str:
+        return shlex.join(map(str, [scripts / script, *words]))
+
     if job.shards:
-        command = shlex.join(map(str, job.command or ("shard", run.root, job.stages[0])))
-        return f'{shlex.quote(str(scripts / "shards.sh"))} {job.shards} "$*" {command}'
+        command = job.command or ("shard", run.root, job.stages[0])
+        return f'{quoted("shards.sh", job.shards)} "$*" {shlex.join(map(str, command))}'
     if job.folds is not None:
-        script, words, more = "folds", [run.root, job.stages[0]], ' "$@"'
-    elif job.command:
-        script, words = "command", list(job.command)
-    elif job.name == PIPELINE:
-        script, words = "pipeline", [run.root, str(job.at_once)]
-    return shlex.join(map(str, [scripts / f"{script}.sh", *words])) + more
+        return f'{quoted("folds.sh", run.root, job.stages[0])} "$@"'
+    return quoted("command.sh", *job.command) if job.command else quoted("stages.sh", run.root, *job.stages)
 
 
 def sbatch_quoted(text: str) -> str:
@@ -379,11 +342,6 @@ def sbatch_quoted(text: str) -> str:
 
 
 # Commands of SLURM
-
-
-def has_command(name: str) -> bool:
-    """Return whether this machine has the command ``name``."""
-    return shutil.which(name) is not None
 
 
 def output_of(command: Sequence[str]) -> str:
@@ -414,14 +372,13 @@ def output_of(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of one job or array task."""
+    """The state of one job or array task, in SLURM's words."""
 
     job_id: str  # ``12``, or ``12_3`` of an array
     name: str  # the job's
-    task: str  # a task's key, or stages joined by a comma
-    state: str  # SLURM's word: ``PENDING``, ``RUNNING``, ``COMPLETED`` and so on
-    reason: str  # why it waits or ended so, in SLURM's word; may be empty
+    state: str  # ``PENDING``, ``RUNNING``, ``COMPLETED`` and so on
     nodes: str  # where it runs; may be empty
+    reason: str  # why it waits or ended so; may be ``None``
 
     @property
     def ended(self) -> bool:
@@ -429,8 +386,7 @@ class JobState:
         return self.state in ENDED
 
     def __str__(self) -> str:
-        where = f" on {self.nodes}" if self.nodes else ""
-        return f"job {self.job_id} ({self.name}): {self.state}{where}{f' ({self.reason})' if self.reason else ''}"
+        return f"job {self.job_id} ({self.name}): {self.state} {self.nodes} ({self.reason})"
 
 
 def submitted_jobs(run: RunPaths) -> list[SlurmJob]:
@@ -460,32 +416,16 @@ def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
         SlurmError: the queue does not answer, and ``must_answer`` is true.
     """
     jobs = submitted_jobs(run)
-    if not jobs or not has_command("squeue"):
+    if not jobs or shutil.which("squeue") is None:
         return []
     ids = ",".join(job.job_id for job in jobs)
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%N|%r"]
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%j|%T|%N|%r"]
     try:
-        return parse_queue(output_of(command), jobs)
+        return [JobState(*line.split("|", 4)) for line in output_of(command).splitlines()]
     except SlurmError as error:  # SLURM has forgotten a job, or does not answer
         if must_answer and "Invalid job id" not in str(error):
             raise
         return []
-
-
-def parse_queue(text: str, jobs: Sequence[SlurmJob]) -> list[JobState]:
-    """Parse the output of ``squeue --array --format=%i|%T|%N|%r``; drop lines of other jobs.
-
-    Array tasks that are not split off yet (``12_[4-9]``) are dropped as well.
-    """
-    states, by_id = [], {job.job_id: job for job in jobs}
-    for match in re.finditer(r"^(\d+)(?:_(\d+))?\|([^|]+)\|([^|]*)\|(.*)$", text, re.MULTILINE):
-        number, fold, state, nodes, reason = match.groups()
-        job = by_id.get(number)
-        if job is not None and (job.folds is None) == (fold is None):
-            job_id, task = (number, job.task_of(None)) if fold is None else (f"{number}_{fold}", job.task_of(int(fold)))
-            reason = "" if reason in {"None", "(null)"} else reason.strip()
-            states.append(JobState(job_id, job.name, task, state.strip(), reason, nodes.strip()))
-    return states
 
 
 def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
@@ -517,42 +457,31 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
         SlurmError: sbatch is missing or refused a job; the jobs submitted before it are cancelled.
         OSError: the run folder cannot be written.
     """
-    if alive := [state for state in job_states(run, must_answer=True) if not state.ended]:
-        numbers = " ".join(sorted({state.job_id.partition("_")[0] for state in alive}, key=int))
-        raise UsageError(
-            f"{run.run_id}: {len(alive)} of its jobs still wait or run. Wait, or end them: scancel {numbers}"
-        )
+    if alive := {state.job_id.partition("_")[0] for state in job_states(run, must_answer=True) if not state.ended}:
+        raise UsageError(f"{run.run_id}: jobs of it wait or run. Wait, or end them: scancel {' '.join(sorted(alive))}")
     texts = {script_path(job, run): render(job, run, site, home=home) for job in jobs}
     run.slurm.mkdir(exist_ok=True)  # SLURM writes the logs there, too, and drops a job whose log it cannot open
     for path, text in texts.items():
         write_text(path, text)
-    submitted: dict[str, SlurmJob] = {}
+    submitted: list[SlurmJob] = []
+    ids: dict[str, str] = {}
     try:
         for job in jobs:
-            ids = {name: done.job_id for name, done in submitted.items()}
             answer = output_of(sbatch_command(job, run, ids))
-            job_id = answer.rpartition("\n")[2].partition(";")[0]  # a cluster's name may follow
-            if not job_id.isdecimal():
-                raise SlurmError(f"sbatch answered {answer!r}, wanted a job's number.")
+            ids[job.name] = answer.rpartition("\n")[2].partition(";")[0]  # a cluster's name may follow
             needs, after = (tuple(ids[name] for name in names) for names in (job.needs, job.after))
-            submitted[job.name] = job.model_copy(update={"job_id": job_id, "needs": needs, "after": after})
-        every = [job.model_dump(mode="json") for job in (*submitted_jobs(run), *submitted.values())]
+            submitted.append(job.model_copy(update={"job_id": ids[job.name], "needs": needs, "after": after}))
+        every = [job.model_dump(mode="json") for job in (*submitted_jobs(run), *submitted)]
         write_json(run.slurm / "submitted.json", {"jobs": every})
     except (SlurmError, OSError, DataError) as error:
-        made = " ".join(job.job_id for job in submitted.values())
-        fate = f"Jobs {made}, submitted before, were cancelled." if made else "Nothing was submitted."
-        try:
-            if made:
-                output_of(["scancel", *made.split()])
-        except SlurmError as second:
-            fate = f"Jobs {made} were submitted before and could not be cancelled ({second})."
-        raise SlurmError(f"{error} {fate} The settings are in {site.path}.") from error
-    return list(submitted.values())
+        if ids:
+            output_of(["scancel", *ids.values()])
+        cancelled = f"Jobs {' '.join(ids.values())}, submitted before, were cancelled. " if ids else ""
+        raise SlurmError(f"{error} {cancelled}The settings are in {site.path}.") from error
+    return submitted
 
 
 def submission_text(job: SlurmJob) -> str:
     """Return one line that describes a submitted job: id, dependencies, name, size of the array, and memory."""
-    before = (*job.needs, *job.after)
-    after = f" after {', '.join(before)}" if before else ""
-    tasks = "" if job.folds is None else f", {len(job.folds)} {'shards' if job.shards else 'folds'}"
-    return f"job {job.job_id}{after}: {job.name}{tasks}, {job.memory_mib} MiB"
+    before = ", ".join((*job.needs, *job.after)) or "no other"
+    return f"job {job.job_id} after {before}: {job.name}, {len(job.folds or (0,))} tasks of {job.memory_mib} MiB"

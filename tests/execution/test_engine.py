@@ -69,15 +69,6 @@ def test_a_cell_that_fails_is_papermills_error_and_the_runs_failure(run, tmp_pat
     assert (tmp_path / "out.ipynb").is_file()
 
 
-def test_a_killed_kernel_is_an_error_and_never_completed(run, tmp_path):
-    with pytest.raises(PapermillExecutionError, match="SIGKILL"):
-        execute(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "1")
-    assert read_status(run).stages[STAGE].exit_code == 137
-    states = [cell["metadata"]["papermill"].get("status") for cell in json.loads(
-        run.partial_notebook(STAGE).read_text())["cells"] if "papermill" in cell["metadata"]]  # fmt: skip
-    assert states[-2:] == ["failed", "pending"]
-
-
 def test_one_fold_is_one_task_and_outputs_that_are_missing_are_an_error(run, tmp_path):
     fold = "fold: int = 0\n"
     with pytest.raises(PapermillException, match="04_fold_training_fold_1 did not run to its end"):

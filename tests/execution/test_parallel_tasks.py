@@ -80,21 +80,6 @@ def test_as_many_folds_run_at_once_as_there_are_jobs_and_no_more(make_project):
     assert max((run.tables / f"folds_{fold}.txt").read_text() for fold in range(4)) == "3"
 
 
-def test_kernels_that_run_at_once_plan_with_their_share_of_the_budget(make_project, start):
-    source = """
-from fvc_lib.services.memory import memory_budget
-output(f"folds_{fold}", memory_budget().describe())
-"""
-    project = folds(make_project, source, 2).with_config(mem_gb=6.0)
-    run = project.begin()
-    runner = start(run, project, 2)
-    shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
-    assert runner.returncode == 0, shown
-    for fold in range(2):
-        told = (run.tables / f"folds_{fold}.txt").read_text()
-        assert told == "memory budget: 3.00 GB (1/2 of 6.00 GB (mem_gb / FVC_MEM_GB))"
-
-
 def test_after_a_failure_what_runs_goes_on_to_its_end_and_nothing_new_begins(make_project):
     source = """
 import json, time
@@ -113,7 +98,7 @@ output(f"folds_{fold}", "whole")
     code, status, shown = project.execute(run, jobs=2)
     assert (code, status.state, status.exit_code) == (1, "failed", 1)
     assert states(run) == {"folds_fold_0": "failed", "folds_fold_1": "done", "folds_fold_2": "pending"}
-    assert "nothing new begins; what runs goes on to its end: folds_fold_1" in shown
+    assert "nothing new begins" in shown
     assert [p.task.key for p in project.plan(run) if p.run] == ["folds_fold_0", "folds_fold_2"]
 
 
@@ -128,7 +113,7 @@ def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twic
         os.kill(runner.pid, number)
     shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 75, shown
-    assert "asked to save and leave: folds_fold_0, folds_fold_1" in shown
+    assert shown.count("running tasks save and leave") == 1
     assert states(run) == {"folds_fold_0": "interrupted", "folds_fold_1": "interrupted", "folds_fold_2": "pending"}
     assert read_status(run).state == "requeue"
 
@@ -141,7 +126,7 @@ def test_the_second_signal_kills_them_all(make_project, start):
     kernels = psutil.Process(runner.pid).children()
     os.kill(runner.pid, signal.SIGINT)
     assert "at once" in runner.stdout.readline()
-    assert "SIGINT: asked to save and leave: folds_fold_0, folds_fold_1" in runner.stdout.readline()
+    assert "SIGINT: running tasks save and leave" in runner.stdout.readline()
     assert all(kernel.is_running() for kernel in kernels)
     os.kill(runner.pid, signal.SIGINT)
     shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
@@ -175,12 +160,15 @@ def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(ma
     assert [stage.attempts for stage in status.stages.values()] == [2, 2, 1]
 
 
-def test_each_fold_gets_an_equal_part_of_the_cores_however_many_train_at_once(make_project, monkeypatch):
+def test_each_fold_gets_an_equal_part_of_the_cores_and_of_the_memory(make_project, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(isolated_workers, "available_cores", lambda: 12)
-    say = "import os\noutput(f'folds_{fold}', os.environ.get('OMP_NUM_THREADS', '-'))"
-    project = make_project(per_fold=("folds",), folds=[say])
-    for jobs in (1, 2):
-        run = project.begin()
-        assert project.execute(run, jobs=jobs)[0] == 0
-        assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == {str(12 // project.config.num_folds)}
+    say = """
+import os
+from fvc_lib.services.memory import memory_budget
+output(f"folds_{fold}", f"{os.environ.get('OMP_NUM_THREADS')} {memory_budget().total_bytes}")
+"""
+    project = make_project(per_fold=("folds",), folds=[say]).with_config(mem_gb=6.0)
+    run = project.begin()
+    assert project.execute(run, jobs=2)[0] == 0
+    assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == {"6 3000000000"}

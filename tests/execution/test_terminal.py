@@ -23,25 +23,25 @@ def screen(monkeypatch) -> Screen:
 
 def test_live_lines_are_erased_before_anything_else_is_written(screen):
     terminal = Terminal(screen)
-    terminal.show({"a": "  a  65 s", "b": "  b"})
+    terminal.show(["  a  65 s", "  b"])
     assert screen.getvalue() == "  a  65 s\n  b"
     screen.truncate(screen.seek(0))
     terminal.line("stays")
     assert screen.getvalue() == "\r\x1b[1A\x1b[Jstays\n"
     screen.truncate(screen.seek(0))
-    terminal.show({"x": "x" * 300})
-    terminal.show({})
+    terminal.show(["x" * 300])
+    terminal.show([])
     assert screen.getvalue() == f"{'x' * 99}\r\x1b[J"
 
 
-def test_a_log_gets_a_plain_line_for_each_task_every_thirty_seconds():
+def test_a_log_gets_a_plain_line_for_each_task_every_thirty_seconds(monkeypatch):
     now, stream = 1000.0, io.StringIO()
-    terminal = Terminal(stream, clock=lambda: now)
+    monkeypatch.setattr("fvc_lib.execution.run.runner.time.monotonic", lambda: now)
+    terminal = Terminal(stream)
     for second in range(95):
         now = 1000.0 + second
-        terminal.show({"a": "a", **({"b": "b"} if second >= 20 else {})})
-    terminal.line("done")
-    assert stream.getvalue().splitlines() == ["a", "b", "a", "b", "a", "b", "done"]
+        terminal.show(["a", *(["b"] if second >= 20 else [])])
+    assert stream.getvalue().splitlines() == ["a", "b", "a", "b", "a", "b"]
 
 
 def test_a_reader_who_has_left_ends_nothing():

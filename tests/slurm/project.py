@@ -15,7 +15,7 @@ from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
-from fvc_lib.execution.slurm import Site, SlurmJob, plan_jobs, plan_one_job, read_site, submit
+from fvc_lib.execution.slurm import Site, SlurmJob, plan_jobs, read_site, submit
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
@@ -117,13 +117,11 @@ class Project:
         notebooks = read_notebooks(self.home / "notebooks", self.stages)
         return [each.task for each in make_plan(notebooks, self.config, run, stages=self.stages) if each.run]
 
-    def jobs(self, run: RunPaths, site: Site, *, one_job: bool = False) -> list[SlurmJob]:
-        if one_job:
-            return plan_one_job(self.left(run), self.config, site, at_once=2)
+    def jobs(self, run: RunPaths, site: Site) -> list[SlurmJob]:
         return plan_jobs(self.left(run), self.config, site, stages=self.stages)
 
-    def submit(self, run: RunPaths, site: Site, *, one_job: bool = False) -> list[SlurmJob]:
-        return submit(self.jobs(run, site, one_job=one_job), run, site, home=self.home)
+    def submit(self, run: RunPaths, site: Site) -> list[SlurmJob]:
+        return submit(self.jobs(run, site), run, site, home=self.home)
 
 
 def build_project(folder: Path, **values: object) -> Project:

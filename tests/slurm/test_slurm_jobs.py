@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
-from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
-from fvc_lib.execution.slurm import Site, jobs_of_files, plan_jobs, plan_one_job, render, sbatch_command
+from fvc_lib.execution.plan.stages import tasks_in_order
+from fvc_lib.execution.slurm import Site, jobs_of_files, plan_jobs, render, sbatch_command
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
@@ -103,21 +100,3 @@ def test_any_graph_becomes_jobs_in_an_order_that_keeps_every_need():
         assert {names.index(need) for need in (*job.needs, *job.after)} <= set(range(number))
     assert ("a", "c", "e") in [job.stages for job in jobs]
     assert {job.stages for job in jobs if job.folds} == {("b",), ("d",), ("g",)}
-
-
-def test_trainings_at_once_that_would_share_the_gpus_of_several_nodes_are_refused():
-    config, site = RunConfig(num_folds=3, num_ranks=4), Site(gpus=1, ranks_per_node=2)
-    tasks = all_tasks(config)
-    assert plan_one_job(tasks, config, site)[0].nodes == 2
-    assert plan_one_job(tasks, config, Site(ranks_per_node=2), at_once=2)[0].at_once == 2
-    with pytest.raises(UsageError, match=r"num_ranks 4 spreads every training over 2 nodes.*would share their GPUs"):
-        plan_one_job(tasks, config, site, at_once=2)
-
-
-@pytest.mark.parametrize(("asked", "at_once"), [(1, 1), (2, 2), (9, 3)])
-def test_one_job_for_all_asks_for_as_many_folds_as_train_at_once(asked, at_once):
-    site = Site(cpus=2, gpus=1, memory=1000)
-    (job,) = plan_one_job(all_tasks(), CONFIG, site, at_once=asked)
-    assert (job.at_once, job.cpus, job.gpus) == (at_once, 2 * at_once, at_once)
-    assert job.memory_mib == 1000 * at_once
-    assert job.stages == tuple(each.name for each in stages_of(CONFIG))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.plan.stages import tasks_in_order
-from fvc_lib.execution.slurm import Site, describe, plan_jobs, plan_one_job, render, sbatch_quoted
+from fvc_lib.execution.slurm import Site, describe, plan_jobs, render, sbatch_quoted
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -52,7 +52,7 @@ def test_ranks_are_tasks_spread_over_as_many_nodes_as_they_need():
 
 @pytest.mark.parametrize("name", ["a\nb", "a\\b"])
 def test_a_name_that_a_batch_script_cannot_hold_is_refused(name):
-    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE)
+    job, *_ = plan_jobs(tasks_in_order(CONFIG), CONFIG, SITE)
     with pytest.raises(UsageError):
         render(job, RunPaths(Path(f"/{name}/run_1")), SITE)
     with pytest.raises(UsageError):

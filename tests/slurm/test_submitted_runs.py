@@ -54,7 +54,7 @@ def test_a_run_in_parts_ends_as_one_under_plain_bash_its_folds_on_two_nodes_at_o
     assert project.left(run) == []
     assert project.submit(run, site) == []
     assert [state.state for state in job_states(run)] == ["COMPLETED"] * 4
-    assert {state.task for state in job_states(run)} == {"first", "train_fold_0", "train_fold_1", "last"}
+    assert {state.name for state in job_states(run)} == {"first", "train", "last"}
 
     assert submitted_jobs(run) == [first, train, last]
     assert beside.wait(600) == 0

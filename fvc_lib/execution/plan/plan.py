@@ -1,5 +1,6 @@
 """Decide which tasks a command runs and why, before anything is written."""
 
+import graphlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
 
 
 class Schedule:
-    """The unfinished tasks of a plan. A task is ready when every task that it needs is done.
+    """The unfinished tasks of a plan, in an order in which every task follows the tasks that it needs.
 
     Tasks that the plan does not run count as done.
 
@@ -128,25 +129,28 @@ class Schedule:
     """
 
     def __init__(self, plan: Sequence[PlannedTask], *, straight: bool = False) -> None:
-        needed = needed_tasks([planned.task for planned in plan], straight=straight)
-        self._left = {planned.task.key: planned.task for planned in plan if planned.run}  # in the plan's order
-        self._needs = {key: all_needed(needed, key) for key in self._left}
-        self._begun: set[str] = set()
+        self._left = {planned.task.key: planned.task for planned in plan if planned.run}
+        self._graph = graphlib.TopologicalSorter(needed_tasks([planned.task for planned in plan], straight=straight))
+        self._graph.prepare()
+        self._ready: list[str] = []
 
     @property
     def is_finished(self) -> bool:
         """Whether every task that is to run is done."""
         return not self._left
 
-    def ready(self) -> list[Task]:
-        """Return the tasks that may begin, in the plan's order."""
-        waiting = {key: task for key, task in self._left.items() if key not in self._begun}
-        return [task for key, task in waiting.items() if not self._needs[key] & self._left.keys()]
-
-    def begin(self, task: Task) -> None:
-        """Note that ``task`` has begun."""
-        self._begun.add(task.key)
+    def next(self) -> Task | None:
+        """Return a task whose needed tasks are all done; None if none may begin now. A task is returned once."""
+        self._ready += self._graph.get_ready()
+        while self._ready:
+            key = self._ready.pop(0)
+            if key in self._left:
+                return self._left[key]
+            self._graph.done(key)
+            self._ready += self._graph.get_ready()
+        return None
 
     def done(self, task: Task) -> None:
         """Note that ``task`` has succeeded."""
         del self._left[task.key]
+        self._graph.done(task.key)

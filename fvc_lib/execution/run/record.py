@@ -41,10 +41,8 @@ RECORDED_PACKAGES = (
 # Another version of these, another processor or another number of threads can change the order of additions.
 BITS_DEPEND_ON = ("python", "numpy", "torch")
 _SLURM = {
-    "job_id": "SLURM_JOB_ID", "array_job_id": "SLURM_ARRAY_JOB_ID", "array_task_id": "SLURM_ARRAY_TASK_ID",
-    "job_name": "SLURM_JOB_NAME", "cluster": "SLURM_CLUSTER_NAME", "partition": "SLURM_JOB_PARTITION",
-    "nodes": "SLURM_JOB_NODELIST", "tasks": "SLURM_NTASKS", "cpus_per_task": "SLURM_CPUS_PER_TASK",
-    "restarts": "SLURM_RESTART_COUNT",
+    "job_id": "SLURM_JOB_ID", "array_task_id": "SLURM_ARRAY_TASK_ID", "nodes": "SLURM_JOB_NODELIST",
+    "cpus_per_task": "SLURM_CPUS_PER_TASK",
 }  # fmt: skip
 
 
@@ -53,7 +51,7 @@ class CodeState:
     """The version of the code: a commit, and the patch of what has changed since."""
 
     commit: str | None = None  # full hash of HEAD; None outside a git checkout
-    branch: str | None = None  # None if HEAD is detached
+    branch: str | None = None  # ``HEAD`` if no branch is checked out
     changed_since_commit: bool | None = None
     patch: bytes = b""  # for ``git apply``; left out if it has more than 4 MiB
     problem: str | None = None  # why something is missing
@@ -70,10 +68,10 @@ def code_state(checkout: Path = CHECKOUT) -> CodeState:
     # Variables of a git command that started this process must not lead to another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
-    def git(*arguments: str, ended: tuple[int, ...] = (0,)) -> bytes:
+    def git(*arguments: str) -> bytes:
         command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
         done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=False, env=environ)
-        if done.returncode not in ended:
+        if done.returncode not in (0, 1 if "--no-index" in arguments else 0):
             raise OSError((done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"])[0])
         return done.stdout
 
@@ -86,12 +84,13 @@ def code_state(checkout: Path = CHECKOUT) -> CodeState:
         status = git("status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
         patch = git("diff", "HEAD", *plain)
         for name in git("ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE).split(b"\0")[:-1]:
-            patch += git("diff", "--no-index", *plain, "--", os.devnull, os.fsdecode(name), ended=(0, 1))
+            patch += git("diff", "--no-index", *plain, "--", os.devnull, os.fsdecode(name))
     except (OSError, subprocess.SubprocessError) as error:
         return CodeState(problem=str(error))
-    is_large = len(patch) > _LARGEST_PATCH_BYTES
-    problem = f"the patch has {len(patch) / 1e6:.1f} MB and is left out" if is_large else None
-    return CodeState(commit, None if branch == "HEAD" else branch, bool(status), b"" if is_large else patch, problem)
+    if len(patch) > _LARGEST_PATCH_BYTES:
+        problem = f"the patch has {len(patch) / 1e6:.1f} MB and is left out"
+        return CodeState(commit, branch, bool(status), b"", problem)
+    return CodeState(commit, branch, bool(status), patch)
 
 
 def versions() -> dict[str, str | None]:
@@ -252,25 +251,21 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
         record = read_run_record(run)
         worked = [attempt for attempt in record["attempts"] if not attempt["submits"]]
         before, then = bits_depend_on(worked[-1]) if worked and not submits else {}, bits_depend_on(now)
-        differs = {name: [before[name], then[name]] for name in before if before[name] != then[name]}
-        clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
-        if differs:
-            now["differs"] = differs
-            record["bit_equal_resume"] = False
-            record["bit_equal_resume_because"] = [*record.get("bit_equal_resume_because", []), *clauses]
-        last, digest = record["attempts"][-1]["code"], now["code"]["patch_sha256"]
-        codes = {name: [last[name], now["code"][name]] for name in ("commit", "patch_sha256")}
-        if other := {name: pair for name, pair in codes.items() if pair[0] != pair[1]}:
-            now["code_differs"] = other
+        if differs := {name: [before[name], then[name]] for name in before if before[name] != then[name]}:
+            now["differs"], record["bit_equal_resume"] = differs, False
+        last = record["attempts"][-1]["code"]
+        names = [name for name in ("commit", "patch_sha256") if last[name] != now["code"][name]]
+        if names:
+            now["code_differs"] = {name: [last[name], now["code"][name]] for name in names}
             if code.patch:
-                name = f"{run.code_patch.stem}_{digest[:8]}{run.code_patch.suffix}"
+                name = f"{run.code_patch.stem}_{now['code']['patch_sha256'][:8]}{run.code_patch.suffix}"
                 write_bytes(run.code_patch.with_name(name), code.patch)
         record["attempts"].append(now)
         # If the process is killed between the two writes, either version of params.yaml is accepted.
         params = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()
         write_document(run.run_json, {**record, "params_sha256": [params, content_hash(run.params_yaml)]})
         write_text(run.params_yaml, config.to_yaml())
-    return clauses
+    return [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
 
 
 def record_corpus(run: RunPaths) -> None:
@@ -305,18 +300,18 @@ def _indexed(run: RunPaths) -> dict[str, object]:
     """Return what the run's index (table of its files) says about the corpus.
 
     Returns:
-        ``fingerprint``, a SHA-256 over the sorted content hashes of the files; ``num_contents``, the number of distinct
-        hashes; and, for videos, ``corpora``, their names. Empty if there is no index, or one without files.
+        ``fingerprint``, a SHA-256 over the sorted content hashes of the files; for videos also ``corpora``, their
+        names. Empty if there is no index, or one without files.
     """
     import polars as pl
 
     for path in (run.index, run.images, run.video_texts):
         with contextlib.suppress(OSError, DataError, pl.exceptions.PolarsError):  # missing or damaged
             with undamaged_file(path) as stream:
-                table = pl.scan_parquet(stream).select(pl.col("^(content_sha256|corpus)$")).collect()
-            contents = sorted(set(table["content_sha256"]))
-            names = {"corpora": sorted(set(table["corpus"]))} if "corpus" in table.columns else {}
-            return {"fingerprint": sha256_of_json(contents), "num_contents": len(contents)} | names if contents else {}
+                table = pl.scan_parquet(stream).select(pl.col("^(content_sha256|corpus)$").unique().sort().implode())
+                found = table.collect().row(0, named=True)
+            names = {"corpora": found["corpus"]} if "corpus" in found else {}
+            return {"fingerprint": sha256_of_json(found["content_sha256"])} | names if found["content_sha256"] else {}
     return {}
 
 

@@ -6,7 +6,6 @@ thread here waits for the kernel. The main thread begins tasks, forwards signals
 
 import io
 import os
-import queue
 import shutil
 import signal
 import sys
@@ -14,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import FrameType
 from typing import TextIO
@@ -33,11 +32,10 @@ from fvc_lib.services.isolated_workers import threads_of_a_fold
 from fvc_lib.services.memory import LIMIT_VARIABLE, SHARERS_VARIABLE, memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
-SHOW_SECONDS = 0.5
+SHOW_SECONDS = 0.3
 PLAIN_INTERVAL_SECONDS = 30.0
 _SAME_SIGNAL_SECONDS = 1.0  # a cluster may send one signal twice: to the batch shell, which forwards it, and to us
 _STOPPED_CODES = (STOPPED, 130, 143)
-End = tuple[TaskRun, "Future[StageStatus]"]
 
 
 class Terminal:
@@ -47,44 +45,38 @@ class Terminal:
 
     Args:
         stream: where to write; None: standard output.
-        clock: returns the time in seconds; must never go back.
     """
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._drawn = 0  # live lines on the screen; the cursor is at the end of the last
-        self._last_plain = clock()
+        self._last_plain = time.monotonic()
 
     def line(self, text: str) -> None:
         """Write one line that stays. It replaces the live lines, which the next ``show`` draws again."""
         with self._lock:
-            self._write(self._erase() + text + "\n")
+            self._write(f"{text}\n", 0)
 
-    def show(self, tasks: Mapping[str, str]) -> None:
-        """Show the lines of the running tasks, by key: redrawn in place on a terminal, else printed every 30 s."""
+    def show(self, lines: Sequence[str]) -> None:
+        """Show the lines of the running tasks: redrawn in place on a terminal, else printed every 30 s."""
         with self._lock:
             if self._live:
                 columns, rows = shutil.get_terminal_size()
                 # In the last column some terminals wrap; lines beyond the screen could not be erased.
-                lines = [line[: max(1, columns - 1)] for line in list(tasks.values())[: max(1, rows - 1)]]
-                erased, self._drawn = self._erase(), len(lines)
-                self._write(erased + "\n".join(lines))
-            elif self._clock() - self._last_plain >= PLAIN_INTERVAL_SECONDS:
-                self._last_plain = self._clock()
-                self._write("".join(f"{line}\n" for line in tasks.values()))
+                lines = [line[: max(1, columns - 1)] for line in lines[: max(1, rows - 1)]]
+                self._write("\n".join(lines), len(lines))
+            elif time.monotonic() - self._last_plain >= PLAIN_INTERVAL_SECONDS:
+                self._last_plain = time.monotonic()
+                self._write("".join(f"{line}\n" for line in lines), 0)
 
-    def _erase(self) -> str:
-        """Return the control sequence that removes the live lines."""
-        drawn, self._drawn = self._drawn, 0
-        up = f"\x1b[{drawn - 1}A" if drawn > 1 else ""
-        return f"\r{up}\x1b[J" if drawn else ""
-
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, drawn: int) -> None:
+        """Replace the live lines by ``text``, which ends with ``drawn`` live lines."""
+        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        erased, self._drawn = f"\r{up}\x1b[J" if self._drawn else "", drawn
         try:
-            self._stream.write(text)
+            self._stream.write(erased + text)
             self._stream.flush()
         except OSError:  # the reader has left (`| head`), or the window was closed: the run goes on
             self._stream, self._live = io.StringIO(), False
@@ -119,13 +111,11 @@ class Runner:
         self._only_tasks = only_tasks
         self._gpus = training_gpus(config)
         self._dealt: dict[str, tuple[str, ...]] = {}  # GPUs by running training
-        self._running: dict[str, TaskRun] = {}
-        self._events: queue.SimpleQueue[End | None] = queue.SimpleQueue()  # put from signal handlers: never blocks
+        self._running: dict[Future[StageStatus], TaskRun] = {}
         self._signals: list[int] = []
         self._first_signal = 0.0  # on the monotonic clock
         self._forwarded = 0
         self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
-        self._errors: list[BaseException] = []  # of threads; what a kernel does raises nothing here
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Lock the run, run the plan that ``make_plan`` returns, and return the exit code.
@@ -164,42 +154,39 @@ class Runner:
             self.terminal.line(f"up to {self._sharers} folds at once: {share} of memory each")
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="fvc-task") as pool:
             try:
-                self._until_all_ended(schedule, pool)
+                while self._begin_ready(schedule, pool):
+                    ended, _ = wait(self._running, SHOW_SECONDS, FIRST_COMPLETED)
+                    for future in ended:
+                        self._ended(self._running.pop(future).task, future.result(), schedule)
+                    self.terminal.show([at_work.line() for at_work in self._running.values()])
             finally:
                 for at_work in self._running.values():  # after an exception
                     at_work.signal(signal.SIGTERM)
-                self.terminal.show({})
-        if self._errors:
-            raise self._errors[0]
+                self.terminal.show([])
         # A failure counts more than a signal, and a signal only if work is left.
         failures = [code for code in self._exit_codes if code not in _STOPPED_CODES]
         if self._signals and not failures and not schedule.is_finished:
             return exit_code_of_signals(self._signals)
         return (*failures, *self._exit_codes, 0)[0]
 
-    def _until_all_ended(self, schedule: Schedule, pool: ThreadPoolExecutor) -> None:
-        shown = time.monotonic()
-        while True:
-            self._forward_signals()
-            while not self._signals and not self._exit_codes and len(self._running) < self._jobs:
-                task = next(iter(schedule.ready()), None)
-                if task is None:
-                    break
-                schedule.begin(task)
-                if self._undecided.pop(task.key, None) and self._is_up_to_date(task):
-                    schedule.done(task)
-                else:
-                    self._begin(task, pool)
-            if not self._running:
-                return
-            try:
-                end = self._events.get(timeout=max(0.0, shown + SHOW_SECONDS - time.monotonic()))
-            except queue.Empty:
-                self.terminal.show({key: at_work.line() for key, at_work in self._running.items()})
-                shown = time.monotonic()
+    def _begin_ready(self, schedule: Schedule, pool: ThreadPoolExecutor) -> bool:
+        """Forward new signals, begin the tasks that may begin, and return whether a task is at work."""
+        for number in self._signals[self._forwarded :]:
+            self._forwarded += 1
+            for at_work in self._running.values():
+                at_work.signal(number)
+            if self._forwarded == 1:
+                name = signal.Signals(number).name
+                self.terminal.line(f"  {name}: running tasks save and leave; a second signal stops them at once")
+        while not self._signals and not self._exit_codes and len(self._running) < self._jobs:
+            task = schedule.next()
+            if task is None:
+                break
+            if self._undecided.pop(task.key, None) and self._is_up_to_date(task):
+                schedule.done(task)
             else:
-                if end is not None:
-                    self._ended(*end, schedule)
+                self._begin(task, pool)
+        return bool(self._running)
 
     def _is_up_to_date(self, task: Task) -> bool:
         """Return whether ``task`` can be skipped, now that its inputs are final; if it cannot, move its files away."""
@@ -236,17 +223,9 @@ class Runner:
         before = read_status(self.run).stage(task.key)
         stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
         put_stage(self.run, task.key, stage)
-        at_work = TaskRun(
-            self.run,
-            self.config,
-            task,
-            self.notebooks[task.stage.name],
-            attempt=stage.attempts,
-            extra_environment=self._environment(task),
-        )
-        self._running[task.key] = at_work
-        future = pool.submit(self._run_task, at_work, stage)
-        future.add_done_callback(lambda ended: self._events.put((at_work, ended)))
+        notebook, environment = self.notebooks[task.stage.name], self._environment(task)
+        at_work = TaskRun(self.run, self.config, task, notebook, attempt=stage.attempts, extra_environment=environment)
+        self._running[pool.submit(self._run_task, at_work, stage)] = at_work
 
     def _run_task(self, at_work: TaskRun, stage: StageStatus) -> StageStatus:
         """Run a notebook, record that it is finished, and return its completed status; called in a thread."""
@@ -263,38 +242,17 @@ class Runner:
                 self.terminal.line(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")
         return stage
 
-    def _ended(self, at_work: TaskRun, future: "Future[StageStatus]", schedule: Schedule) -> None:
-        task = at_work.task
-        del self._running[task.key]
+    def _ended(self, task: Task, stage: StageStatus, schedule: Schedule) -> None:
         self._dealt.pop(task.key, None)
-        if error := future.exception():
-            self._errors.append(error)
-            stage = read_status(self.run).stage(task.key)
-            stage.state, stage.exit_code, stage.finished_utc = "failed", 1, utc_now()
-            stage.reason = f"the runner could not go on: {error}"
-        else:
-            stage = future.result()
         put_stage(self.run, task.key, stage)
         for line in end_lines(self.run, task, stage):
             self.terminal.line(line)
         if not stage.exit_code:
             schedule.done(task)
-            return
-        self._exit_codes.append(stage.exit_code)
-        if self._running and len(self._exit_codes) == 1 and not self._signals:
-            others = ", ".join(self._running)
-            self.terminal.line(f"  nothing new begins; what runs goes on to its end: {others} (Ctrl-C stops it)")
-
-    def _forward_signals(self) -> None:
-        """Forward new signals to every running task."""
-        while self._forwarded < len(self._signals):
-            number = self._signals[self._forwarded]
-            self._forwarded += 1
-            for at_work in self._running.values():
-                at_work.signal(number)
-            if self._running and self._forwarded == 1:
-                name, keys = signal.Signals(number).name, ", ".join(self._running)
-                self.terminal.line(f"  {name}: asked to save and leave: {keys}; a second signal stops at once")
+        else:
+            self._exit_codes.append(stage.exit_code)
+            if self._running and not self._signals:
+                self.terminal.line("  nothing new begins; running tasks go on to their end (Ctrl-C stops them)")
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
@@ -312,11 +270,10 @@ class Runner:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal and wake the main thread; a repetition of the first signal within a second is ignored."""
+        """Record a signal; a repetition of the first signal within a second is ignored."""
         now = time.monotonic()
         if not self._signals:
             self._first_signal = now
         elif number != signal.SIGINT and now - self._first_signal < _SAME_SIGNAL_SECONDS:
             return
         self._signals.append(number)
-        self._events.put(None)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -116,7 +116,6 @@ class StageSession:
     attempt: int
     headless: bool
     memory: MemorySampler
-    at_end: Callable[[], None] | None = None  # ``close`` calls it; None where the runner records the stage
     stop_requested: bool = False
     _polling: bool = False  # whether the stage polls ``stop``: then a signal only sets the flag, else it ends the cell
 
@@ -197,8 +196,6 @@ class StageSession:
         Returns:
             The files ``written``: columns file (relative to the run folder) and size_bytes.
         """
-        if self.at_end is not None:
-            self.at_end()
         gc.collect()  # so that the log's last line shows what the notebook really keeps
         self.memory.close()
         print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")
@@ -237,16 +234,16 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             the user edited differs from the run's value; or papermill was given an unknown name.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
-    attempt, run_dir, inputs = os.environ.get(ATTEMPT_VARIABLE), str(namespace["run_dir"]), namespace.get("In", ())
-    fold = int(namespace["fold"]) if "fold" in namespace else None
-    at_end = None
+    attempt, run_dir = os.environ.get(ATTEMPT_VARIABLE), str(namespace["run_dir"])
+    fold, key = int(namespace["fold"]) if "fold" in namespace else None, f"{stage}.interactive_memory"
     if attempt is not None:  # the runner has checked everything, and its values count before this kernel's environment
         paths = find_run(Path(run_dir).parents[1], run_dir)
         config = run_config(paths)
+        log, events = paths.memory(stage, fold), paths.memory_events(stage, fold)
     else:
         from fvc_lib.execution.run import which_run
 
-        which_run.refuse_unknown_parameters(stage, inputs)
+        which_run.refuse_unknown_parameters(stage, namespace.get("In", ()))
         edited = which_run.edited_values({name: namespace[name] for name in parameters}, TASK_OF_STAGE.get(stage))
         if only_looks:
             paths = _run_to_look_at(run_dir, edited)
@@ -255,20 +252,12 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
             paths, config, _ = which_run.open_run(
                 stage, run_dir, edited, command="interactive, from a notebook", state="interactive"
             )
-    if fold is not None and not 0 <= fold < config.num_trainings:
-        raise UsageError(
-            f"fold: got {fold}, wanted 0 to {config.num_trainings - 1}: this run has {config.num_trainings} folds."
-        )
-    log, events = paths.memory(stage, fold), paths.memory_events(stage, fold)
-    if attempt is None:  # an interactive notebook leaves the run's own memory log as it is
-        name = f"{stage_key(stage, fold)}.interactive_memory"
-        log, events = paths.logs / f"{name}.jsonl", paths.logs / f"{name}_events.jsonl"
-        at_end = None if only_looks else which_run.begin_interactive(paths, stage, fold, config, inputs)
+            which_run.begin_interactive(paths, stage, fold, config)
+        # The run's own memory log stays as it is.
+        log, events = paths.logs / f"{key}.jsonl", paths.logs / f"{key}_events.jsonl"
     memory = MemorySampler(log, events=events, mem_gb=config.mem_gb)
     SUSPECTS.read(paths.shards / stage, stage)
-    session = StageSession(
-        stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, at_end
-    )
+    session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
     if session.headless:
         sweep_temporaries(paths.root)
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -280,10 +269,8 @@ def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
     """Return the run ``run_dir``, or the newest run if it is empty; raise ``UsageError`` if there is no run."""
     runs_dir = Path(resolve_config(values).runs_dir)
     if run_dir == "new" or not (run_dir or list_runs(runs_dir)):
-        raise UsageError(
-            f"this notebook only looks at runs and begins none; there is none to look at under {str(runs_dir)!r}, or "
-            f"run_dir is 'new'. Begin one: make demo, or {command_text('-p', 'corpus', 'PATH')}"
-        )
+        begin = command_text("-p", "corpus", "PATH")
+        raise UsageError(f"{str(runs_dir)!r} has no run, and this notebook only looks at runs. Begin one: {begin}")
     return find_run(runs_dir, run_dir or "latest")
 
 

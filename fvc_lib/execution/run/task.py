@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,46 +87,24 @@ def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
 
     Lines that are incomplete or no JSON objects are skipped.
     """
-    try:
-        with path.open("rb") as stream:
-            start = max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES)
-            stream.seek(start)
-            data = stream.read()
-    except OSError:
-        return
-    whole = data[: data.rfind(b"\n") + 1].splitlines()
-    for line in reversed(whole[1:] if start else whole):
-        with suppress(ValueError):
-            if isinstance(row := json.loads(line), dict):
-                yield row
+    with suppress(OSError), path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES))
+        for line in reversed(stream.read().splitlines()):
+            with suppress(ValueError):
+                if isinstance(row := json.loads(line), dict):
+                    yield row
 
 
-def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
-    """Return the last row of metric ``loss`` in ``attempt``, else the attempt's last row; None if it has no row."""
-    newest = None
+def last_loss(path: Path, attempt: int) -> str | None:
+    """Return the last loss of ``attempt`` in the metric log, for example ``loss 0.31 (train) at step 12 of epoch 3``.
+
+    None if the attempt has logged no loss. A value that is not finite is shown as ``nan``.
+    """
     for row in rows_from_the_end(path):
-        if row.get("attempt") != attempt or not isinstance(row.get("value"), float | int | None):
-            break
-        if row.get("metric") == "loss":
-            return row
-        newest = newest or row
-    return newest
-
-
-def metric_text(row: Mapping[str, Any]) -> str:
-    """Return a row of the metric log as text, for example ``loss 0.31 (train) at step 12 of epoch 3``."""
-    value = "not a number" if row.get("value") is None else f"{row['value']:.4g}"
-    return f"{row.get('metric')} {value} ({row.get('phase')}) at step {row.get('step')} of epoch {row.get('epoch')}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text, for example ``42 s``, ``3:05 min`` or ``2:03 h``."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 6000:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+        if row.get("attempt") == attempt and row.get("metric") == "loss":
+            value = float("nan") if row.get("value") is None else row["value"]
+            return f"loss {value:.4g} ({row.get('phase')}) at step {row.get('step')} of epoch {row.get('epoch')}"
+    return None
 
 
 class KernelWatch:
@@ -231,8 +210,7 @@ class TaskRun:
         stage.peak_rss_bytes = peak
         progress = read_progress(self._progress_path)
         stage.last_step = None if progress is None else f"{progress.what} {progress.done}/{progress.total}"
-        metric = last_metric(self._metrics, self._attempt)
-        stage.last_metric = None if metric is None else metric_text(metric)
+        stage.last_metric = last_loss(self._metrics, self._attempt)
         if stage.exit_code == 0:
             self._record.replace(self.run.executed_notebook(name, fold))
         else:
@@ -246,25 +224,22 @@ class TaskRun:
         self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
 
     def line(self) -> str:
-        """Return the task's progress line: key, time, progress, loss, time left, memory.
+        """Return the task's progress line: key, time, progress, time left, memory, loss.
 
         The most important parts come first, because a narrow terminal cuts the end.
         """
         now, progress = time.monotonic(), read_progress(self._progress_path)
-        parts = [self.task.key, duration(now - self._started)]
+        parts = [self.task.key, _clock(now - self._started)]
         if progress is not None:
             parts.append(f"{progress.what} {progress.done}/{progress.total}")
-            if self._counted != (progress.what, progress.total):
+            if (progress.what, progress.total) != self._counted:
                 self._counted, self._first = (progress.what, progress.total), (now, progress.done)
-        metric = last_metric(self._metrics, self._attempt)
-        if metric is not None and metric.get("metric") == "loss" and metric.get("value") is not None:
-            parts.append(f"loss {metric['value']:.4g}")
-        since, done = now - self._first[0], 0 if progress is None else progress.done - self._first[1]
-        if progress is not None and done and since >= LEAST_SECONDS:  # the pace of this attempt
-            parts.append(f"{duration(since / done * (progress.total - progress.done))} left")
-        held = self._watch.rss_bytes
-        parts.append(f"memory {held / 1e9:.2f} GB, peak {max(self._watch.peak_rss_bytes, held) / 1e9:.2f}")
-        return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(parts)}")
+            seconds, done = now - self._first[0], progress.done - self._first[1]  # the pace of this attempt
+            if done and seconds >= LEAST_SECONDS:
+                parts.append(f"{_clock(seconds / done * (progress.total - progress.done))} left")
+        parts.append(f"{self._watch.rss_bytes / 1e9:.2f} GB, peak {self._watch.peak_rss_bytes / 1e9:.2f}")
+        parts.append(last_loss(self._metrics, self._attempt) or "")
+        return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(parts)}".rstrip())
 
     def _run_kernel(self) -> "KernelOutcome":
         from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
@@ -294,6 +269,11 @@ class TaskRun:
             self._watch.signal_kernel(signal.SIGKILL)
 
 
+def _clock(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds, for example ``0:03:05``."""
+    return str(timedelta(seconds=round(seconds)))
+
+
 # How a task ended
 
 
@@ -316,15 +296,13 @@ def judge(
         signals: the signals that were sent to the kernel, in order.
     """
     error, code = outcome.error, outcome.return_code or 0
-    stage.oom_kills, stage.error, stage.killed_by = kills, None, None
-    if outcome.died and code < 0:
-        stage.killed_by = signal_name(-code)
+    stage.oom_kills, stage.error = kills, None
+    stage.killed_by = signal_name(-code) if outcome.died and code < 0 else None
     # A library may have raised an error because it was interrupted.
     is_own = error is not None and (error.exit_code not in (None, 1, STOPPED) or "Memory" in error.name)
     if error is not None and (is_own or not signals):
-        stage.exit_code = error.exit_code or 1
+        stage.exit_code, stage.reason, stage.error = error.exit_code or 1, "a cell failed", error
         stage.state = "interrupted" if stage.exit_code == STOPPED else "failed"
-        stage.reason, stage.error = "a cell failed", error
     elif error is None and not outcome.died:
         stage.state, stage.exit_code, stage.reason = "done", 0, None
         if missing := [str(path) for path in outputs if not path.is_file()]:
@@ -333,23 +311,16 @@ def judge(
     elif signals:
         stage.state, stage.exit_code = "interrupted", exit_code_of_signals(signals)
         stage.reason = f"stopped by {signal_name(signals[0])}"
-        if error is not None and error.exit_code != STOPPED and error.name != "KeyboardInterrupt":
-            stage.reason += f", then {error.name}: {error.message} (cell In [{error.cell}])"
     elif outcome.never_started is not None and code != -signal.SIGKILL:
         stage.state, stage.exit_code, stage.reason = "failed", 138, "the kernel never started"
-        stage.error = StageError(
-            name="KernelNeverStarted",
-            message=f"{outcome.never_started}; its log says more. Try '{sys.executable} -m ipykernel --version'; if "
-            "that fails too, set the environment up again.",
-        )
+        message = f"{outcome.never_started}; its log says more. Does '{sys.executable} -m ipykernel --version' work?"
+        stage.error = StageError(name="KernelNeverStarted", message=message)
     else:
-        stage.state = "failed"
+        stage.state, stage.exit_code = "failed", 137 if code == -signal.SIGKILL else 138
         how = f"exit status {code}" if code >= 0 else signal_name(-code)
         stage.reason = f"kernel ended with {how} at {peak_bytes / 1e9:.2f} GB{_killed_text(kills)}"
-        stage.exit_code = 137 if code == -signal.SIGKILL else 138
         if stage.exit_code == 137 and not kills:
-            unknown = "most likely out of memory, or killed by a person"
-            stage.reason += f": {unknown if kills is None else 'killed by a person, it seems'}"
+            stage.reason += ": most likely out of memory, or killed by a person" if kills is None else ": by a person"
 
 
 def _killed_text(kills: int | None) -> str:
@@ -364,11 +335,8 @@ def exit_code_of_signals(numbers: Sequence[int]) -> int:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, for example ``SIGKILL``."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
+    """Return the name of a signal, for example ``SIGKILL``; ``signal 35`` for a real-time signal."""
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
 
 
 def advice_after(stage: StageStatus, config: RunConfig, samples: Path, environ: Mapping[str, str]) -> str | None:
@@ -449,30 +417,19 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
 
 
 def record_end(record: Path, lines: Sequence[str], stage: StageStatus) -> None:
-    """Write into the notebook ``record`` how its task ended: a banner cell with ``lines``, and an error at the cell.
+    """Write into the notebook ``record`` how its task ended: a first cell with ``lines``.
 
-    If the task was interrupted, the cell gets the status ``stopped`` instead of ``failed``. The banner has papermill's
-    tag for errors, so that papermill removes it when the notebook is executed again.
+    The cell has papermill's tag for errors, so that papermill removes it when the notebook is executed again.
     """
-    notebook = json.loads(record.read_text(encoding="utf-8", errors="replace"))
-    is_stop = stage.state == "interrupted"
-    title, color = ("Stopped", "#b26a00") if is_stop else ("Failed", "#b71c1c")
-    states = [cell["metadata"].get("papermill", {}).get("status") for cell in notebook["cells"]]
+    notebook = nbformat.from_dict(json.loads(record.read_text(encoding="utf-8", errors="replace")))
+    title, color = ("Stopped", "#b26a00") if stage.state == "interrupted" else ("Failed", "#b71c1c")
+    states = [cell.metadata.get("papermill", {}).get("status") for cell in notebook.cells]
     if "failed" in states:
-        place = states.index("failed")
-        cell = notebook["cells"][place]
-        if not any(output["output_type"] == "error" for output in cell["outputs"]):
-            name = "Stopped" if is_stop else "KernelDied"
-            error = nbformat.v4.new_output("error", ename=name, evalue=lines[0], traceback=[f"{name}: {lines[0]}"])
-            cell["outputs"].append(dict(error))
-        if is_stop:
-            cell["metadata"]["papermill"].update(status="stopped", exception=False)
-            notebook["metadata"]["papermill"]["exception"] = None
-        title += f", at cell {place + 1} of {len(states)}"
+        title += f", at cell {states.index('failed') + 1} of {len(states)}"
     body = "<br>\n".join([f"<b>{title}</b>", *map(html.escape, lines)])
     source = f'<div style="border-left: 6px solid {color}; padding: 0.5em 1em">\n{body}\n</div>'
-    banner = dict(nbformat.v4.new_markdown_cell(source, metadata={"tags": [ERROR_MARKER_TAG]}))
+    banner = nbformat.v4.new_markdown_cell(source, metadata={"tags": [ERROR_MARKER_TAG]})
     if notebook.get("nbformat_minor", 0) < 5:
         del banner["id"]
-    notebook["cells"].insert(0, banner)
+    notebook.cells.insert(0, banner)
     write_bytes(record, (json.dumps(notebook, ensure_ascii=False) + "\n").encode("utf-8", "replace"))

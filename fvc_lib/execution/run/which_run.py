@@ -6,7 +6,7 @@ that it depends on is the same. An interactive notebook works on the newest run,
 """
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,6 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import (
     begin_training_state,
     content_chosen,
-    fingerprint_of,
-    is_finished,
-    record_finished,
     written_by,
 )
 from fvc_lib.execution.plan.plan import PlannedTask
@@ -26,17 +23,15 @@ from fvc_lib.execution.plan.stages import (
     STAGE_PARAMETERS,
     Notebook,
     Task,
-    cells_hash,
     parse_parameters,
     read_notebook,
     stage_named,
 )
 from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.record import begin_run, record_corpus
-from fvc_lib.execution.run.status import RunState, StageStatus, put_stage, read_status
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.status import RunState, read_status
 from fvc_lib.services import config as configuration, parameters
-from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.code_versions import files_of_note, has_inputs
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
@@ -123,16 +118,12 @@ def _demo_params(task: str) -> Path:
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
     """Return a warning if the demo's values are used on the user's own corpus, or the reverse; else an empty text."""
     task, path = TASKS[config.task], _demo_params(config.task)
-    if task.name == DEFAULT_TASK and not config.corpus and config.model == RunConfig.model_fields["model"].default:
+    uses_demo = path.resolve() in [file.resolve() for file in params_files]
+    is_default = task.name == DEFAULT_TASK and config.model == RunConfig.model_fields["model"].default
+    if uses_demo if config.corpus else is_default and not uses_demo:
         return (
-            f"{config.model} does not see the traces that fakes of the {task.sample} have (it scored chance on them): "
-            f"--params params/{path.name} has a network that does. On a corpus of your own this one is the default."
-        )
-    if config.corpus and path.resolve() in [file.resolve() for file in params_files]:
-        instead = "" if task.name == DEFAULT_TASK else f", and give -p task {task.name}"
-        return (
-            f"params/{path.name} has values for the {task.sample}, and this corpus is another one. Leave --params "
-            f"out{instead}."
+            f"params/{path.name} has the values for the {task.sample}, on which the default model scored chance. Give "
+            f"--params params/{path.name} with that corpus, and -p task {task.name} without it with another one."
         )
     return ""
 
@@ -301,17 +292,17 @@ def open_run(
         return run, config_to_resume(run, given, typed, remedy), False
     demo = _demo_params(given.config.task)
     if needs:
-        first = TASKS[given.config.task].stages[0].name
         raise UsageError(
-            f"{stage} works on what {', '.join(needs)} wrote, which a new run does not have. Open {first}.ipynb first, "
-            f"which begins one, or name a run in run_dir, or run all: {command_text('--params', demo)}"
+            f"{stage} reads tables of {', '.join(needs)}, which a new run does not have. Open the notebooks from "
+            f"{TASKS[given.config.task].stages[0].name} on, name a run in run_dir, or run all: "
+            f"{command_text('--params', demo)}"
         )
     if not (run_dir or values or given.config.corpus) and demo.is_file():
         given = given_values([demo], options=of_task)
         differs = [f"{name} {getattr(given.config, name)}" for name in parameters.read_params_file(demo)]
         print(
-            "There is no run yet, and nothing in the cell above was edited. A run on the built-in corpus begins, with "
-            f'the values of params/{demo.name} ({", ".join(differs)}). For the cell\'s own values: run_dir = "new".'
+            f"There is no run yet, and the cell above was not edited. A run on the {TASKS[given.config.task].sample} "
+            f'begins with params/{demo.name} ({", ".join(differs)}). For the cell\'s own values: run_dir = "new".'
         )
     parameters.refuse_contradictions(given.config, given.written)
     config, chosen = ranks_chosen_here(given.config, jobs=1)  # one fold at a time
@@ -350,17 +341,11 @@ def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
                 configuration.require_known(name)
 
 
-def begin_interactive(
-    run: RunPaths, stage: str, fold: int | None, config: RunConfig, inputs: Sequence[str]
-) -> Callable[[], None]:
-    """Record the code of an interactive training, and return the function to call at the end of its notebook.
-
-    The returned function records the stage as finished, so that ``--resume`` continues after it. It records nothing if
-    cells (``inputs``: the sources of the cells run so far) were edited, left out or run twice, or if code or inputs of
-    the stage changed meanwhile. If a training has begun before, its record of the code is not changed.
+def begin_interactive(run: RunPaths, stage: str, fold: int | None, config: RunConfig) -> None:
+    """Check that nobody works on the run; record the code of a training that has not begun before.
 
     Raises:
-        UsageError: another process works on the run.
+        UsageError: another process works on the run, or it has no such fold.
         OSError: the run folder cannot be written.
     """
     if is_worked_on(run):
@@ -368,23 +353,8 @@ def begin_interactive(
             f"{run.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
             f"done ({command_text('status', run.root)}), or name another run in run_dir."
         )
+    if fold is not None and not 0 <= fold < config.num_trainings:
+        raise UsageError(f"fold: got {fold}, wanted 0 to {config.num_trainings - 1}.")
     task = Task(stage_named(stage), fold)
-    notebook = read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb")
     if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
-        begin_training_state(run, task, notebook, config)
-    tracks = bool(inputs) and config.use_mlops_pipeline
-    before = fingerprint_of(task, notebook, run, config) if tracks else None
-
-    def record() -> None:
-        record_corpus(run)
-        cells = [cell for cell in inputs if cell and not cell.startswith(_INJECTED)]
-        if before is None or cells_hash(cells[1:]) != notebook.source_hash or is_finished(task, run):
-            return
-        if fingerprint_of(task, notebook, run, config) == before:
-            task.stage.check_outputs(run, fold)
-            record_finished(task, before, run)
-            attempts = max(1, read_status(run).stage(task.key).attempts)
-            done = StageStatus(state="done", attempts=attempts, finished_utc=utc_now(), exit_code=0)
-            put_stage(run, task.key, done)
-
-    return record
+        begin_training_state(run, task, read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb"), config)
