@@ -83,7 +83,7 @@ def leakage_audit(
         *_official_leaks(protocol, leaking),
         _predictions_of_other_folds(folds, predictions),
         *([] if augmented is None else [_strayed_copies(folds, augmented)]),
-        *([] if selections is None else [_late_choices(selections), _other_choices(predictions, selections)]),
+        *([] if selections is None else [_late_choices(selections)]),
         *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config, protocol),
         *_metadata_carriers(index, predictions, config, protocol, left_out),
@@ -160,11 +160,6 @@ def _overlaps_of(
     if near_duplicate_bits:
         pairs = near_duplicate_links(hashes, near_duplicate_bits)
     yield _near_copies(known, "fold", "video_id", check, "video", pairs, hashes.count(None))
-    other = folds.join(index, on="video_id", how="left", suffix="_indexed").filter(
-        pl.col("group_id").ne_missing(pl.col("group_id_indexed"))
-    )
-    found = f"{_count(other.height, 'video')} in another group than the index says."
-    yield "groups_unlike_the_index", other.height, None, found, other.height == 0
 
 
 def _in_two(rows: pl.DataFrame, part: str, column: str, check: str, thing: str) -> Row:
@@ -230,17 +225,6 @@ def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
         f"record, {missing} without a record."
     )
     return "chosen_after_opening", late + unknown, None, found, late + unknown + missing == 0
-
-
-def _other_choices(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> Row:
-    wrong, compared = 0, 0
-    for fold, record in enumerate(selections):
-        used = predictions.filter(pl.col("fold") == fold).select("threshold", "temperature").unique()
-        if record is not None and used.height:
-            compared += 1
-            wrong += used.rows() != [(record.selection.threshold, record.selection.temperature)]
-    found = f"{wrong} of {_count(compared, 'fold')} predicted with another threshold or temperature than recorded."
-    return "predictions_unlike_their_record", wrong, None, found, wrong == 0
 
 
 def _opened_before(before: EarlierOpenings) -> Row:

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.figures.corpus import importance_figures
 from fvc_lib.detectors import classical as estimators
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
@@ -18,8 +17,7 @@ from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video import classical
 from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels, split_by_row
-from fvc_lib.tasks.video.feature_results import feature_results
-from fvc_lib.tasks.video.results import check_predictions
+from fvc_lib.tasks.video.results import check_predictions, gain_over_metadata
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.training import read_fold, train_fold
 from tests.kits.feature_kit import feature_run
@@ -169,21 +167,13 @@ def test_shuffled_labels_score_chance_by_group_and_nine_tenths_by_row_of_copies(
     assert auc > 0.85
 
 
-def test_the_informative_family_matters_and_beats_metadata(tmp_path):
+def test_informative_features_beat_metadata_alone(tmp_path):
     tiny = feature_run(
         tmp_path, num_groups=48, per_group=1, shift=1.5, shuffled_label_control=False, real_source_control=False
     )
     predictions, index = trained(tiny), read_table(tiny.paths.index, INDEX)
-    results = feature_results(tiny.paths, tiny.config, index, predictions)
-    assert results.families["family"].to_list() == ["sharpness", "spectrum"]
-    assert results.families["low"][0] > 0.05
-    assert results.families["low"][1] <= 0
-    assert results.beyond["compared"].to_list() == ["The model", "Metadata with features"]
-    assert (results.beyond["low"] > 0).all()
-    assert "The model is above metadata alone" in results.sentences()
-    assert len(importance_figures(results.families)) == 1
-    reversed_scores = predictions.with_columns(score=1 - pl.col("score"))
-    with pytest.raises(DataError, match="do not give the stored predictions"):
-        feature_results(tiny.paths, tiny.config, index, reversed_scores)
+    gain = gain_over_metadata(tiny.paths, tiny.config, index, predictions)
+    assert gain["compared"].to_list() == ["The model", "Metadata with features"]
+    assert (gain["low"] > 0).all()
     network = tiny.config.model_copy(update={"model": "frame_cnn"})
-    assert feature_results(tiny.paths, network, index, predictions) is None
+    assert gain_over_metadata(tiny.paths, network, index, predictions).is_empty()

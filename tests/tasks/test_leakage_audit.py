@@ -72,7 +72,7 @@ def test_clean_tables_pass_every_check(tables, folds, predictions, hashes) -> No
     records = [recorded_selection(Clips)] * 4
     audit = leakage_audit(index, folds, predictions, LINKS, CONFIG, augmented=copies(folds), selections=records)
     assert failed(audit) == {}
-    assert audit["passed"].sum() == 11
+    assert audit["passed"].sum() == 9
     assert audit["check"].is_unique().all()
     assert of(audit, "joined_by_near_duplicate")["count"] == 2
     assert "'<b>one</b>' and 'two' (a.mp4 ~ b.mp4)" in of(audit, "joined_by_near_duplicate")["finding"]
@@ -121,7 +121,6 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     assert audit(other_fold, other_fold.join(predictions.drop("group_id", "label", "fold"), on="video_id")) == {
         "groups_in_two_folds": 1
     }
-    assert audit(moved(folds))["groups_unlike_the_index"] == 1
     elsewhere = predictions.with_columns(fold=pl.when(first).then(3).otherwise("fold").cast(pl.Int64))
     assert audit(predictions=elsewhere) == {"predictions_not_by_their_own_fold": 1}
     strayed = copies(folds).with_columns(group_id=pl.when(first).then(pl.lit("other")).otherwise("group_id"))
@@ -130,8 +129,6 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     assert audit(selections=[*records, None]) == {"chosen_after_opening": 0}
     assert audit(selections=[*records[1:], replace(records[0], is_complete=False)]) == {"chosen_after_opening": 1}
     assert audit(selections=[replace(records[0], openings=3)]) == {}
-    other = replace(records[1], selection=replace(records[1].selection, threshold=0.4))
-    assert audit(selections=[records[0], other, *records[2:]]) == {"predictions_unlike_their_record": 1}
 
 
 def test_outer_folds_that_were_opened_before_are_reported_and_not_judged(tables, folds, predictions) -> None:

@@ -207,30 +207,3 @@ def _auc_interval(known: pl.DataFrame) -> Interval | None:
         return None
     scores, groups = known.to_series().cast(pl.Float64).to_numpy(), known["group_id"].to_list()
     return group_interval(theme.fake_labels(known), scores, groups, roc_auc, replicates=500, seed=0)
-
-
-def importance_figures(families: pl.DataFrame, *, confidence: float = 0.95) -> list[go.Figure]:
-    """Return a list with one figure: how far the AUC falls without each family of features.
-
-    ``families`` has the columns ``family features auc_lost low high``. If it is empty, which is so if the features have
-    no names, the list is empty.
-    """
-    if families.is_empty():
-        return []
-    needed = families.filter(pl.col("low") > 0)["family"].head(3).to_list()
-    rows = [
-        theme.Row(figure_text(f"{name} ({count_text(number, 'feature')})"), value, low, high)
-        for name, number, value, low, high in families.rows()
-    ]
-    drawn = theme.interval_chart(
-        f"Without {', '.join(needed)} the AUC falls" if needed else "No single family is shown to be needed",
-        "Fall of the AUC within folds when a family's values are permuted among the test videos, mean of ten "
-        f"permutations; {confidence:.0%} intervals over groups. Families with the same information stand in for each "
-        "other",
-        rows,
-        names="Family",
-        values="Fall of the AUC",
-        shown=None,
-        chance=0.0,
-    )
-    return [drawn]

@@ -28,7 +28,7 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, divide
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
-from fvc_lib.metrics.intervals import group_intervals, one_vote_per_group
+from fvc_lib.metrics.intervals import group_intervals, one_vote_per_group, paired_difference, replicate_values
 from fvc_lib.metrics.operating_points import operating_point
 from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.config import RunConfig
@@ -45,7 +45,7 @@ from fvc_lib.services.tables import (
     frame_of,
     read_table,
 )
-from fvc_lib.tasks.video.controls import all_controls, fake_labels, targets_of, trainings_of
+from fvc_lib.tasks.video.controls import all_controls, fake_labels, metadata_only, targets_of, tested, trainings_of
 from fvc_lib.tasks.video.real_sources import (
     MARGIN,
     REAL_SOURCE_CONTROL,
@@ -496,3 +496,59 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if not point.is_resolved_by(num_real):
         sentence += f" Nor can the {num_real} reals that were tested show whether it was kept."
     return sentence
+
+
+# Models on features
+
+_GAIN = {
+    "compared": pl.String, "auc": pl.Float64, "auc_of_metadata": pl.Float64, "gain": pl.Float64, "low": pl.Float64,
+    "high": pl.Float64, "p_value": pl.Float64,
+}  # fmt: skip
+
+
+def gain_over_metadata(
+    paths: RunPaths,
+    config: RunConfig,
+    index: pl.DataFrame,
+    predictions: pl.DataFrame,
+    *,
+    protocol: pl.DataFrame | None = None,
+    left_out: Collection[str] = (),
+) -> pl.DataFrame:
+    """Compare the AUC of a model on features with that of metadata alone, on the same videos.
+
+    Args:
+        paths: the run.
+        config: its parameters.
+        index: INDEX schema.
+        predictions: PREDICTIONS of all folds.
+        protocol: PROTOCOL schema; None: protocol ``kfold``.
+        left_out: ids of videos that are in no part.
+
+    Returns:
+        Table ``compared auc auc_of_metadata gain low high p_value``, with one row for the model. For forensic features
+        a second row is for a model of metadata and features. Empty for a network.
+    """
+    if not config.of_features:
+        return pl.DataFrame(schema=_GAIN)
+    scored, trainings = with_targets(predictions.sort("video_id"), protocol), trainings_of(protocol, config, left_out)
+    judged = scored.select("video_id", "group_id", "label", "fold")
+
+    def of_metadata(further: pl.DataFrame | None = None) -> pl.DataFrame:
+        return with_targets(
+            tested(lambda rows: metadata_only(index, rows, further=further), judged, trainings), protocol
+        )
+
+    compared = {"Metadata": of_metadata(), "The model": scored}
+    if config.of_features == "forensic":
+        compared["Metadata with features"] = of_metadata(forensic_features(paths, config).drop("group_id"))
+    drawn = replicate_values(
+        fake_labels(scored), [measured("roc_auc", each) for each in compared.values()],
+        scored["group_id"].to_list(), replicates=config.bootstrap_replicates, seed=config.seed,
+    )  # fmt: skip
+    rows = []
+    for number, name in list(enumerate(compared))[1:]:
+        gain = paired_difference(drawn, 0, number, confidence=config.confidence)
+        aucs = (float(drawn.values[number]), float(drawn.values[0]))
+        rows.append((name, *aucs, gain.value, gain.low, gain.high, gain.p_value))
+    return pl.DataFrame(rows, schema=_GAIN, orient="row").fill_nan(None)
