@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 
 from fvc_lib.corpus.folds import make_folds, most_folds
@@ -78,14 +77,6 @@ def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tm
     }  # fmt: skip
     assert indexed.rejected.height == indexed.annotations.height
     assert dict(indexed.report.summary.rows())["stated groups"] == "4"
-
-
-def test_sources_count_once_and_only_where_their_rows_agree() -> None:
-    rows = [("a", "fake"), ("a", "fake"), ("b", "real"), ("b", None), ("c", "fake"), ("c", "debunked"), ("d", "parody")]
-    annotations = pl.DataFrame(
-        [{"source_id": source, "label": label, "group_id": f"group of {source}"} for source, label in rows]
-    )
-    assert undisputed_labels(annotations).rows() == [("a", "group of a", "fake"), ("b", "group of b", "real")]
 
 
 def test_without_videos_the_error_names_the_way_to_index_annotations(corpus: Path, tmp_path: Path) -> None:
