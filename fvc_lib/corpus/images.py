@@ -12,8 +12,8 @@ import polars as pl
 import polars.selectors as cs
 
 from fvc_lib.corpus.copies.groups import Components, GroupMember, join_groups
-from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies.perceptual_hash import SamePictures
 from fvc_lib.corpus.corpus_files import (
     NOT_A_LOSS,
     CorpusFiles,

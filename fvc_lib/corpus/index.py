@@ -7,6 +7,7 @@ probe is what decoding a file shows: its size, length, frame rate and codec.
 import ast
 import hashlib
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
@@ -27,7 +28,6 @@ from fvc_lib.corpus.corpus_files import (
 )
 from fvc_lib.corpus.listing import Listing, place, read_corpora
 from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
-from fvc_lib.corpus.rescaling import rescaling_notes
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory import give_back_freed
@@ -42,6 +42,7 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.video.decode.probe import VideoProbe
+from fvc_lib.video.reencode import recipe_named
 
 # --- From the label tables alone.
 
@@ -70,17 +71,14 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
         .group_by(pl.col("source_id").alias("video_id"))
         .agg(pl.col("group_id").first(), pl.col("label").first(), pl.col("label").n_unique().alias("labels"))
     )
-    agreed = sources.filter((pl.col("labels") == 1) & pl.col("label").is_in(LABELS))
-    return agreed.drop("labels").sort("video_id")
+    return sources.filter(pl.col("label").is_in(LABELS), labels=1).drop("labels").sort("video_id")
 
 
 def num_stated_groups(listing: Listing) -> int:
     """Count the groups of the listed videos without opening a video; 0 if the label source states no group."""
-    if not listing.memberships:
-        return 0
     group_of, _ = group_annotations(listing)
     used = {entry.source_id for entry in listing.entries} or set(group_of)
-    return len({group_of[source_id] for source_id in used})
+    return len({group_of[source_id] for source_id in used}) if listing.memberships else 0
 
 
 def listed_videos(listing: Listing) -> pl.DataFrame:
@@ -103,17 +101,14 @@ def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
 
     Missing videos of FVC-2018 do not count: the corpus consists of annotations, and most of its videos were deleted.
     """
-    losses = rejected.filter(~pl.col("reason").is_in(sorted(NOT_A_LOSS)))
-    for name, part in (listing.parts or {"": listing}).items():
-        if part.kind == "fvc2018":
-            is_expected = (pl.col("reason") == "missing_video") & pl.col("path").str.starts_with(name and f"{name}/")
-            losses = losses.filter(~is_expected)
-    return losses
+    parts = listing.parts or {"": listing}
+    tops = [name and f"{name}/" for name, part in parts.items() if part.kind == "fvc2018"]
+    is_expected = pl.any_horizontal(pl.lit(value=False), *(pl.col("path").str.starts_with(top) for top in tops))
+    is_loss = ~pl.col("reason").is_in(sorted(NOT_A_LOSS)) & ~(is_expected & (pl.col("reason") == "missing_video"))
+    return rejected.filter(is_loss)
 
 
-def refuse_unusable(
-    listing: Listing, videos: pl.DataFrame, rejected: pl.DataFrame, max_rejected_share: float, hint: str = ""
-) -> None:
+def refuse_unusable(listing: Listing, videos: pl.DataFrame, rejected: pl.DataFrame, max_rejected_share: float) -> None:
     """Raise ``DataError`` if ``videos`` cannot be used to train and test a detector.
 
     Args:
@@ -121,7 +116,6 @@ def refuse_unusable(
         videos: usable videos, with the column ``label``.
         rejected: REJECTED table.
         max_rejected_share: largest share of labelled videos that may be lost.
-        hint: text to append to the message.
 
     Raises:
         DataError: no usable video, videos of one label only, or too many labelled videos lost.
@@ -130,15 +124,12 @@ def refuse_unusable(
     try:
         refuse_lost(listing.shown, "labelled video", losses, videos.height, max_rejected_share)
     except DataError as error:
-        if not videos.height and "missing_video" in rejected["reason"]:
-            hint += " To index what the label tables say without the videos: -p annotations_only true."
-        raise DataError(f"{error}{hint}") from None
-    for label in LABELS:
-        if label not in videos["label"]:
-            raise DataError(
-                f"corpus {listing.shown!r}: has no usable video labelled {label!r}, only {videos.height} of the other "
-                f"label ({reasons_text(rejected)}). Add {label} videos: one class alone is not enough."
-            )
+        raise DataError(f"{error} To index the label tables without videos: -p annotations_only true.") from None
+    if lacking := sorted(set(LABELS) - set(videos["label"])):
+        raise DataError(
+            f"corpus {listing.shown!r}: has no usable video labelled {lacking[0]!r}, only {videos.height} of the other "
+            f"label ({reasons_text(rejected)}). Add {lacking[0]} videos: one class alone is not enough."
+        )
 
 
 def refuse_empty_index(index: pl.DataFrame) -> None:
@@ -298,8 +289,7 @@ def build_index(
         if table_path is not None:
             write_table(table, schema, table_path)
     if not annotations_only:
-        hint = " The rejected table says it file by file."
-        refuse_unusable(listing, index, rejected, max_rejected_share, hint)
+        refuse_unusable(listing, index, rejected, max_rejected_share)
     elif not listing.annotations.height:
         raise DataError(f"corpus {listing.shown!r}: its label tables hold no row. Give a corpus with annotations.")
     reasons = list(counted(rejected["reason"]).items())
@@ -461,18 +451,63 @@ def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
 def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, merges: Sequence[Merge]) -> pl.DataFrame:
     rows = {"rows of the label source": f"{listing.annotations.height:,}", "videos in the index": f"{index.height:,}"}
     if index.height:
-        rows |= {f"  labelled {label}": f"{count:,}" for label, count in counted(index["label"]).items()}
         losses = _losses(listing, rejected).height
         groups = index.group_by("group_id").agg(pl.len(), pl.col("label").n_unique())
-        rows |= {
-            "total duration": f"{float(index['duration_seconds'].sum()) / 60:,.1f} min",
-            "total size": f"{int(index['size_bytes'].sum()) / 1e6:,.1f} MB",
-            "labelled videos lost": f"{losses / (losses + index.height):.1%}",
-            "leakage groups": f"{groups.height:,}",
-            "  videos in the largest": f"{max(groups['len']):,}",
-            "  with both labels": f"{groups.filter(pl.col('label') > 1).height:,}",
-        }
+        rows |= {f"  labelled {label}": f"{count:,}" for label, count in counted(index["label"]).items()}
+        rows["total duration"] = f"{float(index['duration_seconds'].sum()) / 60:,.1f} min"
+        rows["total size"] = f"{int(index['size_bytes'].sum()) / 1e6:,.1f} MB"
+        rows["labelled videos lost"] = f"{losses / (losses + index.height):.1%}"
+        rows["leakage groups"] = f"{groups.height:,}"
+        rows["  videos in the largest"] = f"{max(groups['len']):,}"
+        rows["  with both labels"] = f"{groups.filter(label=2).height:,}"
     else:
         rows["stated groups"] = f"{listing.annotations['stated_group'].drop_nulls().n_unique():,}"
-    rows["joined beyond what was stated"] = f"{len(merges):,} links"
+    rows["joined beyond the stated groups"] = f"{len(merges):,} links"
     return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
+
+
+# --- Videos that are re-encoded to one height and one frame rate.
+
+# By whether the recipe is lossless: means over filmed and generated videos of 240 and 480 rows at 8 frames a second.
+_BYTES_PER_PIXEL = {True: 0.3, False: 0.03}
+_SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
+
+
+def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
+    """Return notes that count enlarged videos and videos with repeated frames, and say how to avoid them.
+
+    Args:
+        originals: INDEX of the files before re-encoding.
+        recipe: settings of the re-encoding (``RunConfig.recipe``). The notes are empty if it sets no height.
+    """
+    made = recipe_named(recipe)
+    if not made.height or originals.is_empty():
+        return ()
+    turned = pl.col("rotation_degrees").is_in([90, 270])
+    rows = originals.select(pl.when(turned).then("width").otherwise("height")).to_series()
+    small = int((rows < made.height).sum())
+    slow = int((originals["frames_per_second"] < made.rate * (1 - _SAME_RATE)).sum())
+    notes = [f"Every video has {made.height} rows and {made.rate} frames a second now."]
+    if small:
+        notes.append(
+            f"{small:,} of {originals.height:,} videos were enlarged and are blurred by it, which may still tell them "
+            f"apart: -p rescale {max(min(rows.to_list()) // 2 * 2, 16)} would enlarge none."
+        )
+    if slow:
+        notes.append(
+            f"{slow:,} of {originals.height:,} videos had fewer frames a second, and repeated frames may still tell "
+            "them apart. Leave them out of the corpus to rule that out."
+        )
+    return tuple(notes)
+
+
+def disk_sentence(recipe: str, cache_dir: AnyPath) -> str:
+    """Return a sentence on the disk space that rescaled videos need per minute, and on the free space.
+
+    The need is estimated for pictures of 16:9. The free space is that of the disk with ``cache_dir``.
+    """
+    made, folder = recipe_named(recipe), Path(cache_dir).absolute()
+    a_minute = 60 * made.rate * made.height**2 * 16 / 9 * _BYTES_PER_PIXEL[made.is_lossless]
+    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    free = f"{shutil.disk_usage(there).free / 1e9:,.1f} GB are free"
+    return f"rescaled videos take about {a_minute / 1e6:,.0f} MB a minute in {str(cache_dir)!r}, where {free}"

@@ -8,7 +8,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,8 +17,14 @@ import av
 import numpy as np
 import PIL
 
-from fvc_lib.corpus.copies.likeness import thumbnail_text
-from fvc_lib.corpus.copies.perceptual_hash import GRID_SIDE, hash_of_grids, luma_grids, perceptual_hash, without_bars
+from fvc_lib.corpus.copies.perceptual_hash import (
+    GRID_SIDE,
+    hash_of_grids,
+    luma_grids,
+    perceptual_hash,
+    thumbnail_text,
+    without_bars,
+)
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_json
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import StoppedError
@@ -160,7 +166,7 @@ VIDEO_FILES = FileKind(
 )  # fmt: skip
 IMAGE_FILES = FileKind(
     "images", f"{__name__}:probe_image", 60.0, PIL.__version__,
-    ("fvc_lib.video.decode.still_image", f"{_COPIES}.perceptual_hash", f"{_COPIES}.likeness", __name__),
+    ("fvc_lib.video.decode.still_image", f"{_COPIES}.perceptual_hash", __name__),
     "Save it again, or leave it out.", _read_image,
 )  # fmt: skip
 # Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may pass and are not stored.
@@ -246,16 +252,14 @@ def _stored(
     Damaged and outdated lines are skipped. Of several lines for one path the last is used.
     """
     known: dict[str, Result] = {}
-    for store in stores:
-        with store.open("rb") if store.is_file() else nullcontext(()) as lines:
+    for store in filter(Path.is_file, stores):
+        with store.open("rb") as lines:
             for line in lines:
-                try:
+                with suppress(ValueError, KeyError, TypeError):
                     row = checked_row(line)
                     state = {"size_bytes": row["size_bytes"], "mtime_ns": row["mtime_ns"]}
                     if row["version"] == version and states.get(row["path"]) == state:
                         known[row["path"]] = kind.read(row["path"], row)
-                except (ValueError, KeyError, TypeError):
-                    continue
     return known
 
 
@@ -289,23 +293,20 @@ def measured_again(
     """
     root, content_of = Path(cache_dir), {path: content for content, path in sources.items()}
     names = {content: reencoded_path(content, recipe, root).relative_to(root).as_posix() for content in sources}
-    lost = {}
+    results = {}
     for done, made in enumerate(reencode_files(list(content_of), recipe, cache_dir, workers=workers), start=1):
         if made.path is None:
-            lost[content_of[made.source]] = f"{made.reason}: {made.detail}"
+            results[names[content_of[made.source]]] = ProbeResult("", reason=made.reason, detail=made.detail)
         if progress is not None:
             progress(done, len(sources))
-    paths = [name for content, name in names.items() if content not in lost]
-    results, _ = probe_files(VIDEO_FILES, root, paths, work_dir, workers=workers, writer=writer)
-    rate = recipe_named(recipe).rate
-    again = {}
+    paths = [name for name in names.values() if name not in results]
+    results |= probe_files(VIDEO_FILES, root, paths, work_dir, workers=workers, writer=writer)[0]
+    rate, again = recipe_named(recipe).rate, {}
     for content, name in names.items():
-        result = results.get(name)
-        if result is None or result.probe is None:
-            detail = lost.get(content) or f"{results[name].reason}: {results[name].detail}"
-            again[content] = ProbeResult("", reason="not_reencoded", detail=detail)
-        elif rate:  # the wanted rate exactly: the last bit of a quotient would tell how long a video is
-            again[content] = replace(result, probe=replace(result.probe, frames_per_second=float(rate)))
-        else:
-            again[content] = result
+        found = results[name]
+        if found.probe is None:
+            again[content] = ProbeResult("", reason="not_reencoded", detail=f"{found.reason}: {found.detail}")
+        else:  # the wanted rate exactly: the last bit of a quotient would tell how long a video is
+            probe = replace(found.probe, frames_per_second=float(rate)) if rate else found.probe
+            again[content] = replace(found, probe=probe)
     return again

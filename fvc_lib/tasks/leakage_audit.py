@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import polars as pl
 
-from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies.perceptual_hash import SamePictures
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_files
 from fvc_lib.corpus.protocols import training_rows
 from fvc_lib.metrics.intervals import Interval

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from fvc_lib.corpus.copies.likeness import thumbnail_text
-from fvc_lib.corpus.copies.perceptual_hash import hash_of_grids, luma_grids, without_bars
+from fvc_lib.corpus.copies.perceptual_hash import hash_of_grids, luma_grids, thumbnail_text, without_bars
 from fvc_lib.corpus.samples.dishes import photograph, plan_dishes
 
 

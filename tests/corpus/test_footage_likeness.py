@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from fvc_lib.corpus.copies.likeness import SameFootage
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.copies.perceptual_hash import hash_text, parse_hashes, perceptual_hash
+from fvc_lib.corpus.copies.perceptual_hash import SameFootage, hash_text, parse_hashes, perceptual_hash
 from fvc_lib.corpus.samples.scenes import generator_for, texture
 from tests.corpus.all_pairs import near_duplicate_pairs
 from tests.corpus.test_near_duplicates import COPIES, footage, noisy

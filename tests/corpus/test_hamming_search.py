@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.corpus.copies import hamming_search
-from fvc_lib.corpus.copies.hamming_search import Block, BlockSearch, blocks_for, sorted_by
+from fvc_lib.corpus.copies import near_duplicates
+from fvc_lib.corpus.copies.near_duplicates import Block, BlockSearch, blocks_for, sorted_by
 
 
 def naive(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple[int, int]]:
@@ -62,9 +62,9 @@ def test_blocks_cannot_all_differ_in_more_than_their_radius(max_bits: int, size:
 @pytest.mark.parametrize("size", CORPUS_SIZES)
 @pytest.mark.parametrize("least", ["at once", "never"])
 def test_codes_that_many_share_in_a_block_are_found_once(size: int, least: str, monkeypatch) -> None:
-    monkeypatch.setattr(hamming_search, "_LARGE_PAIRS", 2 if least == "at once" else 1 << 40)
-    monkeypatch.setattr(hamming_search, "_TILE_PAIRS", 64)
-    monkeypatch.setattr(hamming_search, "_CANDIDATES", 50)
+    monkeypatch.setattr(near_duplicates, "_LARGE_PAIRS", 2 if least == "at once" else 1 << 40)
+    monkeypatch.setattr(near_duplicates, "_TILE_PAIRS", 64)
+    monkeypatch.setattr(near_duplicates, "_CANDIDATES", 50)
     rng = np.random.default_rng(3)
     centre = rng.integers(0, 2**64, 1, dtype=np.uint64)
     shared = (1 << 20) - 1  # the lower bits are equal in all, so some blocks are too

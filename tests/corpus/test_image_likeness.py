@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies.perceptual_hash import SamePictures
 from tests.corpus.edited_pictures import EDITS, drawn, saved_anew, signature
 
 NUM_DISHES = 12

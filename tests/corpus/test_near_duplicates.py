@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from fvc_lib.corpus.copies import hamming_search, near_duplicates
-from fvc_lib.corpus.copies.hamming_search import blocks_for
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies import near_duplicates
+from fvc_lib.corpus.copies.near_duplicates import blocks_for, near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text, parse_hashes, perceptual_hash
 from fvc_lib.corpus.samples.scenes import generator_for, texture
 from fvc_lib.video.decode.clip import decode_clip
@@ -123,8 +122,8 @@ class TestAgainstTheNaiveDefinition:
     @pytest.mark.parametrize("shared", ["one frame", "three frames", "all but a few bits"])
     def test_codes_that_many_videos_share(self, shared, monkeypatch):
         """As a matrix: of a frame that many share, of half of the frames, and of copies no two of which are equal."""
-        monkeypatch.setattr(hamming_search, "_LARGE_PAIRS", 4)
-        monkeypatch.setattr(hamming_search, "_TILE_PAIRS", 128)
+        monkeypatch.setattr(near_duplicates, "_LARGE_PAIRS", 4)
+        monkeypatch.setattr(near_duplicates, "_TILE_PAIRS", 128)
         rng = np.random.default_rng(5)
         table = rng.integers(1, 2**64, (36, 6, NUM_WINDOWS), dtype=np.uint64)
         if shared == "all but a few bits":

@@ -10,8 +10,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.rescaling import disk_sentence, rescaling_notes
+from fvc_lib.corpus.index import build_index, disk_sentence, rescaling_notes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
