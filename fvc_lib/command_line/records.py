@@ -27,8 +27,7 @@ from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import listed, write_document
 from fvc_lib.services.records.ensembles import RECORD, Method
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run
-from fvc_lib.services.tar_patterns import is_pattern
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, is_pattern
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
 _MOST_OF_A_PART = 80  # characters

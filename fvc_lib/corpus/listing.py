@@ -37,8 +37,8 @@ from fvc_lib.corpus.corpus_files import (
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text, path_to_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
+from fvc_lib.services.run_paths import fixed_folder, is_pattern, tars_of
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, column_types
-from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from pathlib import Path, PurePosixPath
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, is_picture, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
-from fvc_lib.services.tar_patterns import SUFFIX, fixed_folder, is_pattern, tars_of
+from fvc_lib.services.run_paths import TAR_SUFFIX, fixed_folder, is_pattern, tars_of
 from fvc_lib.video.decode.file_parts import Contents, contents_of
 
 # Kinds of texts and their largest sizes in bytes; metadata of yt-dlp has up to about a MiB.
 _TEXTS = {"json": 4 << 20, "txt": 1 << 20, "cls": 1 << 10}
-_COMPRESSED = (".tgz", *(f"{SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", "zst")))
+_COMPRESSED = (".tgz", *(f"{TAR_SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", "zst")))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def tars_in(corpus: Path) -> list[str]:
     if is_pattern(corpus):
         return [str(tar.relative_to(folder)) for tar in tars_of(corpus)]
     names = [corpus.name] if corpus.is_file() else os.listdir(corpus) if corpus.is_dir() else []  # noqa: PTH208 - names
-    ours = (name for name in names if name.lower().endswith((SUFFIX, *_COMPRESSED)) and not name.startswith("."))
+    ours = (name for name in names if name.lower().endswith((TAR_SUFFIX, *_COMPRESSED)) and not name.startswith("."))
     return sorted(name for name in ours if (folder / name).is_file())
 
 

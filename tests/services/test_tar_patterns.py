@@ -6,7 +6,7 @@ import pytest
 
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
+from fvc_lib.services.run_paths import fixed_folder, is_pattern, tars_of
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from fvc_lib.analysis.pages.page import stamp_of
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.models import model_card, standing_of_run
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import Report, not_reported, part_text
 from fvc_lib.tasks.bundle import CARD, is_bundle
 from fvc_lib.tasks.video.predicting import VideoDetector
 from fvc_lib.tasks.video.verdicts.evidence import MAP_LIMIT, PLACEMENTS, WINDOWS_LIMIT, FileEvidence, file_evidence

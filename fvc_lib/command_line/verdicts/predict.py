@@ -23,8 +23,8 @@ from fvc_lib.execution.slurm import Site, describe, jobs_of_files, read_site, su
 from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.progress import Report
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
 _SHOWN = 20

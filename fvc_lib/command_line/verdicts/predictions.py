@@ -12,7 +12,7 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import path_to_text, write_text
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.progress import Report
+from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import PREDICTIONS
 
 if TYPE_CHECKING:

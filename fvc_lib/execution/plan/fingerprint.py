@@ -19,8 +19,7 @@ from fvc_lib.services.code_versions import changed_functions, code_behind, has_i
 from fvc_lib.services.config import NEUTRAL, RunConfig
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.records.digests import is_log, listed, read_document, write_document
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
+from fvc_lib.services.run_paths import RunPaths, fixed_folder, is_pattern, tars_of
 from fvc_lib.services.tasks import STAGES, TASKS
 
 

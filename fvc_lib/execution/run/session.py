@@ -24,9 +24,8 @@ from fvc_lib.services.config import RunConfig, meaning
 from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.progress import Report
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, list_runs, stage_key
-from fvc_lib.services.stage_logs import MemorySampler, MetricLog
+from fvc_lib.services.stage_logs import MemorySampler, MetricLog, Report
 from fvc_lib.services.tasks import TASK_OF_STAGE
 
 WRITE_INTERVAL_SECONDS = 0.5

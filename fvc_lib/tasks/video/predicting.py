@@ -25,9 +25,9 @@ from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text
-from fvc_lib.services.progress import Tell, silent
 from fvc_lib.services.records.ensembles import EnsembleRecord, is_ensemble, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import Tell, silent
 from fvc_lib.services.tables import AUGMENTED, INDEX, KNOWN_VIDEOS, read_table, write_table
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder

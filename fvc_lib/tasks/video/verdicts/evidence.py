@@ -29,7 +29,7 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.progress import Tell, silent
+from fvc_lib.services.stage_logs import Tell, silent
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode, scratch_folder
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks

@@ -33,7 +33,7 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.progress import Report, not_reported, part_text
+from fvc_lib.services.stage_logs import Report, not_reported, part_text
 from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.journal import Journal, find_out, found_in_blocks, take_in

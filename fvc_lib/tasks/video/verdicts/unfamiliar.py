@@ -35,7 +35,7 @@ from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
 from fvc_lib.services.errors import DataError, FvcError
-from fvc_lib.services.progress import Tell, silent
+from fvc_lib.services.stage_logs import Tell, silent
 from fvc_lib.tasks.predicting import Strict
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, Features, Floats, Networks
