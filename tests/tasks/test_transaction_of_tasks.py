@@ -79,7 +79,7 @@ def assert_same_gradients(found, wanted, bound=SPLIT_TOLERANCE):
         assert (found[name] - gradient).norm() <= 10 * bound * max(gradient.norm(), 1e-3 * norm), name
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
 @pytest.mark.parametrize("kind", [*KINDS, "recipe"], indirect=True)
 def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whole(tasks, micro_batch):
     """With a random number drawn for each sample in the forward pass."""
@@ -121,7 +121,7 @@ class InDouble:
         return (torch.logsumexp(similar, 1) - torch.logsumexp(similar.masked_fill(~same, -torch.inf), 1)).sum()
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("micro_batch", [1, 3, 7])
 def test_in_double_precision_the_gradients_are_the_same_to_twelve_digits(micro_batch):
     task = InDouble()
     wanted, loss, drawn = oracle(task)
