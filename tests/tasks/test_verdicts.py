@@ -5,7 +5,6 @@ import io
 import json
 import os
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,15 +15,13 @@ from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
-from fvc_lib.execution.run.lock import run_lock
-from fvc_lib.execution.run.shards import Shard, work_on
+from fvc_lib.execution.run.shards import Shard
 from fvc_lib.metrics.abstention import p_values
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
-from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.video.predicting import decoding_cautions
 from fvc_lib.tasks.video.selection import read_selection
@@ -316,16 +313,6 @@ def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, 
     assert judge(run, files, folder).num_resumed == 3
 
 
-def test_a_file_at_which_a_shard_died_again_and_again_is_given_up_and_named(run, tmp_path):
-    write_video(tmp_path / "bad.mp4", draw_clip("bad", 0, False))
-    record = tmp_path / "out" / "shards" / "30_verdicts" / "0_of_2.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({"given_up": [str(tmp_path / "bad.mp4")]}))
-    (row,) = judge(run, [tmp_path / "bad.mp4"], tmp_path / "out").rows()
-    assert row["failure"].startswith("crashed: ")
-    assert f"it ended the whole process twice; to try it again, delete {record}." in row["failure"]
-
-
 def test_a_run_whose_cache_cannot_be_made_here_uses_this_machines(run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "here"))
@@ -384,22 +371,3 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_pat
     assert ended.exit_code == 2
     assert words in ended.output
     assert not (tmp_path / "out").exists()
-
-
-def test_two_calls_never_write_to_one_folder_at_once_but_shards_do(tmp_path):
-    def held(shard: Shard | None = None) -> AbstractContextManager[object]:
-        run = RunPaths(tmp_path)
-        return work_on(run, VERDICTS_STAGE, shard) if shard else run_lock(run)
-
-    def refused(shard: Shard | None = None) -> None:
-        with pytest.raises(UsageError), held(shard):
-            pass
-
-    with held():
-        refused()
-        refused(Shard(0, 2))
-    with held(Shard(0, 2)), held(Shard(1, 2)):
-        refused(Shard(1, 2))
-        refused()
-    with held():
-        pass

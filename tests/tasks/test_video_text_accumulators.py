@@ -1,7 +1,5 @@
 import math
 
-import numpy as np
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -39,24 +37,6 @@ def gathered(*sizes):
     return found
 
 
-def naive_mrr(videos, texts, similarity):
-    """Of the best right candidate among different videos and different texts; ties count against the model."""
-    shown = set(zip(videos, texts, strict=True))
-
-    def mean(queries, candidates, score, right):
-        total = 0.0
-        for query in queries:
-            best = max(score(query, c) for c in candidates if right(query, c))
-            total += 1 / (1 + sum(score(query, c) >= best for c in candidates if not right(query, c)))
-        return total / len(queries)
-
-    v, t = sorted(set(videos)), sorted(set(texts))
-    return {
-        "video_to_text/mrr": mean(v, t, lambda q, c: similarity[q, c], lambda q, c: (q, c) in shown),
-        "text_to_video/mrr": mean(t, v, lambda q, c: similarity[c, q], lambda q, c: (c, q) in shown),
-    }
-
-
 def test_equal_texts_and_equal_videos_are_one():
     found = gathered(5).retrieval_set()
     assert found.video_embeddings.shape == (4, 6)
@@ -65,35 +45,6 @@ def test_equal_texts_and_equal_videos_are_one():
     assert sorted(ids) == sorted(zip(VIDEOS, TEXTS, strict=True))
     assert [VIDEOS[place] for place in found.video_places] == sorted(set(VIDEOS))
     assert [TEXTS[place] for place in found.text_places] == sorted(set(TEXTS))
-
-
-def test_metrics_are_the_naive_ones():
-    whole = outputs()
-    similarity = {
-        (v, t): float(whole["video_embedding"][i].double() @ whole["text_embedding"][j].double())
-        for i, v in enumerate(VIDEOS)
-        for j, t in enumerate(TEXTS)
-    }
-    found = gathered(5).compute()
-    assert found["caption_loss"] == pytest.approx(0.5)
-    for name, value in naive_mrr(VIDEOS, TEXTS, similarity).items():
-        assert found[name] == pytest.approx(value)
-    assert {f"{d}/recall@{k}" for d in ("video_to_text", "text_to_video") for k in (1, 5)} < set(found)
-
-
-def test_parts_added_in_order_are_the_whole_to_the_bit():
-    whole, joined = gathered(5), VideoTextOutputs(CONFIG)
-    parts = [VideoTextOutputs(CONFIG), VideoTextOutputs(CONFIG), VideoTextOutputs(CONFIG)]
-    values = outputs()
-    for part, (start, stop) in zip(parts, [(0, 2), (2, 2), (2, 5)], strict=True):
-        if stop > start:
-            mine = {name: each[start:stop] for name, each in values.items()}
-            part.update(mine, batch(VIDEOS[start:stop], TEXTS[start:stop], start))
-        joined.add_document(part.to_document())
-    assert joined.compute() == whole.compute()
-    assert joined.sample_ids == whole.sample_ids
-    assert joined.caption_tokens.equal(whole.caption_tokens)
-    assert whole.caption_tokens.tolist() == np.arange(15).reshape(5, 3).tolist()
 
 
 def test_embeddings_that_are_no_numbers_measure_nothing():

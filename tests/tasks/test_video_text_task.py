@@ -58,13 +58,3 @@ def test_captions_are_written_only_when_asked_for():
         with task.writing_captions():
             assert task.forward(model, batch)["caption_tokens"].shape == (6, 6)
         assert "caption_tokens" not in task.forward(model, batch)
-
-
-def test_weights_scale_each_loss():
-    plan = planned()
-    one, other = weighted(plan, 1.0, 1.0), weighted(plan, 3.0, 0.5)
-    model, batch = built(one), pairs(plan=plan).whole()
-    outputs = {name: values.detach() for name, values in one.forward(model, batch).items()}
-    torch.testing.assert_close(other.loss(outputs, batch).total, 0.5 * one.loss(outputs, batch).total)
-    joint = [each.joint_loss(model, outputs, batch.tensors, range(6)) for each in (one, other)]
-    torch.testing.assert_close(joint[1], 3 * joint[0])

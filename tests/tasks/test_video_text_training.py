@@ -229,23 +229,6 @@ def test_what_does_not_go_together_is_refused_before_anything_is_made(tmp_path, 
 
 
 @pytest.mark.long
-def test_an_encoder_of_transformers_is_trained_too(run, tmp_path, tiny_bert):
-    paths, config, _ = run
-    config = config.model_copy(update={"text_encoder": tiny_bert, "epochs": 1, "caption_weight": 0.0})
-    outcome = train_video_text(paths, config, metric_log=Log())
-    weights = torch.load(paths.stage_training(STAGE) / "latest_checkpoint.pt", weights_only=True)
-    assert outcome.num_parameters > 0
-    assert any("joint.text.encoder" in name for name in _names(weights))
-
-
-def _names(document):
-    if isinstance(document, dict):
-        for key, value in document.items():
-            yield str(key)
-            yield from _names(value)
-
-
-@pytest.mark.long
 def test_clips_and_captions_of_the_sample_corpus_are_learned(tmp_path):
     """The built-in clips: 64 captions of the test part were never read in training, every pair of their words was."""
     config = resolve_config(
