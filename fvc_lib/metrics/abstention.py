@@ -56,7 +56,7 @@ def witnesses(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, folds: Ar
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
-        scores: float (N,), higher for fake, each by a network that was not trained on the video's group.
+        scores: float (N,), higher for fake, by networks that were not trained on the video's group.
         groups: (N,) of group ids of any type.
         folds: int (N,), number of the network that gave the score.
 
@@ -75,7 +75,7 @@ def witnesses(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, folds: Ar
 
 @dataclass(frozen=True)
 class PValues:
-    """The p-values of both answers for M videos, float64 (M,) each in (0, 1]; a small p-value rules the answer out."""
+    """The p-values of both answers for M videos, both float64 (M,) in (0, 1]; a small p-value rules the answer out."""
 
     real: FloatArray
     fake: FloatArray
@@ -89,8 +89,8 @@ class PValues:
         # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
         not_real, not_fake = self.real <= of_reals * (1 + 1e-12), self.fake <= of_fakes * (1 + 1e-12)
         # Both may be ruled out, by a score between the classes and far from both. Then the video is undecided too.
-        said = np.where(not_real & ~not_fake, FAKE, np.where(not_fake & ~not_real, REAL, UNDECIDED))
-        return [str(each) for each in said]
+        answers = np.where(not_real & ~not_fake, FAKE, np.where(not_fake & ~not_real, REAL, UNDECIDED))
+        return [str(answer) for answer in answers]
 
 
 def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
@@ -158,7 +158,7 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
             if own.size:
                 votes[group] -= _votes(label, known.scores[own], known.weights[own], known.scores[group])
                 others[group] -= 1
-        # Taking away what was added leaves rounding noise, and votes are counted in shares of a group.
+        # Subtraction leaves rounding noise, and votes are counted in shares of a group.
         found.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))
     return PValues(*found)
 
@@ -176,9 +176,9 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
     """
     from scipy.stats import hypergeom  # half a second to load
 
-    said, telling = np.array(answers), set()
+    given, telling = np.array(answers), set()
     for label, answer in ((0, REAL), (1, FAKE)):
-        votes = [float(known.weights[(known.labels == of) & (said == answer)].sum()) for of in (0, 1)]
+        votes = [float(known.weights[(known.labels == of) & (given == answer)].sum()) for of in (0, 1)]
         hits, alarms = math.floor(votes[label] + 1e-9), math.ceil(votes[1 - label] - 1e-9)
         own, other = known.num_groups[label], known.num_groups[1 - label]
         if hits and hypergeom.sf(hits - 1, own + other, hits + alarms, own) <= level:
@@ -205,12 +205,12 @@ class AbstentionRates:
 
 def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
     """Return the rates of ``answers`` (N,), the answers for the videos of ``known``."""
-    said = np.array(answers)
+    given = np.array(answers)
 
     def share(of: NDArray[np.bool_], answer: str) -> float:
         whole = float(known.weights[of].sum())
-        return float(known.weights[of & (said == answer)].sum()) / whole if whole else float("nan")
+        return float(known.weights[of & (given == answer)].sum()) / whole if whole else float("nan")
 
-    everything = np.ones(len(said), dtype=bool)
+    everything = np.ones(len(given), dtype=bool)
     real, fake = known.labels == 0, known.labels == 1
     return AbstentionRates(share(real, FAKE), share(fake, REAL), share(everything, UNDECIDED), known.num_groups)

@@ -179,7 +179,7 @@ def probabilities(logits: ArrayLike, temperature: ArrayLike) -> FloatArray:
 
     Args:
         logits: float (N,).
-        temperature: above 0; a number, or (N,) with the temperature of each row, such as its fold's.
+        temperature: above 0; a number, or (N,) with the temperature of each row, such as that of its fold.
 
     Raises:
         ValueError: a logit or temperature that is NaN or infinite, or a temperature that is not above 0.

@@ -163,7 +163,7 @@ class ConfusionCurve:
         return np.pad(divide(self.false_positives, self.num_real[:, None]), ((0, 0), (1, 0)))
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return ``(true_positives, false_positives)``, float64 (R,) each, at one threshold per set of weights.
+        """Return ``(true_positives, false_positives)``, both float64 (R,), at one threshold per set of weights.
 
         ``points`` (R,) are threshold numbers; at -1 nothing is called fake.
         """
@@ -189,7 +189,7 @@ class CurveMetric(Metric):
     """A metric that is computed from a confusion curve, with values in [0, 1].
 
     The value is NaN with fewer than ``fewest_reals`` reals. This is decided once, on all rows. In half-samples the
-    metric is computed with any number of reals: an interval from only those with many reals would be biased.
+    metric is computed with any number of reals: an interval from half-samples with many reals alone would be biased.
 
     Args:
         of_curve: function of a ``ConfusionCurve`` that returns (R,).
@@ -335,7 +335,7 @@ def partial_auc(curve: ConfusionCurve) -> FloatArray:
     end = 0.1
     alarms, hits = curve.false_positive_rates, curve.true_positive_rates
     width = alarms[:, 1:] - alarms[:, :-1]
-    inside = np.clip(end - alarms[:, :-1], 0, width)  # of each step the part below the end
+    inside = np.clip(end - alarms[:, :-1], 0, width)  # the part of a step below the end
     rise = (hits[:, 1:] - hits[:, :-1]) * divide(inside, width, undefined=0.0)
     area = (inside * (hits[:, :-1] + rise / 2)).sum(axis=1)
     least = end**2 / 2
@@ -455,7 +455,7 @@ def _where_two_classes(values: FloatArray, fakes: FloatArray, reals: FloatArray)
 def decide(scores: ArrayLike, threshold: ArrayLike) -> IntArray:
     """Return decisions int64 (N,): 1 (fake) where ``scores`` (N,) are at least ``threshold``, else 0 (real).
 
-    ``threshold`` is a number, or (N,) with the threshold of each row, such as its fold's.
+    ``threshold`` is a number, or (N,) with the threshold of each row, such as the threshold of its fold.
     """
     return (np.asarray(scores, dtype=np.float64) >= np.asarray(threshold, dtype=np.float64)).astype(np.int64)
 

@@ -23,7 +23,7 @@ class Stacking:
     intercept: float
 
     def log_odds(self, log_odds: FloatArray) -> FloatArray:
-        """Return the combined log odds (N,) of N videos from those of the detectors, (N, C)."""
+        """Return the combined log odds (N,) of N videos from the log odds of the detectors, (N, C)."""
         return np.asarray(self.intercept + log_odds @ self.weights)
 
 
@@ -43,7 +43,7 @@ def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
 
 
 def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> Stacking:
-    """Return the weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C each.
+    """Return the weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C.
 
     The loss is the negative log-likelihood plus a penalty: half of the squared intercept, and for each weight half of
     the squared difference from 1 / C times the mean square of all log odds. The loss is convex. With one class, or no

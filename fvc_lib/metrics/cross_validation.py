@@ -2,7 +2,7 @@
 
 - Ranking metrics are computed inside each fold and averaged; a fold's weight is its number of pairs of a fake and a
   real. ``within_folds`` explains why one ranking over all folds is wrong.
-- Metrics of decisions are computed once from the decisions of all folds, each made with the threshold of its fold.
+- Metrics of decisions are computed once from the decisions of all folds. A decision uses the threshold of its fold.
   Averages of per-fold F1 are biased (G. Forman and M. Scholz, "Apples-to-apples in cross-validation studies", SIGKDD
   Explorations 12, 2010).
 - Brier score and calibration error are computed once over all rows: a probability means the same in every fold.
@@ -92,7 +92,7 @@ def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | Non
 
     Args:
         metric: metric of one target.
-        targets: (N,), what each row is a test of, such as a generator.
+        targets: (N,), the target of each row, such as the generator that it tests.
         folds: (N,); ``metric`` is then computed within the folds of each target (``within_folds``). None: over all rows
             of a target.
     """
@@ -100,16 +100,18 @@ def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | Non
     rows_of = [np.flatnonzero(target_of_row == name) for name in sorted(set(target_of_row.tolist()))]
     of_target = [metric if folds is None else within_folds(metric, np.asarray(folds)[rows]) for rows in rows_of]
 
-    def each(definitions: list[Definition], labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+    def of_targets(
+        definitions: list[Definition], labels: IntArray, scores: FloatArray, weights: FloatArray
+    ) -> FloatArray:
         parts = zip(definitions, rows_of, strict=True)
         return np.stack([of(labels[rows], scores[rows], weights[:, rows]) for of, rows in parts])
 
     @functools.wraps(metric)
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        return np.asarray(each([part.definition for part in of_target], labels, scores, weights).mean(0))
+        return np.asarray(of_targets([part.definition for part in of_target], labels, scores, weights).mean(0))
 
     def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        values = each([part.in_halves for part in of_target], labels, scores, weights)
+        values = of_targets([part.in_halves for part in of_target], labels, scores, weights)
         defined = np.isfinite(values)
         return divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
 
@@ -130,7 +132,7 @@ def measure_over_folds(
         scores: float (N,), probabilities of fake.
         thresholds: a number, or float (N,); a score of at least its threshold means fake.
         folds: (N,), the fold of each row.
-        targets: (N,), what each row is a test of; the metric is then the mean over targets. None: one target.
+        targets: (N,), the target that each row tests; the metric is then the mean over targets. None: one target.
 
     Raises:
         KeyError: ``name`` is not in ``METRICS``.

@@ -21,7 +21,7 @@ class Declaration:
     name: str  # in tables and logs; ``recall@*`` stands for every name that begins with ``recall@``
     title: str  # in figures and pages, without its unit
     better: Better | None  # whether higher or lower values are better; None where neither is
-    says: str  # a sentence on what it measures
+    says: str  # a sentence on its meaning
     unit: str = ""  # unit of the values; ``target``: the unit of the predicted number; empty: none
     is_share: bool = False  # whether it lies in [0, 1], so that figures show the whole range
     chance: float | None = None  # value of a model that knows nothing; None where it depends on the data
@@ -96,7 +96,7 @@ def direction(metric: str) -> Better:
     """
     found = declaration(metric)
     if found is None or found.better is None:
-        known = ", ".join(each.name for each in declarations() if each.better)
+        known = ", ".join(declared.name for declared in declarations() if declared.better)
         raise ValueError(f"metric: got {metric!r}, wanted one of {known}; or say direction='lower' or 'higher'.")
     return found.better
 
@@ -113,6 +113,6 @@ declare("caption_loss", "Caption loss", "lower", "Negative log-likelihood of a c
 declare("masked_loss", "Masked loss", "lower", "Squared error of hidden frames' features.")
 declare("token_accuracy", "Token accuracy", "higher", "Share of next tokens that are the likeliest.", is_share=True)
 declare("accuracy", "Accuracy", "higher", "Share of right decisions.", is_share=True)
-declare("precision", "Precision", "higher", "Share of right ones among what is called so.", is_share=True)
+declare("precision", "Precision", "higher", "Share of right calls among all calls of a class.", is_share=True)
 declare("recall", "Recall", "higher", "Share of a class that is found.", is_share=True)
 declare("learning_rate", "Learning rate", None, "The optimizer's step size.")

@@ -133,7 +133,7 @@ def mean_lean(
         is_second: bool (N,) or (R, N), whether a video is of the second source; R assignments of sources to videos.
         scores: float (N,).
         folds: (N,), fold of each video.
-        targets: (N,), what each video is a test of; None: one target.
+        targets: (N,), the target (such as a generator) that each video tests; None: one target.
     """
     from scipy.stats import rankdata  # half a second to load
 
@@ -176,7 +176,7 @@ def leans_by_chance(
         scores: float (N,).
         groups: (N,) of group ids.
         folds: (N,), fold of each video.
-        targets: (N,), what each video is a test of; None: one target.
+        targets: (N,), the target (such as a generator) that each video tests; None: one target.
         draws: number of random deals.
         seed: seed of the deals.
     """

@@ -27,7 +27,7 @@ from fvc_lib.metrics.classification import (
 
 # Number of weights in memory at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
-_OF_ROOT = 1 + math.sqrt(2)  # a bias that falls with the root of n, over what it grows by in half of them
+_OF_ROOT = 1 + math.sqrt(2)  # a bias that falls with the root of n, relative to its growth in half of the groups
 _AT_THE_END = 1e-12  # as a share of a metric's range: nearer to its best or worst value is rounding
 
 
@@ -134,10 +134,10 @@ def group_intervals(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """Return the intervals of M metrics, equal to those of ``group_interval``, in less time.
+    """Return the intervals of M metrics, equal to the results of ``group_interval``, in less time.
 
     Half-samples are drawn once, and ranking metrics of the same scores share one curve. ``measures`` are M pairs of a
-    metric and the scores or decisions, float (N,), that it takes. Other arguments and errors are those of
+    metric and the scores or decisions, float (N,), that it takes. Other arguments and errors: see
     ``group_interval``.
     """
     drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
@@ -175,7 +175,7 @@ def interval_ends(
     confidence: float,
     is_distance: ArrayLike = False,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return ``(low, high)``, float64 (M,) each: the ends of the intervals that ``group_interval`` describes.
+    """Return ``(low, high)``, both float64 (M,): the ends of the intervals that ``group_interval`` describes.
 
     Args:
         values: float64 (M,), the values on all groups.
@@ -215,7 +215,7 @@ def interval_ends(
 
 
 def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return mean and root mean square over B, (M,) each, of ``replicates`` (M, B) minus ``values`` (M,).
+    """Return ``(mean, root_mean_square)`` over B, both (M,), of ``replicates`` (M, B) minus ``values`` (M,).
 
     NaN replicates do not count; the result is NaN where all are.
     """
@@ -503,5 +503,5 @@ def is_above_control(
     """
     if value is None or low is None or control_value is None or control_high is None:
         return False
-    # A comparison with NaN is false, which is what is wanted of an undefined number.
+    # A comparison with NaN is false, as it should be for an undefined number.
     return value - control_value > math.hypot(max(value - low, 0.0), max(control_high - control_value, 0.0))

@@ -173,7 +173,7 @@ def crossed_thresholds(point: OperatingPoint, labels: ArrayLike, scores: ArrayLi
     """
     checked, of_row = check_labels(labels), np.asarray(half)
     values = check_scores(scores, checked.size)
-    chosen = [threshold_at(point, checked[of_row == each], values[of_row == each]) for each in (0, 1)]
+    chosen = [threshold_at(point, checked[of_row == part], values[of_row == part]) for part in (0, 1)]
     return np.where(of_row == 0, chosen[1], chosen[0])
 
 

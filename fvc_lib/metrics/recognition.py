@@ -73,7 +73,7 @@ def top_k_measure(ranks: ArrayLike, k: int) -> Metric:
 
 
 def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArray]:
-    """Return ``precision``, ``recall`` and ``f1``, float64 (K,) each, of the K classes that occur among the labels.
+    """Return ``precision``, ``recall`` and ``f1``, float64 (K,), of the K classes that occur among the labels.
 
     Classes are in ascending order. Precision is 0 where the class is never predicted. F1 is the harmonic mean of both.
 
@@ -118,7 +118,7 @@ def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
 
 
 def _scores_of_sums(sums: FloatArray) -> dict[str, FloatArray]:
-    """Return ``precision``, ``recall`` and ``f1`` of K classes, (R, K) each; NaN where a class has no rows."""
+    """Return ``precision``, ``recall`` and ``f1`` of K classes, all (R, K); NaN where a class has no rows."""
     hits, support, called = np.split(sums, 3, axis=1)
     precision = np.where(support > 0, divide(hits, called, undefined=0.0), np.nan)
     f1 = np.where(support > 0, divide(2 * hits, support + called), np.nan)

@@ -37,7 +37,7 @@ declare("ndcg", "NDCG", "higher", "Discounted gain of all matches' ranks against
 declare("median_rank", "Median rank", "lower", "Half of the queries have their first match by this rank.")
 declare("mean_rank", "Mean rank", "lower", "Mean rank of the first match.")
 declare(
-    "mean_positive_similarity", "Mean similarity of what belongs together", "higher",
+    "mean_positive_similarity", "Mean similarity of matching pairs", "higher",
     "Mean dot product of pairs that match; their mean cosine where embeddings have norm 1.",
 )  # fmt: skip
 
@@ -123,7 +123,7 @@ def _rows(embeddings: Any, name: str) -> SingleArray:
 
 
 def _pairs(text_of_video: Any, num_videos: int, num_texts: int) -> tuple[IntArray, IntArray]:
-    """Return ``(video, text)``, the row numbers of the distinct pairs, int64 (P,) each."""
+    """Return ``(video, text)``, the row numbers of the distinct pairs, both int64 (P,)."""
     given = np.asarray(text_of_video)
     if given.dtype.kind in "iu" and given.shape == (num_videos,):
         given = np.stack([np.arange(num_videos), given], axis=1)
@@ -151,8 +151,8 @@ def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_
 class _Direction:
     """One direction of retrieval: the positives of all queries, and the wrong candidates that reach them.
 
-    The P positives are sorted by query, then by rising similarity. Query q has those from ``starts[q]`` to
-    ``starts[q + 1] - 1``.
+    The P positives are sorted by query, then by rising similarity. The positives of query q are at
+    ``starts[q]`` to ``starts[q + 1] - 1``.
 
     Args:
         queries: float32 (Q, D).
@@ -235,11 +235,11 @@ def token_f1(caption: str, references: Sequence[str]) -> float:
 
     Source: P. Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text" (EMNLP 2016).
     """
-    said, best = Counter(words(caption)), 0.0
+    written, best = Counter(words(caption)), 0.0
     for reference in references:
         wanted = Counter(words(reference))
-        total = said.total() + wanted.total()
-        best = max(best, 2 * (said & wanted).total() / total if total else 1.0)
+        total = written.total() + wanted.total()
+        best = max(best, 2 * (written & wanted).total() / total if total else 1.0)
     return best
 
 
@@ -252,9 +252,9 @@ def content_word_recall(caption: str, references: Sequence[str], content: Collec
 
     References without content words are skipped; NaN if all are.
     """
-    said = set(words(caption))
+    written = set(words(caption))
     wanted = [set(words(reference)).intersection(content) for reference in references]
-    return max((len(said & named) / len(named) for named in wanted if named), default=math.nan)
+    return max((len(written & named) / len(named) for named in wanted if named), default=math.nan)
 
 
 def mean_measure(name: str, values: ArrayLike) -> Metric:
@@ -291,16 +291,16 @@ def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
 
     The lengths are those of the caption and of the reference nearest in length.
     """
-    said, wanted = words(caption), [words(reference) for reference in references]
+    written, wanted = words(caption), [words(reference) for reference in references]
     columns = []
     for length in range(1, _LONGEST + 1):
         most: Counter[tuple[str, ...]] = Counter()
         for reference in wanted:
             most |= _grams(reference, length)
-        grams = _grams(said, length)
+        grams = _grams(written, length)
         columns += [(grams & most).total(), grams.total()]
-    nearest = min((len(text) for text in wanted), key=lambda size: (abs(size - len(said)), size), default=0)
-    return [*columns, len(said), nearest]
+    nearest = min((len(text) for text in wanted), key=lambda size: (abs(size - len(written)), size), default=0)
+    return [*columns, len(written), nearest]
 
 
 def _grams(text: Sequence[str], length: int) -> Counter[tuple[str, ...]]:

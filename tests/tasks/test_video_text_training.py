@@ -30,7 +30,6 @@ from fvc_lib.tasks.video_text.training import (
     train_video_text,
 )
 from fvc_lib.video.clips.store import ClipStore
-from tests.kits.video_text_kit import write_tiny_bert
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 SIDES = ("left", "right")
@@ -91,11 +90,6 @@ def tiny_config(folder, **changes) -> RunConfig:
     }  # fmt: skip
     (folder / "manifest.csv").touch()
     return resolve_config(values | changes, environ={})
-
-
-@pytest.fixture(scope="module")
-def tiny_bert(tmp_path_factory):
-    return write_tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def page_parts(evidence: FileEvidence, known: Known) -> dict[str, Any]:
     if mapped is not None and mapped.values is not None and not mapped.why_hidden:
         parts["heat_map"] = heat_map(mapped.picture, mapped.values, mapped.top)
         parts["heat_map_note"] = (
-            f"Check: deleting what it marks lowers the logit more than deleting the same shape elsewhere in the clip "
+            "Check: deleting the marked tiles lowers the logit more than deleting the same shape elsewhere in the clip "
             f"({PLACEMENTS} places, p = {mapped.p_value:.2f})."
         )
     return parts

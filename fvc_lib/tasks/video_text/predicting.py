@@ -1,6 +1,6 @@
 """Write captions and find the nearest texts for new videos with a trained network.
 
-Videos are decoded and described like those of the training's test part.
+Videos are decoded and described like the videos of the training's test part.
 """
 
 from collections.abc import Generator, Sequence
@@ -66,7 +66,7 @@ class VideoTextPredictor(OneNetwork):
             }  # fmt: skip
         self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
         if plan.captions:
-            self.notes.append("A caption is made of what the training texts say, and is written for every video.")
+            self.notes.append("A caption is made of the words of the training texts, and is written for every video.")
         if plan.contrastive:
             self.notes.append(
                 f"Nearest texts are those of the run's own {texts.height:,}, whatever the video shows; similarity "

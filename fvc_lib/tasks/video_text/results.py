@@ -47,7 +47,7 @@ def video_text_results(
         log: called with a line on the number of embeddings.
 
     Raises:
-        DataError: the ranks are not those of the embeddings, or the embeddings cannot be read.
+        DataError: the ranks are not the ranks of the embeddings, or the embeddings cannot be read.
     """
     pairs = tables.read_table(paths.video_texts, tables.VIDEO_TEXTS)
     ranks = tables.read_table(paths.retrieval_ranks, tables.RETRIEVAL_RANKS)

@@ -192,14 +192,14 @@ class PreparedSamples:
 
     Attributes:
         data: a data set with ``__len__`` and ``__getitems__``, and perhaps a ``stream``.
-        beside: further tensors by name, (N, ...), one row per sample.
+        extra: further tensors by name, (N, ...), one row per sample.
         num_hidden: number of frames to hide per clip; 0: no mask.
         seed: seed of the masks.
         epoch: epoch of the masks, from 0.
     """
 
     data: Any
-    beside: Mapping[str, Tensor]
+    extra: Mapping[str, Tensor]
     num_hidden: int = 0
     seed: int = 0
     epoch: int = 0
@@ -221,7 +221,7 @@ class PreparedSamples:
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the samples of ``indices`` as one batch."""
         batch: Batch = self.data.__getitems__(indices)
-        tensors = batch.tensors | {name: rows[list(indices)] for name, rows in self.beside.items()}
+        tensors = batch.tensors | {name: rows[list(indices)] for name, rows in self.extra.items()}
         if self.num_hidden:
             hidden = torch.zeros(tensors["frames"].shape[:2], dtype=torch.bool)
             for row, sample_id in zip(hidden, batch.sample_ids, strict=True):
@@ -400,7 +400,7 @@ class VideoTextParts:
 
     def samples(self, part: str, config: RunConfig) -> PreparedSamples:
         """Return the samples of a part, in the order of ``of(part)``."""
-        pairs, num_frames, num_hidden, beside = self.of(part), config.clips.num_frames, 0, dict[str, Tensor]()
+        pairs, num_frames, num_hidden, extra = self.of(part), config.clips.num_frames, 0, dict[str, Tensor]()
         data = VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
         if config.masked_weight:
             num_hidden = min(max(round(_MASKED_SHARE * num_frames), 1), num_frames - 1)
@@ -408,8 +408,8 @@ class VideoTextParts:
             texts = pairs["text"].unique(maintain_order=True).to_list()
             row_of = {text: row for row, text in enumerate(texts)}
             encoded = encoder_tensors(folder, texts, config.max_text_tokens)
-            beside = {name: rows[[row_of[text] for text in pairs["text"]]] for name, rows in encoded.items()}
-        return PreparedSamples(data, beside, num_hidden, stable_seed(STAGE, config.seed))
+            extra = {name: rows[[row_of[text] for text in pairs["text"]]] for name, rows in encoded.items()}
+        return PreparedSamples(data, extra, num_hidden, stable_seed(STAGE, config.seed))
 
 
 def train_video_text(
@@ -580,8 +580,8 @@ def text_tensors(config: RunConfig, tokenizer: TextTokenizer, texts: Sequence[st
     These are ``tokens`` int64 (N, L), and the inputs of a transformers text encoder if one is used.
     """
     folder = _encoder_folder(config)
-    beside = encoder_tensors(folder, texts, config.max_text_tokens) if folder else {}
-    return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(beside)
+    extra = encoder_tensors(folder, texts, config.max_text_tokens) if folder else {}
+    return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(extra)
 
 
 def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet) -> pl.DataFrame:

@@ -6,7 +6,7 @@ For the score over time the networks judge windows (short runs of frames) over t
 An occlusion map shows how much each part of a clip raises the networks' logit of fake. One tile is replaced by the
 local mean of its frame; the drop of the logit is the tile's value (Zeiler and Fergus, "Visualizing and understanding
 convolutional networks", ECCV 2014). This works for any network. A map can look convincing and mean nothing, so it must
-pass a deletion check: deleting what it marks must lower the logit more than deleting the same shape elsewhere in the
+pass a deletion check: deleting the marked tiles must lower the logit more than deleting the same shape elsewhere in the
 clip (after Petsiuk et al., "RISE", BMVC 2018).
 
 One file is in memory at a time. If one part of the evidence fails, the others are still made.
@@ -45,7 +45,7 @@ NO_NETWORK = "This is a video of the run, and the bundle does not have the netwo
 WINDOWS_LIMIT = "The run was evaluated on whole videos and not on windows: the curve shows where, and not how surely."
 MAP_LIMIT = (
     "The map shows what moved the networks' score in this clip, not what was forged. They may react to a trace that "
-    "honest editing leaves as well, use only a part of what was changed, and find changes in time in no one place."
+    "honest editing leaves as well, use only a part of the change, and find changes in time in no one place."
 )
 DECODE_SECONDS = 900.0  # the limit for a whole video
 _DECODE = "fvc_lib.video.clips.worker:make_windows"
@@ -105,7 +105,7 @@ class FileEvidence:
         clips: uint8 (N, T, 3, H, W), the clips that the file's score was computed from, without black bars.
         windows: the score over time.
         occlusion: the map of the parts that raise the score.
-        provenance: what the file claims about its origin.
+        provenance: the claims of the file about its origin.
         notes: sentences on why parts do not apply.
         failures: the errors of parts that failed; another attempt may succeed.
     """
@@ -304,8 +304,8 @@ def occlusion_map(
     p_value, why_hidden = _deletion_check(mean_logits, drops), ""
     if p_value > MAX_P:
         why_hidden = (
-            f"deleting what it marks lowers the score no more than deleting as much elsewhere (p = {p_value:.2f}, at "
-            f"most {MAX_P:g} is allowed)"
+            "deleting the marked tiles lowers the score no more than deleting as much elsewhere "
+            f"(p = {p_value:.2f}, at most {MAX_P:g} is allowed)"
         )
     values = np.clip(drops.ravel()[tile_of_pixel] / top, 0, None).astype(np.float32)
     return OcclusionMap(seen, values, top, p_value, why_hidden)

@@ -8,7 +8,7 @@ learned other labels), all videos are undecided.
 Files are processed in blocks, so memory does not grow with their number. Each finding (the scores of a file) is
 appended to a journal at once. If a call is killed, another call with the same folder continues and scores no file
 twice. The journal holds no verdicts, so a call with another rule uses the same findings. Files can be split into shards
-(``find_out_shard``), each with its own journal.
+(``find_out_shard``); every shard has a journal.
 """
 
 import json
@@ -105,7 +105,7 @@ class Verdicts:
         num_resumed: number of files whose findings an earlier call had stored.
         detector: the detector that scored the files.
         rule: the rule that gave the verdicts.
-        limits: sentences on what the verdicts do not show.
+        limits: sentences on the limits of the verdicts.
         files: paths of two files with the rows of all videos: CSV, where reasons are one text, and JSON lines, where
             they are a list.
     """

@@ -194,10 +194,10 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
         "fakes called real; where neither answer keeps to that, undecided."
     )
     yield (
-        f"On the run's own {known.tested.height:,} tested videos, each set against those of other groups: "
+        f"On the run's own {known.tested.height:,} tested videos, compared with the videos of other groups: "
         f"{percent(rates.called_fake)} of the reals called fake, {percent(rates.called_real)} of the fakes called "
-        f"real, {percent(rates.undecided)} undecided ({reals:,} groups with reals, {fakes:,} with fakes, each with one "
-        "vote)."
+        f"real, {percent(rates.undecided)} undecided ({reals:,} groups with reals, {fakes:,} with fakes, one vote per "
+        "group)."
     )
     for answer, rate, groups in zip((FAKE, REAL), rule.rates, rates.num_groups, strict=True):
         if (least := 1 / (groups + 1)) > rate * (1 + 1e-12):
@@ -207,8 +207,8 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
             )
         elif answer not in telling:
             yield (
-                f"Nothing is called {answer}: of the run's own videos this is not said more often where it is right "
-                "than where it is wrong, by more than chance."
+                f"Nothing is called {answer}: on the run's own videos this answer is not given more often where it is "
+                "right than where it is wrong, by more than chance."
             )
     if rule.prior is not None:
         yield _prior_sentence(known, rule.prior)

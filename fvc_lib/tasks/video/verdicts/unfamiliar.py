@@ -11,7 +11,7 @@ share of the run's videos with at least its distance. It is that of a cross-conf
 videos from the same source as the run's, at most about a share p has a quantile of p or less. Videos of one group are
 not independent, so every group has one vote, and with few groups no video can be called unlike them.
 
-For the network of all groups, new videos are compared with those that chose its epoch, which it was not trained on.
+For the network of all groups, new videos are compared with the videos that chose its epoch. It was not trained on them.
 """
 
 import logging
@@ -268,7 +268,7 @@ class FeatureDistance:
         """Return the references stored in ``arrays`` (see the method ``arrays``).
 
         Raises:
-            ValueError: ``arrays`` are not exactly those of ``folds``, or have a wrong shape, dtype or value.
+            ValueError: ``arrays`` are not exactly the arrays of ``folds``, or have a wrong shape, dtype or value.
         """
         if set(arrays) != {f"{name}_{fold}" for fold in folds for name in ("fold", "groups")}:
             raise ValueError(f"got the arrays {', '.join(sorted(arrays)[:6])}, wanted two of each network")
