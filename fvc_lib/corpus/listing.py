@@ -254,7 +254,7 @@ def read_corpus(
     """List a corpus of videos without opening a video.
 
     Args:
-        corpus: a folder, a manifest file, a tar or a pattern of tars (``tar_patterns``).
+        corpus: a folder, a manifest file, a tar or a pattern of tars (``tars_of``).
         allow_outside: take listed files outside the corpus folder, and follow links.
         label_map: labels of a table, in lower case, that mean real or fake.
         unused_labels: ``label_map`` may name labels without a row.

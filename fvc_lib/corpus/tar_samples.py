@@ -44,7 +44,7 @@ def tars_in(corpus: Path) -> list[str]:
     be read.
 
     Raises:
-        UsageError: the pattern is unusable (see ``tar_patterns.tars_of``).
+        UsageError: the pattern is unusable (see ``run_paths.tars_of``).
     """
     folder = tar_folder(corpus)
     if is_pattern(corpus):
@@ -73,7 +73,7 @@ def tar_samples(
     texts of its folder: ``KEY.cls`` is the text of ``KEY/000.png``.
 
     Raises:
-        UsageError: the pattern is unusable (see ``tar_patterns.tars_of``).
+        UsageError: the pattern is unusable (see ``run_paths.tars_of``).
     """
     samples, damaged = list[TarSample](), list[str]()
     for name in tars_in(corpus):

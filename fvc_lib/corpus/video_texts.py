@@ -116,7 +116,7 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     ``split`` and ``group`` are read from ``KEY.json``, too.
 
     Raises:
-        UsageError: a pattern is unusable (see ``tar_patterns.tars_of``).
+        UsageError: a pattern is unusable (see ``run_paths.tars_of``).
     """
     files, rejections = tar_files(Path(corpus), allow_outside), Rejections()
     samples, notes = tar_samples(Path(corpus), files, rejections)
@@ -211,7 +211,7 @@ def index_video_texts(
         stop: called after each file; true stops, and a later call continues.
 
     Raises:
-        UsageError: the corpus has no such manifest, or a pattern of tars is unusable (``tar_patterns.tars_of``).
+        UsageError: the corpus has no such manifest, or a pattern of tars is unusable (``run_paths.tars_of``).
         DataError: no usable pair, too many lost, or too few groups for three parts.
         LeakageError: the manifest's own split has a group or a video on two sides.
         StoppedError: ``stop`` returned true.

@@ -194,7 +194,7 @@ def read_tar_shards(corpus: Path) -> Listing:
     for every picture. If the folder has a manifest, that is read instead.
 
     Raises:
-        UsageError: a pattern of tars or a manifest is unusable (``tar_patterns.tars_of``, ``read_manifest``).
+        UsageError: a pattern of tars or a manifest is unusable (``run_paths.tars_of``, ``read_manifest``).
         DataError: no video has a usable label.
     """
     manifests = [corpus / name for name in PREFERRED_NAMES if corpus.is_dir() and (corpus / name).is_file()]
