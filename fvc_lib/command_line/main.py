@@ -169,6 +169,10 @@ _FULL = "Make room (run_notebooks.py clean shows what may go), or choose another
     "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
     help="slurm: submit the run as dependent jobs, one array task per fold, with the settings of slurm/site.conf.",
 )  # fmt: skip
+@click.option(
+    "--tasks", metavar="KEYS",
+    help="With --resume RUN: only these tasks or stages, comma-separated, while other jobs work on others.",
+)  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with reasons, and stop; writes nothing.")
 @click.pass_context
