@@ -28,7 +28,6 @@ from fvc_lib.corpus.corpus_files import (
 from fvc_lib.corpus.listing import attributes_text
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.video.decode.file_parts import picture_names
 
 GROUP_COLUMNS = ("group", "group_id")
@@ -360,32 +359,25 @@ def _text_lines(path: Path, separator: str) -> tuple[_Lines, str]:
 _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
 
 
-def parquet_problem(path_text: str) -> str:
-    """Return why a Parquet table cannot be read into memory, else the empty text. Meant for a worker process."""
-    path, taken = Path(path_text), 0
-    most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
-    try:
-        for row in _parquet_frame(path).iter_rows():
-            taken += sum(64 + len(_parquet_cell(value)) for value in row)
-            if taken > most:
-                return f"its cells take more than {most >> 20:,} MiB, too much for a file of its size"
-    except (pl.exceptions.PolarsError, OSError) as error:
-        return f"is not a Parquet table: {error}"
-    return ""
-
-
 def _parquet_lines(path: Path) -> _Lines:
-    (answer,) = run_isolated(f"{__name__}:{parquet_problem.__name__}", [str(path.absolute())])
-    problem = answer.value if answer.failure is None else f"cannot be unpacked: {answer.detail}"
-    if problem:
-        raise UsageError(f"{path.name}: {problem}. Give a CSV or Parquet file that holds what it says.")
-    frame = _parquet_frame(path)
+    import pyarrow as pa
+    import pyarrow.parquet as pq  # for Parquet tables alone
+
+    most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
+    frame = pl.DataFrame()
+    try:
+        with path.open("rb") as stream:  # by its name, '[' and '*' in it would be a pattern
+            facts = pq.read_metadata(stream)
+            taken = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
+            if taken <= most:
+                stream.seek(0)
+                frame = pl.read_parquet(stream)
+    except (pl.exceptions.PolarsError, pa.ArrowException) as error:
+        raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
+    texts = frame.select(pl.col(pl.String).str.len_bytes().sum())  # the file holds repeated texts once
+    if taken + sum(texts.row(0) if texts.height else ()) > most:
+        raise UsageError(f"{path.name}: its cells take more than {most >> 20:,} MiB, too much for a file of its size.")
     return [frame.columns, *([_parquet_cell(value) for value in row] for row in frame.iter_rows())]
-
-
-def _parquet_frame(path: Path) -> pl.DataFrame:
-    with path.open("rb") as stream:  # by its name, '[' and '*' in it would be a pattern
-        return pl.read_parquet(stream)
 
 
 def _parquet_cell(value: object) -> str:

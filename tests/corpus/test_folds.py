@@ -42,7 +42,7 @@ SIZES = st.lists(st.one_of(PURE, MIXED), min_size=4, max_size=24)
 COUNTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)).filter(any), min_size=4, max_size=7)
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(SIZES, st.integers(2, 6), st.integers(0, 99), st.floats(0.1, 0.5), st.randoms(use_true_random=False))
 def test_groups_stay_whole_in_folds_splits_and_shuffled_labels_in_any_order_of_rows(
     groups: list[tuple[int, int]], num_folds: int, seed: int, share: float, random
@@ -83,7 +83,7 @@ def test_groups_stay_whole_in_folds_splits_and_shuffled_labels_in_any_order_of_r
         assert all(part["label"].n_unique() == 2 for part in parts)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.lists(PURE, min_size=4, max_size=24), st.integers(2, 4), st.integers(0, 99))
 def test_shuffled_labels_are_spread_evenly_over_the_true_ones(
     groups: list[tuple[int, int]], num_folds: int, seed: int
@@ -98,6 +98,7 @@ def test_shuffled_labels_are_spread_evenly_over_the_true_ones(
             assert abs((stratum["drawn"] == "fake").sum() - share * stratum.height) <= 1
 
 
+@settings(max_examples=40)
 @given(COUNTS, st.sampled_from([(0.5, 0.5), (0.75, 0.25), (1 / 3, 1 / 3, 1 / 3)]), st.integers(0, 5))
 def test_no_move_or_swap_of_groups_improves_the_balance(
     drawn: list[tuple[int, int]], drawn_shares: tuple[float, ...], seed: int
@@ -175,7 +176,7 @@ def corpora(draw: st.DrawFn) -> Rows:
     return rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(corpora(), st.randoms(use_true_random=False), st.integers(0, 3))
 def test_parts_keep_groups_and_official_parts_and_are_filled_where_groups_suffice(rows: Rows, random, seed) -> None:
     result = split_parts(*zip(*rows, strict=True), seed=seed)

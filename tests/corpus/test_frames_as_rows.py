@@ -1,8 +1,6 @@
 """Pictures that are frames: one video for each folder of them, in every layout, or a refusal that names the layout."""
 
 import io
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -276,12 +274,3 @@ def test_loose_pictures_alone_and_pictures_without_a_layout_are_refused_with_the
         pictures = folder_of(tmp_path / folder, frames("x", ending="jpg") | {"0.jpg": ""})
         with pytest.raises(UsageError, match=r"real/VIDEO/000\.png or \.jpg"):
             read_corpus(pictures)
-
-
-def test_made_up_frames_of_which_nothing_tells_the_label_are_so_many_videos(tmp_path, shared):
-    recipe = shared / "media/odd/frame_rows_synthetic.py"
-    subprocess.run([sys.executable, recipe, tmp_path / "rows"], check=True)
-    for name, groups in (("list.csv", 24), ("grouped.csv", 24)):
-        index, _, _ = build(tmp_path / "rows" / name, tmp_path / name)
-        assert (index.height, index["group_id"].n_unique()) == (24, groups)
-        assert set(index["num_frames"]) == {6}

@@ -37,7 +37,7 @@ def scattered(rng: np.random.Generator, centres: np.ndarray, count: int) -> np.n
 CORPUS_SIZES = (1, 300, 3_000, 100_000, 10_000_000)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(0, 12), st.integers(0, 12), st.sampled_from(CORPUS_SIZES)
 )
@@ -49,17 +49,7 @@ def test_every_pair_is_found_once(seed: int, max_bits: int, num_queries: int, nu
     assert found(queries, entries, max_bits, blocks) == naive(queries, entries, max_bits)
 
 
-@pytest.mark.parametrize("max_bits", range(13))
-@pytest.mark.parametrize("size", CORPUS_SIZES)
-def test_blocks_cannot_all_differ_in_more_than_their_radius(max_bits: int, size: int) -> None:
-    blocks = blocks_for(max_bits, size, size)
-    bits = [block.start + bit for block in blocks for bit in range(block.size)]
-    assert len(set(bits)) == len(bits)
-    assert set(bits) <= set(range(64))
-    assert sum(block.radius + 1 for block in blocks) > max_bits or blocks == (Block(0, 0, 0),)
-
-
-@pytest.mark.parametrize("size", CORPUS_SIZES)
+@pytest.mark.parametrize("size", [1, 3_000, 10_000_000])
 @pytest.mark.parametrize("least", ["at once", "never"])
 def test_codes_that_many_share_in_a_block_are_found_once(size: int, least: str, monkeypatch) -> None:
     monkeypatch.setattr(near_duplicates, "_LARGE_PAIRS", 2 if least == "at once" else 1 << 40)

@@ -77,7 +77,7 @@ def hash_lists(draw: st.DrawFn) -> list[str | None]:
     """Few centres, and hashes a few bits away from them, so that there are pairs, ties and near misses."""
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
-    num_videos = draw(st.integers(0, 9))
+    num_videos = draw(st.integers(0, 7))
     centres = rng.integers(0, 2**64, (3, NUM_WINDOWS), dtype=np.uint64)
     texts: list[str | None] = []
     for _ in range(num_videos):
@@ -103,12 +103,12 @@ def hash_lists(draw: st.DrawFn) -> list[str | None]:
 @pytest.fixture(params=["compared", "looked up"])
 def _either_way(request, monkeypatch):
     if request.param == "looked up":
-        monkeypatch.setattr(near_duplicates, "blocks_for", lambda bits, *_: blocks_for(bits, 100_000, 3_000_000))
+        monkeypatch.setattr(near_duplicates, "blocks_for", lambda bits, *_: blocks_for(bits, 3_000, 90_000))
 
 
 @pytest.mark.usefixtures("_either_way")
 class TestAgainstTheNaiveDefinition:
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(hash_lists(), st.integers(0, 8))
     def test_links_connect_what_the_pairs_connect_and_no_more(self, hashes, max_bits):
         links, pairs = near_duplicate_links(hashes, max_bits), naive_pairs(hashes, max_bits)
@@ -119,38 +119,38 @@ class TestAgainstTheNaiveDefinition:
         assert connected(len(hashes), links) == clusters
         assert len(links) == len(hashes) - len(set(clusters))
 
-    @pytest.mark.parametrize("shared", ["one frame", "three frames", "all but a few bits"])
+    @pytest.mark.parametrize("shared", ["three frames", "all but a few bits"])
     def test_codes_that_many_videos_share(self, shared, monkeypatch):
         """As a matrix: of a frame that many share, of half of the frames, and of copies no two of which are equal."""
         monkeypatch.setattr(near_duplicates, "_LARGE_PAIRS", 4)
         monkeypatch.setattr(near_duplicates, "_TILE_PAIRS", 128)
         rng = np.random.default_rng(5)
-        table = rng.integers(1, 2**64, (36, 6, NUM_WINDOWS), dtype=np.uint64)
+        table = rng.integers(1, 2**64, (24, 6, NUM_WINDOWS), dtype=np.uint64)
         if shared == "all but a few bits":
             table[:] = table[:1]
             table[::3] ^= rng.integers(1, 2**64, (6, NUM_WINDOWS), dtype=np.uint64)  # another video, copied likewise
             table ^= np.uint64(1) << rng.integers(0, 64, table.shape, dtype=np.uint64)
         else:
-            table[:, 2 : 3 + 2 * (shared == "three frames"), 0] = table[0, 2, 0]
+            table[:, 2:5, 0] = table[0, 2, 0]
             table[7, :, 0] = table[20, :, 0]
             table[8, 3:, 0] = mirror_bit_by_bit(int(table[8, 3, 0]))
             table[9, [0, 2, 3], 0] = 0
         hashes = [hash_text(frames) for frames in table]
         clusters = connected(len(hashes), near_duplicate_pairs(hashes, 8))
-        assert len(set(clusters)) == {"one frame": 35, "three frames": 35, "all but a few bits": 2}[shared]
+        assert len(set(clusters)) == {"three frames": 23, "all but a few bits": 2}[shared]
         assert connected(len(hashes), near_duplicate_links(hashes, 8)) == clusters
 
-    def test_a_thousand_copies_of_few_videos_and_strangers_that_share_a_frame(self, monkeypatch):
-        monkeypatch.setattr(near_duplicates, "_QUERIES_AT_ONCE", 500)
+    def test_many_copies_of_few_videos_and_strangers_that_share_a_frame(self, monkeypatch):
+        monkeypatch.setattr(near_duplicates, "_QUERIES_AT_ONCE", 100)
         rng = np.random.default_rng(6)
-        table = rng.integers(1, 2**64, (1500, 4, NUM_WINDOWS), dtype=np.uint64)
-        table[:1000] = table[np.arange(1000) % 3]
-        table[:1000] ^= np.uint64(1) << rng.integers(0, 64, (1000, 4, NUM_WINDOWS), dtype=np.uint64)
-        table[1000:, 1] = table[1000, 1]
+        table = rng.integers(1, 2**64, (300, 4, NUM_WINDOWS), dtype=np.uint64)
+        table[:200] = table[np.arange(200) % 3]
+        table[:200] ^= np.uint64(1) << rng.integers(0, 64, (200, 4, NUM_WINDOWS), dtype=np.uint64)
+        table[200:, 1] = table[200, 1]
         hashes = [hash_text(frames) for frames in table]
         links = near_duplicate_links(hashes, 8, threads=1)
-        assert connected(1500, links) == [number % 3 if number < 1000 else number for number in range(1500)]
-        assert len(links) == 997
+        assert connected(300, links) == [number % 3 if number < 200 else number for number in range(300)]
+        assert len(links) == 197
         assert near_duplicate_links(hashes, 8, threads=4) == links
 
 
@@ -185,10 +185,10 @@ COPIES = {
 
 @pytest.mark.parametrize("copy", COPIES)
 def test_copies_are_found_and_strangers_are_not(copy):
-    originals = [footage(seed) for seed in range(6)]
+    originals = [footage(seed) for seed in range(3)]
     copies = [COPIES[copy](frames) for frames in originals]
     hashes = [perceptual_hash(np.ascontiguousarray(frames)) for frames in [*originals, *copies]]
-    assert near_duplicate_pairs(hashes, 10) == [(i, i + 6) for i in range(6)]
+    assert near_duplicate_pairs(hashes, 10) == [(i, i + 3) for i in range(3)]
 
 
 PLAIN = {

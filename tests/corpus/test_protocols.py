@@ -86,7 +86,7 @@ def never_tells(*_: object) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.integers(30, 60), st.integers(0, 10_000))
 def test_nothing_crosses_and_no_video_is_lost_or_tested_twice(protocol: str, num_groups: int, seed: int) -> None:
     index, config = corpus(num_groups, seed), config_of(protocol)
@@ -242,19 +242,18 @@ def told_by_length(index: pl.DataFrame, folds: pl.DataFrame, config: RunConfig) 
     return controls.auc_within_folds(controls.metadata_only(index, folds, controls.LENGTH), "group_id", config)
 
 
-@pytest.mark.parametrize("protocol", ["length_matched", "metadata_matched"])
-def test_a_detector_of_length_alone_scores_high_until_lengths_are_matched(protocol: str) -> None:
-    index = corpus(300, 5)
+def test_a_detector_of_length_alone_scores_high_until_lengths_are_matched() -> None:
+    index = corpus(200, 5)
     before = told_by_length(index, folds_tested(made(index, config_of("kfold"))), config_of("kfold"))
     assert before.low > 0.75
-    config = config_of(protocol)
+    config = config_of("length_matched")
     table = made(index, config)
     folds = folds_tested(table)
     after = told_by_length(index, folds, config)
     assert after.low <= 0.5 <= after.high + 0.05
     assert (folds["label"] == "fake").mean() == 0.5
     dropped = left_out_table(table)["videos"].sum()
-    assert dropped == index.height - folds.height > 50
+    assert dropped == index.height - folds.height > 30
 
 
 def test_a_real_and_the_fake_like_it_lie_in_one_fold_where_groups_allow() -> None:

@@ -160,9 +160,10 @@ class TestManifest:
         assert reasons(listing) == {"../gone.mp4": "missing_video"}
         assert read_corpus(manifest).rejected.filter(reason="outside_corpus").height == 4  # it holds for one call
 
-    @pytest.mark.parametrize("separator", [",", ";", "\t"])
-    @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be-bom"])
-    @pytest.mark.parametrize("suffix", ["csv", "tsv"])
+    @pytest.mark.parametrize(
+        ("separator", "encoding", "suffix"),
+        [(",", "utf-8-sig", "csv"), (";", "utf-16", "csv"), ("\t", "utf-16-be-bom", "tsv"), (";", "utf-8", "tsv")],
+    )
     def test_separator_and_encoding_are_recognised(
         self, tmp_path: Path, separator: str, encoding: str, suffix: str
     ) -> None:
@@ -248,7 +249,8 @@ def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch)
 
 def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "bomb.parquet"
-    pl.DataFrame({"path": ["x" * 900_000] * 90, "label": ["real"] * 90}).write_parquet(path)
-    assert path.stat().st_size < 50_000
-    with pytest.raises(UsageError, match=r"bomb\.parquet: (its cells take more than|cannot be unpacked)"):
-        read_corpus(path)
+    for paths in (["x" * 900_000] * 90, ["x" * 80_000_000]):
+        pl.DataFrame({"path": paths, "label": "real"}).write_parquet(path)
+        assert path.stat().st_size < 50_000
+        with pytest.raises(UsageError, match=r"bomb\.parquet: its cells take more than"):
+            read_corpus(path)
