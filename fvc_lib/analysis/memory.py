@@ -67,13 +67,10 @@ class MemoryFindings:
 
     @property
     def out_of_memory(self) -> pl.DataFrame:
-        """One row per out-of-memory.
-
-        ``micro_batch_next`` is the micro-batch after it. ``context_file`` is the file in ``memory/oom/`` about it.
-        """
+        """One row per out-of-memory; ``micro_batch_next`` is the micro-batch after it."""
         columns = ("stage", "fold", "phase", "epoch", "global_step", "happened_in", "asked_mb", "micro_batch")
         rows = self.events.filter(pl.col("kind") == "out_of_memory")
-        return rows.select(*columns, "micro_batch_next", "context_file")
+        return rows.select(*columns, "micro_batch_next")
 
 
 def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:

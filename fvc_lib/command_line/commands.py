@@ -182,13 +182,14 @@ def detectors(name: str | None) -> None:
     A network of your own is -p model path/to/my_net.py:MyNet.
     """
     from fvc_lib.detectors import listing  # torch takes a second to load
+    from fvc_lib.services.registry import DETECTORS
 
     if name:
         click.echo(listing.facts_of(name).text())
         return
     click.echo(_DETECTOR_ROW.format("name", "parameters", "GFLOPs", "clip", "weights", "licence of them", "runs here"))
-    for facts in listing.all_facts():
-        click.echo(_DETECTOR_ROW.format(*facts.row()))
+    for each in DETECTORS.names():
+        click.echo(_DETECTOR_ROW.format(*listing.facts_of(each).row()))
     click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
 
 

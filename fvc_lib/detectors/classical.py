@@ -338,24 +338,23 @@ def trunk_config(config: RunConfig) -> RunConfig:
 
 def refuse_settings(config: RunConfig) -> None:
     """Raise ``UsageError`` if ``config`` has settings that do not apply to a model on features."""
-    model = f"model {config.model!r} is fitted to features of whole videos"
-    if config.class_balance not in ("loss", "none"):
-        raise UsageError(
-            f"class_balance {config.class_balance!r}: {model} and draws no batches. Use loss, which weighs videos by "
-            "class, or none."
-        )
-    if config.num_ranks > 1:
-        raise UsageError(f"num_ranks {config.num_ranks}: {model}, in one process. Use num_ranks 1.")
-    if config.device not in ("auto", "cpu"):
-        raise UsageError(f"device {config.device!r}: {model}, on the CPU. Leave device out.")
+    wrong: dict[str, object] = {
+        "class_balance": config.class_balance not in ("loss", "none"),
+        "num_ranks": config.num_ranks > 1,
+        "device": config.device not in ("auto", "cpu"),
+        "head": config.head,
+    }
     if config.of_features == "embedding":
-        if config.tune not in ("", "head") or config.head or config.l2_normalise:
-            raise UsageError(f"tune, head, l2_normalise: {model} from a frozen trunk. Leave them out.")
-        return
-    if config.model_weights or config.crop or config.clips_per_video > 1 or config.head or config.tune:
+        wrong |= {"tune": config.tune not in ("", "head"), "l2_normalise": config.l2_normalise}
+    else:
+        wrong |= {
+            "model_weights": config.model_weights, "crop": config.crop, "clips_per_video": config.clips_per_video > 1,
+            "tune": config.tune,
+        }  # fmt: skip
+    if names := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(
-            f"model_weights, crop, clips_per_video, head, tune: {model}, and has neither clips nor a network. Leave "
-            "them out."
+            f"{', '.join(names)}: model {config.model!r} is fitted to features of whole videos, in one process on the "
+            "CPU. Leave them out (class_balance: loss or none)."
         )
 
 

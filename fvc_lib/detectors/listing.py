@@ -3,7 +3,7 @@
 import importlib.util
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,49 +38,42 @@ class DetectorFacts:
 
     def row(self) -> list[str]:
         """Return a table row: name, parameters, GFLOPs, clip, weights, licence, and whether it runs here."""
-        parameters = "" if self.num_parameters is None else f"{self.num_parameters / 1e6:.3g} M"
-        operations = (
-            "" if self.gflops is None else f"{self.gflops:,.0f}" if self.gflops >= 100 else f"{self.gflops:.3g}"
-        )
         fetched = bool(self.spec.weights or self.spec.name.endswith(":NAME"))
-        brought = "brought" if self.spec.brings_weights else "to fetch" if fetched else "from scratch"
-        here = "yes" if not self.trouble else f"needs {', '.join(self.missing)}" if self.missing else "no"
-        return [self.spec.name, parameters, operations, self.clip, brought, self.spec.weights_licence, here]
+        return [
+            self.spec.name,
+            "" if self.num_parameters is None else f"{self.num_parameters / 1e6:.3g} M",
+            "" if self.gflops is None else f"{self.gflops:,.4g}",
+            self.clip,
+            "brought" if self.spec.brings_weights else "to fetch" if fetched else "from scratch",
+            self.spec.weights_licence,
+            "yes" if not self.trouble else f"needs {', '.join(self.missing)}" if self.missing else "no",
+        ]
 
     def text(self) -> str:
         """Return all facts and a command that uses the detector, one fact per line."""
-        spec, begin = self.spec, f"{command_text()} -p corpus FOLDER"
-        named = spec.name if spec.brings_weights else spec.name.replace("NAME", "resnet50")
-        use = f"{begin} -p num_frames 0 -p fixed_size 0 -p model {named}"
-        how = "taken by themselves" if spec.brings_weights else "fetch them, then -p model_weights FILE_OR_FOLDER"
-        lines = {"paper": spec.paper, "code": spec.licence}
-        if spec.of_features:
-            of_trunk = "the features that a frozen trunk gives of its clips"
-            is_forensic = spec.of_features == "forensic"
-            lines["sees"] = "forensic features (run_notebooks.py features)" if is_forensic else of_trunk
-            use = f"{begin} -p model {spec.name.replace('NAME', 'efficientnet_lite0')}"
-        else:
-            lines |= {
-                "clip": f"{spec.num_frames} frames of {spec.side} x {spec.side} pixels",
-                "sampled": f"{spec.frame_sampling}, {spec.frame_fit}; -p frame_sampling for another",
-                "normalisation": spec.normalisation,
-                "trained": f"{spec.tune}; -p tune head, norms, last:N, effort or all for another choice",
-            }
-            if spec.build is None and spec.of_name is None:
-                lines["head"] = f"{spec.head}; -p head mean, attention, gru or path for another"
-            if self.num_parameters is not None and self.gflops is not None:
-                lines["size"] = f"{self.num_parameters:,} parameters, {self.gflops:,.4g} GFLOPs per clip"
-            if spec.weights:
-                lines |= {"weights": f"{spec.weights}: {how}", "": spec.weights_licence}
-                use += "" if spec.brings_weights else " -p model_weights FILE_OR_FOLDER"
-            if self.batch_norms:
-                lines["batch norms"] = (
-                    f"{len(self.batch_norms)}, the first {self.batch_norms[0]}: trained only where "
-                    "-p batch_size is the effective_batch_size; use group norm, or freeze them"
-                )
-        if self.trouble:
-            lines["not here"] = self.trouble
-        shown = "\n".join(f"  {name:<14} {value}" for name, value in {**lines, "use": use}.items())
+        spec = self.spec
+        to_fetch = bool(spec.weights) and not spec.brings_weights
+        lines = {
+            "paper": spec.paper,
+            "code": spec.licence,
+            "clip": "" if spec.of_features else f"{spec.num_frames} frames of {spec.side} x {spec.side} pixels",
+            "sees": f"{spec.of_features} features of a video" if spec.of_features else "",
+            "sampled": "" if spec.of_features else f"{spec.frame_sampling}, {spec.frame_fit}",
+            "normalisation": spec.normalisation,
+            "trained": spec.tune,
+            "head": spec.head if spec.build_trunk else "",
+            "size": f"{self.num_parameters:,} parameters, {self.gflops or 0:,.4g} GFLOPs per clip"
+            if self.num_parameters
+            else "",
+            "weights": ", ".join(filter(None, [spec.weights, spec.weights_licence])),
+            "batch norms": f"{len(self.batch_norms)}: they need -p batch_size equal to effective_batch_size"
+            if self.batch_norms
+            else "",
+            "not here": self.trouble,
+            "use": f"{command_text()} -p corpus FOLDER -p num_frames 0 -p fixed_size 0 -p model {spec.name}"
+            + " -p model_weights FILE_OR_FOLDER" * to_fetch,
+        }
+        shown = "\n".join(f"  {name:<14} {value}" for name, value in lines.items() if value)
         return f"{spec.name}  ({spec.family})\n{shown}"
 
 
@@ -90,36 +83,18 @@ def facts_of(name: str) -> DetectorFacts:
     Raises:
         UsageError: the name is unknown.
     """
-    families = dict(DETECTORS.items()) if name.endswith(":NAME") else {}
-    spec = families[name] if name in families else DETECTORS.get(name)
+    spec = dict(DETECTORS.items())[name] if name in DETECTORS.names() else DETECTORS.get(name)
     missing = tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
     if missing:
         return DetectorFacts(spec, missing, None, None, f"not installed: {', '.join(missing)}. {REMEDY}.")
     if spec.of_features or (spec.build is None and spec.build_trunk is None):
         return DetectorFacts(spec, (), None, None, "")  # a model on features, which has no network, or a family
-    try:
-        number, operations, batch_norms = _built(spec)
-        return DetectorFacts(spec, (), number, operations, "", batch_norms)
-    except FvcError as error:
-        return DetectorFacts(spec, (), None, None, str(error))
-
-
-def all_facts() -> Iterator[DetectorFacts]:
-    """Yield the facts of every detector. A large detector takes a second."""
-    for name in DETECTORS.names():
-        yield facts_of(name)
-
-
-def _built(spec: DetectorSpec) -> tuple[int, float | None, tuple[str, ...]]:
-    """Build a network without values and return its facts.
-
-    Returns:
-        Number of parameters; GFLOPs for one clip, None if they cannot be counted without values; and names of the batch
-        norms that use the statistics of a micro-batch.
-    """
     with torch.device("meta"):
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
-        network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None
+        try:
+            network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None
+        except FvcError as error:
+            return DetectorFacts(spec, (), None, None, str(error))
         number = sum(parameter.numel() for parameter in network.parameters())
         batch_norms = tuple(training_batch_norms(network.train()))
         clip = torch.zeros(1, spec.num_frames, 3, spec.side, spec.side, dtype=torch.uint8)
@@ -128,8 +103,8 @@ def _built(spec: DetectorSpec) -> tuple[int, float | None, tuple[str, ...]]:
             with torch.no_grad(), counter:
                 network.eval()(clip)
         except (NotImplementedError, RuntimeError, FvcError):  # its forward pass looks at values
-            return number, None, batch_norms
-    return number, counter.get_total_flops() / 1e9, batch_norms
+            return DetectorFacts(spec, (), number, None, "", batch_norms)
+    return DetectorFacts(spec, (), number, counter.get_total_flops() / 1e9, "", batch_norms)
 
 
 _TIMED_PASSES, _TIMED_SECONDS = 15, 6.0
@@ -145,8 +120,7 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
     """
     items = [config.model_dump(mode="json") for config in configs]
     answers = run_isolated(f"{__name__}:cost_of", items, workers=1, timeout_seconds=300.0, memory_bytes=None)
-    by_position = {answer.position: answer.value for answer in answers}
-    return [by_position.get(number) or {} for number in range(len(items))]
+    return [answer.value or {} for answer in sorted(answers, key=lambda answer: answer.position)]
 
 
 def cost_of(values: dict[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ configuration. ``tune`` chooses which parts are trained.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -133,6 +133,11 @@ class Trunk(nn.Module):
             state_dict |= super().state_dict(prefix=prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def note_missing_weights(self, spec: DetectorSpec) -> None:
+        """Add a note if the network starts from scratch, though ``spec`` names published weights."""
+        if self.weights is None and spec.weights:
+            self.notes += (f"trained from scratch, without its published weights ({spec.weights})",)
+
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Return the recomputable parts; raise ``UsageError`` if none are known."""
         if not self._recomputable:
@@ -243,29 +248,24 @@ def build_detector(config: RunConfig) -> nn.Module:
             is trained that the network does not have.
     """
     spec = DETECTORS.get(config.model)
-    network = _headed(spec, config) if spec.build is None else _complete(spec, spec.build, config)
+    network: nn.Module = _headed(spec, config) if spec.build is None else spec.build()
     trunk = getattr(network, "trunk", None)
-    random = isinstance(trunk, Trunk) and trunk.weights is None
+    trunk = trunk if isinstance(trunk, Trunk) else None
+    if spec.build is not None:
+        if config.head or config.l2_normalise:
+            raise UsageError(f"model {spec.name!r} has a head of its own: leave head and l2_normalise out.")
+        _load_once(network, weights_path(config.model_weights), spec.weights_licence)
+    random = trunk is not None and trunk.weights is None
     if random and config.tune not in ("", "all"):
         raise UsageError(
             f"tune: got {config.tune!r} for model {config.model!r} without weights: what is not trained would stay "
             "random. Give its weights with model_weights, or tune all."
         )
-    if isinstance(trunk, Trunk) and trunk.weights is None and spec.weights:
-        trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({spec.weights})")
+    if trunk is not None:
+        trunk.note_missing_weights(spec)
     tune(network, config.tune or ("all" if random else spec.tune))
-    if isinstance(trunk, Trunk):
+    if trunk is not None:
         trunk.is_frozen = not any(parameter.requires_grad for parameter in trunk.parameters())
-    return network
-
-
-def _complete(spec: DetectorSpec, build: Callable[[], nn.Module], config: RunConfig) -> nn.Module:
-    if config.head or config.l2_normalise:
-        raise UsageError(f"model {spec.name!r} has a head of its own: leave head and l2_normalise out.")
-    network = build()
-    path = weights_path(config.model_weights)
-    if path is not None:
-        network.loaded_weights = load_weights(network, path, licence=spec.weights_licence or "unknown")  # type: ignore[assignment]
     return network
 
 
@@ -282,28 +282,31 @@ def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
 
 def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
     """Build the trunk of the network of ``config``; raise ``UsageError`` if it has none."""
-    if spec.build_trunk is None:
-        raise UsageError(f"model {spec.name!r} has no trunk that gives features. Take another model.")
-    clips = config.clips
+    clips, weights = config.clips, weights_path(config.model_weights)
     licence = spec.weights_licence or "unknown"
-    weights = weights_path(config.model_weights)
     return built_trunk(spec, TrunkOptions(config.model, clips.num_frames, clips.side, weights, licence))
 
 
 def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
     """Build the trunk of ``spec`` and load ``options.weights`` into it, unless its builder has loaded them.
 
-    Returns:
-        The trunk; None if ``spec`` has no builder for a trunk.
+    Raises:
+        UsageError: ``spec`` has no builder for a trunk.
     """
-    trunk = spec.build_trunk(options) if spec.build_trunk else None
-    if (
-        trunk is not None
-        and options.weights is not None
-        and not isinstance(getattr(trunk, "weights", None), LoadedWeights)
-    ):
-        trunk.loaded_weights = load_weights(trunk, options.weights, licence=options.licence)
+    if spec.build_trunk is None:
+        raise UsageError(
+            f"model {spec.name!r} has no trunk that gives features. Take frame_cnn, efficientnet_lite0 or another "
+            "network; give a class of your own an attribute num_features."
+        )
+    trunk = spec.build_trunk(options)
+    _load_once(trunk, options.weights, options.licence)
     return trunk
+
+
+def _load_once(network: Any, path: Path | None, licence: str) -> None:
+    """Load the weights of ``path`` into ``network``, unless it has published weights already."""
+    if path is not None and not isinstance(getattr(network, "weights", None), LoadedWeights):
+        network.loaded_weights = load_weights(network, path, licence=licence or "unknown")
 
 
 def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:

@@ -66,11 +66,6 @@ def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "
     return LoadedWeights(str(path), content_digest(path), licence, left_out)
 
 
-def fitting_weights(network: nn.Module, path: Path, field: str = "model_weights") -> dict[str, Tensor]:
-    """Return the weights in ``path`` for ``network``, which may be on the meta device; raise as ``load_weights``."""
-    return fitted(network, read_weights(path, field), path, field)
-
-
 def fitted(
     network: nn.Module, weights: Mapping[str, Tensor], path: Path, field: str = "model_weights"
 ) -> dict[str, Tensor]:

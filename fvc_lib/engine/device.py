@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -108,7 +109,7 @@ def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | No
     """Return a function that reads an accelerator's memory, for ``MemoryObserver.watch_device``; None for the CPU."""
     if device.type == "cuda":
         return lambda: _cuda_memory(device)
-    return _MpsMemory() if device.type == "mps" else None
+    return _mps_memory if device.type == "mps" else None
 
 
 @contextmanager
@@ -194,17 +195,11 @@ def _cuda_memory(device: torch.device) -> DeviceMemory:
     )
 
 
-class _MpsMemory:
-    """Read the memory of an Apple GPU; the peak is the largest value read so far, as Metal records none."""
-
-    def __init__(self) -> None:
-        self._most = 0
-
-    def __call__(self) -> DeviceMemory:
-        allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-        total = torch.mps.recommended_max_memory()
-        self._most = max(self._most, allocated)
-        return DeviceMemory(allocated, reserved, self._most, total, max(0, total - reserved))
+def _mps_memory() -> DeviceMemory:
+    """Return the memory of an Apple GPU; the peak is the current value, as Metal records none."""
+    allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+    total = torch.mps.recommended_max_memory()
+    return DeviceMemory(allocated, reserved, allocated, total, max(0, total - reserved))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -245,28 +240,21 @@ def recompute_activations(model: nn.Module) -> None:
     model.train()  # a published network's own batch norms keep their statistics in training as well
     norms = [block.get_submodule(norm) for block in blocks for norm in training_batch_norms(block)]
     model.train(mode)
-    for norm in norms:
-        if norm.track_running_stats:
-            raise UsageError(
-                f"gradient_checkpointing: a block of {name!r} holds a {type(norm).__name__}, whose running "
-                "statistics would be updated twice a step. Use group norm or turn gradient_checkpointing off."
-            )
+    if any(norm.track_running_stats for norm in norms):
+        raise UsageError(
+            f"gradient_checkpointing: a block of {name!r} holds a batch norm, whose running statistics would be "
+            "updated twice a step. Use group norm or turn gradient_checkpointing off."
+        )
     for block in blocks:
         # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
-        block.__dict__["forward"] = _RecomputedForward(block)
+        block.__dict__["forward"] = partial(_recomputed_forward, block)
 
 
-class _RecomputedForward:
-    """A block's ``forward`` that recomputes; a class rather than a closure so that the model can be pickled."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        forward = type(self._block).forward
-        if not torch.is_grad_enabled():
-            return forward(self._block, *inputs, **named)
-        return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True, **named)
+def _recomputed_forward(block: nn.Module, *inputs: Any, **named: Any) -> Any:
+    forward = partial(type(block).forward, block)
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=True, **named)
 
 
 def training_batch_norms(model: nn.Module) -> list[str]:

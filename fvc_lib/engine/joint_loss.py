@@ -1,17 +1,19 @@
-"""Losses that compare the samples of an effective batch with one another, without having them in memory at once.
+"""Compute losses that compare the samples of an effective batch, without all samples in memory at once.
 
-First the compared outputs are computed, micro-batch by micro-batch, without their graph. Then the loss over all
-ranks' outputs and its gradient with respect to each output are computed. Every rank computes the rows of its own
-samples, some rows at a time, and the gradients are summed over the ranks. Then every micro-batch is computed again and
-receives its part of that gradient. So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling
-deep contrastive learning batch size under memory limited setup", 2021). A rank holds the outputs of all ranks, some
-rows of their comparison, and the activations of one micro-batch. If a rank's share of the batch is a single
-micro-batch, it is computed only once.
+1. The compared outputs are computed without their graph, micro-batch by micro-batch.
+2. Every rank computes the loss of its samples against the outputs of all ranks, some rows at a time. The gradients of
+   the outputs are summed over the ranks.
+3. Every micro-batch is computed again and receives its part of that gradient.
+
+So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep contrastive learning batch
+size under memory limited setup", 2021). A rank holds the outputs of all ranks, some rows of their comparison, and the
+activations of one micro-batch. If a rank's share of the batch is a single micro-batch, it is computed only once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,44 +21,18 @@ from torch import Tensor, nn
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.task import Batch, JointLoss, LossSum, Outputs
 
-_CPU = torch.device("cpu")
 # Pairs of samples that are compared at once: 17 MB for each number of a pair. The softmax loss of 4,096 samples of 128
 # numbers, with its gradient, took 329 MB so and 560 MB all at once (0.9 and 1.5 s of one core); a rank of four 245 MB.
 PAIRS_AT_ONCE = 1 << 22
 
 COMPARING = "in comparing the samples of an effective batch"
 
+# The inputs of a joint loss: float32 outputs and the batch's tensors by name, under "outputs" and "tensors".
+Compared = dict[str, dict[str, Tensor]]
+
 
 class ComparedMemoryError(MemoryError):
     """Out of memory in comparing the samples of an effective batch, where smaller micro-batches do not help."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The inputs of a joint loss, in the order of the samples."""
-
-    outputs: Outputs  # float32 by name, detached
-    tensors: dict[str, Tensor]  # of the batch, by name
-
-    def __len__(self) -> int:
-        return len(next(iter(self.outputs.values()), ()))
-
-    def to_document(self) -> dict[str, Any]:
-        """Return ``outputs`` and ``tensors`` on the CPU, to be sent to other ranks."""
-        return {
-            "outputs": {name: tensor.cpu() for name, tensor in self.outputs.items()},
-            "tensors": {name: tensor.cpu() for name, tensor in self.tensors.items()},
-        }
-
-    @classmethod
-    def joined(cls, documents: Sequence[Mapping[str, Any]], device: torch.device) -> Self:
-        """Concatenate ``documents``, one per rank or micro-batch, on ``device``; some may have no samples."""
-        filled = [document for document in documents if document["outputs"]]
-        parts = {
-            kind: {name: torch.cat([d[kind][name] for d in filled]).to(device) for name in filled[0][kind]}
-            for kind in ("outputs", "tensors")
-        }
-        return cls(parts["outputs"], parts["tensors"])
 
 
 @dataclass(frozen=True)
@@ -72,28 +48,34 @@ class FirstPass:
     with_graph: tuple[Outputs, LossSum] | None
 
 
-@dataclass(frozen=True)
-class JointPart:
-    """One rank's rows of a joint loss."""
-
-    total: Tensor  # their share of the loss, scalar, detached
-    gradients: Outputs  # of that share, by output; for all samples, until ``of_samples`` takes a part
-
-    def of_samples(self, start: int, stop: int) -> Self:
-        """Return a copy whose gradients are those of samples ``[start, stop)``."""
-        return replace(self, gradients={name: rows[start:stop] for name, rows in self.gradients.items()})
-
-
 def joint_part(task: object) -> JointLoss | None:
     """Return ``task`` if its loss compares samples, else None."""
     return task if isinstance(task, JointLoss) and task.joint_outputs else None
 
 
+def num_compared(compared: Compared) -> int:
+    """Return the number of samples in ``compared``."""
+    return len(next(iter(compared["outputs"].values()), ()))
+
+
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
-    """Return the outputs, as float32, and the tensors of one micro-batch that ``task`` compares."""
-    # In float32 also where autocast computes in half precision: a similarity is sharpened by a large factor.
-    outputs = {name: outputs[name].detach().float() for name in task.joint_outputs}
-    return Compared(outputs, {name: batch.tensors[name] for name in task.joint_tensors})
+    """Return the outputs and tensors of one micro-batch that ``task`` compares, on the CPU.
+
+    Outputs are float32 also under autocast, because a similarity is multiplied by a large factor.
+    """
+    return {
+        "outputs": {name: outputs[name].detach().float().cpu() for name in task.joint_outputs},
+        "tensors": {name: batch.tensors[name].cpu() for name in task.joint_tensors},
+    }
+
+
+def joined(parts: Sequence[Compared], device: torch.device | str = "cpu") -> Compared:
+    """Concatenate ``parts``, one per rank or micro-batch, on ``device``; some may have no samples."""
+    filled = [part for part in parts if part["outputs"]]
+    return {
+        kind: {name: torch.cat([part[kind][name] for part in filled]).to(device) for name in filled[0][kind]}
+        for kind in ("outputs", "tensors")
+    }
 
 
 def first_pass(
@@ -103,17 +85,17 @@ def first_pass(
 
     ``forward`` is called with the index of a part's first sample and the part. It returns outputs and loss.
     """
+    if not len(batch):
+        return FirstPass({"outputs": {}, "tensors": {}}, None)
     if len(batch) <= micro_batch:
-        if not len(batch):
-            return FirstPass(Compared({}, {}), None)
         outputs, loss = forward(0, batch)
-        return FirstPass(Compared(**compared_of(joint, outputs, batch).to_document()), (outputs, loss))
+        return FirstPass(compared_of(joint, outputs, batch), (outputs, loss))
     found = []
     for start in range(0, len(batch), micro_batch):
         part = batch.part(start, start + micro_batch)
         with torch.no_grad():
-            found.append(compared_of(joint, forward(start, part)[0], part).to_document())
-    return FirstPass(Compared.joined(found, _CPU), None)
+            found.append(compared_of(joint, forward(start, part)[0], part))
+    return FirstPass(joined(found), None)
 
 
 def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:
@@ -123,34 +105,34 @@ def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:
 
 def joint_gradients(
     joint: JointLoss, model: nn.Module, everyone: Compared, scale: Callable[[Tensor], Tensor], rows: range
-) -> JointPart:
-    """Return the joint loss summed over ``rows``, and the gradient of its scaled value for every output.
+) -> tuple[Tensor, Outputs]:
+    """Compute the joint loss of ``rows``, and the gradient of its scaled value.
 
     Gradients of ``model``'s parameters that enter the loss (such as a temperature) are added to ``p.grad``. Every rank
     adds only the part of its own rows, so the sum over ranks counts each row once.
+
+    Returns:
+        The loss summed over ``rows``, a detached scalar, and its gradient by output, for all samples.
     """
-    leaves = {name: tensor.clone().requires_grad_() for name, tensor in everyone.outputs.items()}
-    parts = [torch.zeros((), device=leaf.device) for leaf in leaves.values()][:1]
-    for block in _blocks(rows, len(everyone)):
-        part = joint.joint_loss(model, leaves, everyone.tensors, block)
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in everyone["outputs"].items()}
+    total = torch.zeros((), device=next(iter(leaves.values())).device)
+    for block in _blocks(rows, num_compared(everyone)):
+        part = joint.joint_loss(model, leaves, everyone["tensors"], block)
         scale(part).backward()  # type: ignore[no-untyped-call]
-        parts.append(part.detach())
+        total = total + part.detach()
     gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
-    return JointPart(sum(parts[1:], parts[0]), {name: gradient.contiguous() for name, gradient in gradients.items()})
+    return total, {name: gradient.contiguous() for name, gradient in gradients.items()}
 
 
-def carry_back(outputs: Outputs, gradients: Mapping[str, Tensor], own: Tensor) -> None:
+def carry_back(outputs: Outputs, gradients: Outputs, own: Tensor) -> None:
     """Run the backward pass of one micro-batch.
 
     It starts from the scaled loss ``own`` and from the joint loss's ``gradients`` of ``outputs``.
     """
-    roots, given = ([own], [torch.ones_like(own)]) if own.requires_grad else ([], [])
-    for name, gradient in gradients.items():
-        if outputs[name].requires_grad:
-            roots.append(outputs[name])
-            given.append(gradient.to(outputs[name].dtype))
-    if roots:
-        torch.autograd.backward(roots, given)
+    pairs = [(own, torch.ones_like(own)), *((outputs[name], gradient) for name, gradient in gradients.items())]
+    pairs = [(root, gradient.to(root.dtype)) for root, gradient in pairs if root.requires_grad]
+    if pairs:
+        torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
 
 
 def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, batch: Batch) -> Tensor:
@@ -159,12 +141,12 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
     Raises:
         ComparedMemoryError: out of memory.
     """
-    device = next((parameter.device for parameter in model.parameters()), _CPU)
+    device = next((parameter.device for parameter in model.parameters()), "cpu")
     try:
         with torch.inference_mode():
-            everyone = Compared.joined([compared_of(joint, outputs, batch).to_document()], device)
+            everyone = joined([compared_of(joint, outputs, batch)], device)
             blocks = _blocks(range(len(batch)), len(batch))
-            parts = [joint.joint_loss(model, everyone.outputs, everyone.tensors, block) for block in blocks]
+            parts = [joint.joint_loss(model, everyone["outputs"], everyone["tensors"], block) for block in blocks]
             return torch.stack(parts).sum().cpu()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -9,9 +9,9 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -178,7 +178,7 @@ def load_planned(
             num_sent += 1
             yield due[num_sent - 1]
 
-    with _DeathsNoticed(num_workers) as noticed:
+    with _deaths_noticed(num_workers) as next_batch:
         while due:
             try:
                 num_sent = 0
@@ -194,7 +194,7 @@ def load_planned(
                     )
                 )
                 while due:
-                    batch = noticed.next(loader)
+                    batch = next_batch(loader)
                     due.popleft()
                     num_sent, deaths = num_sent - 1, 0
                     yield batch
@@ -240,42 +240,37 @@ def _unchanged(batch: Batch) -> Batch:
     return batch
 
 
-class _DeathsNoticed:
+@contextmanager
+def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Batch]]:
     """Enable torch's signal handler for dead loader processes only while a batch is awaited.
 
     Otherwise the handler raises anywhere in the program, such as within an optimizer's step. Without the handler a
-    dead process is noticed only after five seconds.
+    dead process is noticed only after five seconds. Torch sets no handler outside the main thread.
+
+    Yields:
+        A function that returns the next batch of a loader, and raises if a loader process died since the last call.
     """
+    if not num_workers or threading.current_thread() is not threading.main_thread():
+        yield next
+        return
+    # Torch sets it once in a process, with its first loader, and never again.
+    torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def __init__(self, num_workers: int) -> None:
-        # Torch sets no handler in another thread, and without processes nothing can die.
-        self._applies = num_workers > 0 and threading.current_thread() is threading.main_thread()
-        self._handler: Any = None
-
-    def next(self, loader: Iterator[Batch]) -> Batch:
-        """Return the next batch; raise if a loader process died since the last call."""
-        if not self._applies:
-            return next(loader)
-        before = signal.signal(signal.SIGCHLD, self._handler)
+    def following(loader: Iterator[Batch]) -> Batch:
+        before = signal.signal(signal.SIGCHLD, handler)
         try:
             torch._C._error_if_any_worker_fails()
             return next(loader)
         finally:
             signal.signal(signal.SIGCHLD, before)
 
-    def __enter__(self) -> Self:
-        if self._applies:
-            # Torch sets it once in a process, with its first loader; after that nothing of torch's changes it again.
-            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
-            self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # A generator that is given up may be collected in any thread, where no handler can be set.
-        if self._applies and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, self._handler)
+    try:
+        yield following
+    finally:
+        # An abandoned generator may be collected in any thread, where no handler can be set.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, handler)
 
 
 def _is_death(error: BaseException) -> bool:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from fvc_lib.engine import device as devices, loading, oom_detection, step as st
 from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
-from fvc_lib.engine.oom_detection import MicroBatchPlan, OutOfMemory
+from fvc_lib.engine.oom_detection import MemoryState, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
-from fvc_lib.engine.ranks import Ranks, is_usable, refuse_unequal_ranks
+from fvc_lib.engine.ranks import Ranks, refuse_unequal_ranks
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
 from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, SampleSet, Task
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
@@ -34,7 +33,6 @@ from fvc_lib.services.memory import MemoryObserver, memory_advice
 
 _logger = logging.getLogger(__name__)
 _TRAINING, _VALIDATION = 0, 1  # places among the data sets that a training loads from
-MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class Engine:
         metrics: receives ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train), and the validation
             metrics per epoch (phase validation).
         memory: receives phases, steps and events.
-        oom_folder: receives one file per out-of-memory.
         stop: called at every step boundary; True saves and raises StoppedError.
         progress: called with (steps done, steps planned).
         ranks: the processes that share the training; None: this one alone.
@@ -93,7 +90,6 @@ class Engine:
         metrics: MetricSink,
         *,
         memory: MemoryObserver | None = None,
-        oom_folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
@@ -111,8 +107,8 @@ class Engine:
         self._precision = Precision(compute)
         self._batches_per_epoch = batches_per_epoch(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._batches_per_epoch * settings.epochs
-        self._lost_steps: list[int] = []  # in a row, without a step beyond the furthest of them
-        self._watch = TrainingWatch(metrics, memory, oom_folder)
+        self._lost_step = -1  # the last optimizer step that ran out of memory
+        self._watch = TrainingWatch(metrics, memory)
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
@@ -159,8 +155,8 @@ class Engine:
                     self._train_epoch()
                     continue
                 except StepLostError as error:
-                    event = OutOfMemory("optimizer_step", error.memory, None, None, {}, 0)
-                self._restore_checkpoint(event)  # from outside the handler, whose traceback holds tensors
+                    lost = error.memory
+                self._restore_checkpoint(lost)  # from outside the handler, whose traceback holds tensors
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
         """Evaluate a model with ``weights`` once over ``data``, in order; fill ``accumulator`` and return the loss.
@@ -213,7 +209,7 @@ class Engine:
             self._precision,
             device,
             report=self._watch.out_of_memory,
-            shared=self._ranks.shared_gradients(self._model),
+            ranks=self._ranks,
         )
         if self._ranks.size > 1:
             self._begin_alike()
@@ -247,31 +243,26 @@ class Engine:
     def _save(self) -> None:
         self._checkpoints.save(self._model, self._stepper, self.state)
 
-    def _restore_checkpoint(self, event: OutOfMemory) -> None:
+    def _restore_checkpoint(self, lost: MemoryState) -> None:
         """Restore the last checkpoint after an out-of-memory in the optimizer's step, which leaves undefined weights.
 
         Raises:
-            MemoryExhaustedError: it happened more than ``MAX_TIMES_LOST`` times without progress, or there is no
-                checkpoint.
+            MemoryExhaustedError: it happened before, without a later step since, or there is no checkpoint.
         """
         at_step = self.state.step
-        if at_step > max(self._lost_steps, default=-1):
-            self._lost_steps = []
-        self._lost_steps.append(at_step)
-        times_lost = len(self._lost_steps)
         self._model.zero_grad(set_to_none=True)
         devices.release_cached_memory(self.compute.device)
-        self._watch.out_of_memory(event)
-        if times_lost > 1:
-            self._stepper.save_memory()
-        if times_lost > MAX_TIMES_LOST or not self._restored():
+        self._watch.out_of_memory(OutOfMemory("optimizer_step", lost, None, None))
+        if at_step <= self._lost_step or not self._restored():
             raise MemoryExhaustedError(
-                f"out of memory in the optimizer's step {max(self._lost_steps)}, {times_lost} times without getting "
-                f"past it (at {', '.join(map(str, self._lost_steps))}): {event.state.message}. The last checkpoint "
-                "stands. The step needs room for gradients and two moments per weight. "
+                f"out of memory in the optimizer's step {at_step}, and not for the first time: {lost.message}. The "
+                "last checkpoint stands. The step needs room for gradients and two moments per weight. "
                 f"{memory_advice('optimizer_step')}"
             )
-        self._watch.step_restored(event.state, at_step)
+        self._lost_step = at_step
+        to_step = self.state.step
+        message = f"out of memory in the optimizer's step {at_step} ({lost.message}): back to step {to_step}"
+        self._watch.warn("step_restored", message, to_step=to_step, lost_steps=at_step - to_step)
 
     def _train_epoch(self) -> None:
         if isinstance(self.task, tasks.FollowsEpochs):
@@ -280,9 +271,8 @@ class Engine:
         num_batches = self._batches_per_epoch - self.state.batches_done
         for _, batch in zip(range(num_batches), islice(self._loaded, num_batches), strict=True):
             self._stop_if_asked()
-            save_is_due = self._train_step(batch)
-            if save_is_due:
-                self._save_if_possible()
+            if self._train_step(batch):
+                self._save()
         self._stop_if_asked()
         self._end_epoch()
 
@@ -328,15 +318,14 @@ class Engine:
             state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share
         )
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
-        usable = result if is_usable(result.loss) else None
-        norm, due = stepping.take_together(self._stepper, self._ranks, usable, rate, save_is_due=due)
+        norm, due = stepping.take_together(self._stepper, self._ranks, result, rate, save_is_due=due)
         # Counted only now: had memory run out in the step, nothing of this batch would have happened.
         state.micro_batches.done(state.step, result.micro_batch)
         state.step += 1
         state.batches_done += 1
         if state.micro_batch != before:
             self._watch.micro_batch_changed(before, state.micro_batch)
-        if result.is_finite:
+        if math.isfinite(result.loss.total):
             state.epoch_loss.add(result.loss)
         self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})
         if not math.isfinite(norm) and result.loss.weight > 0:
@@ -350,17 +339,20 @@ class Engine:
         Raises:
             TrainingDivergedError: more steps were skipped than allowed.
         """
-        if result.is_finite and self._precision.overflow_is_normal:
+        is_finite = math.isfinite(result.loss.total)
+        if is_finite and self._precision.overflow_is_normal:
             return
-        state, allowed = self.state, self.settings.max_nonfinite_steps
+        state, allowed, what = self.state, self.settings.max_nonfinite_steps, "gradient" if is_finite else "loss"
         state.nonfinite_steps += 1
-        what = "gradient" if result.is_finite else "loss"
-        samples = [sample_id for ids in self._ranks.everyone("nonfinite", [*batch.sample_ids]) for sample_id in ids]
-        ids = self._watch.nonfinite(what, samples, allowed)
+        samples = ", ".join(repr(one) for ids in self._ranks.everyone("nonfinite", [*batch.sample_ids]) for one in ids)
+        message = f"step {state.step}: {what} is not finite; no step taken; samples: {samples}"
+        self._watch.warn(
+            "nonfinite", message, what=what, samples=samples, count=state.nonfinite_steps, allowed=allowed
+        )  # fmt: skip
         if state.nonfinite_steps > allowed:
             raise TrainingDivergedError(
                 f"step {state.step}: the {what} was not finite {state.nonfinite_steps} times (allowed: "
-                f"{allowed}); the last samples were {ids}. The last good checkpoint stands: "
+                f"{allowed}); the last samples were {samples}. The last good checkpoint stands: "
                 "lower learning_rate, turn amp off, or look at these samples."
             )
 
@@ -407,7 +399,9 @@ class Engine:
             accumulator.update(outputs, batch)
             losses.append((float(loss.total), float(loss.weight)))
             if not math.isfinite(losses[-1][0]):
-                self._watch.evaluated_nonfinite(batch)
+                samples = ", ".join(map(repr, batch.sample_ids))
+                message = f"after step {self.state.step}: the loss of evaluated samples is not finite, among: {samples}"
+                self._watch.warn("nonfinite", message, what="evaluation", samples=samples, count=None, allowed=None)
         lowered = micro_batch < self.state.micro_batch
         if self._ranks.size > 1:
             parts: list[Any] = self._ranks.everyone("evaluation", [losses, lowered, accumulator.to_document()])
@@ -431,7 +425,9 @@ class Engine:
             plan,
             num_workers=self.settings.num_workers,
             pin_memory=self.compute.device.type == "cuda",
-            on_restart=self._watch.loader_restarted,
+            on_restart=lambda reason: self._watch.warn(
+                "loader_restarted", f"{reason} The loader was started again at step {self.state.step}.", reason=reason
+            ),
         )
 
     def _stop_if_asked(self) -> None:
@@ -441,14 +437,6 @@ class Engine:
                 f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: resume the "
                 "run to go on."
             )
-
-    def _save_if_possible(self) -> None:
-        try:
-            self._save()
-        except (RuntimeError, MemoryError) as error:
-            if not oom_detection.is_out_of_memory(error):
-                raise
-            self._watch.save_skipped(error)
 
 
 def evaluate_batch(
@@ -469,27 +457,28 @@ def evaluate_batch(
         Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
 
     Raises:
-        MemoryExhaustedError: a single sample did not fit twice in a row, or the comparison of all samples does not fit.
+        MemoryExhaustedError: a single sample does not fit, or the comparison of all samples does not.
     """
-    again = True  # with the same micro-batch
+    repeated = False
     while True:
         try:
             return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
         except (RuntimeError, MemoryError) as error:
             if not oom_detection.is_out_of_memory(error):
                 raise
-            comparing = isinstance(error, ComparedMemoryError)
-            failure = oom_detection.memory_state(error, device)
+            comparing, failure = isinstance(error, ComparedMemoryError), oom_detection.memory_state(error)
         gc.collect()
         devices.release_cached_memory(device)
         used = min(micro_batch, len(batch))
-        following = used if again else None if comparing else used // 2 or None
-        report(OutOfMemory("validation", failure, used, following, oom_detection.sample_shapes(batch), len(batch)))
-        if not again and comparing:
-            raise MemoryExhaustedError(stepping.comparison_too_large(failure, len(batch)))
-        if not again:
-            micro_batch = stepping.smaller_micro_batch(failure, used, batch, validation=True)
-        again = not again and micro_batch == 1
+        following = used if not repeated else None if comparing else used // 2 or None
+        report(OutOfMemory("validation", failure, used, following))
+        if following is None:
+            raise (
+                stepping.comparison_too_large(failure, len(batch))
+                if comparing
+                else (stepping.sample_too_large(failure, batch))
+            )
+        micro_batch, repeated = following if repeated else micro_batch, True
 
 
 def _outputs_in_parts(

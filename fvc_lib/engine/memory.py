@@ -3,8 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, device_memory_probe
@@ -29,25 +27,11 @@ from fvc_lib.services.memory import (
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TrainingMemory:
-    """The observers of a training and of its controls (models trained with it that check for shortcuts)."""
-
-    observer: MemoryObserver  # of the model's training
-    oom_folder: Path  # folder of the files about an out-of-memory
-
-    def observer_of(self, name: str) -> MemoryObserver:
-        """Return the observer of control ``name``; that of the model for an empty name."""
-        return ControlMemory(self.observer, name) if name else self.observer
-
-
 @contextmanager
-def training_memory(
-    compute: ComputeDevice, observer: MemoryObserver | None, oom_folder: Path, rank: int = 0
-) -> Iterator[TrainingMemory]:
+def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> Iterator[MemoryObserver]:
     """Within the block, select the device's kernels, watch the accelerator and freeze the objects of the set-up.
 
-    Frozen objects are left out of garbage collection. Every rank but 0 gets a subfolder of ``oom_folder``.
+    Frozen objects are left out of garbage collection. Yield ``observer``, or one that records nothing.
     """
     observer = observer or NoObserver()
     observer.event("device", compute.describe())
@@ -56,7 +40,7 @@ def training_memory(
         observer.watch_device(str(compute.device), probe)
     with devices.cuda_kernels(compute), frozen_garbage():
         try:
-            yield TrainingMemory(observer, oom_folder / f"rank_{rank}" if rank else oom_folder)
+            yield observer
         finally:
             devices.release_cached_memory(compute.device)
             observer.at("report")  # tables and figures are not the training's

@@ -5,15 +5,11 @@ by its message, then by its cause.
 """
 
 import re
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-from fvc_lib.engine.device import device_memory_probe
-from fvc_lib.engine.task import Batch
-from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.memory import resident_bytes
 
 # What a RuntimeError says that means it. Whole words, outside of a path: "oom" also stands in room, zoom and bloom.
@@ -62,17 +58,20 @@ class MemoryState:
     message: str  # the error's first line
     asked_bytes: int | None = None  # the request; None where the message does not name it
     rss_bytes: int = 0  # resident memory of this process
-    device: dict[str, int] = field(default_factory=dict)  # an accelerator's memory by ``DeviceMemory``'s names
 
 
-def memory_state(error: BaseException, device: torch.device) -> MemoryState:
+def memory_state(error: BaseException) -> MemoryState:
     """Return the memory that is held now, with the message of ``error``.
 
     Call it inside the ``except`` block, while the traceback still holds the tensors.
     """
-    message = str(error).partition("\n")[0] or type(error).__name__
-    probe = device_memory_probe(device)
-    return MemoryState(message, asked_bytes(message), resident_bytes(), vars(probe()) if probe is not None else {})
+    message = first_line(error)
+    return MemoryState(message, asked_bytes(message), resident_bytes())
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its class if there is none."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def asked_bytes(message: str) -> int | None:
@@ -89,32 +88,9 @@ class OutOfMemory:
     """One out-of-memory and the reaction to it."""
 
     where: Place  # part of the step
-    state: MemoryState  # what memory held
+    state: MemoryState
     micro_batch: int | None  # samples in memory at once; None in the optimizer's step
     micro_batch_next: int | None  # tried next; None when there is nothing smaller
-    # Shape and dtype of one sample's tensors, by name; empty in the optimizer's step, where none is at hand.
-    batch: dict[str, str]
-    num_samples: int  # of the effective (or validation) batch; 0 there
-
-
-def sample_shapes(batch: Batch) -> dict[str, str]:
-    """Return shape and dtype of one sample's tensors as text by name, such as ``(3, 8, 8) float32``."""
-    return {name: f"{tuple(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.tensors.items()}
-
-
-def write_context(folder: Path, event: OutOfMemory, *, phase: str, epoch: int, step: int) -> Path:
-    """Write the details of ``event`` to ``folder`` and return the path, such as ``step_000123_train_forward_1.json``.
-
-    The last number is the first one that is free, so a repeated step overwrites nothing.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    number = 1
-    while (path := folder / f"step_{step:06d}_{phase}_{event.where}_{number}.json").exists():
-        number += 1
-    write_json(path, {"phase": phase, "epoch": epoch, "global_step": step, **asdict(event)})
-    return path
 
 
 @dataclass(frozen=True)
@@ -171,25 +147,17 @@ class MicroBatchPlan:
         """Return the plan as numbers and lists, for a checkpoint."""
         return {**vars(self), "changes": [[change.step, change.micro_batch] for change in self.changes]}
 
-    def resumed(self, document: dict[str, Any], step: int) -> str | None:
+    def resume(self, document: dict[str, Any], step: int) -> None:
         """Continue from ``document`` (made by ``to_document``) at ``step``.
 
         A planned micro-batch below the stored one takes effect at once. A larger one is reached by doubling.
-
-        Returns:
-            The change of the planned micro-batch as text, or None without a change.
         """
-        self.current = document["current"]
-        self.changes = [MicroBatchChange(*change) for change in document["changes"]]
-        self.wait_steps = document["wait_steps"]
-        self.quiet_steps, self.climbed = document["quiet_steps"], document["climbed"]
-        then = document["planned"]
-        if then == self.planned:
-            return None
-        self.quiet_steps, self.climbed = 0, False
-        if self.current > self.planned:
-            self._change(step, self.planned)
-        return f"micro-batch {then} -> {self.planned} planned"
+        planned = self.planned
+        vars(self).update(document, changes=[MicroBatchChange(*change) for change in document["changes"]])
+        if planned != self.planned:
+            self.planned, self.quiet_steps, self.climbed = planned, 0, False
+        if self.current > planned:
+            self._change(step, planned)
 
     def _change(self, step: int, micro_batch: int) -> None:
         self.current = micro_batch

@@ -24,10 +24,10 @@ import torch
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
-from fvc_lib.engine.joint_loss import COMPARING
+from fvc_lib.engine.joint_loss import COMPARING, num_compared
 from fvc_lib.engine.loading import load_batches
-from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
-from fvc_lib.engine.ranks import OwnGradients, is_usable
+from fvc_lib.engine.oom_detection import OutOfMemory, first_line, is_out_of_memory
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
@@ -105,15 +105,6 @@ class PreflightReport:
         return f"{peak}; that is over the budget of {self.budget}, and the training tries it. {memory_advice('sample')}"
 
 
-@dataclass(frozen=True)
-class _Measurement:
-    """The bytes that a training adds to its process, or the reason why they are unknown."""
-
-    added_bytes: int | None = None
-    ran_out: str = ""  # how memory ran out
-    problem: str = ""  # any other reason
-
-
 def preflight(
     request: StepRequest,
     *,
@@ -144,28 +135,29 @@ def preflight(
         # The budget may be a limit that kills. The least gives the same result.
         problem = f"the budget of {budget} has no room for a process that measures"
         return PreflightReport(1, planned, budget, None, problem)
-    size, peak = planned, None
+    size = planned
     while True:
         tell(size)
-        measured = _measured(request, size, budget.total_bytes - held, time_limit_seconds, stop)
-        if measured.problem or measured.ran_out.startswith(COMPARING):  # a smaller micro-batch compares as many samples
-            problem = measured.problem or f"memory ran out {measured.ran_out}; {memory_advice('comparison')}"
-            return PreflightReport(size, planned, budget, None, problem)
-        if measured.added_bytes is not None:
-            peak = held + measured.added_bytes
-            report = PreflightReport(size, planned, budget, peak)
-            if report.fits or size == 1:
-                return report
-        elif size == 1:
-            problem = f"one sample alone ran out of memory: {measured.ran_out}; {memory_advice('sample')}"
-            return PreflightReport(1, planned, budget, None, problem)
+        added, ran_out, problem = _measured(request, size, budget.total_bytes - held, time_limit_seconds, stop)
+        if ran_out.startswith(COMPARING):  # a smaller micro-batch compares as many samples
+            problem = f"memory ran out {ran_out}; {memory_advice('comparison')}"
+        elif ran_out and size == 1:
+            problem = f"one sample alone ran out of memory: {ran_out}; {memory_advice('sample')}"
+        report = PreflightReport(size, planned, budget, None if added is None else held + added, problem)
+        if problem or report.fits or (size == 1 and not ran_out):
+            return report
         size //= 2
 
 
 def _measured(
     request: StepRequest, size: int, room_bytes: int, time_limit_seconds: float, stop: Callable[[], bool]
-) -> _Measurement:
-    """Measure a training with ``size`` samples at once in a child process."""
+) -> tuple[int | None, str, str]:
+    """Measure a training with ``size`` samples at once in a child process.
+
+    Returns:
+        The bytes that a training adds to its process, or None; how memory ran out; any other reason why the bytes are
+        not known.
+    """
 
     def look() -> None:
         if stop():
@@ -175,22 +167,21 @@ def _measured(
     free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     try:
         job = pickle.dumps((request, size, torch.get_num_threads(), room_bytes, free_bytes))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return _Measurement(problem=f"the task cannot be sent to another process: {error}")
-    try:
         (answer,) = run_isolated(
             f"{__name__}:measure", [(sys.path, base64.b64encode(job).decode())], workers=1,
             timeout_seconds=time_limit_seconds, memory_bytes=None, look=look,
         )  # fmt: skip
     except StoppedError:
         raise
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return None, "", f"the task cannot be sent to another process: {error}"
     except (FvcError, OSError) as error:  # the process cannot even be started
-        return _Measurement(problem=str(error))
+        return None, "", str(error)
     if answer.failure == "crashed" and answer.detail.startswith(_MEMORY_DEATHS):
-        return _Measurement(ran_out=f"the measuring process died with {answer.detail}")
+        return None, f"the measuring process died with {answer.detail}", ""
     if answer.failure:
-        return _Measurement(problem=answer.detail)
-    return _Measurement(ran_out=answer.value) if isinstance(answer.value, str) else _Measurement(answer.value)
+        return None, "", answer.detail
+    return (None, answer.value, "") if isinstance(answer.value, str) else (answer.value, "", "")
 
 
 # --- The child process: a little of the real training. It may die.
@@ -221,7 +212,7 @@ def measure(item: tuple[list[str], str]) -> int | str:
     except (RuntimeError, MemoryError, StepLostError) as error:
         if not (isinstance(error, StepLostError) or is_out_of_memory(error)):
             raise
-        return str(error).partition("\n")[0] or type(error).__name__
+        return first_line(error)
     added = max(0, _held(device, peak=True) - before)
     if free_bytes is not None:  # the GPU's context is no tensor: only the driver knows its size
         context: int = free_bytes - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
@@ -260,14 +251,14 @@ def _train_a_little(request: StepRequest, size: int) -> int:
             ema_decay=0.5 * request.averages, fused="fused_adamw" in request.compute.accelerations,
         )  # fmt: skip
         transaction = BatchTransaction(
-            request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
+            request.task, model, precision, device, report=_refuse, ranks=_ImitatedRanks(request)
         )  # fmt: skip
         best_model = copy_weights(model)  # a training holds these too
         for batch in _batches(request):
             batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
             part = batch.part(0, 2 * size)
             result = transaction.gradients(part, size, min(size, len(part)))
-            if is_usable(result.loss):
+            if result.loss.is_usable:
                 stepper.take(result, 1e-6)
         del best_model
     return batch_bytes
@@ -279,20 +270,19 @@ def _refuse(event: OutOfMemory) -> None:
     raise MemoryError(f"{where}{event.state.message}")
 
 
-class _AllRanksSamples(OwnGradients):
+class _ImitatedRanks(Ranks):
     """Imitate the other ranks, and the rest of an effective batch, for a loss that compares samples.
 
     The outputs of the measured samples are repeated until there are as many as all ranks have together.
     """
 
     def __init__(self, request: StepRequest) -> None:
-        self.num_ranks = request.num_ranks
+        self.size = request.num_ranks
         self._num_samples = request.samples_per_step * request.num_ranks
 
-    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return ``value`` as often as needed for the samples of all ranks."""
-        num_own = max(1, len(next(iter(value["outputs"].values()), ())))
-        return [value] * -(-self._num_samples // num_own)
+    def everyone(self, place: str, value: Any) -> list[Any]:
+        """Return ``value``, compared outputs, as often as needed for the samples of all ranks."""
+        return [value] * -(-self._num_samples // max(1, num_compared(value)))
 
 
 def _limit_growth(room_bytes: int) -> None:

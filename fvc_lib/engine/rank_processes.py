@@ -8,7 +8,6 @@ itself, so that every step in a checkpoint was logged.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import runpy
@@ -44,7 +43,6 @@ _STOPPED = frozenset([StoppedError.exit_code, -signal.SIGTERM, -signal.SIGUSR1])
 # Events of one rank alone; all other events happen to every rank, and rank 0 reports them.
 _OWN_EVENTS = frozenset({"out_of_memory", "loader_restarted"})
 Progress = Callable[[int, int], None]
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,47 +106,39 @@ def rank_file(log: str | Path, rank: int) -> Path:
     return Path(log).with_name(f"{Path(log).stem}_{rank}.jsonl")
 
 
-class RankFile(logging.Handler):
-    """Write one rank's JSON lines: memory, progress, warnings, and how the rank ended.
+class RankFile:
+    """Write one rank's JSON lines: its memory, its progress, and how it ended.
 
-    Rank 0 writes everything. Other ranks write only events that concern them alone, such as an out-of-memory.
+    Every line has the ``kind`` of a call, and the call's positional and named arguments. Rank 0 writes everything.
+    Other ranks write only events that concern them alone, such as an out-of-memory.
     """
 
-    prefix = ""  # as ``MemoryObserver`` has it
+    prefix = ""  # as in ``MemoryObserver``
 
     def __init__(self, log: str, rank: int) -> None:
-        super().__init__(logging.WARNING)
-        self._rank, self._writing = rank, threading.RLock()
+        self._rank = rank
         self._lines = JsonLines(rank_file(log, rank))
         self._devices: dict[str, Callable[[], DeviceMemory]] = {}
         self._probed_at = -_DEVICE_SECONDS
-        self.write("begun", {"pid": os.getpid(), "host": socket.gethostname()})
+        self._write("begun", pid=os.getpid(), host=socket.gethostname())
 
-    def write(self, kind: str, value: Any) -> None:
-        """Append one line of this ``kind`` with ``value``."""
-        with self._writing:
-            self._lines.append({"kind": kind, "value": value})
+    def _write(self, kind: str, *arguments: Any, **named: Any) -> None:
+        self._lines.append({"kind": kind, "arguments": arguments, "named": named})
 
     def at(self, phase: str, **position: int | None) -> None:
         """Write phase, epoch and step and, about once a second, the memory of the device; only on rank 0."""
         if self._rank:
             return
-        self.write("at", {"phase": phase, **position})
+        self._write("at", phase, **position)
         if self._devices and time.monotonic() - self._probed_at >= _DEVICE_SECONDS:
             self._probed_at = time.monotonic()
             for device, probe in self._devices.items():
-                self.write("device", {"device": device, "memory": vars(probe())})
+                self._write("device", device, **vars(probe()))
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Write an event, on rank 0 or if it concerns this rank alone."""
-        own = kind in _OWN_EVENTS or (kind == "nonfinite" and details.get("what") == "evaluation")
-        if self._rank == 0 or own:
-            text = f"rank {self._rank}: {message}" if self._rank else message
-            self.write("event", {"kind": kind, "message": text, "details": details})
-
-    def disk_full(self, message: str) -> None:
-        """Write that the disk of the metric log is full."""
-        self.event("disk_full", message)
+        if self._rank == 0 or kind in _OWN_EVENTS or details.get("what") == "evaluation":
+            self._write("event", kind, f"rank {self._rank}: {message}" if self._rank else message, **details)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
         """Call ``probe`` from now on to read the memory of the accelerator ``device``."""
@@ -156,16 +146,11 @@ class RankFile(logging.Handler):
 
     def progress(self, done: int, planned: int) -> None:
         """Write the numbers of steps done and planned."""
-        self.write("progress", [done, planned])
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a warning on rank 0; the other ranks log the same warnings."""
-        if self._rank == 0:
-            self.write("warning", record.getMessage())
+        self._write("progress", done, planned)
 
     def ended(self, error: BaseException) -> None:
         """Write the class and message of the error that ends this rank."""
-        self.write("ended", [type(error).__name__, str(error)])
+        self._write("ended", type(error).__name__, str(error))
 
 
 class _RankFiles:
@@ -176,15 +161,15 @@ class _RankFiles:
 
     def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:
         self.ends: dict[int, tuple[str, str]] = {}
-        self._memory, self._progress = memory, progress
+        self._memory = memory
+        self._calls: dict[str, Callable[..., None]] = {
+            "at": memory.at, "event": memory.event, "progress": progress or (lambda done, planned: None),
+            "device": self._device,
+        }  # fmt: skip
         self._devices: dict[str, DeviceMemory] = {}
         self._read = dict.fromkeys([rank_file(log, rank) for rank in range(size)], 0)  # bytes
         for path in self._read:
             path.unlink(missing_ok=True)  # an earlier attempt's
-
-    @property
-    def failed(self) -> bool:
-        return any(name != StoppedError.__name__ for name, _ in self.ends.values())
 
     def take(self) -> None:
         for rank, (path, start) in enumerate(list(self._read.items())):
@@ -195,24 +180,17 @@ class _RankFiles:
                         break
                     self._read[path] += len(line)
                     with suppress(ValueError):  # torn by a full disk
-                        self._pass_on(rank, **json.loads(line))
+                        row = json.loads(line)
+                        if row["kind"] == "ended":
+                            self.ends[rank] = tuple(row["arguments"])
+                        elif row["kind"] in self._calls:
+                            self._calls[row["kind"]](*row["arguments"], **row["named"])
 
-    def _pass_on(self, rank: int, kind: str, value: Any) -> None:
-        if kind == "ended":
-            self.ends[rank] = (value[0], value[1])
-        elif kind == "at":
-            self._memory.at(value.pop("phase"), **value)
-        elif kind == "event":
-            self._memory.event(value["kind"], value["message"], **value["details"])
-        elif kind == "device":
-            device, is_new = value["device"], value["device"] not in self._devices
-            self._devices[device] = DeviceMemory(**value["memory"])
-            if is_new:
-                self._memory.watch_device(device, lambda: self._devices[device])
-        elif kind == "warning":
-            _logger.warning("%s", value)
-        elif kind == "progress" and self._progress is not None:
-            self._progress(*value)
+    def _device(self, device: str, **memory: int) -> None:
+        is_new = device not in self._devices
+        self._devices[device] = DeviceMemory(**memory)
+        if is_new:
+            self._memory.watch_device(device, lambda: self._devices[device])
 
 
 def run_ranks(
@@ -263,7 +241,8 @@ def run_ranks(
                         with suppress(ProcessLookupError):
                             os.kill(rank.pid, signal.SIGUSR1)
                 # A rank that stopped may have to wait for rank 0's checkpoint; after a failure nobody waits long.
-                if any(rank.exitcode not in {None, 0, StoppedError.exit_code} for rank in ranks) or files.failed:
+                failed = any(name != StoppedError.__name__ for name, _ in files.ends.values())
+                if failed or any(rank.exitcode not in {None, 0, StoppedError.exit_code} for rank in ranks):
                     failed_at = min(failed_at, now)
                 if now - failed_at > _END_SECONDS:
                     break
@@ -311,20 +290,18 @@ def _become_rank(rank: int, module: str, arguments: list[str], log: str, variabl
     _write_to(log)
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
-    parent = parent_process()
-
-    def end_with_parent() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
-        traceback.print_exc()  # torch would only keep it for the starting process
+        traceback.print_exc()  # torch would show it only in the starting process
         raise
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _become_srun(_: int, command: list[str], log: str, variables: dict[str, str]) -> None:
@@ -364,11 +341,10 @@ def _reason(ends: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: 
     if _STOPPED & set(codes.values()):  # a signal ends a rank that has nothing to save yet
         return StoppedError("stopped as asked before the ranks had met; resume the run to go on.")
     killed = [f"rank {rank} was ended by {signal.strsignal(-code)}" for rank, code in codes.items() if code < 0]
-    if killed:
-        return RankEndedError(
-            f"{', '.join(killed)} (for want of memory, most often); the other ranks end with it. The last checkpoint "
-            f"stands: give the job more memory or fewer ranks, then resume. See {log}."
-        )
-    if known:
+    if known and not killed:
         return RankLostError(known[0][1])
-    return RankEndedError(f"the ranks ended with exit codes {dict(codes)} and gave no reason; {log} says why.")
+    reason = ", ".join(killed) or f"the ranks ended with exit codes {dict(codes)}"
+    return RankEndedError(
+        f"{reason} (for want of memory, most often). The last checkpoint stands: give the job more memory or fewer "
+        f"ranks, then resume. See {log}."
+    )

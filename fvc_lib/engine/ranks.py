@@ -1,4 +1,4 @@
-"""Exchanges between the processes, ranks, that train one model.
+"""Exchange data between the processes, ranks, that train one model.
 
 A meeting is one small exchange between all ranks, and every larger exchange begins with a meeting. Between two meetings
 a rank computes and handles errors alone. A rank that cannot continue sends its error at its next meeting, and all ranks
@@ -10,8 +10,7 @@ Micro-batches run without synchronisation. Gradients are summed once per step, a
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +25,7 @@ from fvc_lib.engine.task import LossMean
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 
 BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel: large enough that latency does not count
-# A rank that dies is noticed at once, because its connections close. This limit is for a rank that hangs or whose
+# The death of a rank is noticed at once, because its connections close. This limit is for a rank that hangs or whose
 # machine went away: no rank is so much slower than another.
 PATIENCE_SECONDS = 600.0
 T = TypeVar("T")
@@ -46,141 +45,6 @@ class RankEndedError(RankLostError):
 
 class RankFailedError(FvcError):
     """Another rank ended with an error that is no ``FvcError``."""
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The result of comparing the ranks after their gradients were computed.
-
-    Attributes:
-        micro_batch: the smallest of all ranks.
-        settled: whether all ranks used it and have gradients.
-        loss: the loss over the samples of all ranks.
-    """
-
-    micro_batch: int
-    settled: bool
-    loss: LossMean
-
-
-class OwnGradients:
-    """The exchange of gradients in a training with one process: nothing is sent. ``GradientSum`` is for several."""
-
-    rank = 0
-    num_ranks = 1
-
-    def complete(self) -> None:
-        """Allocate the gradients that are missing; may run out of memory."""
-
-    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
-        """Exchange the micro-batch and the loss of each rank's share.
-
-        ``again``: this rank has no gradients yet, and all ranks are to compute them again.
-        """
-        return Agreement(micro_batch, not again, loss)
-
-    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the ``value`` of every rank, on the CPU.
-
-        Raises:
-            MemoryError: a rank had no memory to send its value; raised on all ranks.
-        """
-        return [value]
-
-    def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
-        """Replace every tensor in ``gradients`` by its sum over all ranks, equal to the bit on all of them.
-
-        Return False, and sum nothing, if a rank passes None because it ran out of memory.
-        """
-        return gradients is not None
-
-    def sum(self) -> None:
-        """Replace every ``p.grad`` by its sum over all ranks; it becomes None if no rank has a gradient."""
-
-
-class GradientSum(OwnGradients):
-    """Sum the gradients of several ranks, in the precision of the parameters.
-
-    A parameter without a gradient on this rank counts as zeros. If no rank has a gradient, it stays None, as in a
-    single process. Buffers of about ``bucket_bytes`` are allocated here, so that no exchange allocates.
-    """
-
-    def __init__(self, model: nn.Module, ranks: Ranks, *, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._ranks, self.rank, self.num_ranks = ranks, ranks.rank, ranks.size
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
-        self._groups = _groups(self._parameters, bucket_bytes)
-        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
-        for group in self._groups:
-            sizes[_kind(group[0])] = max(sizes.get(_kind(group[0]), 0), sum(each.numel() for each in group))
-        self._buffers = {kind: torch.empty(size, dtype=kind[0], device=kind[1]) for kind, size in sizes.items()}
-        self._missing: list[int] = []  # parameters without a gradient, on this rank
-        self._unreached: set[int] = set()  # and on all
-
-    def complete(self) -> None:
-        """Fill missing gradients with zeros, at a point where an out-of-memory does not disturb the other ranks."""
-        self._missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
-        for number in self._missing:
-            self._parameters[number].grad = torch.zeros_like(self._parameters[number])
-
-    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
-        """Exchange once. Losses are added in the order of the ranks, so they are equal to the bit on all ranks."""
-        rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, again, self._missing)
-        total = LossMean()
-        for _, its_total, its_weight, _, _ in rows:
-            total.add(LossMean(its_total, its_weight))
-        self._unreached = set.intersection(*(set(row[4]) for row in rows))
-        sizes = [int(row[0]) for row in rows]
-        return Agreement(min(sizes), min(sizes) == max(sizes) and not any(row[3] for row in rows), total)
-
-    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        """See ``OwnGradients``."""
-        return self._ranks.everyone("compared", value)
-
-    def sum_compared(self, gradients: dict[str, Tensor] | None) -> bool:
-        """See ``OwnGradients``; the tensors are summed one by one."""
-        rows = self._ranks.meet("compared gradients", gradients is not None)
-        if gradients is None or not all(has_gradients for (has_gradients,) in rows):
-            return False
-        for gradient in gradients.values():
-            self._ranks.add_up("compared gradients", gradient)
-        return True
-
-    def sum(self) -> None:
-        """See ``OwnGradients``; the gradients are summed in buckets."""
-        for group in self._groups:
-            gradients = [parameter.grad for parameter in group if parameter.grad is not None]  # ``complete`` made all
-            bucket = self._buffers[_kind(group[0])][: sum(gradient.numel() for gradient in gradients)]
-            parts = torch.split(bucket, [gradient.numel() for gradient in gradients])
-            views = [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
-            torch._foreach_copy_(views, gradients)
-            self._ranks.add_up("gradients", bucket)
-            torch._foreach_copy_(gradients, views)
-        for number in self._unreached:
-            self._parameters[number].grad = None
-
-
-def is_usable(loss: LossMean) -> bool:
-    """Return whether ``loss`` is finite with a positive weight, so that a step can be taken."""
-    return math.isfinite(loss.total) and loss.weight > 0
-
-
-def _groups(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Group successive parameters of equal dtype and device, at most ``bucket_bytes`` per group.
-
-    A larger parameter is a group by itself.
-    """
-    groups: list[list[nn.Parameter]] = []
-    for parameter in parameters:
-        group = groups[-1] if groups else []
-        num_bytes = sum(each.nbytes for each in group)
-        if not group or _kind(parameter) != _kind(group[0]) or num_bytes + parameter.nbytes > bucket_bytes:
-            groups.append([])
-        groups[-1].append(parameter)
-    return groups
-
-
-def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
-    return parameter.dtype, parameter.device
 
 
 class Ranks:
@@ -221,13 +85,86 @@ class Ranks:
     def add_up(self, place: str, tensor: Tensor) -> None:
         """Replace ``tensor`` by its sum over the ranks, equal to the bit on all; call ``meet`` before."""
 
-    def shared_gradients(self, model: nn.Module) -> OwnGradients:
-        """Return the exchange of gradients for ``model``, which must already be on its device."""
-        return OwnGradients() if self.size == 1 else GradientSum(model, self)
-
     def telling(self) -> AbstractContextManager[None]:
         """Within the block, send any exception that leaves it to the other ranks at their next meeting."""
         return nullcontext()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The result of comparing the ranks after their gradients were computed.
+
+    Attributes:
+        micro_batch: the smallest of all ranks.
+        settled: whether all ranks used it and have gradients.
+        loss: the loss over the samples of all ranks.
+    """
+
+    micro_batch: int
+    settled: bool
+    loss: LossMean
+
+
+class GradientSum:
+    """Sum the gradients of several ranks, in the precision of the parameters; do nothing with a single rank.
+
+    A parameter without a gradient on this rank counts as zeros. If no rank has a gradient, it stays None, as in a
+    single process. Buffers of about ``BUCKET_BYTES`` are allocated here, so that no exchange allocates.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._parameters = [each for each in model.parameters() if each.requires_grad and ranks.size > 1]
+        self._missing: list[int] = []  # parameters without a gradient, on this rank
+        self._unreached: set[int] = set()  # and on all
+        groups: list[list[nn.Parameter]] = []
+        for parameter in self._parameters:
+            group, kind = groups[-1] if groups else [], (parameter.dtype, parameter.device)
+            num_bytes = sum(each.nbytes for each in group) + parameter.nbytes
+            if not group or kind != (group[0].dtype, group[0].device) or num_bytes > BUCKET_BYTES:
+                groups.append([])
+            groups[-1].append(parameter)
+        buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        # Parameters, the buffer of their gradients, and one view of the buffer per parameter.
+        self._buckets: list[tuple[list[nn.Parameter], Tensor, list[Tensor]]] = []
+        for group in sorted(groups, key=lambda group: -sum(each.numel() for each in group)):  # the largest first
+            sizes, kind = [each.numel() for each in group], (group[0].dtype, group[0].device)
+            buffer = buffers.setdefault(
+                kind, torch.empty(sum(sizes) * (kind not in buffers), dtype=kind[0], device=kind[1])
+            )
+            bucket = buffer[: sum(sizes)]
+            views = [part.view_as(each) for part, each in zip(torch.split(bucket, sizes), group, strict=True)]
+            self._buckets.append((group, bucket, views))
+
+    def complete(self) -> None:
+        """Fill missing gradients with zeros, at a point where an out-of-memory does not disturb the other ranks."""
+        self._missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
+        for number in self._missing:
+            self._parameters[number].grad = torch.zeros_like(self._parameters[number])
+
+    def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
+        """Exchange the micro-batch and the loss of every rank's share.
+
+        Losses are added in the order of the ranks, so they are equal to the bit on all ranks. ``again``: this rank has
+        no gradients yet, and all ranks are to compute them again.
+        """
+        rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, again, self._missing)
+        total = LossMean()
+        for _, its_total, its_weight, _, _ in rows:
+            total.add(LossMean(its_total, its_weight))
+        self._unreached = set.intersection(*(set(row[4]) for row in rows))
+        sizes = [int(row[0]) for row in rows]
+        return Agreement(min(sizes), min(sizes) == max(sizes) and not any(row[3] for row in rows), total)
+
+    def sum(self) -> None:
+        """Replace every ``p.grad`` by its sum over all ranks; it becomes None if no rank has a gradient."""
+        for parameters, bucket, views in self._buckets:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
+            torch._foreach_copy_(views, gradients)
+            self._ranks.add_up("gradients", bucket)
+            torch._foreach_copy_(gradients, views)
+        for number in self._unreached:
+            self._parameters[number].grad = None
 
 
 class ProcessRanks(Ranks):
@@ -278,15 +215,13 @@ class ProcessRanks(Ranks):
             rank, name, message = min(failures, key=lambda failure: failure[1] == StoppedError.__name__)
             raise error_named(name, f"rank {rank} of {self.size}: {message}")
         if any(row[0] != place for row in rows):
-            raise RuntimeError(
-                f"ranks met at different places, {[row[0] for row in rows]}: they train different things"
-            )
+            raise RuntimeError(f"ranks met at different places, {[row[0] for row in rows]}.")
         return [values for _, values, _ in rows]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
         """See ``Ranks``; the packed value is broadcast."""
         value = make() if self.rank == 0 else None
-        blob = _packed(value) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        blob = _packed(value)
         size = self.meet(place, blob.numel())[0][0]
         with self._committed(place):
             if self.rank:
@@ -303,9 +238,8 @@ class ProcessRanks(Ranks):
             if not is_out_of_memory(error):
                 raise
         blobs = [row[0] for row in self.meet(place, blob)]
-        without = [rank for rank, each in enumerate(blobs) if each is None]
-        if without:
-            raise MemoryError(f"memory ended on rank {without[0]} at {place!r}")
+        if any(each is None for each in blobs):
+            raise MemoryError(f"memory ended on another rank at {place!r}")
         return [_unpacked(each) for each in blobs]
 
     def add_up(self, place: str, tensor: Tensor) -> None:
@@ -377,7 +311,7 @@ def error_named(name: str, message: str) -> FvcError | StoppedError:
     if name == StoppedError.__name__:
         return StoppedError(message)
     classes: list[type[FvcError]] = [FvcError]
-    for known in classes:  # grows while it is walked through
+    for known in classes:  # grows during the loop
         if known.__name__ == name:
             return known(message)
         classes.extend(known.__subclasses__())
@@ -391,9 +325,8 @@ def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
         UsageError: ``numerics`` differs between two ranks.
     """
     for rank, other in enumerate(ranks.everyone("numerics", numerics)):
-        differing = [f"{name} {mine} and {other[name]}" for name, mine in numerics.items() if mine != other[name]]
-        if differing:
+        if other != numerics:
             raise UsageError(
-                f"ranks {ranks.rank} and {rank} round differently: {'; '.join(differing)}. Start all ranks on machines "
+                f"ranks {ranks.rank} and {rank} round differently: {numerics} and {other}. Start all ranks on machines "
                 "of one kind, with the same number of threads (OMP_NUM_THREADS) and the same torch."
             )

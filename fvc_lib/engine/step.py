@@ -1,4 +1,4 @@
-"""One training step: the gradients of an effective batch as a transaction, then the optimizer's step.
+"""Compute one training step: the gradients of an effective batch as a transaction, then the optimizer's step.
 
 The loss of every micro-batch is a sum with its weight; the gradients of the sums are added and divided once by the
 total weight. So any split gives the full batch's gradients: within 1e-6 relative in float32, and 1e-12 in float64. A
@@ -32,12 +32,11 @@ from torch import Tensor, nn
 from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, release_cached_memory, training_batch_norms
 from fvc_lib.engine.dropout import SampleDropout, Samples
-from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
-from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
+from fvc_lib.engine.joint_loss import Compared, FirstPass
+from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
-from fvc_lib.engine.ranks import Agreement, OwnGradients, Ranks, is_usable
+from fvc_lib.engine.ranks import Agreement, GradientSum, Ranks
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
-from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory import memory_advice
 
@@ -58,16 +57,16 @@ class BatchGradients:
     """The result of a transaction, which leaves the gradient of ``loss.total / num_samples`` in ``p.grad``.
 
     In float16 that gradient is also multiplied by the loss scale.
+
+    Attributes:
+        loss: summed over the samples of all ranks.
+        num_samples: of the effective batch, over all ranks.
+        micro_batch: samples in memory at once.
     """
 
     loss: LossMean
     num_samples: int
     micro_batch: int
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the summed loss is finite."""
-        return math.isfinite(self.loss.total)
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ class _Work:
 
     batch: Batch  # the samples, maybe none
     num_samples: int  # of the effective batch, over all ranks
-    first_sample: int  # the place of the first one of ``batch`` among them
-    draws: int  # seeds dropout's draws, with the samples' places
+    first_sample: int  # the index of the first sample of ``batch`` in the effective batch
+    draws: int  # seed of dropout, used with the samples' indices
     random_state: dict[str, Tensor]  # of all generators
     buffers: dict[str, Tensor]  # the model's, copied
 
@@ -86,20 +85,13 @@ class _Work:
         starts = range(0, len(self.batch), micro_batch)
         return [(start, self.batch.part(start, start + micro_batch)) for start in starts]
 
-    def used(self, micro_batch: int) -> int:
-        """Return the number of samples in memory at once, at most those of ``batch``.
-
-        For a rank without samples return ``micro_batch``: it still compares the samples of other ranks.
-        """
-        return min(micro_batch, len(self.batch) or micro_batch)
-
 
 class BatchTransaction:
     """Compute the gradients of effective batches for one task and model.
 
     Args:
         report: called with every out-of-memory, after the memory is free again and before the next attempt.
-        shared: exchanges the model's gradients between the ranks; None: there is only one rank.
+        ranks: the ranks that share every effective batch; None: this process alone.
     """
 
     def __init__(
@@ -110,19 +102,19 @@ class BatchTransaction:
         device: torch.device,
         *,
         report: Callable[[OutOfMemory], None] = lambda event: None,
-        shared: OwnGradients | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._task = task
         self._model = model
         self._precision = precision
         self._device = device
         self._report = report
-        self._shared = shared or OwnGradients()
+        self._ranks = ranks or Ranks()
+        self._shared = GradientSum(model, self._ranks)
         self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
         self._dropout = SampleDropout(model, device)
         self._where: Place = "forward"
-        self._comparing_failed = False
-        self._alone_failed = False  # one sample at a time, in this effective batch
+        self._least_failed = False  # whether the last attempt failed and had nothing left to free
 
     def gradients(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
@@ -141,17 +133,17 @@ class BatchTransaction:
                 ranks.
 
         Raises:
-            MemoryExhaustedError: a single sample did not fit twice in a row, or the comparison of all samples does not.
+            MemoryExhaustedError: a single sample, or the comparison of all samples, fits in neither of two attempts.
             BatchNormSplitError: the batch must be split and the model has a training batch norm.
             DropoutSplitError: the batch must be split and the model draws random numbers that depend on the split.
             FvcError: another rank cannot go on.
         """
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         number = len(batch) if num_samples is None else num_samples
-        first = joint_loss.own_rows(number, self._shared.rank, self._shared.num_ranks).start
+        first = joint_loss.own_rows(number, self._ranks.rank, self._ranks.size).start
         work = _Work(batch, number, first, draws, capture_random_state(self._device), buffers)
         joint = joint_loss.joint_part(self._task)
-        self._comparing_failed = self._alone_failed = False
+        self._least_failed = False
         try:
             while True:
                 if joint is None:
@@ -164,7 +156,7 @@ class BatchTransaction:
                 micro_batch = agreed.micro_batch
         finally:
             self._dropout.of(None)
-        if is_usable(agreed.loss):
+        if agreed.loss.is_usable:
             self._shared.sum()
             for module in self._bounded:
                 module.bound_gradients()
@@ -185,13 +177,12 @@ class BatchTransaction:
 
     def _accumulate(self, work: _Work, micro_batch: int) -> LossMean:
         losses = []
-        self._where = "forward"
         for start, part in work.parts(micro_batch):
             loss = self._forward(work, start, part)[1]
             self._where = "backward"
-            self._scaled(work.num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
+            self._scaled(work, loss.total).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
-            self._where = "forward"
+        self._where = "forward"
         self._shared.complete()
         return _mean_of(losses)
 
@@ -207,7 +198,7 @@ class BatchTransaction:
 
         found, micro_batch = self._until_it_fits(collect, work, micro_batch)
         alone = found.with_graph is None
-        part, failure = self._joint_part(joint, found.compared, work.num_samples)
+        part, failure = self._joint_part(joint, found.compared, work)
         if part is not None:
             loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, found, work, micro_batch))
             if loss is not None:
@@ -216,41 +207,46 @@ class BatchTransaction:
         return self._shared.agree(self._smaller(failure, work, micro_batch, alone=alone), LossMean(), again=True)
 
     def _joint_part(
-        self, joint: JointLoss, own: Compared, num_samples: int
-    ) -> tuple[JointPart | None, MemoryState | None]:
-        """Return this rank's rows of the joint loss, with its samples' gradients, and None.
+        self, joint: JointLoss, own: Compared, work: _Work
+    ) -> tuple[tuple[Tensor, Outputs] | None, MemoryState | None]:
+        """Return (this rank's share of the joint loss and its samples' gradients by output, None).
 
         If any rank ran out of memory, return None and the state of memory.
         """
         self._where = "joint_loss"
         self._dropout.of(None)
-        documents, failure = self._attempt(lambda: self._shared.everyones(own.to_document()))
-        if documents is None:
+        everyones, failure = self._attempt(lambda: self._ranks.everyone("compared", own))
+        if everyones is None:
             return None, failure
 
-        def compute() -> JointPart:
-            everyone = Compared.joined(documents, self._device)
-            rows = joint_loss.own_rows(len(everyone), self._shared.rank, self._shared.num_ranks)
-            return joint_loss.joint_gradients(joint, self._model, everyone, partial(self._scaled, num_samples), rows)
+        def compute() -> tuple[Tensor, Outputs]:
+            everyone = joint_loss.joined(everyones, self._device)
+            rows = joint_loss.own_rows(joint_loss.num_compared(everyone), self._ranks.rank, self._ranks.size)
+            return joint_loss.joint_gradients(joint, self._model, everyone, partial(self._scaled, work), rows)
 
         part, failure = self._attempt(compute)
-        if self._shared.sum_compared(None if part is None else part.gradients):
-            first = sum(len(Compared(**each)) for each in documents[: self._shared.rank])
-            return part and part.of_samples(first, first + len(own)), None
-        return None, failure or MemoryState("out of memory on another rank")
+        succeeded = self._ranks.meet("compared gradients", part is not None)
+        if part is None or not all(each for (each,) in succeeded):
+            return None, failure or MemoryState("out of memory on another rank")
+        total, gradients = part
+        for gradient in gradients.values():
+            self._ranks.add_up("compared gradients", gradient)
+        first = sum(joint_loss.num_compared(each) for each in everyones[: self._ranks.rank])
+        return (total, _rows(gradients, first, joint_loss.num_compared(own))), None
 
-    def _carry_joint_loss_back(self, compared: JointPart, found: FirstPass, work: _Work, micro_batch: int) -> LossMean:
-        losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
+    def _carry_joint_loss_back(
+        self, joint: tuple[Tensor, Outputs], found: FirstPass, work: _Work, micro_batch: int
+    ) -> LossMean:
+        total, gradients = joint
+        losses = [LossSum(total, torch.zeros_like(total))]
         self._where = "forward"
         if found.with_graph is None and len(work.batch):
             self._restore(work)
         for start, part in work.parts(micro_batch):
-            self._where = "forward"
             self._dropout.of(self._samples(work, start, part))
             outputs, loss = found.with_graph or self._forward(work, start, part)
             self._where = "backward"
-            its_gradients = compared.of_samples(start, start + micro_batch).gradients
-            joint_loss.carry_back(outputs, its_gradients, self._scaled(work.num_samples, loss.total))
+            joint_loss.carry_back(outputs, _rows(gradients, start, micro_batch), self._scaled(work, loss.total))
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
         self._shared.complete()
         return _mean_of(losses)
@@ -270,35 +266,28 @@ class BatchTransaction:
             micro_batch = self._smaller(failure, work, micro_batch)
 
     def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int, *, alone: bool = False) -> int:
-        """Restore the state before the batch, and return the next micro-batch to try: half of it, at least 1.
+        """Restore the state before the batch, and return half of the micro-batch, at least 1.
 
-        A single sample is tried twice. ``alone`` says that only the compared outputs were in memory, so that a smaller
-        micro-batch frees nothing.
+        The last attempt is repeated once. ``alone`` says that only the compared outputs were in memory, so that a
+        smaller micro-batch frees nothing.
 
         Raises:
-            MemoryExhaustedError: the last try failed as well, and nothing is left to free.
+            MemoryExhaustedError: the last attempt failed twice.
         """
-        if failure is None:
-            raise RuntimeError("an attempt gave neither a result nor an out-of-memory")
-        used, shapes, comparing = work.used(micro_batch), sample_shapes(work.batch), self._where == "joint_loss"
+        assert failure is not None
+        # A rank without samples still compares those of other ranks.
+        used, comparing = min(micro_batch, len(work.batch) or micro_batch), self._where == "joint_loss"
         self._roll_back(work)
-        if comparing:
-            smaller = None if self._comparing_failed and (alone or used == 1) else used // 2 or 1
-            self._comparing_failed = True
-        else:
-            smaller = 1 if used == 1 and not self._alone_failed else used // 2 or None
-            self._alone_failed = used == 1
-        self._report(OutOfMemory(self._where, failure, used, smaller, shapes, len(work.batch)))
-        if comparing and smaller is None:
-            raise MemoryExhaustedError(comparison_too_large(failure, work.num_samples))
-        if comparing:
-            _logger.warning(
-                "out of memory (%s) in comparing the %d samples of an effective batch: once more, without anything "
-                "else in memory (micro-batch %d -> %d)", failure.message, work.num_samples, used, smaller,
-            )  # fmt: skip
-        elif smaller != used:
-            return smaller_micro_batch(failure, used, work.batch)
-        return smaller or used
+        least = used == 1 or (comparing and alone)
+        smaller = None if least and self._least_failed else used // 2 or 1
+        self._least_failed = least or comparing
+        self._report(OutOfMemory(self._where, failure, used, smaller))
+        if smaller is None:
+            raise (
+                comparison_too_large(failure, work.num_samples) if comparing else sample_too_large(failure, work.batch)
+            )
+        _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, used, smaller)
+        return smaller
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
         """Return (result, None), or (None, state of memory) after an out-of-memory.
@@ -310,22 +299,23 @@ class BatchTransaction:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failure = memory_state(error, self._device)
+            failure = memory_state(error)
         return None, failure
 
     def _samples(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Samples:
         return Samples(work.first_sample + start, len(part), work.draws, split or len(part) < work.num_samples)
 
     def _forward(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> tuple[Outputs, LossSum]:
+        self._where = "forward"
         self._dropout.of(self._samples(work, start, part, split=split))
         part = part.to(self._device)
         with self._precision.autocast():
             outputs = self._task.forward(self._model, part)
             return outputs, self._task.loss(outputs, part)
 
-    def _scaled(self, num_samples: int, total: Tensor) -> Tensor:
-        """Return ``total / num_samples``, times the loss scale in float16, which keeps gradients in range."""
-        return self._precision.scaler.scale(total / num_samples)
+    def _scaled(self, work: _Work, total: Tensor) -> Tensor:
+        """Return ``total`` per sample, times the loss scale in float16, which keeps gradients in range."""
+        return self._precision.scaler.scale(total / work.num_samples)
 
     def _roll_back(self, work: _Work) -> None:
         self._model.zero_grad(set_to_none=True)
@@ -340,14 +330,9 @@ class BatchTransaction:
 
     def _check_dropout(self, work: _Work) -> None:
         """Check once that dropout treats samples separately; skip the check if memory does not suffice for it."""
-        if not len(work.batch) or not self._dropout.is_to_be_checked:
-            return
-        forward = partial(self._forward, work, split=True)
-        _, failure = self._attempt(partial(self._dropout.check, work.batch, forward))
-        self._restore(work)
-        if failure is not None:
-            release_cached_memory(self._device)
-            _logger.warning("no memory to compare two samples' dropout with one's: %s", failure.message)
+        if len(work.batch) and self._dropout.is_to_be_checked:
+            self._attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
+            self._restore(work)
 
 
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
@@ -367,29 +352,26 @@ def _mean_of(losses: Sequence[LossSum]) -> LossMean:
     return mean
 
 
-def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
-    """Return an error message, with a remedy: the comparison of all samples does not fit into memory."""
-    return (
+def _rows(gradients: Outputs, start: int, number: int) -> Outputs:
+    return {name: rows[start : start + number] for name, rows in gradients.items()}
+
+
+def comparison_too_large(failure: MemoryState, num_samples: int) -> MemoryExhaustedError:
+    """Return the error for a comparison of all samples that does not fit into memory."""
+    return MemoryExhaustedError(
         f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another, "
         f"with {failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. A smaller batch_size does not help here. "
         f"{memory_advice('comparison')}"
     )
 
 
-def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch, *, validation: bool = False) -> int:
-    """Return half of ``micro_batch``, rounded down, and log the change.
-
-    Raises:
-        MemoryExhaustedError: ``micro_batch`` is 1; the message has the tensor shapes and a remedy.
-    """
-    if micro_batch <= 1:
-        shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
-        raise MemoryExhaustedError(
-            f"out of memory with a single sample ({shapes}){' in validation' if validation else ''} and "
-            f"{failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. {memory_advice('sample')}"
-        )
-    _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, micro_batch, micro_batch // 2)
-    return micro_batch // 2
+def sample_too_large(failure: MemoryState, batch: Batch) -> MemoryExhaustedError:
+    """Return the error for a single sample of ``batch`` that does not fit into memory."""
+    shapes = [f"{name} {tuple(each.shape[1:])} {str(each.dtype)[6:]}" for name, each in batch.tensors.items()]
+    return MemoryExhaustedError(
+        f"out of memory with a single sample ({', '.join(shapes)}) and {failure.rss_bytes / 1e6:.0f} MB resident: "
+        f"{failure.message}. {memory_advice('sample')}"
+    )
 
 
 class StepLostError(Exception):
@@ -401,11 +383,11 @@ class StepLostError(Exception):
 
 
 def take_together(
-    stepper: Stepper, ranks: Ranks, result: BatchGradients | None, learning_rate: float, *, save_is_due: bool
+    stepper: Stepper, ranks: Ranks, result: BatchGradients, learning_rate: float, *, save_is_due: bool
 ) -> tuple[float, bool]:
     """Take the optimizer's step on every rank, or raise on all of them if one rank runs out of memory.
 
-    ``result`` is None on all ranks or on none; with None no step is taken.
+    No step is taken if the loss of ``result`` is not usable.
 
     Returns:
         The L2 norm of the gradient before clipping (NaN without a step), and rank 0's ``save_is_due``.
@@ -415,7 +397,7 @@ def take_together(
     """
     norm, lost = math.nan, None
     try:
-        norm = norm if result is None else stepper.take(result, learning_rate)
+        norm = stepper.take(result, learning_rate) if result.loss.is_usable else norm
     except StepLostError as error:
         lost = error
     rows = ranks.meet("step", lost is not None, save_is_due)
@@ -555,7 +537,7 @@ class Stepper:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            memory = memory_state(error, self._device)
+            memory = memory_state(error)
         raise StepLostError(memory)  # from outside the handler, whose traceback holds tensors
 
     @contextlib.contextmanager
@@ -591,68 +573,25 @@ class Stepper:
         decay = min(self._ema_decay, (1 + self._averaged_steps) / (10 + self._averaged_steps))
         torch._foreach_lerp_(list(self._average.values()), list(trained.values()), 1 - decay)
 
-    def save_memory(self) -> None:
-        """Update the parameters one by one from now on, which is slower but needs less temporary memory."""
-        for group in self._optimizer.param_groups:
-            group["foreach"] = False
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimizer, scaler and average, without the setting of ``save_memory``.
-
-        The optimizer's state always has two groups, matrices and vectors, in the order of the model's parameters. So
-        it does not depend on the rate shares.
-        """
-        optimizer = self._optimizer.state_dict()
-        state, places = optimizer["state"], self._places()
-        matrices, vectors = (dict(group) for group in optimizer["param_groups"][:2])
-        for group, numbers in zip((matrices, vectors), self._numbers(), strict=True):
-            group |= {"foreach": None, "fused": None, "lr": self._learning_rate, "params": numbers}
-        in_order = {number: state[place] for number, place in enumerate(places) if place in state}
-        document = {"state": in_order, "param_groups": [matrices, vectors]}
-        everything = {"optimizer": document, "scaler": self._precision.scaler.state_dict()}
+        """Return the states of optimizer, scaler and average."""
+        optimizer = {"state": self._optimizer.state_dict()["state"], "learning_rate": self._learning_rate}
+        state = {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
         if self._average:
-            everything["average"] = {"steps": self._averaged_steps, "weights": dict(self._average)}
-        return everything
+            state["average"] = {"steps": self._averaged_steps, "weights": dict(self._average)}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; ``foreach`` and ``fused`` of this stepper stay.
-
-        Raises:
-            CheckpointMismatchError: the state belongs to another number of parameters.
-        """
+        """Restore the result of ``state_dict``; ``foreach`` and ``fused`` of this stepper stay."""
         saved = state["optimizer"]
-        numbers, found = self._numbers(), [list(group["params"]) for group in saved["param_groups"]]
-        if found != numbers:
-            sizes, wanted = ([len(group) for group in groups] for groups in (found, numbers))
-            raise CheckpointMismatchError(
-                f"the checkpoint's optimizer is of another model: groups of {sizes} parameters, wanted {wanted}."
-            )
-        places = self._places()
-        own = {places[number]: moments for number, moments in saved["state"].items()}
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": own})
-        self._learning_rate = float(saved["param_groups"][0]["lr"])
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["state"]})
+        self._learning_rate = saved["learning_rate"]
         set_learning_rate(self._optimizer, self._learning_rate, self._rate_shares)
         self._precision.restore_scaler(state["scaler"])
-        average = state.get("average", {})
-        self._averaged_steps = average.get("steps", 0)
-        weights = average.get("weights", {})
-        self._average = {name: weights[name].to(p.device, copy=True) for name, p in self._trained().items() if weights}
-
-    def _numbers(self) -> list[list[int]]:
-        """Return the parameter numbers of a checkpoint's two groups, matrices and vectors."""
-        num_matrices, num_vectors = (
-            sum(len(group["params"]) for group in self._optimizer.param_groups[first::2]) for first in (0, 1)
-        )
-        return [list(range(num_matrices)), list(range(num_matrices, num_matrices + num_vectors))]
-
-    def _places(self) -> list[int]:
-        """Return for every parameter, in the order of a checkpoint, its index in this optimizer."""
-        place_of: dict[nn.Parameter, int] = {}
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                place_of[parameter] = len(place_of)
-        trained = [parameter for parameter in self._model.parameters() if parameter in place_of]
-        return [place_of[p] for matrices in (True, False) for p in trained if (p.ndim > 1) == matrices]
+        average = state.get("average", {"steps": 0, "weights": {}})
+        self._averaged_steps = average["steps"]
+        weights, trained = average["weights"], self._trained()
+        self._average = {name: weights[name].to(trained[name].device, copy=True) for name in weights}
 
     def _take(self, result: BatchGradients, learning_rate: float) -> float:
         scaler = self._precision.scaler

@@ -104,6 +104,11 @@ class LossMean:
         self.total += other.total
         self.weight += other.weight
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether the sum is finite and the weight positive, so that a step can be taken."""
+        return math.isfinite(self.total) and self.weight > 0
+
     def mean(self) -> float:
         """Return the sum of losses divided by the sum of weights; NaN if the latter is zero."""
         return self.total / self.weight if self.weight else math.nan
@@ -153,7 +158,6 @@ class SampleSet(Protocol):
     @property
     def classes(self) -> Sequence[int] | None:
         """(N,) the class of each sample, for balanced sampling; None if the data has no classes."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -165,11 +169,9 @@ class Accumulator(Protocol):
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch."""
-        ...
 
     def compute(self) -> dict[str, float]:
         """Return the metrics by name over all batches added."""
-        ...
 
     def to_document(self) -> dict[str, Any]:
         """Return everything added, for another process: CPU tensors, numbers, text, and lists and dicts of them.
@@ -177,11 +179,9 @@ class Accumulator(Protocol):
         Keep values per sample, in order, and keep a rounded sum per batch. Then ``add_document``, called in the order
         of the samples, gives the metrics of a single pass to the bit.
         """
-        ...
 
     def add_document(self, document: Mapping[str, Any], /) -> None:
         """Add the ``to_document`` of another accumulator of the same class, after all samples added so far."""
-        ...
 
 
 class Task(Protocol):
@@ -193,28 +193,22 @@ class Task(Protocol):
     @property
     def training_data(self) -> SampleSet:
         """The samples that the model learns from."""
-        ...
 
     @property
     def validation_data(self) -> SampleSet:
         """The samples whose loss chooses the best epoch; never the test data."""
-        ...
 
     def build_model(self) -> nn.Module:
         """Return a newly initialised model. The engine has seeded all random generators before the call."""
-        ...
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return outputs by name; the first dimension of every tensor is the batch."""
-        ...
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Return the weighted loss, summed over the batch, and the sum of the weights."""
-        ...
 
     def new_accumulator(self) -> Accumulator:
         """Return an empty accumulator for one pass over the validation data."""
-        ...
 
 
 @runtime_checkable
@@ -234,12 +228,10 @@ class JointLoss(Protocol):
     @property
     def joint_outputs(self) -> tuple[str, ...]:
         """Names of the outputs of ``forward`` that are compared: float, (B, ...). Empty: nothing is compared."""
-        ...
 
     @property
     def joint_tensors(self) -> tuple[str, ...]:
         """Names of the tensors of ``Batch`` that the joint loss needs, such as labels."""
-        ...
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range, /) -> Tensor:
         """Return the loss summed over samples ``[rows.start, rows.stop)``, a scalar.
@@ -250,7 +242,6 @@ class JointLoss(Protocol):
             tensors: the ``joint_tensors`` of all B samples.
             rows: the samples whose terms are summed. Use memory of the order len(rows) x B, not B x B.
         """
-        ...
 
 
 @runtime_checkable
@@ -262,7 +253,6 @@ class BoundedGradients(Protocol):
 
     def bound_gradients(self) -> None:
         """Change ``p.grad`` (may be None) of this module's parameters in place, the same way on every rank."""
-        ...
 
 
 @runtime_checkable
@@ -275,7 +265,6 @@ class FollowsEpochs(Protocol):
         The engine calls this at the beginning of every epoch, and when a training resumes within an epoch.
         ``build_model`` must return ``requires_grad=True`` for every parameter that is trained in any epoch.
         """
-        ...
 
 
 @runtime_checkable
@@ -284,7 +273,6 @@ class ScalesRates(Protocol):
 
     def rate_shares(self, model: nn.Module, /) -> Mapping[nn.Parameter, float]:
         """Return the factor of the learning rate by parameter; parameters left out have factor 1."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -309,7 +297,6 @@ class StreamedSampleSet(Protocol):
     @property
     def stream(self) -> Stream | None:
         """The positions of the samples in shards; None: any reading order is fast."""
-        ...
 
 
 @runtime_checkable
@@ -321,4 +308,3 @@ class EpochSampleSet(Protocol):
 
         Their number and order are the same in all epochs.
         """
-        ...

@@ -3,9 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
@@ -17,7 +16,7 @@ from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOf
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import MemoryExhaustedError, Stepper
-from fvc_lib.engine.task import Batch, LossMean
+from fvc_lib.engine.task import LossMean
 from fvc_lib.services.checkpoint_files import CheckpointFolder, CheckpointMismatchError
 from fvc_lib.services.memory import EventDetail, MemoryObserver, NoObserver, memory_advice
 
@@ -82,26 +81,13 @@ class TrainingState:
 
         ``micro_batches`` is the plan of this attempt. It continues from the stored plan.
         """
-        changed = micro_batches.resumed(document["micro_batches"], document["step"])
+        micro_batches.resume(document["micro_batches"], document["step"])
         values = dict(document) | {
             "micro_batches": micro_batches,
             "epoch_loss": LossMean(*document["epoch_loss"]),
             "history": [EpochRecord(**record) for record in document["history"]],
         }
-        state = cls(**values, best_model=best_model)
-        state.lose_exactness([changed] if changed else [])
-        return state
-
-    def lose_exactness(self, changed: Sequence[str]) -> None:
-        """Record and log ``changed``: the differences from the last attempt that affect how sums are rounded."""
-        reasons = [f"{change}, since step {self.step}" for change in changed]
-        self.inexact_because = [*self.inexact_because, *reasons]
-        if reasons:
-            _logger.warning(
-                "resumed under other conditions (%s): the result is the same up to rounding; equality to the bit is no "
-                "longer claimed",
-                "; ".join(reasons),
-            )
+        return cls(**values, best_model=best_model)
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -180,11 +166,9 @@ class TrainingCheckpoints:
             MemoryError: a rank ran out of memory; raised on all ranks.
         """
         self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
-        random_state, *others = self._ranks.everyone("save", capture_random_state(self._device))
-        if self._ranks.rank:
-            return
-        progress = {"random_state": random_state, "other_ranks_random_states": others}
-        self._write(state, {"model": model.state_dict(), **stepper.state_dict(), **progress})
+        random_states = self._ranks.everyone("save", capture_random_state(self._device))
+        if not self._ranks.rank:
+            self._write(state, {"model": model.state_dict(), **stepper.state_dict(), "random_states": random_states})
 
     def keep_result(self, state: TrainingState) -> None:
         """Replace the checkpoints of a finished training by one without optimizer and last weights; rank 0 writes."""
@@ -218,29 +202,31 @@ class TrainingCheckpoints:
         if checkpoint is None:
             return None
         saved = checkpoint["state"]
-        if "model" not in saved:  # of a finished training, whose best model is its result
-            return TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
-        _refuse_another_model(model, saved["model"], checkpoint["path"])
-        model.load_state_dict(saved["model"])
-        stepper.load_state_dict(saved)
+        if "model" in saved:
+            _refuse_another_model(model, saved["model"], checkpoint["path"])
+            model.load_state_dict(saved["model"])
+            stepper.load_state_dict(saved)
         state = TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
-        before, now = saved["numerics"], self._numerics
-        state.lose_exactness([f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name]])
-        random_states = [saved["random_state"], *saved.get("other_ranks_random_states", ())]
-        if self._ranks.rank < len(random_states):  # else there were fewer ranks: this one keeps the state it began with
+        if "model" not in saved:  # of a finished training, whose best model is its result
+            return state
+        before = {**saved["numerics"], "planned micro-batch": str(saved["training"]["micro_batches"]["planned"])}
+        now = {**self._numerics, "planned micro-batch": str(micro_batches.planned)}
+        for name, value in now.items():
+            if value != before[name]:
+                reason = f"{name} {before[name]} -> {value}, since step {state.step}"
+                state.inexact_because.append(reason)
+                _logger.warning("resumed under other conditions (%s): equality to the bit is no longer claimed", reason)
+        random_states = saved["random_states"]
+        if self._ranks.rank < len(random_states):  # else there were fewer ranks: this one keeps its initial state
             restore_random_state(random_states[self._ranks.rank], self._device)
         return state
 
     def _read(self) -> dict[str, Any] | None:
-        """Return path, state and best model of the newest checkpoint, for all ranks; None if there is none."""
+        """Return path, state and best model of the newest checkpoint; None if there is none."""
         checkpoint = self._folder.load()
         if checkpoint is None:
             return None
-        return {
-            "path": str(checkpoint.path),
-            "state": checkpoint.state,
-            "best_model": checkpoint.best_model,
-        }
+        return {"path": str(checkpoint.path), "state": checkpoint.state, "best_model": checkpoint.best_model}
 
     def is_due(self, interval_seconds: float) -> bool:
         """Return whether ``interval_seconds`` have passed since the last checkpoint."""
@@ -277,15 +263,11 @@ class TrainingWatch:
     Args:
         metrics: receives losses, learning rates and gradient norms.
         memory: called with every step and event.
-        oom_folder: receives one file per out-of-memory; None: no file is written.
     """
 
-    def __init__(
-        self, metrics: MetricSink, memory: MemoryObserver | None = None, oom_folder: Path | None = None
-    ) -> None:
+    def __init__(self, metrics: MetricSink, memory: MemoryObserver | None = None) -> None:
         self._metrics = metrics
         self._memory = memory or NoObserver()
-        self._oom_folder = oom_folder
         self.state = TrainingState(MicroBatchPlan(1))  # the engine replaces it
 
     def at(self, phase: str) -> None:
@@ -298,94 +280,46 @@ class TrainingWatch:
 
     def step_metrics(self, metrics: Mapping[str, float]) -> None:
         """Log training metrics of the current step."""
-        state = self.state
-        self._metrics.log(step=state.step, epoch=state.epochs_done + 1, phase="train", metrics=metrics)
+        self._metrics.log(step=self.state.step, epoch=self.state.epochs_done + 1, phase="train", metrics=metrics)
 
     def epoch_metrics(self, phase: str, metrics: Mapping[str, float]) -> None:
         """Log ``metrics`` of the last finished epoch."""
-        state = self.state
-        self._metrics.log(step=state.step, epoch=state.epochs_done, phase=phase, metrics=metrics)
+        self._metrics.log(step=self.state.step, epoch=self.state.epochs_done, phase=phase, metrics=metrics)
+
+    def warn(self, kind: str, message: str, **details: EventDetail) -> None:
+        """Log ``message`` as a warning, and report it as an event of this ``kind``."""
+        _logger.warning(message)
+        self._memory.event(kind, message, **details)
 
     def out_of_memory(self, event: OutOfMemory) -> None:
-        """Report an out-of-memory after its memory was freed.
-
-        Write its details to ``oom_folder``. A failed write is only logged.
-        """
-        file = None
-        if self._oom_folder is not None:
-            phase = self._memory.prefix + ("validation" if event.where == "validation" else "train")
-            try:
-                file = oom_detection.write_context(
-                    self._oom_folder, event, phase=phase, epoch=self.state.epochs_done + 1, step=self.state.step
-                ).name
-            except OSError as error:
-                _logger.warning("the context of an out-of-memory could not be written: %s", error)
+        """Report an out-of-memory after its memory was freed."""
         then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
         sizes = "" if event.micro_batch is None else f" with {event.micro_batch} samples at once; {then}"
         asked = event.state.asked_bytes
         self._memory.event(
             "out_of_memory",
-            f"out of memory in {event.where.replace('_', ' ')}{sizes}",
+            f"out of memory in {event.where.replace('_', ' ')}{sizes}: {event.state.message}",
             where=event.where,
             asked_mb=None if asked is None else round(asked / 1e6, 3),
             micro_batch=event.micro_batch,
             micro_batch_next=event.micro_batch_next,
-            context_file=file,
         )
 
     def micro_batch_changed(self, before: int, now: int) -> None:
         """Report a change of the number of samples in memory at once, from this step on."""
         reason = "out of memory" if now < before else "memory suffices again"
         self.step_metrics({"micro_batch": float(now)})
-        self._memory.event(
-            "micro_batch", f"micro-batch {before} -> {now}: {reason}", micro_batch_before=before, micro_batch=now,
-            reason=reason,
-        )  # fmt: skip
-
-    def step_restored(self, memory: oom_detection.MemoryState, from_step: int) -> None:
-        """Report that a checkpoint was restored after an out-of-memory in the optimizer's step ``from_step``."""
-        to_step = self.state.step
-        message = f"out of memory in the optimizer's step {from_step} ({memory.message}): back to step {to_step}"
-        self._warn("step_restored", message, to_step=to_step, lost_steps=from_step - to_step)
-
-    def nonfinite(self, what: str, sample_ids: Sequence[str], allowed: int) -> str:
-        """Report a loss or gradient (``what``) that is not finite, and return the sample ids as text."""
-        state = self.state
-        ids = ", ".join(map(repr, sample_ids))
-        message = f"step {state.step}: {what} is not finite; no step taken; samples: {ids}"
-        self._warn("nonfinite", message, what=what, samples=ids, count=state.nonfinite_steps, allowed=allowed)
-        return ids
-
-    def evaluated_nonfinite(self, batch: Batch) -> None:
-        """Report an evaluation loss that is not finite; its epoch cannot become the best."""
-        ids = ", ".join(repr(sample_id) for sample_id in batch.sample_ids)
-        message = f"after step {self.state.step}: the loss of evaluated samples is not finite, among: {ids}"
-        self._warn("nonfinite", message, what="evaluation", samples=ids, count=None, allowed=None)
-
-    def save_skipped(self, error: BaseException) -> None:
-        """Report that a checkpoint within an epoch was skipped because memory ran out."""
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        message = f"step {self.state.step}: no memory for a checkpoint now ({reason}); the next one is due later"
-        self._warn("checkpoint_skipped", message)
+        message = f"micro-batch {before} -> {now}: {reason}"
+        self._memory.event("micro_batch", message, micro_batch_before=before, micro_batch=now, reason=reason)
 
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
         """Report an out-of-memory that a smaller micro-batch cannot avoid, and return the error to raise.
 
         It happens for example while a checkpoint is loaded or copied.
         """
-        reason = str(error).partition("\n")[0] or type(error).__name__
         message = (
-            f"out of memory after step {self.state.step}, outside of a forward or backward pass: {reason}. The last "
-            f"checkpoint stands. {memory_advice('elsewhere')}"
+            f"out of memory after step {self.state.step}, outside of a forward or backward pass: "
+            f"{oom_detection.first_line(error)}. The last checkpoint stands. {memory_advice('elsewhere')}"
         )
         self._memory.event("out_of_memory", message, where="elsewhere")
         return MemoryExhaustedError(message)
-
-    def loader_restarted(self, reason: str) -> None:
-        """Report that a loader process died and was replaced."""
-        message = f"{reason} The loader was started again at step {self.state.step}."
-        self._warn("loader_restarted", message, reason=reason)
-
-    def _warn(self, kind: str, message: str, **details: EventDetail) -> None:
-        _logger.warning(message)
-        self._memory.event(kind, message, **details)

@@ -502,7 +502,7 @@ AUGMENTATIONS: Registry[Any] = Registry("augmentation", "fvc_lib.video.augmentat
 FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features", "fvc.features")
 
 
-class BackboneRegistry(Registry[Callable[[str], Any]]):
+class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
     """The registry of backbones (networks on pictures); a detector (network on frames) may also be a backbone."""
 
     def is_own(self, name: str) -> bool:
@@ -536,5 +536,5 @@ class BackboneRegistry(Registry[Callable[[str], Any]]):
         return self._own_files(name) or DETECTORS.declared_in(name)
 
 
-# Each builds a backbone from the text after the colon of "torchvision:resnet50", or from nothing.
+# Every item is a function that builds a backbone from its options.
 BACKBONES = BackboneRegistry("backbone", "fvc_lib.detectors")

@@ -135,7 +135,6 @@ class RunPaths:
     metrics = _PathOf("metrics/{}.jsonl")  # its metric log
     memory = _PathOf("memory/{}.jsonl")  # its memory samples
     memory_events = _PathOf("memory/events/{}.jsonl")  # events of its memory
-    oom_contexts = _PathOf("memory/oom/{}")  # one JSON file per out-of-memory
     stage_log = _PathOf("logs/{}.log")  # output of its kernel and native libraries outside the notebook
     executed_notebook = _PathOf("notebooks/{}.ipynb")  # the record of a finished stage
     partial_notebook = _PathOf("notebooks/{}.partial.ipynb")  # of one that is running or died

@@ -95,7 +95,6 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         logging.basicConfig(level=logging.INFO, format=f"[rank {place.rank}] %(levelname)s: %(message)s")
         if launch is not None:
             file = RankFile(launch.log, place.rank)
-            logging.getLogger("fvc_lib").addHandler(file)
         paths = RunPaths(run_dir)
         params = RunConfig.model_validate_json(launch.config) if launch else None
         config = params or resolve_config(read_params_file(paths.params_yaml), environ={})
@@ -120,11 +119,8 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         _logger.error("%s", error, exc_info=None if known else error)
         if file is not None:
             file.ended(error)
-        return (
-            error.exit_code
-            if isinstance(error, FvcError | StoppedError) and not isinstance(error, RankLostError)
-            else 1
-        )
+        # A lost rank is a consequence; the code of the rank that failed first decides.
+        return getattr(error, "exit_code", 1) if known and not isinstance(error, RankLostError) else 1
     return 0
 
 
@@ -180,13 +176,14 @@ def _logs(
         yield NoMetrics(), file or NoObserver()
         return
     with ExitStack() as stack:
-        sampler = file or stack.enter_context(
+        memory = file or stack.enter_context(
             MemorySampler(paths.memory(*trained), events=paths.memory_events(*trained), mem_gb=config.mem_gb)
         )
         log = MetricLog(
-            paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt, on_trouble=sampler.disk_full
-        )
-        yield stack.enter_context(log), sampler
+            paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt,
+            on_trouble=lambda message: memory.event("disk_full", message),
+        )  # fmt: skip
+        yield stack.enter_context(log), memory
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, training_device
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.memory import planned_micro_batch, training_memory
+from fvc_lib.engine.memory import ControlMemory, planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.rank_processes import Launch, run_ranks
 from fvc_lib.engine.ranks import RankEndedError, Ranks
@@ -433,11 +433,11 @@ def train(
     compute = training_device(config)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
-    with training_memory(compute, memory, paths.oom_contexts(stage, fold), ranks.rank) as kept:
+    with training_memory(compute, memory) as observer:
         micro_batch, predicted = ranks.from_leader(
             "preflight",
             lambda: planned_micro_batch(
-                config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size, stop=stop
+                config, training.task, training.settings, compute, observer, num_ranks=ranks.size, stop=stop
             ),
         )
         settings = replace(training.settings, micro_batch=micro_batch)
@@ -451,8 +451,7 @@ def train(
                 compute,
                 CheckpointFolder(folder / each.name, binding, anew=anew),
                 metrics,
-                memory=kept.observer_of(each.name),
-                oom_folder=kept.oom_folder,
+                memory=ControlMemory(observer, each.name) if each.name else observer,
                 stop=stop,
                 progress=_part(progress, number, len(training.networks)),
                 ranks=ranks,

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import JsonLines
 
@@ -118,12 +117,7 @@ def troubled_run(root: Path) -> RunPaths:
     )  # fmt: skip
     short.sample(1450, epoch=1, step=1).sample(1930, epoch=1, step=2)
     short.event("out_of_memory", "memory ended in backward with 8 samples at once; next 4", epoch=1, step=2,
-                where="backward", asked_mb=512.0, micro_batch=8, micro_batch_next=4,
-                context_file="oom_000002_backward.json")  # fmt: skip
-    tensors = [{"shape": [8, 64, 6, 96, 96], "dtype": "torch.float32", "device": "cpu", "count": 3,
-                "total_bytes": 339_738_624}]  # fmt: skip
-    context = {"where": "backward", "state": {"message": "out of memory", "largest_tensors": tensors}}
-    write_json(run.oom_contexts("04_fold_training", 1) / "oom_000002_backward.json", context)
+                where="backward", asked_mb=512.0, micro_batch=8, micro_batch_next=4)  # fmt: skip
     short.event("micro_batch", "micro-batch 8 -> 4: out of memory", epoch=1, step=2, micro_batch_before=8,
                 micro_batch=4, reason="out of memory")  # fmt: skip
     short.sample(1300, epoch=1, step=3).resume().sample(500, "setup")

@@ -130,7 +130,7 @@ def test_every_out_of_memory_is_a_row_with_the_next_micro_batch(run: RunPaths) -
     writer = StoryWriter(run).sample(1000)
     writer.event("out_of_memory", where="forward", asked_mb=512.0, micro_batch=8, micro_batch_next=4, epoch=1, step=2)
     writer.event("micro_batch", micro_batch_before=8, micro_batch=4)
-    writer.event("out_of_memory", where="optimizer_step", context_file="x.json")
+    writer.event("out_of_memory", where="optimizer_step")
     found = run_memory(run)
     assert found.out_of_memory.select("epoch", "happened_in", "asked_mb", "micro_batch_next").rows() == [
         (1, "forward", 512.0, 4), (None, "optimizer_step", None, None),

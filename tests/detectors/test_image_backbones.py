@@ -9,14 +9,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fvc_lib.detectors.frames.backbone import (
-    AdaptedBackbone,
-    ImageModel,
-    adapt_torchvision,
-    build_backbone,
-)
-from fvc_lib.detectors.network import parameters_by_stage
-from fvc_lib.detectors.weights import fitting_weights, read_weights
+from fvc_lib.detectors.frames.backbone import EncoderBackbone, ImageModel, build_backbone, of_classifier
+from fvc_lib.detectors.network import PictureTrunk, parameters_by_stage
+from fvc_lib.detectors.weights import read_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
@@ -28,9 +23,11 @@ def pictures(count=4):
 
 
 def conv_norm(inputs, outputs):
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(), nn.Dropout(0.5)
-    )
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def adapted(network, path=None):
+    return of_classifier(network, TrunkOptions("torchvision:it", 1, 16, path))
 
 
 class LikeEfficientnet(nn.Module):
@@ -68,9 +65,10 @@ def names_by_stage(network):
 
 
 @pytest.mark.parametrize("like", [LikeEfficientnet, LikeResnet])
-def test_batch_norm_and_dropout_stay_as_in_evaluation_and_learn_all_the_same(like):
+def test_batch_norms_with_weights_stay_as_in_evaluation_and_learn_all_the_same(like, tmp_path):
     torch.manual_seed(0)
-    model = ImageModel(adapt_torchvision(like(), "it"), 3, 1).train()
+    torch.save(like().state_dict(), tmp_path / "w.pt")
+    model = ImageModel(adapted(like(), tmp_path / "w.pt"), 3, 1).train()
     assert model.training
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     whole = model(pictures())["class_logits"]
@@ -81,6 +79,8 @@ def test_batch_norm_and_dropout_stay_as_in_evaluation_and_learn_all_the_same(lik
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert norms
     assert all(norm.weight.grad is not None for norm in norms)
+    from_scratch = adapted(like())
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in from_scratch.modules())
 
 
 @pytest.mark.parametrize("error", [AssertionError, RuntimeError])
@@ -93,14 +93,17 @@ def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypa
                 raise error(f"Input height ({x.shape[-2]}) doesn't match model (32).")
             return super().forward(x)
 
-    monkeypatch.setitem(BACKBONES._items, "like:NAME", lambda name: AdaptedBackbone(OfOneSize(num_classes=0), 4))
+    def of_one_size():
+        return EncoderBackbone(PictureTrunk(OfOneSize(num_classes=0), 4))
+
+    monkeypatch.setitem(BACKBONES._items, "like:NAME", lambda _: of_one_size())
     config = {"task": "image", "backbone": "like:it", "image_size": 64}
     says = r"OfOneSize does not take pictures of 64 x 64 pixels: Input height \(64\).*Give -p image_size 32"
     with pytest.raises(UsageError, match=says):
         require_backbone(resolve_config(config, environ={}))
     if error is AssertionError:
         with pytest.raises(UsageError, match="16 x 16 pixels"):
-            AdaptedBackbone(OfOneSize(num_classes=0), 4)(pictures())
+            of_one_size()(pictures())
     require_backbone(resolve_config({**config, "image_size": 32}, environ={}))
 
 
@@ -173,9 +176,7 @@ def test_weights_come_from_a_file_without_those_of_its_class_layer(tmp_path, suf
     safetensors.torch.save_file(given.state_dict(), path) if suffix == ".safetensors" else torch.save(
         {"state_dict": {f"module.{name}": tensor for name, tensor in given.state_dict().items()}}, path
     )
-    backbone = adapt_torchvision(LikeResnet(), "it")
-    backbone.network.load_state_dict(fitting_weights(backbone.network, path))
-    loaded = backbone.network.state_dict()
+    loaded = adapted(LikeResnet(), path).trunk.network.state_dict()
     assert loaded
     assert all(torch.equal(tensor, given.state_dict()[name]) for name, tensor in loaded.items())
 
@@ -187,7 +188,7 @@ def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path):
     del weights["layer2.0.weight"]
     torch.save(weights, tmp_path / "w.pt")
     with pytest.raises(UsageError) as caught:
-        fitting_weights(adapt_torchvision(LikeResnet(), "it").network, tmp_path / "w.pt")
+        adapted(LikeResnet(), tmp_path / "w.pt")
     for part in (
         "not in it: layer2.0.weight",
         "unknown: extra.weight",

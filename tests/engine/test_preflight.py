@@ -45,7 +45,7 @@ def child(monkeypatch):
     def given(costs):
         def measured(request, size, *_):
             found = costs[size]
-            return module._Measurement(found) if isinstance(found, int) else module._Measurement(ran_out=found)
+            return (found, "", "") if isinstance(found, int) else (None, found, "")
 
         monkeypatch.setattr(module, "_measured", measured)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from fvc_lib.engine import ranks as module
 from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.ranks import GradientSum, OwnGradients
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch, LossSum
 from tests.kits.rank_kit import run_ranks
@@ -59,13 +59,11 @@ def compute(ranks, folder, dtype):
     """The gradients of every effective batch, in buckets of two parameters or so."""
     torch.manual_seed(0)
     model = Branching().to(dtype)
-    shared = OwnGradients()
-    if ranks.size > 1:
-        shared = GradientSum(model, ranks, bucket_bytes=100)
-        assert len(shared._groups) > 2
+    module.BUCKET_BYTES = 100
+    assert (len(module.GradientSum(model, ranks)._buckets) > 2) == (ranks.size > 1)
     compute_device = resolve_device("cpu")
     transaction = BatchTransaction(
-        BranchingTask(), model, Precision(compute_device), compute_device.device, shared=shared
+        BranchingTask(), model, Precision(compute_device), compute_device.device, ranks=ranks
     )
     found = []
     for num_samples in BATCHES:

@@ -99,7 +99,6 @@ def train(ranks: Ranks, training: Training) -> None:
         CheckpointFolder(training.folder / "checkpoints", CheckpointBinding({}, "")),
         log,
         memory=observer,
-        oom_folder=training.folder / f"out_of_memory_{ranks.rank}",
         stop=training.stop(ranks.rank) if training.stop else None,
         ranks=ranks,
     )
@@ -148,7 +147,7 @@ def rank_processes(log: Path) -> dict[int, psutil.Process]:
     found = {}
     for path in log.parent.glob(f"{log.stem}_*.jsonl"):
         with contextlib.suppress(psutil.Error, IndexError):
-            process = psutil.Process(json.loads(path.read_text().splitlines()[0])["value"]["pid"])
+            process = psutil.Process(json.loads(path.read_text().splitlines()[0])["named"]["pid"])
             if process.status() != psutil.STATUS_ZOMBIE:
                 found[int(path.stem.rpartition("_")[2])] = process
     return found

@@ -234,7 +234,7 @@ def make_engine(tasks, list_log, tmp_path):
     """An engine on the tiny task, with its log as ``engine.log``."""
 
     def make(folder="fold", *, before=lambda model, batch: None, task=None, stop=None, progress=None, memory=None,
-             oom_folder=None, compute=None, **changes):  # fmt: skip
+             compute=None, **changes):  # fmt: skip
         log = list_log()
         checkpoints = CheckpointFolder(tmp_path / folder, CheckpointBinding({"lr": changes.get("learning_rate")}, ""))
         engine = Engine(
@@ -246,7 +246,6 @@ def make_engine(tasks, list_log, tmp_path):
             stop=stop,
             progress=progress,
             memory=memory,
-            oom_folder=oom_folder,
         )
         engine.log = log
         return engine

@@ -9,7 +9,7 @@ from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.joint_loss import first_pass, joint_part
 from fvc_lib.engine.loop import evaluate_batch
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.ranks import OwnGradients
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError, finish_gradients
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
 from fvc_lib.tasks.video_text.training import VideoTextTask
@@ -278,15 +278,15 @@ def opposed(weight):
     return loss
 
 
-class OtherRanksSamples(OwnGradients):
+class OtherRanksSamples(Ranks):
     """As rank 1 of two, when rank 0 has all samples of the effective batch."""
 
-    rank, num_ranks = 1, 2
+    rank, size = 1, 2
 
     def __init__(self, documents):
         self.documents = documents
 
-    def everyones(self, value):
+    def everyone(self, place, value):
         return [self.documents, value]
 
 
@@ -296,10 +296,10 @@ def test_memory_that_ends_on_a_rank_without_samples_is_no_reason_to_stop(tasks):
     found = first_pass(task, lambda start, part: (task.forward(model, part), None), batch, 8).compared
     transaction = BatchTransaction(
         tight(task, EndsOnce("joint_loss", 1)), model, Precision(CPU), CPU.device,
-        shared=OtherRanksSamples(found.to_document()),
+        ranks=OtherRanksSamples(found),
     )  # fmt: skip
     result = transaction.gradients(batch.part(NUM_SAMPLES, NUM_SAMPLES), 4, NUM_SAMPLES)
-    its_share = task.joint_loss(model, found.outputs, found.tensors, range(3, NUM_SAMPLES))
+    its_share = task.joint_loss(model, found["outputs"], found["tensors"], range(3, NUM_SAMPLES))
     assert result.micro_batch == 2
     assert result.loss.total == pytest.approx(its_share.item(), rel=1e-6)
 
@@ -308,8 +308,7 @@ def rank_gradients(ranks, tasks, folder):
     """Of every effective batch, of which each rank has its share."""
     task = tasks()
     model = model_of(task)
-    shared = ranks.shared_gradients(model)
-    transaction = BatchTransaction(task, model, Precision(CPU), CPU.device, shared=shared)
+    transaction = BatchTransaction(task, model, Precision(CPU), CPU.device, ranks=ranks)
     found = []
     for number in RANK_BATCHES:
         batch = batch_of(task, number)

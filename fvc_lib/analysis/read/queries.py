@@ -136,7 +136,7 @@ _EVENT_LINES = LineFormat(
 
 # Columns from the details of memory events.
 _EVENT_DETAILS = {
-    "where": ("VARCHAR", "happened_in"), "context_file": ("VARCHAR", "context_file"), "device": ("VARCHAR", "device"),
+    "where": ("VARCHAR", "happened_in"), "device": ("VARCHAR", "device"),
     **{name: ("DOUBLE", name) for name in (
         "asked_mb", "used_mb", "budget_mb", "predicted_peak_mb", "measured_step_mb", "baseline_mb", "usage_percent",
     )},

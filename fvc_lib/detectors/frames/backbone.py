@@ -2,20 +2,18 @@
 
 Every detector with a network on single frames is also a backbone (``EncoderBackbone``): ``timm:NAME``,
 ``efficientnet_lite0``, ``clip_vit_b16`` and others. Networks for pictures alone are registered in ``BACKBONES``:
-``small_resnet``, and ``torchvision:NAME`` through ``AdaptedBackbone``, whose package is imported on use.
+``small_resnet``, and ``torchvision:NAME``, whose package is imported on use.
 """
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import (
     IMAGENET_DEVIATION,
     IMAGENET_MEAN,
-    Normalised,
     PictureTrunk,
     parameters_by_stage,
 )
@@ -24,10 +22,6 @@ from fvc_lib.detectors.weights import load_weights
 from fvc_lib.engine.task import Outputs
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
-
-_TORCHVISION_WORKS = ("efficientnet_b0", "efficientnet_b3", "resnet50", "mobilenet_v3_large", "mobilenet_v3_small")
-
-_logger = logging.getLogger(__name__)
 
 
 class Backbone(nn.Module):
@@ -48,60 +42,8 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
 
-class AdaptedBackbone(Backbone):
-    """A backbone made of any network. The network stays in evaluation mode during training.
-
-    In training mode a batch norm would use the statistics of a micro-batch, and dropout would draw once per
-    micro-batch. The result would depend on how a batch is split to fit the memory. All weights and biases are trained.
-
-    Args:
-        network: takes float pictures (B, 3, H, W) and returns features (B, D) or (B, D, 1, 1); has no class layer.
-        num_features: D.
-        recomputable: parts of it that are called with a single tensor; see ``engine.device.Recomputable``.
-    """
-
-    def __init__(self, network: nn.Module, num_features: int, *, recomputable: Sequence[nn.Module] = ()) -> None:
-        super().__init__()
-        self.network = network
-        self.num_features = num_features
-        self.normalised = Normalised(IMAGENET_MEAN, IMAGENET_DEVIATION)
-        self._recomputable = tuple(recomputable)
-        self.network.eval()
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; the network stays in evaluation mode."""
-        super().train(mode)
-        self.network.eval()
-        return self
-
-    def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """See ``parameters_by_stage``."""
-        return parameters_by_stage(self.network)
-
-    def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """Return the recomputable parts; raise ``UsageError`` if none are known."""
-        if not self._recomputable:
-            raise UsageError(
-                f"gradient_checkpointing: which parts of a {type(self.network).__name__} could be computed again is "
-                f"not known. Turn gradient_checkpointing off or take -p backbone small_resnet."
-            )
-        return self._recomputable
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return features float (B, num_features) of images uint8 (B, 3, H, W).
-
-        Raises:
-            UsageError: the network does not take this size.
-        """
-        try:
-            features: Tensor = self.network(self.normalised(images))
-        except (AssertionError, ValueError) as error:  # of timm's vision transformers, which are made for one size
-            raise refused_size(self, images, error) from error
-        return features.flatten(1)
-
-
 class EncoderBackbone(Backbone):
-    """A backbone made of a detector's trunk on single frames, which decides how norms and dropout are treated."""
+    """A backbone made of a trunk on single frames, which decides how norms and dropout are treated."""
 
     def __init__(self, trunk: PictureTrunk) -> None:
         super().__init__()
@@ -130,7 +72,7 @@ class EncoderBackbone(Backbone):
 
 def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
     """Return the error to raise if ``backbone`` does not take pictures of the size of ``images`` (B, 3, H, W)."""
-    network = backbone_network(backbone)
+    network = backbone.trunk.network if isinstance(backbone, EncoderBackbone) else backbone
     wanted = (getattr(network, "pretrained_cfg", None) or {}).get("input_size")
     remedy = f"Give -p image_size {wanted[-1]}, which it was made for" if wanted else "Give another image_size"
     height, width = images.shape[-2:]
@@ -141,7 +83,7 @@ def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageE
     )
 
 
-def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> Backbone:
+def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, pretrained: bool = True) -> Backbone:
     """Build the named backbone, with the weights of a file or folder, or with random ones from torch's random state.
 
     Args:
@@ -149,41 +91,19 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> B
         weights: a file of torch or safetensors with the network's ``state_dict``; for a detector also a folder, as its
             ``model_weights`` may be. None: a detector takes the weights that it brings, if any.
         size: side of the pictures in pixels, for networks that are made for a fixed size.
+        pretrained: whether a detector without ``weights`` takes the weights that it brings.
 
     Raises:
         UsageError: the name is unknown, a package is missing or does not work, the weights cannot be read or do not
             fit, or the detector's network does not take single frames.
     """
-    backbone = named_backbone(name, weights, size)
-    network = backbone_network(backbone)
-    norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    if isinstance(backbone, EncoderBackbone):
-        return backbone
-    if weights is not None:
-        loaded = load_weights(network, weights, licence="unknown", field="backbone_weights")
-        backbone.loaded_weights = loaded  # type: ignore[assignment]  # for the record
-    elif norms and backbone is not network:
-        _logger.warning(
-            "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
-            "no picture. Give weights, or take small_resnet, which learns from scratch.",
-            name,
-        )
-    return backbone
-
-
-def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, pretrained: bool = True) -> Backbone:
-    """Build the named backbone; ``weights`` are loaded for detectors only, others start from scratch.
-
-    Raises:
-        UsageError: as ``build_backbone``.
-    """
-    if BACKBONES.is_own(name):
-        backbone: Backbone = BACKBONES.get(name)(name.partition(":")[2])
-        return backbone
-    spec = DETECTORS.get(BACKBONES.check(name))
-    licence = spec.weights_licence or "unknown"
+    spec = None if BACKBONES.is_own(name) else DETECTORS.get(BACKBONES.check(name))
+    licence = (spec and spec.weights_licence) or "unknown"
     options = TrunkOptions(name, 1, size, weights, licence, pretrained=pretrained)
     try:
+        if spec is None:
+            backbone: Backbone = BACKBONES.get(name)(options)
+            return backbone
         trunk = spec.build_trunk(options) if spec.build_trunk else None
     except UsageError as error:  # in the words of the video tasks
         raise UsageError(str(error).replace("model_weights", "backbone_weights")) from error
@@ -195,46 +115,40 @@ def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
     return EncoderBackbone(trunk)
 
 
-def backbone_network(backbone: Backbone) -> nn.Module:
-    """Return the module of ``backbone`` to whose ``state_dict`` files of weights correspond."""
-    if isinstance(backbone, EncoderBackbone):
-        return backbone.trunk.network
-    return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
-
-
 @BACKBONES.register("torchvision:NAME")
-def _of_torchvision(name: str) -> AdaptedBackbone:
-    models = imported("torchvision.models", f"torchvision:{name}")
+def _of_torchvision(options: TrunkOptions) -> EncoderBackbone:
+    models, name = imported("torchvision.models", options.name), options.name.partition(":")[2]
     known = models.list_models(module=models)
     if name not in known:
-        raise UsageError(f"backbone 'torchvision:{name}': torchvision has no such model.{did_you_mean(name, known)}")
-    return adapt_torchvision(models.get_model(name, weights=None), name)
+        raise UsageError(f"backbone {options.name!r}: torchvision has no such model.{did_you_mean(name, known)}")
+    return of_classifier(models.get_model(name, weights=None), options)
 
 
-def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
-    """Turn a classifier of torchvision into a backbone that returns the pooled features.
+def of_classifier(network: Any, options: TrunkOptions) -> EncoderBackbone:
+    """Turn a classifier of torchvision into a backbone that returns the pooled features, and load its weights.
 
     Networks of ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) lose the whole classifier, hidden
     layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``.
 
     Raises:
-        UsageError: the network is built in another way.
+        UsageError: the network is built in another way, or the weights do not fit.
     """
-    if isinstance(getattr(network, "features", None), nn.Sequential) and hasattr(network, "classifier"):
-        linear = next((part for part in network.classifier.modules() if isinstance(part, nn.Linear)), None)
-        if linear is not None:
-            network.classifier = nn.Identity()
-            return AdaptedBackbone(network, linear.in_features, recomputable=tuple(network.features))
-    if hasattr(network, "layer4") and isinstance(getattr(network, "fc", None), nn.Linear):
-        num_features = network.fc.in_features
-        network.fc = nn.Identity()
-        layers = tuple(getattr(network, f"layer{number}") for number in (1, 2, 3, 4))
-        return AdaptedBackbone(network, num_features, recomputable=layers)
-    raise UsageError(
-        f"backbone 'torchvision:{name}': it is built in a way that is not known here. Known are networks of 'features' "
-        f"and 'classifier' or of 'layer1' to 'layer4' and 'fc', such as {', '.join(_TORCHVISION_WORKS)}; or take "
-        "timm:NAME."
-    )
+    top = "fc" if hasattr(network, "layer4") else "classifier"
+    blocks = [getattr(network, f"layer{number}") for number in (1, 2, 3, 4)] if top == "fc" else network.features
+    linear = next((part for part in getattr(network, top).modules() if isinstance(part, nn.Linear)), None)
+    if linear is None:
+        raise UsageError(
+            f"backbone {options.name!r}: it is built in a way that is not known here. Known are networks of 'features' "
+            "and 'classifier' or of 'layer1' to 'layer4' and 'fc', such as efficientnet_b0, mobilenet_v3_small and "
+            "resnet50; or take timm:NAME."
+        )
+    setattr(network, top, nn.Identity())
+    loaded = load_weights(network, options.weights, licence=options.licence) if options.weights else None
+    trunk = PictureTrunk(
+        network, linear.in_features, mean=IMAGENET_MEAN, deviation=IMAGENET_DEVIATION, recomputable=tuple(blocks),
+        weights=loaded,
+    )  # fmt: skip
+    return EncoderBackbone(trunk)
 
 
 class ImageModel(nn.Module):

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.frames.backbone import Backbone
 from fvc_lib.detectors.network import Normalised
-from fvc_lib.services.registry import BACKBONES
+from fvc_lib.detectors.weights import load_weights
+from fvc_lib.services.registry import BACKBONES, TrunkOptions
 
 _GROUPS = 8
 
@@ -74,5 +75,8 @@ class _Residual(nn.Module):
 
 
 @BACKBONES.register("small_resnet")
-def _build(_: str) -> SmallResnet:
-    return SmallResnet()
+def _build(options: TrunkOptions) -> SmallResnet:
+    network = SmallResnet()
+    if options.weights:
+        network.loaded_weights = load_weights(network, options.weights, licence=options.licence)  # type: ignore[assignment]
+    return network

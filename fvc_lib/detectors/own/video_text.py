@@ -194,19 +194,14 @@ class VideoEncoder(nn.Module):
         super().__init__()
         spec = DETECTORS.get(plan.trunk)
         trunk = built_trunk(spec, plan.trunk_options)
-        if trunk is None:
-            raise UsageError(
-                f"model {plan.trunk!r} gives one logit and no features, which task video_text needs. Take frame_cnn, "
-                "efficientnet_lite0 or another network; give a class of your own an attribute num_features."
-            )
         per_frame = getattr(trunk, "per_frame", True)
         if plan.masked and not per_frame:
             raise UsageError(
                 f"masked_weight: model {plan.trunk!r} sees a clip as a whole and has no features of single frames to "
                 "predict. Leave masked_weight 0, or take a network on frames such as efficientnet_lite0."
             )
-        if isinstance(trunk, Trunk) and trunk.weights is None and (weights := DETECTORS.get(plan.trunk).weights):
-            trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({weights})")
+        if isinstance(trunk, Trunk):
+            trunk.note_missing_weights(spec)
         self.trunk = trunk
         self.feature_size: int = getattr(trunk, "frame_feature_size", None) or trunk.num_features
         self.norm = nn.LayerNorm(self.feature_size)

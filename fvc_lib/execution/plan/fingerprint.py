@@ -245,7 +245,6 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
         run.stage_checkpoint(name, fold),
         *task.stage.outputs(run, fold),
         *_logs(run, task),
-        run.oom_contexts(name, fold),
         run.partial_notebook(name, fold),
         *([run.training_checkpoints(name, fold)] if task.stage.trains else []),
     ]

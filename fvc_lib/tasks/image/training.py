@@ -15,15 +15,11 @@ from torch.nn import functional as F
 
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import (
-    EncoderBackbone,
     ImageModel,
-    backbone_network,
     build_backbone,
-    named_backbone,
     refused_size,
 )
 from fvc_lib.detectors.network import num_trained_stages
-from fvc_lib.detectors.weights import fitting_weights
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet, require_detached
@@ -270,15 +266,13 @@ def require_backbone(config: RunConfig) -> None:
     """
     weights, size = Path(config.backbone_weights) if config.backbone_weights else None, config.image_size
     with forked_random_state(config.seed, torch.device("cpu")):
-        backbone = named_backbone(config.backbone, weights, size, pretrained=weights is not None)
+        backbone = build_backbone(config.backbone, weights, size, pretrained=weights is not None)
         picture = torch.zeros(1, 3, size, size, dtype=torch.uint8)
         try:
             with torch.no_grad():
                 backbone.eval()(picture)
         except RuntimeError as error:
             raise refused_size(backbone, picture, error) from error
-    if weights is not None and not isinstance(backbone, EncoderBackbone):
-        fitting_weights(backbone_network(backbone), weights, "backbone_weights")
     if config.gradient_checkpointing:
         backbone.recomputable_blocks()
 
