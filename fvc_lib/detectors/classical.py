@@ -238,54 +238,67 @@ XGBOOST = ClassicalModel(_TREES, _fit_xgboost, _xgboost_logits)
 LIGHTGBM = ClassicalModel(_TREES, _fit_lightgbm, _lightgbm_logits)
 
 
-def _register(name: str, model: ClassicalModel, paper: str, bibtex: str, packages: tuple[str, ...] = ()) -> None:
-    """Declare ``model`` on forensic features under ``name``."""
-    spec = DetectorSpec(
-        name=name,
-        family="classical",
-        paper=f"{paper}; features: see their families",
-        bibtex=bibtex,
-        licence="this project's",
-        num_frames=6,  # frames that a page shows of a judged file, and their side; the model sees none of them
-        side=112,
-        normalisation="none: the model sees features of the coded frames, not clips",
-        micro_batch=1,
-        build=lambda: model,
-        packages=packages,
-        of_features="forensic",
+_GBM = (
+    "G. Ke et al., LightGBM: A highly efficient gradient boosting decision tree, NIPS 2017",
+    (
+        "@inproceedings{ke2017lightgbm, title={LightGBM: A highly efficient gradient boosting decision tree}, "
+        "author={Ke, Guolin and others}, booktitle={NIPS}, year={2017}}"
+    ),
+)
+_MODELS: dict[str, tuple[ClassicalModel, tuple[str, ...], str, str]] = {
+    "forensic_logistic": (
+        LOGISTIC,
+        (),
+        "D. R. Cox, The regression analysis of binary sequences, 1958",
+        (
+            "@article{cox1958regression, title={The regression analysis of binary sequences}, author={Cox, David R}, "
+            "journal={Journal of the Royal Statistical Society B}, volume={20}, pages={215--242}, year={1958}}"
+        ),
+    ),
+    "forensic_svm": (
+        SVM,
+        (),
+        "C. Cortes and V. Vapnik, Support-vector networks, 1995",
+        (
+            "@article{cortes1995support, title={Support-vector networks}, author={Cortes, Corinna and Vapnik, "
+            "Vladimir}, journal={Machine Learning}, volume={20}, pages={273--297}, year={1995}}"
+        ),
+    ),
+    "forensic_boosting": (BOOSTING, (), *_GBM),
+    "forensic_xgboost": (
+        XGBOOST,
+        ("xgboost",),
+        "T. Chen and C. Guestrin, XGBoost: A scalable tree boosting system, KDD 2016",
+        (
+            "@inproceedings{chen2016xgboost, title={XGBoost: A scalable tree boosting system}, author={Chen, Tianqi "
+            "and Guestrin, Carlos}, booktitle={KDD}, year={2016}}"
+        ),
+    ),
+    "forensic_lightgbm": (LIGHTGBM, ("lightgbm",), *_GBM),
+}
+
+
+def _returning(model: ClassicalModel) -> Callable[[], ClassicalModel]:
+    return lambda: model
+
+
+for _name, (_model, _packages, _paper, _bibtex) in _MODELS.items():
+    DETECTORS.register(
+        DetectorSpec(
+            name=_name,
+            family="classical",
+            paper=f"{_paper}; features: see their families",
+            bibtex=_bibtex,
+            licence="this project's",
+            num_frames=6,  # frames that a page shows of a judged file, and their side; the model sees none of them
+            side=112,
+            normalisation="none: the model sees features of the coded frames, not clips",
+            micro_batch=1,
+            build=_returning(_model),
+            packages=_packages,
+            of_features="forensic",
+        )
     )
-    DETECTORS.register(name, spec)
-
-
-_GBM = "G. Ke et al., LightGBM: A highly efficient gradient boosting decision tree, NIPS 2017"
-_GBM_BIBTEX = (
-    "@inproceedings{ke2017lightgbm, title={LightGBM: A highly efficient gradient boosting decision tree}, "
-    "author={Ke, Guolin and others}, booktitle={NIPS}, year={2017}}"
-)
-_register(
-    "forensic_logistic",
-    LOGISTIC,
-    "D. R. Cox, The regression analysis of binary sequences, 1958",
-    "@article{cox1958regression, title={The regression analysis of binary sequences}, author={Cox, David R}, "
-    "journal={Journal of the Royal Statistical Society B}, volume={20}, pages={215--242}, year={1958}}",
-)
-_register(
-    "forensic_svm",
-    SVM,
-    "C. Cortes and V. Vapnik, Support-vector networks, 1995",
-    "@article{cortes1995support, title={Support-vector networks}, author={Cortes, Corinna and Vapnik, Vladimir}, "
-    "journal={Machine Learning}, volume={20}, pages={273--297}, year={1995}}",
-)
-_register("forensic_boosting", BOOSTING, _GBM, _GBM_BIBTEX)
-_register(
-    "forensic_xgboost",
-    XGBOOST,
-    "T. Chen and C. Guestrin, XGBoost: A scalable tree boosting system, KDD 2016",
-    "@inproceedings{chen2016xgboost, title={XGBoost: A scalable tree boosting system}, author={Chen, Tianqi and "
-    "Guestrin, Carlos}, booktitle={KDD}, year={2016}}",
-    packages=("xgboost",),
-)
-_register("forensic_lightgbm", LIGHTGBM, _GBM, _GBM_BIBTEX, packages=("lightgbm",))
 
 
 def _of_trunk(name: str) -> DetectorSpec:

@@ -198,7 +198,6 @@ class Engine:
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
             max_gradient_norm=settings.max_gradient_norm,
-            device=device,
             rate_shares=shares,
             ema_decay=settings.ema_decay,
             fused="fused_adamw" in self.compute.accelerations,

@@ -1,4 +1,4 @@
-"""Measure a training step in a child process, and lower a micro-batch that the memory budget has no room for.
+"""Plan the memory of a training: measure a step in a child process, and lower a micro-batch that does not fit.
 
 The child trains two steps with the planned micro-batch, with the same code as the engine. If that runs out of memory,
 another child measures half as many samples, and so on. If the system kills a child, the training is not affected.
@@ -15,10 +15,10 @@ import pickle
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,10 +31,23 @@ from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
-from fvc_lib.services import memory as memory_budget
-from fvc_lib.services.errors import FvcError, StoppedError
+from fvc_lib.services import memory
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.memory import PREFETCHED_BATCHES, MemoryBudget, memory_advice
+from fvc_lib.services.memory import (
+    PREFETCHED_BATCHES,
+    PREFLIGHT,
+    DeviceMemory,
+    EventDetail,
+    MemoryBudget,
+    MemoryObserver,
+    NoObserver,
+    memory_advice,
+)
+
+if TYPE_CHECKING:
+    from fvc_lib.engine.loop import EngineSettings
+    from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have
 
 _logger = logging.getLogger(__name__)
 TIME_LIMIT_SECONDS = 120.0
@@ -130,7 +143,7 @@ def preflight(
     """
     planned, device = request.largest_micro_batch, request.compute.device
     devices.give_back_unused()  # memory that an earlier training left free is used again
-    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else memory_budget.resident_bytes()
+    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else memory.resident_bytes()
     if device.type != "cuda" and budget.total_bytes - held < _CHILD_BYTES:
         # The budget may be a limit that kills. The least gives the same result.
         problem = f"the budget of {budget} has no room for a process that measures"
@@ -184,6 +197,120 @@ def _measured(
     return (None, answer.value, "") if isinstance(answer.value, str) else (answer.value, "", "")
 
 
+# --- As a training uses it
+
+
+@contextmanager
+def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> Iterator[MemoryObserver]:
+    """Within the block, select the device's kernels, watch the accelerator and freeze the objects of the set-up.
+
+    Frozen objects are left out of garbage collection. Yield ``observer``, or one that records nothing.
+    """
+    observer = observer or NoObserver()
+    observer.event("device", compute.describe())
+    probe = devices.device_memory_probe(compute.device)
+    if probe is not None:
+        observer.watch_device(str(compute.device), probe)
+    with devices.cuda_kernels(compute), memory.frozen_garbage():
+        try:
+            yield observer
+        finally:
+            devices.release_cached_memory(compute.device)
+            observer.at("report")  # tables and figures are not the training's
+
+
+def planned_micro_batch(
+    config: RunConfig,
+    task: Task,
+    settings: EngineSettings,
+    compute: ComputeDevice,
+    observer: MemoryObserver,
+    *,
+    num_ranks: int = 1,
+    stop: Callable[[], bool] | None = None,
+) -> tuple[int, int | None]:
+    """Return the micro-batch to begin with, and the predicted peak memory in bytes (None if it was not measured).
+
+    The micro-batch is lowered if the measured step does not fit into the memory budget. With several ranks, each loads
+    its share of an effective batch and may use its share of the budget. One rank measures for all.
+
+    Raises:
+        StoppedError: ``stop`` returned True while a step was measured.
+        UsageError: this process alone holds more than ``mem_gb``.
+    """
+    if not config.memory_preflight:
+        return settings.micro_batch, None
+    request = StepRequest(
+        task, settings.micro_batch, -(-settings.effective_batch_size // num_ranks), compute,
+        gradient_checkpointing=settings.gradient_checkpointing, num_workers=settings.num_workers, num_ranks=num_ranks,
+        averages=settings.ema_decay > 0,
+    )  # fmt: skip
+    budget, held = device_budget(config, compute), memory.resident_bytes()
+    if compute.device.type == "cpu" and config.mem_gb is not None and held >= budget.total_bytes:
+        raise UsageError(
+            f"mem_gb {config.mem_gb:g}: this process holds {held / 1e9:.2f} GB before it trains, and may use {budget}. "
+            "Resume the run with a larger -p mem_gb, or with -p mem_gb none."
+        )
+
+    def tell(micro_batch: int) -> None:
+        message = f"memory preflight: measuring a training step with micro-batch {micro_batch}"
+        _logger.info(message)
+        observer.event("measuring", message)
+
+    observer.at(PREFLIGHT)
+    try:
+        report = preflight(request, budget=budget, stop=stop or (lambda: False), tell=tell)
+    finally:
+        observer.at("setup")
+    _logger.log(logging.INFO if report.fits and not report.lowered else logging.WARNING, report.message())
+    observer.event(
+        "preflight",
+        report.message(),
+        predicted_peak_mb=None if report.peak_bytes is None else round(report.peak_bytes / 1e6, 2),
+        budget_mb=round(budget.total_bytes / 1e6, 2),
+        micro_batch_planned=report.micro_batch_planned,
+        micro_batch=report.micro_batch,
+    )
+    # An effective batch smaller than the micro-batch is no reason to plan a smaller one.
+    return report.micro_batch if report.lowered else settings.micro_batch, report.peak_bytes
+
+
+class ControlMemory:
+    """An observer that puts the control's name before every phase, such as ``control_train``."""
+
+    def __init__(self, observer: MemoryObserver, name: str) -> None:
+        self._observer = observer
+        self._prefix = f"{name}_"
+
+    def at(self, phase: str, **position: int | None) -> None:
+        """Report ``phase`` with the control's name as prefix."""
+        self._observer.at(self._prefix + phase, **position)
+
+    def event(self, kind: str, message: str, **details: EventDetail) -> None:
+        """Report an event unchanged."""
+        self._observer.event(kind, message, **details)
+
+    def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
+        """Watch the accelerator ``device``, whose memory ``probe`` reads."""
+        self._observer.watch_device(device, probe)
+
+
+def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
+    """Return the memory that a training on ``compute`` may use.
+
+    That is the GPU's memory on CUDA, main memory on a CPU, and the smaller of both on MPS.
+    """
+    probe = devices.device_memory_probe(compute.device)
+    if probe is None:
+        return memory.memory_budget(config.mem_gb)
+    of_device = MemoryBudget(probe().total_bytes, f"{compute.name}'s memory")
+    if compute.device.type == "cuda":
+        # Every rank has a GPU to itself.
+        return of_device if config.num_ranks > 1 else of_device.divided(memory.memory_sharers())
+    # Apple's GPU uses main memory, whose limits count as well.
+    return min(of_device, memory.memory_budget(config.mem_gb), key=lambda budget: budget.total_bytes)
+
+
 # --- The child process: a little of the real training. It may die.
 
 
@@ -204,8 +331,8 @@ def measure(item: tuple[list[str], str]) -> int | str:
     if device.type != "cuda":
         # Allocations fail here once they exceed the room that the budget leaves, or a GiB. A control group that exceeds
         # its limit would lose all its processes.
-        _limit_growth(max(_LEAST_ROOM_BYTES, room_bytes - memory_budget.own_bytes()))
-    memory_budget.reset_high_water()
+        _limit_growth(max(_LEAST_ROOM_BYTES, room_bytes - memory.own_bytes()))
+    memory.reset_high_water()
     before = _held(device)
     try:
         batch_bytes = _train_a_little(request, size)
@@ -230,7 +357,7 @@ def _held(device: torch.device, *, peak: bool = False) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
     of_driver = torch.mps.driver_allocated_memory() if device.type == "mps" else 0
-    return of_driver + (memory_budget.peak_rss_bytes() if peak else memory_budget.resident_bytes())
+    return of_driver + (memory.peak_rss_bytes() if peak else memory.resident_bytes())
 
 
 def _train_a_little(request: StepRequest, size: int) -> int:
@@ -247,7 +374,7 @@ def _train_a_little(request: StepRequest, size: int) -> int:
         if request.gradient_checkpointing:
             devices.recompute_activations(model)
         stepper = Stepper(
-            model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=device,
+            model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0,
             ema_decay=0.5 * request.averages, fused="fused_adamw" in request.compute.accelerations,
         )  # fmt: skip
         transaction = BatchTransaction(

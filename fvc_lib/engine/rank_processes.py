@@ -113,8 +113,6 @@ class RankFile:
     Other ranks write only events that concern them alone, such as an out-of-memory.
     """
 
-    prefix = ""  # as in ``MemoryObserver``
-
     def __init__(self, log: str, rank: int) -> None:
         self._rank = rank
         self._lines = JsonLines(rank_file(log, rank))

@@ -85,7 +85,7 @@ class Ranks:
     def add_up(self, place: str, tensor: Tensor) -> None:
         """Replace ``tensor`` by its sum over the ranks, equal to the bit on all; call ``meet`` before."""
 
-    def telling(self) -> AbstractContextManager[None]:
+    def sharing_errors(self) -> AbstractContextManager[None]:
         """Within the block, send any exception that leaves it to the other ranks at their next meeting."""
         return nullcontext()
 
@@ -248,7 +248,7 @@ class ProcessRanks(Ranks):
             dist.all_reduce(tensor)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def sharing_errors(self) -> Iterator[None]:
         """See ``Ranks``."""
         try:
             with _loss_noticed("an exchange between GPUs", dist.DistBackendError):  # it fails after it was begun

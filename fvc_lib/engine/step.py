@@ -441,8 +441,12 @@ def build_optimizer(
         if parameter.requires_grad:
             of_share.setdefault((shares or {}).get(parameter, 1.0), []).append(parameter)
     groups = [
-        {"params": [p for p in members if (p.ndim > 1) == matrices], "weight_decay": weight_decay * matrices}
-        for members in (of_share or {1.0: []}).values()
+        {
+            "params": [p for p in members if (p.ndim > 1) == matrices],
+            "weight_decay": weight_decay * matrices,
+            "share": share,
+        }
+        for share, members in (of_share or {1.0: []}).items()
         for matrices in (True, False)
     ]
     return EagerAdamW(groups, lr=learning_rate, fused=fused or None)
@@ -461,12 +465,10 @@ def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: flo
     return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, learning_rate: float, shares: Sequence[float] | None = None
-) -> None:
-    """Set ``learning_rate`` in every parameter group, times the group's factor in ``shares`` if given."""
-    for number, group in enumerate(optimizer.param_groups):
-        group["lr"] = learning_rate * (shares[number] if shares else 1.0)
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set ``learning_rate`` in every parameter group of ``build_optimizer``, times the group's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["share"]
 
 
 def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
@@ -481,13 +483,15 @@ def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm
 class Stepper:
     """AdamW with clipping and loss scaling for one model.
 
+    Attributes:
+        learning_rate: the last step's, for parameters with factor 1.
+
     Args:
         model: the model to train; already on its device.
         precision: scales the losses in float16.
         learning_rate: the initial value; ``take`` gets the rate of its step.
         weight_decay: applies to parameters with two or more dimensions.
         max_gradient_norm: L2 norm to which gradients are clipped.
-        device: the device of the model.
         rate_shares: factors of the learning rate by parameter.
         ema_decay: decay of the weights' moving average; 0: none.
         fused: step in one kernel.
@@ -501,7 +505,6 @@ class Stepper:
         learning_rate: float,
         weight_decay: float,
         max_gradient_norm: float,
-        device: torch.device,
         rate_shares: Mapping[nn.Parameter, float] | None = None,
         ema_decay: float = 0.0,
         fused: bool = False,
@@ -509,20 +512,13 @@ class Stepper:
         self._model = model
         self._precision = precision
         self._max_gradient_norm = max_gradient_norm
-        self._device = device
         self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares, fused=fused)
-        shares, groups = rate_shares or {}, self._optimizer.param_groups
-        self._rate_shares = [next((shares.get(p, 1.0) for p in group["params"]), 1.0) for group in groups]
-        self._learning_rate = learning_rate
+        self.learning_rate = learning_rate
+        self._trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._ema_decay = ema_decay
         self._averaged_steps = 0
         # By name, of the parameters that are trained at any time; empty before the first step, and without an average.
         self._average: dict[str, Tensor] = {}
-
-    @property
-    def learning_rate(self) -> float:
-        """The last step's learning rate, for parameters with factor 1."""
-        return self._learning_rate
 
     def take(self, result: BatchGradients, learning_rate: float) -> float:
         """Take a step unless the gradients are not finite, and return their L2 norm before clipping.
@@ -550,12 +546,8 @@ class Stepper:
             self._exchange()
 
     def _exchange(self) -> None:
-        for name, parameter in self._trained().items() if self._average else ():
+        for name, parameter in self._trained.items() if self._average else ():
             parameter.data, self._average[name] = self._average[name], parameter.data
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        stepped = {parameter for group in self._optimizer.param_groups for parameter in group["params"]}
-        return {name: parameter for name, parameter in self._model.named_parameters() if parameter in stepped}
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -566,16 +558,15 @@ class Stepper:
         """
         if not self._ema_decay:
             return
-        trained = self._trained()
         if not self._average:
-            self._average = {name: parameter.detach().clone() for name, parameter in trained.items()}
+            self._average = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
         self._averaged_steps += 1
         decay = min(self._ema_decay, (1 + self._averaged_steps) / (10 + self._averaged_steps))
-        torch._foreach_lerp_(list(self._average.values()), list(trained.values()), 1 - decay)
+        torch._foreach_lerp_(list(self._average.values()), list(self._trained.values()), 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizer, scaler and average."""
-        optimizer = {"state": self._optimizer.state_dict()["state"], "learning_rate": self._learning_rate}
+        optimizer = {"state": self._optimizer.state_dict()["state"], "learning_rate": self.learning_rate}
         state = {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
         if self._average:
             state["average"] = {"steps": self._averaged_steps, "weights": dict(self._average)}
@@ -585,21 +576,22 @@ class Stepper:
         """Restore the result of ``state_dict``; ``foreach`` and ``fused`` of this stepper stay."""
         saved = state["optimizer"]
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["state"]})
-        self._learning_rate = saved["learning_rate"]
-        set_learning_rate(self._optimizer, self._learning_rate, self._rate_shares)
+        self.learning_rate = saved["learning_rate"]
+        set_learning_rate(self._optimizer, self.learning_rate)
         self._precision.restore_scaler(state["scaler"])
         average = state.get("average", {"steps": 0, "weights": {}})
         self._averaged_steps = average["steps"]
-        weights, trained = average["weights"], self._trained()
-        self._average = {name: weights[name].to(trained[name].device, copy=True) for name in weights}
+        self._average = {
+            name: weights.to(self._trained[name].device, copy=True) for name, weights in average["weights"].items()
+        }
 
     def _take(self, result: BatchGradients, learning_rate: float) -> float:
         scaler = self._precision.scaler
         scaler.unscale_(self._optimizer)
         factor = result.num_samples / result.loss.weight
         norm = float(finish_gradients(self._model.parameters(), factor, self._max_gradient_norm))
-        set_learning_rate(self._optimizer, learning_rate, self._rate_shares)
-        self._learning_rate = learning_rate
+        self.learning_rate = learning_rate
+        set_learning_rate(self._optimizer, learning_rate)
         if math.isfinite(norm) or self._precision.scales_losses:
             scaler.step(self._optimizer)
         scaler.update()

@@ -284,13 +284,8 @@ class DeviceMemory:
 class MemoryObserver(Protocol):
     """An observer that receives the phase and step of a training, so that memory can be attributed to them.
 
-    ``MemorySampler`` is an example. ``prefix`` is put before the names of phases, such as ``control_``.
+    ``MemorySampler`` is an example.
     """
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of phases: empty, except for a control (a training that checks for shortcuts)."""
-        return ""
 
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None

@@ -184,8 +184,6 @@ class MemorySampler(_Closing):
     After ``close`` nothing is written.
     """
 
-    prefix = ""  # as ``MemoryObserver`` has it
-
     def __init__(
         self,
         path: Path,

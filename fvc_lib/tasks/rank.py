@@ -146,7 +146,7 @@ def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Itera
     os.environ.setdefault("MASTER_ADDR", os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
     init_method = launch.init_method if launch else "env://"
     ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda, init_method=init_method)
-    with ranks.telling():
+    with ranks.sharing_errors():
         if on_cuda:
             _refuse_shared_gpu(ranks)
         yield ranks

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, training_device
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.memory import ControlMemory, planned_micro_batch, training_memory
+from fvc_lib.engine.preflight import ControlMemory, planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.rank_processes import Launch, run_ranks
 from fvc_lib.engine.ranks import RankEndedError, Ranks

@@ -89,7 +89,7 @@ def test_only_the_residuals_of_attention_and_the_head_are_trained():
     network = adapted()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     settings = {"learning_rate": 0.01, "weight_decay": 0.01, "max_gradient_norm": 1.0}
-    stepper = Stepper(network, Precision(CPU), **settings, device=CPU.device)
+    stepper = Stepper(network, Precision(CPU), **settings)
     transaction = BatchTransaction(task(), network.train(), Precision(CPU), CPU.device)
     stepper.take(transaction.gradients(batch(), 5), 0.01)
     changed = {name for name, tensor in network.state_dict().items() if not tensor.equal(before[name])}

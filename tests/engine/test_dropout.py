@@ -99,34 +99,15 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batch", [1, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_split_drops_what_the_whole_batch_does(name, micro_batch):
-    whole = gradients(network(name), NUM_SAMPLES)
+    whole, recomputing = gradients(network(name), NUM_SAMPLES), network(name)
     assert relative(gradients(network(name), micro_batch), whole) < 1e-12
+    recompute_activations(recomputing)
+    assert relative(gradients(recomputing, micro_batch), whole) < 1e-12
     if name != "everything":
         assert relative(gradients(network(name), NUM_SAMPLES, draws=1), whole) > 0.01  # another step drops others
-
-
-@pytest.mark.parametrize("name", ["several layers", "channels of a picture"])
-def test_activations_that_are_computed_again_drop_the_same(name):
-    plain, recomputing = network(name), network(name)
-    recompute_activations(recomputing)
-    wanted = gradients(plain, NUM_SAMPLES)
-    for micro_batch in (NUM_SAMPLES, 2):
-        assert relative(gradients(recomputing, micro_batch), wanted) < 1e-12
-
-
-class Keeps(nn.Module):
-    """Keeps what comes out of a layer."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.seen = layer, []
-
-    def forward(self, values):
-        self.seen.append(self.layer(values))
-        return self.seen[-1]
 
 
 class Function(nn.Module):
@@ -197,7 +178,7 @@ def with_dropout(task):
     return task
 
 
-@each_task()
+@each_task(long=("image", "video_text"))
 def test_a_training_with_dropout_is_the_same_for_any_split_and_goes_on_to_the_bit(tasks, tmp_path):
     def train(name, stop=lambda: False, **changes):
         folder = CheckpointFolder(tmp_path / name, CheckpointBinding({}, ""))

@@ -35,7 +35,7 @@ def test_every_step_and_epoch_is_logged(make_engine):
     assert state.best_loss == min(record.validation["loss"] for record in state.history)
 
 
-@each_task()
+@each_task(long=("image", "video_text"))
 def test_the_run_repeats_and_leaves_the_caller_s_random_state_alone(make_engine):
     before = torch.get_rng_state()
     first, second = make_engine("a"), make_engine("b")

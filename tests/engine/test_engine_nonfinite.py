@@ -25,7 +25,7 @@ def poisoned(task, calls):
 
 
 @pytest.mark.fault(15)
-@each_task()
+@each_task(long=("image",))
 def test_a_loss_that_is_not_finite_takes_no_step_and_names_the_samples(make_engine, tasks, tmp_path, caplog):
     task = tasks()
     name = task.training_data[0].sample_id.rstrip("0123456789")
@@ -72,7 +72,7 @@ def nan_in_validation(task, epochs):
 
 
 @pytest.mark.fault(15)
-@each_task()
+@each_task(long=("image", "video_text"))
 def test_a_validation_score_that_is_nan_costs_its_epoch_and_names_its_samples(make_engine, tasks, observer):
     task = tasks()
     name = task.validation_data[0].sample_id

@@ -81,7 +81,7 @@ def trained(tmp_path, known):
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
-@each_task(long=("image",))
+@each_task(long=("image", "video"))
 def test_ranks_find_what_one_process_finds(tasks, trained, size):
     """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
     whole, found = trained(1, "whole", tasks), trained(size, "whole", tasks)
@@ -94,26 +94,25 @@ def test_ranks_find_what_one_process_finds(tasks, trained, size):
 
 
 @pytest.mark.parametrize("validation", [pytest.param(1, marks=pytest.mark.long), 6])
-@each_task(long=("image", "video"))
+@each_task(long=("image", "video_text"))
 def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tasks, trained, validation):
     """Without a learning rate all trainings have the same weights; windows of 2 are shared."""
     tasks = tasks.sized(rows=8, validation=validation)
     quiet = {"learning_rate": 0.0, "weight_decay": 0.0, "effective_batch_size": 2, "micro_batch": 2, "epochs": 1}
     whole = trained(1, "one", tasks, **quiet)
     assert len(whole["scores"]["ids"]) == validation
-    for size in (2, 3):
-        found = trained(size, f"ranks {size}", tasks, **quiet)
-        assert same_weights(found, whole)
-        assert repr(found["history"][0].validation) == repr(whole["history"][0].validation)  # NaN equals NaN
-        assert found["loss"] == whole["loss"]
-        assert same(found["scores"], whole["scores"])
+    found = trained(3, "ranks", tasks, **quiet)
+    assert same_weights(found, whole)
+    assert repr(found["history"][0].validation) == repr(whole["history"][0].validation)  # NaN equals NaN
+    assert found["loss"] == whole["loss"]
+    assert same(found["scores"], whole["scores"])
 
 
 @pytest.mark.fault(16, 17)
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        ("video", "backward"), ("video_text", "joint_loss"),
+        ("video_text", "joint_loss"), pytest.param("video", "backward", marks=pytest.mark.long),
         *(pytest.param(kind, "backward", marks=pytest.mark.long) for kind in ("image", "video_text")),
         *(pytest.param(kind, "forward", marks=pytest.mark.long) for kind in KINDS),
     ],
@@ -133,12 +132,12 @@ def test_memory_that_ends_on_one_rank_lowers_the_micro_batch_of_all(tasks, train
 def test_memory_that_ends_for_ever_on_one_rank_stops_all_with_its_reason(tasks, tmp_path, where):
     settings = {**QUIET, "effective_batch_size": 2}
     training = Training(Short(tasks, 1, where, for_ever=True), tmp_path, settings)
-    codes, said = zip(*run_ranks(3, train, training), strict=True)
-    assert codes == (1, 1, 1)
+    codes, said = zip(*run_ranks(2, train, training), strict=True)
+    assert codes == (1, 1)
     for rank, words in enumerate(said):
         assert "MemoryExhaustedError" in words
         assert "out of memory with a single sample" in words
-        assert ("rank 1 of 3: " in words) == (rank != 1)
+        assert ("rank 1 of 2: " in words) == (rank != 1)
 
 
 def _steps_end(rank, of, calls):
@@ -174,7 +173,7 @@ def _stop_on(rank, of, after):
 
 
 @pytest.mark.parametrize(
-    ("first", "then"), [(2, 1), (2, 3), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((2, 2), (1, 2)))]
+    ("first", "then"), [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in ((2, 1), (2, 3), (1, 2)))]
 )
 @each_task(long=("image", "video_text"))
 def test_a_stop_on_any_rank_saves_all_and_any_number_of_ranks_goes_on(tasks, tmp_path, trained, first, then):

@@ -12,8 +12,7 @@ import torch
 
 from fvc_lib.engine import preflight as module
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.memory import planned_micro_batch
-from fvc_lib.engine.preflight import StepRequest, preflight
+from fvc_lib.engine.preflight import StepRequest, planned_micro_batch, preflight
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory import MemoryBudget, NoObserver
@@ -57,7 +56,7 @@ def child(monkeypatch):
 )
 def test_the_largest_half_whose_step_fits_is_chosen(child, monkeypatch, room, micro_batch, fits):
     mb = 10**6
-    monkeypatch.setattr(module.memory_budget, "resident_bytes", lambda: 1000 * mb)
+    monkeypatch.setattr(module.memory, "resident_bytes", lambda: 1000 * mb)
     monkeypatch.setattr(module, "_CHILD_BYTES", 0)
     child({8: 800 * mb, 4: 400 * mb, 2: 200 * mb, 1: 100 * mb})
     begun: list[int] = []
@@ -76,7 +75,7 @@ def test_the_largest_half_whose_step_fits_is_chosen(child, monkeypatch, room, mi
     [
         ("raise", 99, 8, ""),
         ("be_killed", 5, 4, ""),
-        ("take_64_gib", 3, 2, ""),
+        pytest.param("take_64_gib", 3, 2, "", marks=pytest.mark.long),
         ("take_64_gib", 1, 1, "one sample alone ran out of memory"),
         ("raise", 1, 8, "ValueError: broken in a process with oom_score_adj 1000"),
         pytest.param("segfault", 5, 4, "", marks=pytest.mark.long),

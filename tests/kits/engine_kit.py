@@ -40,8 +40,6 @@ def draining(task, before=lambda model, batch: None):
 class Observer:
     """A memory observer that keeps what it is told."""
 
-    prefix = ""
-
     def __init__(self):
         self.places, self.events = [], []
 

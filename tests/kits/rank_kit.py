@@ -54,7 +54,7 @@ def _live(
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         ranks = ProcessRanks(rank, size, init_method=store, patience_seconds=patience_seconds)
     try:
-        with ranks.telling():
+        with ranks.sharing_errors():
             function(ranks, *arguments)
     except (FvcError, StoppedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -71,7 +71,7 @@ def test_the_loss_is_torch_s_to_the_bit_and_smoothing_moves_half_of_its_share_to
 
 def stepper_of(model, shares=None, **more):
     settings = {"learning_rate": 0.1, "weight_decay": 0.01, "max_gradient_norm": 1.0, **more}
-    return Stepper(model, Precision(CPU), **settings, device=CPU.device, rate_shares=shares)
+    return Stepper(model, Precision(CPU), **settings, rate_shares=shares)
 
 
 def some_steps(model, stepper, number):

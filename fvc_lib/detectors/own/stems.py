@@ -142,10 +142,6 @@ class Stem:
         Eight clips of 16 x 224 x 224 took 237 MB together; clip by clip they took 26 to 48 MB and a third of the time.
         On a GPU several clips at a time may be faster.
         """
-        # A loop over the batch would make its size a constant in an export, and as long a program when compiled, which
-        # keeps no such maps: torch's compiler joins what follows one another into one kernel.
-        if torch.compiler.is_exporting() or torch.compiler.is_compiling():
-            return self.maps(frames, self.cell)
         return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, self.clips_at_once)])
 
 

@@ -82,7 +82,7 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
 
 def encoder_fingerprint(folder: str) -> list[list[str]]:
     """Return a pair [name, hex SHA-256] for every file in ``folder``, sorted by name."""
-    files = sorted(path for path in require_folder(folder).iterdir() if path.is_file())
+    files = sorted(path for path in Path(folder).iterdir() if path.is_file())
     return [[path.name, sha256_of_file(path)] for path in files]
 
 
@@ -94,7 +94,6 @@ def _loaded_encoder(folder: str) -> Any:
     _require_model_of_texts(type(model), folder)
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
-    _require_model_of_texts(type(model), folder, has_size=hasattr(model.config, "hidden_size"))
     without_pooler = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
     if without_pooler:
         model.pooler = None  # a head that is not used, and would never receive a gradient
@@ -110,40 +109,29 @@ def _loaded_encoder(folder: str) -> Any:
 
 @contextmanager
 def _loading(folder: str) -> Iterator[Any]:
-    """Yield the transformers package; turn what loading from ``folder`` raises into ``UsageError``."""
-    require_folder(folder)
+    """Yield the transformers package; turn errors of loading from ``folder`` into ``UsageError``."""
+    if not Path(folder).is_dir():
+        raise UsageError(
+            f"text_encoder: got {folder!r}, wanted {OWN} or the folder of a transformers model on this machine; "
+            "nothing is fetched from elsewhere."
+        )
     transformers = imported("transformers", "text_encoder", f"pip install 'transformers>=5', or use text_encoder {OWN}")
     try:
         with quiet(transformers):
             yield transformers
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:  # transformers names the class, its cause the package
-            cause = cause.__cause__
-        reason = (str(cause).splitlines() or [type(cause).__name__])[0].removesuffix(".")
+        reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
         raise UsageError(
             f"text_encoder: no model of texts can be read in {folder!r}: {reason}. Give a folder that save_pretrained "
-            f"wrote, with its tokenizer, or use text_encoder {OWN}. A torchvision of another torch than "
-            f"{torch.__version__} must go: pip uninstall torchvision; text encoders do not need it."
+            f"wrote, with its tokenizer, or use text_encoder {OWN}."
         ) from error
 
 
-def _require_model_of_texts(kind: Any, folder: str, *, has_size: bool = True) -> None:
-    """Raise ``UsageError`` if ``kind`` is no class of a text model, or is not known to have a hidden size."""
-    if not has_size or getattr(kind, "main_input_name", "") != "input_ids":
+def _require_model_of_texts(kind: Any, folder: str) -> None:
+    """Raise ``UsageError`` if ``kind`` is no class of a text model."""
+    if getattr(kind, "main_input_name", "") != "input_ids":
         raise UsageError(
             f"text_encoder: {folder!r} holds a {getattr(kind, '__name__', 'model of no known kind')}, wanted an "
             "encoder of texts (BERT, RoBERTa, DistilBERT, T5 and the like). Give the folder of one, or use "
             f"text_encoder {OWN}."
         )
-
-
-def require_folder(folder: str) -> Path:
-    """Return ``folder`` as a path; raise ``UsageError`` if it does not exist on this machine."""
-    path = Path(folder)
-    if not path.is_dir():
-        raise UsageError(
-            f"text_encoder: got {folder!r}, wanted {OWN} or the folder of a transformers model on this machine; "
-            "nothing is fetched from elsewhere."
-        )
-    return path

@@ -92,9 +92,7 @@ class _PooledPaths(nn.Module):
 def _build(options: TrunkOptions) -> PytorchvideoTrunk:
     network = getattr(imported("pytorchvideo.models.hub", options.name), options.name)(pretrained=False)
     num_features, blocks, slow_fast = without_class_layer(network)
-    loaded = None
-    if options.weights is not None:
-        loaded = load_weights(network, options.weights, licence=options.licence)
+    loaded = load_weights(network, options.weights, licence=options.licence) if options.weights else None
     kind = SlowFastTrunk if slow_fast else PytorchvideoTrunk
     return kind(network, num_features, mean=_MEAN, deviation=_DEVIATION, recomputable=blocks, weights=loaded)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, KINETICS_DEVIATION, KINETICS_MEAN, Trunk
 from fvc_lib.detectors.own.r2plus1d_small import BIBTEX as R2PLUS1D
 from fvc_lib.detectors.packages import imported
-from fvc_lib.detectors.weights import LoadedWeights, load_weights
+from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 _S3D = "Xie et al., Rethinking spatiotemporal feature learning, ECCV 2018"
@@ -52,16 +52,6 @@ _NETWORKS: dict[str, tuple[str, int, int, Colours, Colours, int]] = {
     "swin3d_t": (_SWIN, 16, 224, *_OF_IMAGENET, 1),
 }
 
-# Strides of the papers' and publishers' clips of 16 frames.
-_SAMPLING = {
-    "r3d_18": "window:2",  # torchvision: 15 frames per second of Kinetics' 25 to 30
-    "mc3_18": "window:2",
-    "r2plus1d_18": "window:2",
-    "s3d": "window:2",
-    "mvit_v2_s": "window:4",
-    "swin3d_t": "window:2",
-}
-
 
 class TorchvisionTrunk(Trunk):
     """A network of torchvision without class layer; features are the former input of the class layer."""
@@ -74,9 +64,7 @@ class TorchvisionTrunk(Trunk):
 def _build(options: TrunkOptions) -> TorchvisionTrunk:
     models = imported("torchvision.models.video", options.name)
     network, num_features, blocks = without_class_layer(getattr(models, options.name)(weights=None))
-    loaded: LoadedWeights | None = None
-    if options.weights is not None:
-        loaded = load_weights(network, options.weights, licence=options.licence)
+    loaded = load_weights(network, options.weights, licence=options.licence) if options.weights else None
     mean, deviation = _NETWORKS[options.name][3:5]
     return TorchvisionTrunk(network, num_features, mean=mean, deviation=deviation, recomputable=blocks, weights=loaded)
 
@@ -113,7 +101,8 @@ for _name, (_paper, _num_frames, _side, _mean, _deviation, _micro_batch) in _NET
             side=_side,
             normalisation=f"mean {_mean}, deviation {_deviation}, of fractions of white",
             micro_batch=_micro_batch,
-            frame_sampling=_SAMPLING[_name],
+            # The publishers' strides; torchvision: 15 frames per second of Kinetics' 25 to 30.
+            frame_sampling="window:4" if _name == "mvit_v2_s" else "window:2",
             frame_fit="crop:0.875",  # of all: resized to 128 or 256
             build_trunk=_build,
             weights=f"torchvision.models.video.{_name}, weights KINETICS400_V1, a .pth file",

@@ -109,68 +109,43 @@ def _build(options: TrunkOptions) -> TransformersTrunk:
     return trunk
 
 
-def _register(
-    name: str, paper: str, num_frames: int, side: int, weights: str, weights_licence: str, sampling: str, fit: str
-) -> None:
-    mean, deviation = _KINDS[name].colours
+# By name: paper, frames, side, weights on the hub, their licence, sampling and fit of the frames.
+_PUBLISHED = {
+    "timesformer": (
+        "Bertasius et al., Is space-time attention all you need for video understanding?, ICML 2021", 8, 224,
+        "facebook/timesformer-base-finetuned-k400", "CC BY-NC 4.0", "window:32", "crop",
+    ),
+    "videomae": (
+        "Tong et al., VideoMAE: masked autoencoders are data-efficient learners, NeurIPS 2022", 16, 224,
+        "MCG-NJU/videomae-base-finetuned-kinetics", "CC BY-NC 4.0", "window:4", "crop",
+    ),
+    "vivit": (
+        "Arnab et al., ViViT: a video vision transformer, ICCV 2021", 32, 224,
+        "google/vivit-b-16x2-kinetics400", "MIT", "window:2", "crop:0.875",
+    ),
+    "vjepa2": (
+        "Assran et al., V-JEPA 2: self-supervised video models enable understanding, prediction and planning, 2025",
+        16, 256, "facebook/vjepa2-vitl-fpc16-256-ssv2", "MIT", "window:4", "crop:0.875",
+    ),
+}  # fmt: skip
+for _name, (_paper, _num_frames, _side, _hub_id, _licence, _sampling, _fit) in _PUBLISHED.items():
+    _mean, _deviation = _KINDS[_name].colours
     DETECTORS.register(
         DetectorSpec(
-            name=name,
+            name=_name,
             family="transformers",
-            paper=paper,
-            bibtex=_BIBTEX[name],
+            paper=_paper,
+            bibtex=_BIBTEX[_name],
             licence="Apache-2.0",
-            num_frames=num_frames,
-            side=side,
-            normalisation=f"the folder's preprocessor_config.json; without it mean {mean}, deviation {deviation}",
+            num_frames=_num_frames,
+            side=_side,
+            normalisation=f"the folder's preprocessor_config.json; without it mean {_mean}, deviation {_deviation}",
             micro_batch=1,
-            frame_sampling=sampling,
-            frame_fit=fit,
+            frame_sampling=_sampling,
+            frame_fit=_fit,
             build_trunk=_build,
-            weights=weights,
-            weights_licence=weights_licence,
+            weights=f"hub: {_hub_id}",
+            weights_licence=_licence,
             packages=("transformers",),
         )
     )
-
-
-_register(
-    "timesformer",
-    "Bertasius et al., Is space-time attention all you need for video understanding?, ICML 2021",
-    8,
-    224,
-    "hub: facebook/timesformer-base-finetuned-k400",
-    "CC BY-NC 4.0",
-    "window:32",
-    "crop",
-)
-_register(
-    "videomae",
-    "Tong et al., VideoMAE: masked autoencoders are data-efficient learners, NeurIPS 2022",
-    16,
-    224,
-    "hub: MCG-NJU/videomae-base-finetuned-kinetics",
-    "CC BY-NC 4.0",
-    "window:4",
-    "crop",
-)
-_register(
-    "vivit",
-    "Arnab et al., ViViT: a video vision transformer, ICCV 2021",
-    32,
-    224,
-    "hub: google/vivit-b-16x2-kinetics400",
-    "MIT",
-    "window:2",
-    "crop:0.875",
-)
-_register(
-    "vjepa2",
-    "Assran et al., V-JEPA 2: self-supervised video models enable understanding, prediction and planning, 2025",
-    16,
-    256,
-    "hub: facebook/vjepa2-vitl-fpc16-256-ssv2",
-    "MIT",
-    "window:4",
-    "crop:0.875",
-)
