@@ -20,7 +20,7 @@ from fvc_lib.detectors.heads.temporal import HEADS, Mean
 from fvc_lib.detectors.weights import BEGUN_WITH, LoadedWeights, load_weights
 from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.config_fields import TUNE, TUNE_WORDS, local_weights
+from fvc_lib.services.config_fields import TUNE, TUNE_WORDS
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
@@ -337,7 +337,10 @@ def weights_path(text: str) -> Path | None:
             "this one. Give published weights."
         )
     if not path.exists():
-        local_weights(text, allow_download=False)
+        raise UsageError(
+            f"model_weights {text!r}: no such file or folder on this machine. Weights of the Hugging Face hub: "
+            "'hf download ORGANISATION/NAME --local-dir FOLDER', then -p model_weights FOLDER."
+        )
     return path
 
 

@@ -182,7 +182,6 @@ class RunConfig(BaseModel):
         "", "weights", "file or folder of published weights; empty: the model's own, or none", _CLIPS,
         neutral="", path=True, content=True,
     )  # fmt: skip
-    allow_download: bool = field(False, "nothing", "fetch weights that are a name of the hub: organisation/name")
     head: Literal["", "mean", "attention", "gru", "path"] = field(
         "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, neutral=""
     )

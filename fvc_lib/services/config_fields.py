@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
@@ -240,43 +239,3 @@ def known_operating_point(text: str) -> str:
             "wanted best, fpr=SHARE inside (0, 1) such as fpr=0.01, or cost=FALSE_ALARM:MISS such as cost=5:1"
         )
     return bare
-
-
-# ``model_weights`` is a file, a folder or ``organisation/name`` of a hub, with ``@`` before a branch, tag or commit.
-_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
-
-
-def is_hub_id(text: str) -> bool:
-    """Return whether ``text`` looks like a hub repository (organisation/name) and is no existing path."""
-    return bool(_HUB_ID.fullmatch(text)) and not Path(text).exists()
-
-
-def local_weights(hub_id: str, *, allow_download: bool) -> Path:
-    """Return the folder with the weights of ``hub_id``; download them into the hub's cache if they are missing.
-
-    The name of the folder is the commit.
-
-    Raises:
-        UsageError: downloading is not allowed or failed; the message says how to fetch the files by hand.
-    """
-    name, _, revision = hub_id.partition("@")
-    by_hand = (
-        f"On a machine with a network: 'hf download {name}{f' --revision {revision}' if revision else ''} --local-dir "
-        "FOLDER'; copy the folder here, and give -p model_weights FOLDER"
-    )
-    if not allow_download or not is_hub_id(hub_id):
-        raise UsageError(
-            f"model_weights {hub_id!r}: no such file or folder on this machine. If it is a hub's name, "
-            f"-p allow_download true fetches it. {by_hand}."
-        )
-    reason = "it holds no weights"
-    try:
-        from huggingface_hub import snapshot_download  # takes a second to load; comes with the extra detectors
-
-        for patterns in (["*.json", "*.safetensors"], ["*.json", "*.bin", "*.pth", "*.pyth"]):
-            folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-            if any(file.suffix != ".json" for file in folder.iterdir()):
-                return folder
-    except Exception as error:  # noqa: BLE001 - a network can fail in ways that are another library's at each layer
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-    raise UsageError(f"model_weights {hub_id!r}: cannot be fetched from here: {reason}. {by_hand}.")

@@ -34,7 +34,7 @@ from fvc_lib.execution.run.status import RunState, read_status
 from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.code_versions import files_of_note, has_inputs
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
-from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
+from fvc_lib.services.config_fields import AUTO_RANKS, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
@@ -88,20 +88,10 @@ def given_values(
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return ``config`` with absolute paths, because a kernel works in the notebooks' folder.
-
-    Weights on the Hugging Face hub are downloaded now, and their id is replaced by the local path.
-
-    Raises:
-        UsageError: such weights may not or cannot be downloaded.
-    """
+    """Return ``config`` with absolute paths, because a kernel works in the notebooks' folder."""
     changed: dict[str, Any] = {}
-    for name in ("model_weights", "backbone_weights"):
-        if is_hub_id(hub_id := getattr(config, name)):
-            changed[name] = str(local_weights(hub_id, allow_download=config.allow_download))
     for name, declared in DECLARED.items():
-        value = changed.get(name, getattr(config, name))
-        if declared.path and value:
+        if declared.path and (value := getattr(config, name)):
             changed[name] = _absolute(value) if isinstance(value, str) else tuple(map(_absolute, value))
     return config.model_copy(update=changed)
 
