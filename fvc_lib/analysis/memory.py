@@ -252,11 +252,9 @@ def out_of_memory_sentence(found: MemoryFindings) -> str:
     rows = found.out_of_memory
     if rows.is_empty():
         return "Memory never ran out"
-    halved = rows.drop_nulls("micro_batch_next")
-    first, last = max(halved["micro_batch"].to_list(), default=0), min(halved["micro_batch_next"].to_list(), default=0)
-    text = f": the micro-batch went from {first} down to {last}"
-    stages = count_text(rows.select("stage", "fold").n_unique(), "stage")
-    return f"Memory ran out {count_text(rows.height, 'time')} in {stages}{text if halved.height else ''}"
+    text = f"Memory ran out {count_text(rows.height, 'time')}"
+    smallest = rows["micro_batch_next"].min()
+    return text if smallest is None else f"{text}: the micro-batch went down to {smallest}"  # type: ignore[str-bytes-safe]
 
 
 def prediction_sentence(found: MemoryFindings) -> str:
@@ -273,14 +271,10 @@ def prediction_sentence(found: MemoryFindings) -> str:
 
 def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
     """Return facts about memory for the head of a report, as pairs of name and text; empty if nothing is recorded."""
-    peak, facts = found.peak, []
-    if peak is not None and peak["usage_percent"] is not None:
-        used = f"{peak['usage_percent']:.1f}% used at most on {peak['place']}"
-        facts.append(("Memory budget", f"{megabytes_text(peak['budget_mb'])}, {used}"))
-    if found.predictions["error_percent"].is_not_null().any():
-        facts.append(("Predicted peak", prediction_sentence(found)))
-    if found.out_of_memory.height:
-        facts.append(("Out of memory", out_of_memory_sentence(found)))
-    if (found.growth["verdict"] == "leak").any():
-        facts.append(("Leak", growth_sentence(found)))
-    return tuple(facts)
+    facts = {
+        "Memory": peak_sentence(found) if found.peak is not None else "",
+        "Predicted peak": prediction_sentence(found) if found.predictions["error_percent"].count() else "",
+        "Out of memory": out_of_memory_sentence(found) if found.out_of_memory.height else "",
+        "Leak": growth_sentence(found) if "leak" in found.growth["verdict"] else "",
+    }
+    return tuple((name, text) for name, text in facts.items() if text)

@@ -280,7 +280,7 @@ def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_
     for drawn in (figure, logs.stage_timeline_figure(found)):
         assert {"budget", "90%"} <= {note.text for note in drawn.layout.annotations}
     points, line = logs.growth_figure(found).data[:2]
-    assert points.name == line.name == "fold 0, attempt 1, train"
+    assert points.name == line.name == "04_fold_training, fold 0, attempt 1, train, process"
     assert line.x == (2, 10)
     assert line.y[1] - line.y[0] == pytest.approx(8 * 92)
     assert title(logs.growth_figure(found)).startswith("Memory leaks: 92.0 MB more with every epoch")
@@ -292,18 +292,18 @@ def test_stages_lie_end_to_end_with_events_at_their_moment(story: StoryWriter) -
         index.sample(300, "setup")
     story.sample(500, "setup").sample(900).event("out_of_memory", "it <b>ended</b>", seconds=0.5).sample(800)
     figure = logs.stage_timeline_figure(run_memory(story.run))
-    first, second = (trace for trace in figure.data if trace.name == "process with children")
+    first, second = (trace for trace in figure.data if trace.name == "process")
     assert list(first.x) == list(range(1, 11))
     assert list(second.x) == [11, 12, 13.5]
     event = next(trace for trace in figure.data if trace.name == "out of memory")
-    assert (event.x[0], event.y[0], event.text[0]) == (12.5, 900, "it &lt;b&gt;ended&lt;/b&gt;")
+    assert (event.x[0], event.text[0]) == (12.5, "it &lt;b&gt;ended&lt;/b&gt;")
 
 
 def test_a_device_and_its_process_have_a_line_each(story: StoryWriter) -> None:
     for used in (2000, 6000, 4000):
         story.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
     lines = {trace.name: list(trace.y) for trace in lines_of(story.run)}
-    assert lines == {"cuda:0": [2000, 6000, 4000], "process with children": [700, 700, 700]}
+    assert lines == {"cuda:0": [2000, 6000, 4000], "process": [700, 700, 700]}
     peaks = logs.phase_peaks_figure(run_memory(story.run))
     assert "04_fold_training:<br>train, cuda:0" in ticks(peaks)
     assert title(peaks).startswith("Memory of cuda:0 peaks at 6.00 GB")

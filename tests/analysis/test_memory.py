@@ -96,7 +96,7 @@ def test_the_peak_of_a_phase_is_its_highest_sample_and_every_phase_counts(troubl
     highest = troubled.usage.group_by("stage", "fold", "phase").agg(pl.col("used_mb").max())
     assert set(troubled.peaks.select(highest.columns).rows()) == set(highest.rows())
     assert (troubled.peak["stage"], troubled.peak["fold"], troubled.peak["used_mb"]) == ("04_fold_training", 1, 1930)
-    assert [name for name, _ in memory_facts(troubled)] == ["Memory budget", "Predicted peak", "Out of memory", "Leak"]
+    assert [name for name, _ in memory_facts(troubled)] == ["Memory", "Predicted peak", "Out of memory", "Leak"]
     StoryWriter(run).sample(500, "setup").sample(1900, "preflight").sample(700, "train")
     found = run_memory(run)
     assert (found.peak["phase"], found.peak["used_mb"]) == ("preflight", 1900)
@@ -135,7 +135,7 @@ def test_every_out_of_memory_is_a_row_with_the_next_micro_batch(run: RunPaths) -
     assert found.out_of_memory.select("epoch", "happened_in", "asked_mb", "micro_batch_next").rows() == [
         (1, "forward", 512.0, 4), (None, "optimizer_step", None, None),
     ]  # fmt: skip
-    assert "2 times in 1 stage: the micro-batch went from 8 down to 4" in out_of_memory_sentence(found)
+    assert "2 times: the micro-batch went down to 4" in out_of_memory_sentence(found)
 
 
 def test_a_prediction_is_compared_with_training_and_validation_only(run: RunPaths) -> None:

@@ -3,7 +3,7 @@
 import base64
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,7 +15,7 @@ import polars as pl
 from PIL import Image
 
 from fvc_lib.analysis.figures.theme import thinned
-from fvc_lib.analysis.wording import clean_text, count_text, number_text
+from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.tables import VIDEO_FRAMES, frame_of
@@ -109,28 +109,30 @@ def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
     return thumbnail(np.asarray(sheet), max(sheet.size))
 
 
-def cards_of(
-    rows: Iterable[Row], picture: Callable[[Row], bytes], describe: Callable[[Row], Sequence[str]]
-) -> tuple[Card, ...]:
+def cards_of(rows: pl.DataFrame, picture: Callable[[Row], bytes] | None) -> tuple[Card, ...]:
     """Return one card per row.
 
     Args:
-        rows: rows of a table with a column ``path``.
-        picture: returns the JPEG bytes of a row. If it raises, the card says that the file cannot be shown.
-        describe: returns the title and further lines of a row.
+        rows: columns ``path``, ``title`` and ``lines`` (a list of texts), and those that ``picture`` reads.
+        picture: returns the JPEG bytes of a row; None: no pictures. If it raises, the card says that the file cannot be
+            shown.
     """
     cards = []
-    for row in rows:
-        title, *lines = describe(row)
+    for row in rows.iter_rows(named=True):
         shown = None
-        with contextlib.suppress(FvcError, OSError, ValueError):
-            shown = picture(row)
-        cards.append(Card(shown, str(row["path"]), title, tuple(lines)))
+        if picture is not None:
+            with contextlib.suppress(FvcError, OSError, ValueError):
+                shown = picture(row)
+        cards.append(Card(shown, row["path"], row["title"], tuple(row["lines"] or ())))
     return tuple(cards)
 
 
 def _picture_of(root: Path, read: ReadPicture) -> Callable[[Row], bytes]:
     return lambda row: thumbnail(read(root / path_from_text(row["path"])))
+
+
+def _strip_of(read_clip: ReadClip | None) -> Callable[[Row], bytes] | None:
+    return None if read_clip is None else lambda row: strip(read_clip(row["video_id"], 0))
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
@@ -140,8 +142,7 @@ def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
     """
     clips = samples if samples.ndim == 5 else samples[:, None]
     cards = [Card(strip(clip, _SIDE), f"sample {name}", name) for name, clip in zip(names, clips, strict=True)]
-    what = "clips, a few frames of each" if samples.ndim == 5 else "pictures"
-    return Gallery(tuple(cards), f"One batch as the network gets it: {len(cards)} {what}.")
+    return Gallery(tuple(cards), f"One batch as the network gets it: {len(cards)} samples, a few frames of a clip.")
 
 
 # --- Images
@@ -159,21 +160,17 @@ def example_images(
         read: returns the pixels of a file.
         count: the most images.
     """
-    known: dict[str, list[str]] = {}
-    for row in targets.iter_rows(named=True):
-        known.setdefault(row["image_id"], []).append(f"{row['target']} {row['value']:,.4g} {row['unit']}".strip())
-    training = images.filter(part="train")
+    number = pl.format("{} {} {}", "target", pl.col("value").round_sig_figs(4), "unit")
+    training, numbers = images.filter(part="train"), targets.group_by("image_id").agg(lines=number)
     # By id, which comes from the content: an arbitrary choice that is the same everywhere.
     one_per_group = training.sort("image_id").unique("group_id", keep="first", maintain_order=True)
     in_turn = one_per_group.with_columns(turn=pl.int_range(pl.len()).over("class_label"))
     shown = in_turn.sort("turn", "class_label", nulls_last=True).head(count).sort("class_label", nulls_last=True)
-
-    def describe(row: Row) -> tuple[str, ...]:
-        return str(row["class_label"] or "no class"), *known.get(row["image_id"], ())
-
+    rows = shown.join(numbers, on="image_id", how="left", maintain_order="left")
+    rows = rows.with_columns(title=pl.col("class_label").fill_null("no class"))
     groups = count_text(training["group_id"].n_unique(), "group")
     caption = f"{shown.height} of {count_text(training.height, 'training image')} in {groups}, by class"
-    return Gallery(cards_of(shown.to_dicts(), _picture_of(root, read), describe), caption)
+    return Gallery(cards_of(rows, _picture_of(root, read)), caption)
 
 
 def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
@@ -186,13 +183,11 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
         root: folder that the paths of the images are relative to.
         read: returns the pixels of a file.
     """
-
-    def describe(row: Row) -> tuple[str, ...]:
-        called = f"called {row['predicted_label']}, with probability {number_text(row['probability'], 2)}"
-        return row["class_label"], called, f"its own class comes at place {row['rank_of_class']}"
-
+    called = pl.format("called {}, with probability {}", "predicted_label", pl.col("probability").round(2))
+    place = pl.format("its class comes at place {}", "rank_of_class")
+    rows = mistakes.with_columns(title="class_label", lines=pl.concat_list(called, place))
     caption = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly; {mistakes.height} are shown"
-    return Gallery(cards_of(mistakes.to_dicts(), _picture_of(root, read), describe), caption)
+    return Gallery(cards_of(rows, _picture_of(root, read)), caption)
 
 
 # --- Videos
@@ -205,10 +200,10 @@ def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -
     """
     texts = pl.col("text").unique(maintain_order=True).head(4)
     training = pairs.filter(part="train").sort("video_id").group_by("video_id", maintain_order=True)
-    videos = training.agg(pl.col("path", "group_id").first(), texts)
+    videos = training.agg(pl.col("path", "group_id").first(), title=texts.first(), lines=texts.slice(1))
     shown = videos.unique("group_id", keep="first", maintain_order=True).head(count)
-    cards = cards_of(shown.to_dicts(), lambda row: strip(read_clip(row["video_id"], 0)), lambda row: row["text"])
-    return Gallery(cards, f"{shown.height} of {count_text(videos.height, 'training video')}, each with its text")
+    caption = f"{shown.height} of {count_text(videos.height, 'training video')}, each with its text"
+    return Gallery(cards_of(shown, _strip_of(read_clip)), caption)
 
 
 def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
@@ -217,17 +212,17 @@ def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int =
     ``captions`` are rows of ``tables.CAPTIONS``. If there are enough, half of the captions shown equal a reference and
     half do not. Videos are taken in the order of their ids.
     """
-    repeats = pl.col("references").str.split("\n").list.contains(pl.col("caption"))
-    same, other = (captions.filter(keep).sort("video_id") for keep in (repeats, ~repeats))
-    num_other = min(other.height, max(count // 2, count - same.height))
-    shown = pl.concat([same.head(count - num_other), other.head(num_other)])
-
-    def describe(row: Row) -> tuple[str, ...]:
-        references = [f"reference: {text}" for text in row["references"].split("\n")[:3]]
-        return row["caption"] or "(nothing was written)", *references
-
-    caption = f"{same.height:,} of n = {captions.height:,} test videos got word for word one of their references"
-    return Gallery(cards_of(shown.to_dicts(), lambda row: strip(read_clip(row["video_id"], 0)), describe), caption)
+    references = pl.col("references").str.split("\n")
+    rows = captions.sort("video_id").with_columns(
+        repeats=references.list.contains(pl.col("caption")),
+        title=pl.when(pl.col("caption") == "").then(pl.lit("(nothing was written)")).otherwise("caption"),
+        lines=references.list.head(3).list.eval(pl.format("reference: {}", pl.element())),
+    )
+    # Right and wrong ones in turn, as long as there are both.
+    turn = pl.int_range(pl.len()).over("repeats")
+    shown = rows.with_columns(turn=turn).sort("turn", "video_id").head(count).sort("repeats", descending=True)
+    caption = f"{rows['repeats'].sum():,} of n = {rows.height:,} test videos got word for word one of their references"
+    return Gallery(cards_of(shown, _strip_of(read_clip)), caption)
 
 
 def mistakes_gallery(
@@ -244,22 +239,12 @@ def mistakes_gallery(
     score, threshold = pl.col("score"), pl.col("threshold")
     wrong = predictions.filter((score >= threshold) != (pl.col("label") == "fake"))
     worst = wrong.sort((score - threshold).abs(), "video_id", descending=[True, False]).head(count)
-    shown = worst.join(index.select("video_id", "path", "manipulation"), on="video_id", maintain_order="left")
-
-    def picture(row: Row) -> bytes:
-        if read_clip is None:
-            raise ValueError
-        return strip(read_clip(row["video_id"], 0))
-
-    def describe(row: Row) -> tuple[str, ...]:
-        how = f" ({row['manipulation']})" if row["manipulation"] else ""
-        scored = f"{row['label']}{how}, scored {number_text(row['score'])}"
-        return row["path"], scored, f"threshold {number_text(row['threshold'])}; fold {row['fold']}"
-
-    cards = cards_of(shown.to_dicts(), picture, describe)
-    note = "" if read_clip else " The model sees numbers measured in the coded frames, and no clips."
-    decided = f"{wrong.height:,} of n = {predictions.height:,} videos are decided wrongly"
-    return Gallery(cards, f"{decided}; the worst {len(cards)} are shown.{note}")
+    rows = worst.join(index.select("video_id", "path", "manipulation"), on="video_id", maintain_order="left")
+    scored = pl.format("{} {}, scored {}", "label", pl.col("manipulation").fill_null(""), score.round(3))
+    at = pl.format("threshold {}; fold {}", threshold.round(3), "fold")
+    rows = rows.with_columns(title="path", lines=pl.concat_list(scored, at))
+    decided = f"{wrong.height:,} of n = {predictions.height:,} videos are decided wrongly; the worst {rows.height} are"
+    return Gallery(cards_of(rows, _strip_of(read_clip)), f"{decided} shown")
 
 
 def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFrame:

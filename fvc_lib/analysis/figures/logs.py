@@ -19,7 +19,6 @@ from fvc_lib.services.tasks import TASK_OF_STAGE
 
 _SERIES = ("run_id", "stage", "fold")
 _PHASE_COLORS = {"train": theme.CONTROL, "validation": theme.MODEL}
-_FEW_POINTS = 7  # a curve of at most this many shows its points
 
 
 def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smoothing: float = 0.0) -> go.Figure:
@@ -33,34 +32,29 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
         smoothing: strength of exponential smoothing in [0, 1); 0 draws the logged values.
     """
     name = "Loss" if metric == "loss" and set(TASK_OF_STAGE) & set(curves["stage"]) else metric_name(metric)
-    rows = curves.filter(pl.col("value").is_not_null(), metric=metric)
+    rows = curves.filter(pl.col("value").is_not_null(), metric=metric).sort("step")
     if rows.is_empty():
         return theme.nothing_to_show(f"Learning curves of {name}", "No value of it has been logged yet.")
-    parts = rows.partition_by(_SERIES, maintain_order=True)
-    last = rows.sort("step").group_by(*_SERIES, "phase", maintain_order=True).last()
-    means = last.group_by("phase", maintain_order=True).agg(pl.col("value").mean())
-    ends = ", ".join(f"{number_text(value)} in {phase}" for phase, value in means.iter_rows())
-    counted = f"n = {count_text(rows.height, 'logged value')} in {count_text(len(parts), 'panel')}"
+    parts = rows.sort(_SERIES, maintain_order=True, nulls_last=True).partition_by(_SERIES, maintain_order=True)
+    last = rows.group_by(*_SERIES, "phase").last().group_by("phase").agg(pl.col("value").mean()).sort("phase")
+    ends = ", ".join(f"{number_text(value)} in {phase}" for phase, value in last.iter_rows())
     drawn, places = theme.panel_grid(
-        f"{name} ends at {ends}", f"{counted}; the title has the mean of each curve's last value",
-        [_panel_name(part.row(0, named=True), rows) for part in parts],
+        f"{name} ends at {ends}",
+        f"n = {count_text(rows.height, 'logged value')} in {count_text(len(parts), 'panel')}; the title has the mean "
+        "of each curve's last value",
+        [_panel_name(part.row(0, named=True), several_runs=rows["run_id"].n_unique() > 1) for part in parts],
         columns=3, panel_height=190, shared_yaxes=True, horizontal_spacing=0.03,
     )  # fmt: skip
     named = set[str]()
     for part, where in zip(parts, places, strict=True):
-        for points in part.sort("step").partition_by("phase", maintain_order=True):
+        for points in part.partition_by("phase", maintain_order=True):
             phase = points["phase"][0]
-            values = smoothed(points["value"], smoothing).to_list()
-            look = {
-                "mode": "lines+markers" if points.height <= _FEW_POINTS else "lines",
-                "legendgroup": figure_text(phase),
-                "showlegend": phase not in named,
-                "customdata": points["epoch"].to_list(),
-                "hovertemplate": "step %{x}, epoch %{customdata}<br>%{y:.4f}",
-            }
+            values = points["value"].cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True).to_list()
+            look = {"where": where, "legendgroup": figure_text(phase), "showlegend": phase not in named}
             color = _PHASE_COLORS.get(phase, theme.SERIES[1])
-            theme.add_line(drawn, points["step"].to_list(), values, phase, color, where=where, **look)
+            theme.add_line(drawn, points["step"].to_list(), values, phase, color, mode="lines+markers", **look)
             named.add(phase)
+    drawn.update_traces(marker={"size": 4})
     drawn.update_xaxes(title_text="Step", row=places[-1]["row"])
     drawn.update_yaxes(title_text=figure_text(name), col=1)
     if is_share(metric):  # a curve that never moves would get an axis far beyond [0, 1]
@@ -68,16 +62,9 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     return drawn
 
 
-def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
-    """Return the exponential moving mean of ``values``; the newest value has weight 1 - ``smoothing``, in (0, 1]."""
-    return values.cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True)
-
-
-def _panel_name(row: Mapping[str, Any], among: pl.DataFrame) -> str:
-    """Return the title of a panel: run, stage and fold, without a run or stage that all panels share."""
-    parts = [row["run_id"]] if among["run_id"].n_unique() > 1 else []
-    parts += [row["stage"]] if row["fold"] is None or among["stage"].n_unique() > 1 else []
-    return ", ".join(parts + ([f"fold {row['fold']}"] if row["fold"] is not None else []))
+def _panel_name(row: Mapping[str, Any], *, several_runs: bool) -> str:
+    run = [row["run_id"]] if several_runs else []
+    return ", ".join([*run, where_text(row)])
 
 
 # --- Memory
@@ -127,22 +114,17 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
     keys = ["run_id", "stage", "fold", "attempt", "place", "phase"]
     for position, row in enumerate(judged.iter_rows(named=True)):
         own = points.join(judged[position], on=keys, how="semi", nulls_equal=True)
-        is_leak = row["verdict"] == "leak"
-        color = theme.NOT_ABOVE_CONTROL if is_leak else theme.SERIES[position % len(theme.SERIES)]
-        fold = row["stage"] if row["fold"] is None else f"fold {row['fold']}"
-        place = "" if row["place"] == PROCESS else f", {row['place']}"
-        name = f"{fold}, attempt {row['attempt']}, {phase_text(row['phase'])}{place}"
+        color = theme.NOT_ABOVE_CONTROL if row["verdict"] == "leak" else theme.SERIES[position % len(theme.SERIES)]
+        name = f"{where_text(row)}, attempt {row['attempt']}, {phase_text(row['phase'])}, {row['place']}"
         epochs, used = own["epoch"].to_list(), own["used_mb"].to_list()
         theme.add_line(drawn, epochs, used, name, color, mode="markers", hovertemplate="epoch %{x}: %{y:.0f} MB")
         if row["slope_mb"] is not None:
             ends = epochs[1], epochs[-1]
             fitted = [row["level_mb"] + row["slope_mb"] * epoch for epoch in ends]
             theme.add_line(drawn, ends, fitted, name, color, showlegend=False, hoverinfo="skip")
-    low, high = points["used_mb"].sort()[[0, -1]]
-    # At least a quarter of the height is shown, so that a flat series looks flat.
-    pad = max(0.05 * (high - low), (0.25 * high - (high - low)) / 2)
     drawn.update_xaxes(title_text="Epoch", tickformat="d")
-    return drawn.update_yaxes(title_text="Memory in training (MB)", range=[max(low - pad, 0), high + pad])
+    # From zero, so that a flat series looks flat.
+    return drawn.update_yaxes(title_text="Memory in training (MB)", rangemode="tozero")
 
 
 def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
@@ -161,7 +143,7 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     subtitle = f"n = {count_text(spans.height, 'stage')} end to end, {duration_text(total)} of work"
     drawn = theme.figure(memory.peak_sentence(findings), subtitle, height=440)
     most = max(200, _MOST_POINTS // spans.height)
-    places = rows["place"].unique(maintain_order=True).to_list()
+    colors = dict(zip([PROCESS, *sorted(set(rows["place"]) - {PROCESS})], (theme.MODEL, *theme.SERIES), strict=False))
     named = set[str]()
     # The line breaks between attempts: a killed process has given everything back.
     for part in rows.partition_by("place", *_SERIES, "attempt", maintain_order=True):
@@ -169,16 +151,10 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
         # Of neighbours the highest is kept.
         bucket = pl.int_range(pl.len()) // -(-part.height // most)
         points = part.filter(pl.col("used_mb").rank("ordinal").over(bucket) == pl.len().over(bucket))
-        name = "process with children" if place == PROCESS else place
-        look = {
-            "mode": "lines" if points.height > 1 else "markers",
-            "showlegend": place not in named,
-            "legendgroup": figure_text(name),
-            "text": [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()],
-            "hovertemplate": "%{y:.0f} MB<br>%{text}<extra></extra>",
-        }
-        color = theme.MODEL if place == PROCESS else theme.SERIES[places.index(place) % len(theme.SERIES)]
-        theme.add_line(drawn, points["at"].to_list(), points["used_mb"].to_list(), name, color, width=1.8, **look)
+        texts = [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()]
+        look = {"mode": "lines", "showlegend": place not in named, "text": texts}
+        at, used = points["at"].to_list(), points["used_mb"].to_list()
+        theme.add_line(drawn, at, used, place, colors.get(place, theme.NEUTRAL), legendgroup=figure_text(place), **look)
         named.add(place)
     for number, (_, stage, fold, length, start) in enumerate(spans.iter_rows()):
         text = stage.partition("_")[0] + ("" if fold is None else f", fold {fold}")
@@ -186,33 +162,18 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
         shade = {"fillcolor": "#F4F5F7" if number % 2 == 0 else "white", "line_width": 0, "layer": "below"}
         note = {"annotation_text": figure_text(text) if fits else "", "annotation_position": "outside top"}
         drawn.add_vrect(x0=start, x1=start + length, **shade, **note)
-    _draw_events(drawn, findings.events, rows)
+    events = findings.events.join(spans, on=_SERIES, nulls_equal=True).drop_nulls("seconds")
+    for kind, (symbol, color) in _EVENT_STYLES.items():
+        marked = events.filter(kind=kind)
+        if marked.height:
+            look = {"mode": "markers", "marker": {"symbol": symbol, "size": 11, "color": color}}
+            look["text"] = list(map(figure_text, marked["message"]))
+            at = (marked["start"] + marked["seconds"]).to_list()
+            theme.add_line(drawn, at, [0.0] * len(at), kind.replace("_", " "), color, **look)
     _draw_budget(drawn.add_hline, "y", findings)
     drawn.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
     drawn.update_xaxes(title_text="Time at work, all stages (s)", showgrid=False, range=[0, total or 1])
     return drawn.update_layout(legend=theme.LEGEND_BELOW, margin={"b": 96})
-
-
-def _draw_events(drawn: go.Figure, events: pl.DataFrame, rows: pl.DataFrame) -> None:
-    """Add marks at the time of each event, at the memory of the sample that is nearest in time."""
-    fold = pl.col("fold").fill_null(-1)  # a null has no partner in a join
-    line = rows.sort("seconds").select("run_id", "stage", fold, "seconds", "start", "used_mb")
-    known = events.drop_nulls("seconds").filter(pl.col("kind").is_in(list(_EVENT_STYLES)))
-    near = (
-        known.select("run_id", "stage", fold, "seconds", "kind", "message")
-        .sort("seconds")
-        .join_asof(line, on="seconds", by=list(_SERIES), strategy="nearest", check_sortedness=False)
-    )
-    for (kind,), part in near.drop_nulls("start").group_by("kind", maintain_order=True):
-        symbol, color = _EVENT_STYLES[str(kind)]
-        look = {
-            "mode": "markers",
-            "marker": {"symbol": symbol, "size": 11, "color": color, "line": {"width": 1, "color": "white"}},
-            "text": [figure_text(message) for message in part["message"]],
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-        at = (part["start"] + part["seconds"]).to_list()
-        theme.add_line(drawn, at, part["used_mb"].to_list(), str(kind).replace("_", " "), color, **look)
 
 
 def _draw_budget(draw: Callable[..., Any], axis: str, findings: MemoryFindings) -> None:
