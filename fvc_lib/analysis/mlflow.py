@@ -32,9 +32,8 @@ import polars as pl
 
 import fvc_lib
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
-from fvc_lib.analysis.read.naming import run_parameters
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves
-from fvc_lib.analysis.read.records import as_list, run_status
+from fvc_lib.analysis.read.runs import as_list, run_parameters, run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
 from fvc_lib.services.atomic_files import (
     as_mapping,

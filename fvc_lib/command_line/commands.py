@@ -34,7 +34,7 @@ _RUNS_DIR = click.option(
 @_RUNS_DIR
 def status(run: str, runs_dir: Path | None) -> None:
     """Show how far RUN is: 'latest', a run id, a part of one, a run folder, or the --out of a predict with shards."""
-    from fvc_lib.analysis.read.naming import run_labels  # polars takes a second to load
+    from fvc_lib.analysis.read.runs import run_labels  # polars takes a second to load
 
     folder = RunPaths(Path(run).expanduser().absolute())
     if not folder.run_json.is_file() and (submitted_jobs(folder) or recorded_shards(folder)):
@@ -85,7 +85,7 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
     """
     from fvc_lib.analysis.read import comparison  # sklearn and polars take a second to load
-    from fvc_lib.analysis.read.naming import run_labels
+    from fvc_lib.analysis.read.runs import run_labels
 
     config = resolve_config()
     found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]

@@ -104,7 +104,7 @@ def standing_of_run(run: RunPaths) -> "Standing":
     """
     from fvc_lib.analysis.pages.answers import worth_of
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline
-    from fvc_lib.analysis.read.records import read_tables
+    from fvc_lib.analysis.read.runs import read_tables
     from fvc_lib.services.tables import TASK_RESULTS
     from fvc_lib.tasks.predicting import ScoreRecord, Standing
 

@@ -63,7 +63,9 @@ def test_no_flipped_bit_of_any_table_is_read_in_silence(any_run: RunPaths) -> No
                 continue
             for _ in range(FLIPS):
                 content = flip(path, generator)
-                with pytest.raises(DataError, match=f"not what stage {task.key} wrote.*run_notebooks.py --resume"):
+                with pytest.raises(
+                    DataError, match=f"{path.name}: is not what the run wrote.*run_notebooks.py --resume"
+                ):
                     tables.read_table(path, getattr(tables, name))
                 path.write_bytes(content)
             tables.read_table(path, getattr(tables, name))
@@ -71,27 +73,27 @@ def test_no_flipped_bit_of_any_table_is_read_in_silence(any_run: RunPaths) -> No
     assert read >= 4
 
 
-def names_damage(text: object, stage: str) -> bool:
-    return f"not what stage {stage} wrote" in " ".join(str(text).split())
+def names_damage(text: object, path: Path) -> bool:
+    return f"{path.name}: is not what the run wrote" in " ".join(str(text).split())
 
 
 @pytest.mark.fault(40)
 def test_every_query_and_the_dashboard_name_a_damaged_table(run: RunPaths) -> None:
     finish(run)
     asked = {
-        "results": (run.results, "05_kfold_results"),
-        "slices": (run.slices, "05_kfold_results"),
-        "leakage_audit": (run.leakage_audit, "05_kfold_results"),
-        "predictions": (run.predictions(2), "04_fold_training_fold_2"),
-        "videos": (run.index, "01_data_index"),
-        "folds": (run.folds, "02_folds"),
-        "clips": (run.augmented_metadata, "03_augmentation"),
+        "results": run.results,
+        "slices": run.slices,
+        "leakage_audit": run.leakage_audit,
+        "predictions": run.predictions(2),
+        "videos": run.index,
+        "folds": run.folds,
+        "clips": run.augmented_metadata,
     }
-    for name, (path, stage) in asked.items():
+    for name, path in asked.items():
         assert not queries.SQL_TABLES[name]([run]).notes
         content = flip(path, random.Random(1))
-        assert names_damage(queries.SQL_TABLES[name]([run]).notes, stage), name
-        assert names_damage(notes(Selection((run,))).splitlines(), stage), name
+        assert names_damage(queries.SQL_TABLES[name]([run]).notes, path), name
+        assert names_damage(notes(Selection((run,))).splitlines(), path), name
         path.write_bytes(content)
 
 
@@ -103,17 +105,17 @@ def test_report_list_and_export_show_no_number_of_damaged_results(run: RunPaths)
     told = CliRunner().invoke(main, ["report", str(run.root)])
 
     assert told.exit_code == 3
-    assert names_damage(told.output, "05_kfold_results")
+    assert names_damage(told.output, run.results)
     assert "ROC" not in told.output
     headline = run_headline(run)
     assert headline.verdict.standing == "no result"
     assert not headline.scores
     listed = runs_table(run.root.parents[1])
     assert listed.frame["score"].to_list() == [None]
-    assert names_damage(listed.notes, "05_kfold_results")
-    assert names_damage(run_content(run).notes, "05_kfold_results")
+    assert names_damage(listed.notes, run.results)
+    assert names_damage(run_content(run).notes, run.results)
     page = (run.root.parents[1] / "index.html").read_text()
-    assert names_damage(page, "05_kfold_results")
+    assert names_damage(page, run.results)
     flip(run.leakage_audit, random.Random(1))
     assert run_headline(run).verdict.standing in ("no result", "not above control")
 
@@ -124,12 +126,13 @@ def test_compare_refuses_a_run_with_a_damaged_table(make_run: Callable[..., RunP
     runs = [make_run(name=f"run_20250304_10150{number}_abcdef01", seed=0) for number in range(2)]
     for each in runs:
         finish(each)
-    flip(runs[1].folds if table == "folds" else runs[1].predictions(3), random.Random(1))
+    damaged = runs[1].folds if table == "folds" else runs[1].predictions(3)
+    flip(damaged, random.Random(1))
 
     told = CliRunner().invoke(main, ["compare", *(str(each.root) for each in runs)])
 
     assert told.exit_code == 3
-    assert names_damage(told.output, "02_folds" if table == "folds" else "04_fold_training_fold_3")
+    assert names_damage(told.output, damaged)
 
 
 def set_status(run: RunPaths, state: str, of_results: dict[str, object]) -> None:

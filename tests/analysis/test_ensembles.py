@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from fvc_lib.analysis.read import comparison, comparison_tables
 from fvc_lib.analysis.read.headline import run_headline
-from fvc_lib.analysis.read.naming import ensemble_text
+from fvc_lib.analysis.read.runs import ensemble_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
 from fvc_lib.services.errors import DataError, UsageError

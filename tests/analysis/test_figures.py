@@ -17,7 +17,7 @@ from fvc_lib.analysis.memory import run_memory
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.comparison import Comparison, compare
 from fvc_lib.analysis.read.headline import FORGERIES
-from fvc_lib.analysis.read.records import read_tables
+from fvc_lib.analysis.read.runs import read_tables
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis import task_runs

@@ -10,16 +10,16 @@ from nbformat.v4 import new_markdown_cell, new_notebook, writes
 from fvc_lib.analysis.dashboard.panels import default_selection, panels
 from fvc_lib.analysis.mlflow import run_content
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
-from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.headline import (
     FORGERIES,
     Score,
     judge,
+    run_cautions,
     run_headline,
     runs_table,
     what_to_do,
 )
-from fvc_lib.analysis.read.naming import run_labels, run_marks
+from fvc_lib.analysis.read.runs import run_labels, run_marks
 from fvc_lib.analysis.wording import interval_text, source_name
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
@@ -109,17 +109,6 @@ def test_a_trained_floor_stands_with_its_margin_and_one_without_a_value_weakens_
     assert "--force 04 --resume" in lacking.sentence
     write_text(run.params_yaml, RunConfig(real_source_control=False).to_yaml())
     assert "--fork -p real_source_control true" in run_headline(run).verdict.sentence
-
-
-def test_if_one_answer_to_all_does_better_the_headline_says_so(run: RunPaths) -> None:
-    assert not any("is below that of" in caution for caution in run_headline(run).cautions)
-    for source, f1, accuracy in (("model", 0.614, 0.58), ("constant", 0.752, 0.4)):
-        of_model(run, source, "f1", f1, None, None)
-        of_model(run, source, "accuracy", accuracy, None, None)
-    cautions = run_headline(run).cautions
-    assert "F1 0.614 is below that of calling every video fake (0.752)." in cautions
-    assert "Accuracy 0.580 is below that of always giving the more frequent label (0.600)." in cautions
-    assert "F1 0.614 is below" in "\n".join(summary_lines(run))
 
 
 def test_a_trial_is_marked_wherever_the_run_is_named_and_claims_nothing(run: RunPaths) -> None:

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.read.naming import run_names
-from fvc_lib.analysis.read.records import read_tables
+from fvc_lib.analysis.read.runs import read_tables, run_names
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.analysis.read.headline import NOT_ENDED, runs_table
-from fvc_lib.analysis.read.records import GONE, run_status
+from fvc_lib.analysis.read.runs import GONE, run_status
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 

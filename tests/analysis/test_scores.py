@@ -5,7 +5,7 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.cautions import run_cautions
+from fvc_lib.analysis.read.headline import run_cautions
 from fvc_lib.analysis.read.scores import latex_results, runs_of_other_seeds, score_table, write_results
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text

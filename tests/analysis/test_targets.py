@@ -1,8 +1,7 @@
 """A headline names its protocol and its targets."""
 
-from fvc_lib.analysis.read.cautions import protocol_cautions
-from fvc_lib.analysis.read.headline import FORGERIES
-from fvc_lib.analysis.read.naming import protocol_text
+from fvc_lib.analysis.read.headline import FORGERIES, protocol_cautions
+from fvc_lib.analysis.read.runs import protocol_text
 from fvc_lib.services.tables import RESULTS, frame_of
 
 AT = {"all": (0.75, 0.5), "target:sora": (0.9, 0.5), "target:mora": (0.6, 0.7)}

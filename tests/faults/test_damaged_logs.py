@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.analysis.read.queries import learning_curves
-from fvc_lib.analysis.read.records import Answer
+from fvc_lib.analysis.read.runs import Answer
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 

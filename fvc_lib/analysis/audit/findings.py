@@ -6,9 +6,8 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.analysis.audit.numbers import AVERAGE, Audit, ends_of
-from fvc_lib.analysis.read.cautions import interval_cautions
 from fvc_lib.analysis.read.comparison import p_text
-from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, Score, what_to_do
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, Score, interval_cautions, what_to_do
 from fvc_lib.analysis.wording import (
     count_text,
     interval_text,

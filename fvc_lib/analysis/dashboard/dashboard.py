@@ -16,9 +16,8 @@ from plotly.utils import PlotlyJSONEncoder
 from fvc_lib.analysis.dashboard import panels
 from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Bundle, Selection
 from fvc_lib.analysis.pages.display import PLOTLY, show_bundle
-from fvc_lib.analysis.read.naming import run_labels
 from fvc_lib.analysis.read.queries import learning_curves
-from fvc_lib.analysis.read.records import run_status
+from fvc_lib.analysis.read.runs import run_labels, run_status
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import list_runs

@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.read.naming import run_parameters, run_task
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves
+from fvc_lib.analysis.read.runs import run_parameters, run_task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import Registry

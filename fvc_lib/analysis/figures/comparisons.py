@@ -16,8 +16,8 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.read.comparison import Comparison, DetectorComparison, compare, difference_text, p_text
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, Score, judge, overall_scores
-from fvc_lib.analysis.read.naming import TARGET_SCOPE
 from fvc_lib.analysis.read.robustness import UNDISTURBED
+from fvc_lib.analysis.read.runs import TARGET_SCOPE
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics.classification import confusion_curve
 from fvc_lib.metrics.declaration import direction

@@ -19,8 +19,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.gallery import Card, card_html, thumbnail
 from fvc_lib.analysis.pages.page import render, write_page
 from fvc_lib.analysis.read.headline import run_headline, run_verdict, task_scores
-from fvc_lib.analysis.read.naming import run_parameters, run_task
-from fvc_lib.analysis.read.records import read_tables
+from fvc_lib.analysis.read.runs import read_tables, run_parameters, run_task
 from fvc_lib.analysis.wording import count_text, interval_text, source_name
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths

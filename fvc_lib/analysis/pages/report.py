@@ -19,10 +19,17 @@ from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.pages.page import TEMPLATES, render, write_page
-from fvc_lib.analysis.read import headline as headlines, naming
-from fvc_lib.analysis.read.cautions import audit_facts
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline
-from fvc_lib.analysis.read.records import as_list, as_number, read_tables, run_status
+from fvc_lib.analysis.read import headline as headlines
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, audit_facts
+from fvc_lib.analysis.read.runs import (
+    as_list,
+    as_number,
+    read_tables,
+    run_marks,
+    run_parameters,
+    run_status,
+    trial_text,
+)
 from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count_text, time_text
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
 from fvc_lib.services.errors import DataError
@@ -260,7 +267,7 @@ def write_runs_index(runs_dir: Path) -> Path:
     runs = list_runs(runs_dir)[::-1]
     pages = sorted((*runs_dir.glob("*/comparison*/comparison.html"), *runs_dir.glob("*/*/ensemble.html")))
     links = [(_address(page, runs_dir), path_to_text(str(page.parent.relative_to(runs_dir)))) for page in pages]
-    rows = [_row(run, runs_dir, mark) for run, mark in zip(runs, naming.run_marks(runs), strict=True)]
+    rows = [_row(run, runs_dir, mark) for run, mark in zip(runs, run_marks(runs), strict=True)]
     write_page(output, "FVC runs", render("index.html", heads=_HEADS, rows=rows, links=links))
     return output
 
@@ -289,7 +296,7 @@ def _address(path: Path, runs_dir: Path) -> str:
 def summary_lines(run: RunPaths) -> list[str]:
     """Return a summary of the run for the terminal: scores of the model and controls, peak memory and duration."""
     headline = headlines.run_headline(run)
-    state = ", ".join(filter(None, (headline.state or NOT_RECORDED, naming.trial_text(naming.run_parameters(run)))))
+    state = ", ".join(filter(None, (headline.state or NOT_RECORDED, trial_text(run_parameters(run)))))
     lines = ["", f"{headline.run_id}: {state}", *(f"  {note}" for note in headline.notes)]
     if headline.scores:
         name = clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")

@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read import naming
-from fvc_lib.analysis.read.cautions import audit_failures, run_cautions
-from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
-from fvc_lib.analysis.read.naming import (
+from fvc_lib.analysis.read.headline import ReportHeadline, audit_failures, run_cautions, run_headline
+from fvc_lib.analysis.read.queries import memory_peaks, training_summary
+from fvc_lib.analysis.read.runs import (
     ensemble_text,
     protocol_name,
     protocol_text,
+    run_names,
     run_parameters,
+    run_status,
     run_task,
     trial_text,
 )
-from fvc_lib.analysis.read.queries import memory_peaks, training_summary
-from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import (
     clean_text,
     count_text,
@@ -126,7 +125,7 @@ def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[li
     """
     different = list({run.root.resolve(): run for run in runs}.values())
     judged, refusals = [], []
-    for run, given in zip(different, naming.run_names(different), strict=True):
+    for run, given in zip(different, run_names(different), strict=True):
         name = clean_text(path_to_text(given))
         try:
             _refuse_unfit(run)
@@ -464,7 +463,7 @@ class DetectorComparison:
         detectors: all detectors, the reference first.
         differences: ``MAIN_METRIC`` of every other detector minus that of the reference.
         left_out: names of runs that are not compared, with reasons.
-        cautions: sentences that belong next to any table of these runs (``cautions.run_cautions``).
+        cautions: sentences that belong next to any table of these runs (``headline.run_cautions``).
         confidence: coverage of the intervals.
     """
 

@@ -20,8 +20,7 @@ from fvc_lib.analysis.read.comparison import (
     difference_text,
     p_text,
 )
-from fvc_lib.analysis.read.naming import trial_text
-from fvc_lib.analysis.read.records import read_tables
+from fvc_lib.analysis.read.runs import read_tables, trial_text
 from fvc_lib.analysis.wording import (
     bytes_text,
     clean_text,

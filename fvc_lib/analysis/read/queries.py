@@ -1,7 +1,7 @@
 """Queries over any number of runs, answered as polars frames.
 
 A query reads what the runs have recorded so far, also while they run and after a crash. The notes of its answer name
-files and lines that could not be read. ``run_id`` is the name from ``naming.run_names``. SQL runs in DuckDB, which can
+files and lines that could not be read. ``run_id`` is the name from ``runs.run_names``. SQL runs in DuckDB, which can
 use the given frames, but no file, network or extension.
 """
 
@@ -16,8 +16,7 @@ import duckdb
 import pandera.polars as pa
 import polars as pl
 
-from fvc_lib.analysis.read.naming import run_names
-from fvc_lib.analysis.read.records import Answer, read_tables
+from fvc_lib.analysis.read.runs import Answer, read_tables, run_names
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import as_mapping, message_text, path_to_text, read_json_object

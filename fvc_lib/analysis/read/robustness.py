@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read.cautions import run_cautions
-from fvc_lib.analysis.read.naming import run_parameters, trial_text
+from fvc_lib.analysis.read.headline import run_cautions
+from fvc_lib.analysis.read.runs import run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
 from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.intervals import holm, intervals_of, paired_difference, replicate_values

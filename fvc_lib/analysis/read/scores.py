@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.cautions import run_cautions
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
-from fvc_lib.analysis.read.naming import TARGET_SCOPE, run_parameters, trial_text
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, run_cautions
+from fvc_lib.analysis.read.runs import TARGET_SCOPE, run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, latex_table, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import NEUTRAL, NOT_HASHED

@@ -1,0 +1,281 @@
+"""Read a run's folder for readers: its tables, state, parameters, and the names of runs, corpora and detectors.
+
+Files may be damaged, missing or not from this project. A protocol is the rule that splits videos into training and
+test, such as ``kfold`` or ``cross_corpus``.
+"""
+
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandera.polars as pa
+import polars as pl
+
+from fvc_lib.analysis.wording import clean_text, count_text
+from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object
+from fvc_lib.services.config import NOT_HASHED
+from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.parameters import read_params_file
+from fvc_lib.services.records.digests import document_damage
+from fvc_lib.services.records.ensembles import RECORD as ENSEMBLE_RECORD
+from fvc_lib.services.run_paths import RunPaths, is_held
+from fvc_lib.services.tables import column_types, read_table
+from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, STAGES, TASKS
+
+TARGET_SCOPE = "target:"  # of tables.RESULTS
+
+# --- Tables
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows of a query, and notes on files and lines that could not be read."""
+
+    frame: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+
+def as_list(value: object) -> list[Any]:
+    """Return ``value`` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def as_number(value: object) -> float | None:
+    """Return ``value`` if it is a number, else None."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, without: Collection[str] = ()) -> Answer:
+    """Return the rows of all tables in ``paths``, with the additional first column ``run_id``.
+
+    Args:
+        paths: pairs of a run id and a file. A missing file is skipped. A file that cannot be read or does not fit
+            ``schema`` is skipped with a note.
+        schema: schema of the tables.
+        without: columns to leave out.
+    """
+    empty = pl.DataFrame(schema=column_types(schema)).drop(without, strict=False)
+    frames, notes = [empty.select(pl.lit("").alias("run_id"), pl.all()).clear()], []
+    for run_id, path in paths:
+        if path.is_file():
+            try:
+                frames.append(read_table(path, schema, without).select(pl.lit(run_id).alias("run_id"), pl.all()))
+            except DataError as error:
+                notes.append(f"{path_to_text(path)} was left out: {error}")
+    return Answer(pl.concat(frames), tuple(notes))
+
+
+# --- The state of a run and its tasks, also after their process has died
+
+GONE = "stopped without a word"
+
+
+def run_status(run: RunPaths) -> dict[str, Any]:
+    """Return the content of ``status.json``; its ``stages`` is always a dict, by key of the stage.
+
+    A run or stage in state ``running`` whose lock no process holds gets the state ``GONE``.
+    """
+    status = read_json_object(run.status_json)
+    stages = {key: stage for key, stage in as_mapping(status.get("stages")).items() if isinstance(stage, dict)}
+    status["stages"] = stages
+    if "running" in (status.get("state"), *(stage.get("state") for stage in stages.values())):
+        whole = is_held(run.root / "run.lock")
+        working = [key for key in stages if whole or is_held(run.task_lock(key))]
+        for key, stage in stages.items():
+            if stage.get("state") == "running" and key not in working:
+                stages[key] = {**stage, "state": GONE}
+        if status.get("state") == "running" and not whole and not working:
+            status["state"] = GONE
+    return status
+
+
+def earlier_attempt(run: RunPaths, table: Path) -> str:
+    """Return text on the attempt that wrote ``table`` if the table may be outdated; empty if it is up to date.
+
+    The table of a stage that is done is outdated if the run has failed since. The table of any other stage is outdated
+    if it is older than the stage's last start. In a copied folder file times may be wrong, and the table may count as
+    outdated.
+    """
+    status = run_status(run)
+    key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
+    stage = status["stages"].get(key, {})
+    state = stage.get("state", "interactive")
+    if not table.is_file() or state in ("interactive", "by hand"):
+        return ""
+    if state == "done":
+        ended_badly = status.get("state") in ("failed", "interrupted", "requeue", GONE)
+        return f"of attempt {stage.get('attempts')} of {key}; the run has failed since" if ended_badly else ""
+    written = datetime.datetime.fromtimestamp(table.stat().st_mtime, datetime.UTC)
+    if state != "pending" and str(stage.get("started_utc")) <= f"{written:%Y-%m-%dT%H:%M:%SZ}":
+        return ""
+    return f"of an earlier attempt, written {written:%Y-%m-%d %H:%M} UTC: {key} is {state}"
+
+
+def failure(status: dict[str, Any]) -> str | None:
+    """Return a sentence on the first stage of ``run_status`` that failed; None if none did."""
+    for name, stage in status["stages"].items():
+        if stage.get("state") in ("failed", "interrupted", GONE):
+            error = as_mapping(stage.get("error"))
+            reason = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
+            return f"Stage {name} {stage['state']}: {reason or 'no reason recorded'}"
+    return None
+
+
+# --- Parameters
+
+
+def run_parameters(run: RunPaths) -> dict[str, object]:
+    """Return the values of the run's ``params.yaml`` by name; empty if it is missing or unreadable."""
+    try:
+        return read_params_file(run.params_yaml) if run.params_yaml.is_file() else {}
+    except (FvcError, OSError):
+        return {}
+
+
+def run_task(parameters: Mapping[str, object]) -> str:
+    """Return the task that the parameters name (``video``, ``image`` or ``video_text``); by default ``video``."""
+    task = parameters.get("task")
+    return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
+
+
+def protocol_name(parameters: Mapping[str, object]) -> str:
+    """Return the protocol of a run; ``kfold`` if its parameters name none."""
+    name = parameters.get("protocol")
+    return name if isinstance(name, str) and name in PROTOCOLS else KFOLD
+
+
+def protocol_text(parameters: Mapping[str, object], corpora: Sequence[str] = ()) -> str:
+    """Return the protocol of a run as text; empty for ``kfold``.
+
+    If the protocol has targets (corpora that are only tested on), they follow. ``corpora`` are all corpora of the run;
+    those that are no target follow as "trained on".
+    """
+    name = protocol_name(parameters)
+    if name == KFOLD:
+        return ""
+    targets = parameters.get("target_corpora")
+    tested = list(map(str, targets)) if isinstance(targets, list | tuple) else []
+    known = set(map(_letters_of, tested))
+    trained = [corpus for corpus in corpora if tested and _letters_of(corpus) not in known]
+    parts = ((trained, "trained on"), (tested, "tested on"))
+    return ", ".join([name, *(f"{use} {', '.join(map(clean_text, names))}" for names, use in parts if names)])
+
+
+def _letters_of(name: str) -> str:
+    """Return a corpus's name in lower case without punctuation; ``cross_corpus`` compares names in this form."""
+    return "".join(filter(str.isalnum, name.lower())) or name
+
+
+def trial_text(parameters: Mapping[str, object]) -> str:
+    """Return text such as ``trial on 20 groups`` for a run on part of its corpus (``dev_groups``); else empty."""
+    number = parameters.get("dev_groups")
+    return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
+
+
+def model_name(parameters: Mapping[str, object]) -> str | None:
+    """Return the name of the run's network; a text encoder that is not the project's own is mentioned.
+
+    None if the parameters name no network.
+    """
+    task = run_task(parameters)
+    model = as_text(parameters.get(TASKS[task].network))
+    foreign = task == "video_text" and parameters.get("text_encoder") not in (None, "own")
+    return f"{model} with a text encoder from outside" if model and foreign else model
+
+
+def ensemble_text(run: RunPaths) -> str:
+    """Return method and detectors of an ensemble, such as ``mean of frame_cnn + r2plus1d_small``; empty for a run."""
+    record = read_json_object(run.root / ENSEMBLE_RECORD)
+    names = record.get("detectors")
+    return f"{record.get('method')} of {' + '.join(map(clean_text, names))}" if isinstance(names, list) else ""
+
+
+# --- Corpora
+
+
+def _recorded_corpus(run: RunPaths) -> Mapping[str, object]:
+    record = read_json_object(run.run_json)
+    return {} if document_damage(run.run_json, record) else as_mapping(record.get("corpus"))
+
+
+def recorded_corpora(run: RunPaths) -> list[str]:
+    """Return the names of the corpora in the run's index; empty while there is no index."""
+    return list(map(str, as_list(_recorded_corpus(run).get("corpora"))))
+
+
+def _corpus_name(recorded: Mapping[str, object]) -> str:
+    """Return the names of the corpora in the index, joined by " + ".
+
+    While there is no index, return the name that was recorded when the run began; empty if there is none.
+    """
+    corpora = as_list(recorded.get("corpora")) if recorded.get("listing_sha256") != "" else []
+    return " + ".join(map(str, corpora)) or as_text(recorded.get("name")) or ""
+
+
+def corpus_text(run: RunPaths) -> str | None:
+    """Return the name of a run's corpus with the first 12 digits of its fingerprint; None if no corpus is recorded."""
+    recorded = _recorded_corpus(run)
+    fingerprint = as_text(recorded.get("fingerprint"))
+    known = f"fingerprint {fingerprint[:12]}" if fingerprint else "not indexed yet"
+    parts = (_corpus_name(recorded), known, trial_text(run_parameters(run)))
+    return ", ".join(filter(None, parts)) if parts[0] else None
+
+
+# --- Names of runs
+
+_MOST_MARKS = 3
+# These have a place of their own in every list.
+_NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora"})
+
+
+def run_names(runs: Sequence[RunPaths]) -> list[str]:
+    """Return a name for each run: its id, or its path if another run has the same id."""
+    ids = Counter(root.name for root in {run.root for run in runs})
+    return [run.root.name if ids[run.root.name] == 1 else str(run.root) for run in runs]
+
+
+def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
+    """Return for each run three texts: its corpus, its detector, and the parameters in which it differs.
+
+    The third text names at most ``_MOST_MARKS`` parameters that can change a number. A parameter is named if its value
+    is not the most frequent one among the runs of the same task; of equally frequent ones that of the newest run. The
+    beginning of the fingerprint is added to a corpus if another one has its name.
+    """
+    asked = [run_parameters(run) for run in runs]
+    values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for _, parameters in sorted(zip((run.root.name for run in runs), asked, strict=True), key=lambda pair: pair[0]):
+        for name, value in parameters.items():
+            values[run_task(parameters), name].insert(0, str(value))
+    usual = {key: Counter(known).most_common(1)[0][0] for key, known in values.items()}
+    corpora = [
+        (_corpus_name(corpus), as_text(corpus.get("fingerprint")) or "") for corpus in map(_recorded_corpus, runs)
+    ]
+    alike = Counter(name for name, fingerprint in set(corpora) if fingerprint)
+    marks = []
+    for (name, fingerprint), parameters in zip(corpora, asked, strict=True):
+        task, own = run_task(parameters), list(filter(None, [trial_text(parameters)]))
+        for field, value in parameters.items():
+            if field not in _NO_MARKS | NOT_HASHED and str(value) != usual[task, field]:
+                own.append(f"{field} {value}")
+        more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
+        detector = ", ".join(filter(None, (model_name(parameters), protocol_text(parameters))))
+        corpus = f"{name} {fingerprint:.6}".rstrip() if alike[name] > 1 else name
+        corpus = corpus or Path(as_text(parameters.get("corpus")) or "").name
+        marks.append((corpus, detector, ", ".join(own[:_MOST_MARKS]) + more))
+    return marks
+
+
+def run_labels(runs: Sequence[RunPaths]) -> list[str]:
+    """Return one line for each run: ``corpus · detector · differences · experiment / run_id``.
+
+    A damaged ``run.json`` is mentioned at the end.
+    """
+    labels = []
+    for run, mark in zip(runs, run_marks(runs), strict=True):
+        damaged = "run.json is damaged" if document_damage(run.run_json, read_json_object(run.run_json)) else ""
+        where = f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}"
+        labels.append(" · ".join(filter(None, (*mark, where, damaged))))
+    return labels
