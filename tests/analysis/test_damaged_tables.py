@@ -63,9 +63,7 @@ def test_no_flipped_bit_of_any_table_is_read_in_silence(any_run: RunPaths) -> No
                 continue
             for _ in range(FLIPS):
                 content = flip(path, generator)
-                with pytest.raises(
-                    DataError, match=f"{path.name}: is not what the run wrote.*run_notebooks.py --resume"
-                ):
+                with pytest.raises(DataError, match=f"{path.name}: is not what the run wrote.*--resume"):
                     tables.read_table(path, getattr(tables, name))
                 path.write_bytes(content)
             tables.read_table(path, getattr(tables, name))
