@@ -28,10 +28,10 @@ import papermill
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.plan.stages import Notebook, read_notebook
+from fvc_lib.execution.plan import make_plan
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
+from fvc_lib.execution.stages import Notebook, read_notebook
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.tasks import Stage
 

@@ -73,7 +73,7 @@ def test_a_task_has_its_stages_defaults_and_place_by_its_declaration_alone(edite
     edited("fvc_lib.services.config_fields")
     edited("fvc_lib.services.config")
     parameters = edited("fvc_lib.services.parameters")
-    stages = edited("fvc_lib.execution.plan.stages")
+    stages = edited("fvc_lib.execution.stages")
     sound = parameters.resolve_config({"task": "sound"}, environ={})
     assert (sound.learning_rate, "num_folds" in sound.relevant()) == (1e-3, False)
     assert [task.key for task in stages.tasks_in_order(sound)] == ["30_sound", "07_memory_report"]

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import RunStatus
+from fvc_lib.execution.run.status import RunStatus, run_lock
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths

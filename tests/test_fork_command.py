@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import run_notebooks
-from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.status import run_lock
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document

@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, read_notebook, stage_named
+from fvc_lib.execution.stages import STAGE_PARAMETERS, read_notebook, stage_named
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths

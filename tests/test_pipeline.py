@@ -18,8 +18,8 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import NOT_ENDED
-from fvc_lib.execution.plan.stages import stages_of
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.stages import stages_of
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, RESULTS, read_table

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import click
 
-from fvc_lib.execution.run.lock import is_worked_on, run_lock
-from fvc_lib.execution.run.status import status_now
+from fvc_lib.execution.run.status import is_worked_on, run_lock, status_now
 from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import resolve_config

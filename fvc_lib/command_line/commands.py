@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from fvc_lib.command_line.verdicts.predictions import PAGE
-from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import recorded_shards, shards_line
 from fvc_lib.execution.run.status import status_now
 from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.execution.slurm import JobState, job_states, submitted_jobs
+from fvc_lib.execution.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text

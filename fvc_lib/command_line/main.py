@@ -21,7 +21,7 @@ from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
 from fvc_lib.command_line.verdicts.predict import predict
 from fvc_lib.command_line.verdicts.upload_page import verdict_page
-from fvc_lib.execution.plan.plan import read_notebooks
+from fvc_lib.execution.plan import read_notebooks
 from fvc_lib.execution.run.which_run import given_values, values_of_another_corpus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from fvc_lib.analysis.wording import clean_text
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.run_command import NOTEBOOKS
-from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, progress_path, read_progress
+from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs

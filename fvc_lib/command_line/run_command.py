@@ -13,15 +13,12 @@ import click
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
-from fvc_lib.execution.plan.fingerprint import line_of_other_code, set_aside
-from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
-from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
+from fvc_lib.execution.plan import PlannedTask, line_of_other_code, make_plan, read_notebooks, set_aside
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.gpus import ranks_chosen, ranks_chosen_here
-from fvc_lib.execution.run.lock import is_worked_on, run_lock
 from fvc_lib.execution.run.record import begin_run, read_run_record, record_resumption
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
+from fvc_lib.execution.run.status import is_worked_on, leave_to_jobs, read_status, run_lock, status_now
 from fvc_lib.execution.slurm import (
     Site,
     SlurmJob,
@@ -32,6 +29,7 @@ from fvc_lib.execution.slurm import (
     submission_text,
     submit,
 )
+from fvc_lib.execution.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text

@@ -8,8 +8,8 @@ from types import FrameType
 
 import click
 
-from fvc_lib.execution.plan.stages import refuse_stage_of_another_task, stage_named
 from fvc_lib.execution.run.shards import Shard, ShardAtWork, work_on
+from fvc_lib.execution.stages import refuse_stage_of_another_task, stage_named
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config

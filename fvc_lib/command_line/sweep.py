@@ -14,7 +14,7 @@ import click
 
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, RunOptions
-from fvc_lib.execution.plan.fingerprint import corpus_record
+from fvc_lib.execution.plan import corpus_record
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import status_now
 from fvc_lib.execution.run.which_run import GivenValues, given_values

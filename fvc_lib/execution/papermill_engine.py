@@ -31,8 +31,8 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.execution.run.status import StageError
+from fvc_lib.execution.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 
 START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes

@@ -16,11 +16,11 @@ from papermill.engines import Engine, papermill_engines
 from papermill.exceptions import PapermillException
 
 from fvc_lib.execution.papermill_engine import checked_parameters
-from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, stage_named
+from fvc_lib.execution.plan import make_plan
 from fvc_lib.execution.run.record import record_resumption
 from fvc_lib.execution.run.runner import Runner
 from fvc_lib.execution.run.which_run import open_run
+from fvc_lib.execution.stages import STAGE_PARAMETERS, stage_named
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import stage_key
 

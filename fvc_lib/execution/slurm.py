@@ -20,8 +20,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.plan import all_needed
-from fvc_lib.execution.plan.stages import Task
+from fvc_lib.execution.plan import all_needed
+from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, did_you_mean

@@ -15,8 +15,8 @@ from fvc_lib.analysis.pages.report import summary_lines
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table
 from fvc_lib.command_line.main import main
-from fvc_lib.execution.plan.fingerprint import Fingerprint, record_finished
-from fvc_lib.execution.plan.stages import Task, tasks_in_order
+from fvc_lib.execution.plan import Fingerprint, record_finished
+from fvc_lib.execution.stages import Task, tasks_in_order
 from fvc_lib.services import tables
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config

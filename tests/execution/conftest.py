@@ -19,11 +19,11 @@ import nbformat
 import pytest
 
 from fvc_lib.execution.papermill_engine import KernelOutcome, KernelRequest, execute
-from fvc_lib.execution.plan.plan import PlannedTask, make_plan
-from fvc_lib.execution.plan.stages import Notebook, read_notebook
+from fvc_lib.execution.plan import PlannedTask, make_plan
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import RunStatus, read_status
+from fvc_lib.execution.stages import Notebook, read_notebook
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -136,8 +136,8 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 RUNNER = """
 import json, sys
 from pathlib import Path
-from fvc_lib.execution.plan.stages import read_notebook
-from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.stages import read_notebook
+from fvc_lib.execution.plan import make_plan
 from fvc_lib.execution.run.runner import Runner
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.tasks import Stage

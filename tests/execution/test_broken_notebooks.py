@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution import papermill_engine
-from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.plan.stages import read_notebook
+from fvc_lib.execution.plan import make_plan
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.stages import read_notebook
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import parse_text_value, resolve_config
 from fvc_lib.services.tasks import Stage

@@ -7,9 +7,8 @@ import papermill
 import pytest
 from papermill.exceptions import PapermillException, PapermillExecutionError
 
-from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.status import read_status, run_lock
 from fvc_lib.execution.run.task import ERROR_MARKER_TAG
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config, run_config

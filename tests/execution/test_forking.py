@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan import fingerprint as finished_stages
+from fvc_lib.execution import plan as finished_stages
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.which_run import LATEST, take_over, tasks_of_fork
 from fvc_lib.services import code_versions

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from fvc_lib.execution.plan import fingerprint
-from fvc_lib.execution.plan.stages import (
+from fvc_lib.execution import plan as fingerprint
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.stages import (
     needed_tasks,
     refuse_stage_of_another_task,
     stage_named,
     tasks_in_order,
 )
-from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError

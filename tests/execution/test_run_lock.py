@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
+from fvc_lib.execution.run.status import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 
 HOLD = """
     import sys, time
     from pathlib import Path
-    from fvc_lib.execution.run.lock import run_lock
+    from fvc_lib.execution.run.status import run_lock
     from fvc_lib.services.run_paths import RunPaths
     with run_lock(RunPaths(Path(sys.argv[1])), sys.argv[2:] or None):
         print("held", flush=True)
@@ -79,7 +79,7 @@ def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(run):
     script = """
         import random, sys, time
         from pathlib import Path
-        from fvc_lib.execution.run import lock
+        from fvc_lib.execution.run import status as lock
         from fvc_lib.services.errors import UsageError
         from fvc_lib.services.run_paths import RunPaths
         run = RunPaths(Path(sys.argv[1])); inside = run.root / "inside"; lock._PATIENCE_SECONDS = 0.01

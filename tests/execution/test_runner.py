@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan import fingerprint as finished
-from fvc_lib.execution.plan.fingerprint import begin_training_state
+from fvc_lib.execution import plan as finished
+from fvc_lib.execution.plan import begin_training_state
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import code_versions
 from fvc_lib.services.config import RunConfig

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.execution.plan.plan import PlannedTask, Schedule
-from fvc_lib.execution.plan.stages import Task, needed_tasks, task_keys, tasks_in_order
+from fvc_lib.execution.plan import PlannedTask, Schedule
+from fvc_lib.execution.stages import Task, needed_tasks, task_keys, tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.tasks import Stage

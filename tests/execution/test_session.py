@@ -8,11 +8,11 @@ import papermill
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.fingerprint import begin_training_state
-from fvc_lib.execution.plan.stages import Task, read_notebook, stage_named
-from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.plan import begin_training_state
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.session import StageSession, open_stage
+from fvc_lib.execution.run.status import run_lock
+from fvc_lib.execution.stages import Task, read_notebook, stage_named
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now, updated_status
+from fvc_lib.execution.run.status import is_worked_on, leave_to_jobs, read_status, status_now, updated_status
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import Project, table_stage
@@ -18,7 +17,7 @@ FOLDS = frozenset({"folds_fold_0", "folds_fold_1"})
 HOLD = """
     import sys, time
     from pathlib import Path
-    from fvc_lib.execution.run.lock import run_lock
+    from fvc_lib.execution.run.status import run_lock
     from fvc_lib.services.run_paths import RunPaths
     with run_lock(RunPaths(Path(sys.argv[1])), sys.argv[2:]):
         print("held", flush=True)

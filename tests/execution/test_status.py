@@ -48,15 +48,6 @@ def test_of_a_shared_run_the_whole_follows_from_its_tasks(stages, state, exit_co
     assert (status.state, status.exit_code) == (state, exit_code)
 
 
-def test_of_a_shared_run_times_add_up():
-    status = shared(
-        stage("done", 0, duration_seconds=2.5, attempts=1, finished_utc="2026-01-01T00:00:05Z"),
-        stage("done", 0, duration_seconds=4.0, attempts=3, finished_utc="2026-01-01T00:00:03Z"),
-    )
-    assert (status.duration_seconds, status.attempt) == (6.5, 3)
-    assert status.finished_utc == "2026-01-01T00:00:05Z"
-
-
 def test_a_damaged_document_is_named(run):
     run.status_json.write_text("{")
     with pytest.raises(DataError, match=r"status\.json: cannot be read"):

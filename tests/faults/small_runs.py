@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from fvc_lib.corpus.samples import captions as sample_captions, dishes as sample_dishes, videos as sample
-from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.records.digests import is_log

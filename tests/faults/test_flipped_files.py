@@ -18,9 +18,9 @@ from click.testing import CliRunner
 import run_notebooks
 from fvc_lib.analysis.dashboard.panels import default_selection
 from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
-from fvc_lib.execution.plan.fingerprint import Fingerprint, reason_to_run, record_finished
-from fvc_lib.execution.plan.stages import tasks_in_order
+from fvc_lib.execution.plan import Fingerprint, reason_to_run, record_finished
 from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config

@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.fingerprint import begin_training_state
-from fvc_lib.execution.plan.stages import Task, read_notebook, stage_named
+from fvc_lib.execution.plan import begin_training_state
 from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.execution.run.which_run import take_over
+from fvc_lib.execution.stages import Task, read_notebook, stage_named
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog

@@ -22,8 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.status import read_status, status_now
+from fvc_lib.execution.run.status import is_worked_on, read_status, status_now
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from tests.faults.disks import small_tmpfs
 from tests.faults.small_runs import (

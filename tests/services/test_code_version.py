@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.stages import read_notebook
+from fvc_lib.execution.stages import read_notebook
 from fvc_lib.services import code_versions
 from fvc_lib.services.code_versions import code_behind
 from fvc_lib.services.tasks import STAGES

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from fvc_lib.execution.plan.plan import make_plan, read_notebooks
+from fvc_lib.execution.plan import make_plan, read_notebooks
 from fvc_lib.execution.run.runner import Runner
 from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.parameters import run_config

@@ -11,11 +11,11 @@ from pathlib import Path
 import nbformat
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.plan import make_plan, read_notebooks
-from fvc_lib.execution.plan.stages import Task
+from fvc_lib.execution.plan import make_plan, read_notebooks
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
 from fvc_lib.execution.slurm import Site, SlurmJob, plan_jobs, read_site, submit
+from fvc_lib.execution.stages import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from fvc_lib.execution.plan.stages import tasks_in_order
 from fvc_lib.execution.slurm import Site, jobs_of_files, plan_jobs, render, sbatch_command
+from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.stages import tasks_in_order
 from fvc_lib.execution.slurm import Site, describe, plan_jobs, render, sbatch_quoted
+from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.corpus.images import index_images
-from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
 from fvc_lib.execution.slurm import SlurmJob, plan_jobs, read_site, submit as slurm_submit
+from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog

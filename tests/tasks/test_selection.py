@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.execution.plan.fingerprint import set_aside
-from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.plan import set_aside
+from fvc_lib.execution.stages import Task, stage_named
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold
 from fvc_lib.metrics.operating_points import operating_point

@@ -17,8 +17,8 @@ from fvc_lib.command_line.models import find_model, load_detector, task_of_model
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, find_out_predictions, predict_files
-from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.shards import Shard, work_on
+from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.slurm import Site, describe, jobs_of_files, read_site, submission_text, submit
 from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text

@@ -18,9 +18,8 @@ from typing import Any
 import psutil
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.fingerprint import content_chosen, corpus_record
-from fvc_lib.execution.run.lock import record_held
-from fvc_lib.execution.run.status import RunState, RunStatus
+from fvc_lib.execution.plan import content_chosen, corpus_record
+from fvc_lib.execution.run.status import RunState, RunStatus, record_held
 from fvc_lib.services.atomic_files import content_hash, sha256_of_json, utc_now, write_bytes, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError

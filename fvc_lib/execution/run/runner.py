@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TextIO
 
-from fvc_lib.execution.plan import fingerprint
-from fvc_lib.execution.plan.plan import PlannedTask, Schedule
-from fvc_lib.execution.plan.stages import Notebook, Task
+from fvc_lib.execution import plan as fingerprint
+from fvc_lib.execution.plan import PlannedTask, Schedule
 from fvc_lib.execution.run.gpus import folds_at_once, gpu_groups, most_of_ranks_at_once, on_gpu, training_gpus
-from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import record_corpus
-from fvc_lib.execution.run.status import StageStatus, begin_work, end_work, put_stage, read_status
+from fvc_lib.execution.run.status import StageStatus, begin_work, end_work, put_stage, read_status, run_lock
 from fvc_lib.execution.run.task import STOPPED, TaskRun, end_lines, exit_code_of_signals
+from fvc_lib.execution.stages import Notebook, Task
 from fvc_lib.services.atomic_files import utc_now
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import threads_of_a_fold

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.status import run_lock
 from fvc_lib.services.atomic_files import read_json_object, temporary_of
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS

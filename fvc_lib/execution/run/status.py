@@ -1,26 +1,32 @@
-"""``status.json``: the state of a run and of each of its tasks, readable at any moment.
+"""``status.json``, the state of a run and of each of its tasks, and the locks of the processes that work on them.
 
 A task is one notebook of a run (a stage), or one fold of it. Processes lock the file before they change it, so that
-jobs never overwrite each other's tasks.
+jobs never overwrite each other's tasks. The locks come from the package ``filelock``: the operating system frees the
+lock of a process that has died. On a file system that has no locks, the existence of a file is the lock; a host that
+crashes leaves that file behind.
 """
 
+import contextlib
 import json
 import os
-import platform
-from collections.abc import Iterable, Iterator, Sequence
+import socket
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fvc_lib.execution.plan.plan import PlannedTask
-from fvc_lib.execution.plan.stages import Task
-from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, record_held
+from fvc_lib.execution.plan import PlannedTask
+from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import utc_now
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.records.digests import document_damage, write_document
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, is_held
 
+_PATIENCE_SECONDS = 0.5  # is_worked_on holds a lock for an instant
+RECORD_SECONDS = 20.0  # for a process that writes a record, which takes milliseconds
 # "waiting": the remaining tasks belong to jobs that have not begun. "interactive": the run was begun from a notebook.
 # "requeue": it was stopped and can be resumed.
 RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "interactive"]
@@ -67,14 +73,11 @@ class RunStatus(BaseModel):
 
     run_id: str
     state: RunState = "running"
-    attempt: int = 1  # number of runners that have begun on it
     started_utc: str
     finished_utc: str | None = None
     duration_seconds: float | None = None  # at work, summed over attempts; of a shared run summed over tasks
     peak_rss_bytes: int | None = None
     exit_code: int | None = None
-    runner_pid: int | None = None
-    runner_host: str | None = None
     shared: bool = False  # whether several jobs work on it, each on other tasks
     stages: dict[str, StageStatus] = Field(default_factory=dict)
 
@@ -87,7 +90,7 @@ class RunStatus(BaseModel):
         write_document(run.status_json, self.model_dump(mode="json"))
 
     def follow_tasks(self) -> None:
-        """Set state, exit code, end, duration and attempt of a shared run from its tasks."""
+        """Set state, exit code, end and duration of a shared run from its tasks."""
         stages = list(self.stages.values())
         bad = [stage for state in ("failed", "interrupted") for stage in stages if stage.state == state]
         self.state, self.exit_code = "waiting", None
@@ -101,9 +104,7 @@ class RunStatus(BaseModel):
             self.state, self.exit_code = "done", 0
         ended = [stage.finished_utc for stage in stages if stage.finished_utc]
         self.finished_utc = None if self.state in ("running", "waiting") else max(ended, default=None)
-        self.runner_pid = self.runner_host = None
         self.duration_seconds = round(sum(stage.duration_seconds or 0.0 for stage in stages), 3)
-        self.attempt = max((stage.attempts for stage in stages), default=1) or 1
 
 
 def read_status(run: RunPaths) -> RunStatus:
@@ -161,11 +162,8 @@ def begin_work(run: RunPaths, plan: Sequence[PlannedTask], own: frozenset[str] |
         own: keys of the tasks of this process; None: all.
     """
     with updated_status(run) as status:
-        if any(stage.attempts for stage in status.stages.values()):
-            status.attempt += 1
         status.shared = own is not None
         status.state, status.exit_code, status.finished_utc = "running", None, None
-        status.runner_pid, status.runner_host = os.getpid(), platform.node()
         for planned in plan:
             key, is_new = planned.task.key, planned.task.key not in status.stages
             stage = status.stage(key)
@@ -186,7 +184,7 @@ def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
         all_done = all(stage.state == "done" for stage in status.stages.values())
         unfinished: RunState = STATE_OF_EXIT.get(exit_code, "failed" if exit_code else "interrupted")
         status.state = "done" if all_done and not exit_code else unfinished
-        status.exit_code, status.finished_utc, status.runner_pid = exit_code, utc_now(), None
+        status.exit_code, status.finished_utc = exit_code, utc_now()
 
 
 def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
@@ -213,3 +211,82 @@ def status_now(run: RunPaths) -> RunStatus:
     elif status.state == "running" and not is_worked_on(run):
         status.state = "interrupted"
     return status
+
+
+# Locks
+
+
+@contextmanager
+def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[None]:
+    """Lock all of ``run``; or lock only its tasks ``keys``, so that other jobs can work on the other tasks.
+
+    Raises:
+        UsageError: another process has locked the run or one of the tasks; the message names the process.
+        OSError: the run folder cannot be written.
+    """
+    own = [_whole(run)] if keys is None else [run.task_lock(key) for key in sorted(keys)]
+    with contextlib.ExitStack() as held:
+        for path in own:
+            path.parent.mkdir(exist_ok=True)
+            try:
+                held.enter_context(FileLock(path, timeout=_PATIENCE_SECONDS))
+            except Timeout as error:
+                raise _refusal(path) from error
+            with contextlib.suppress(OSError):  # a full disk does not keep `clean` from making room
+                path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
+        # Look only after taking our own: of two processes that start together, at most one goes on.
+        for path in _of_tasks(run) if keys is None else [_whole(run)]:
+            if is_held(path):
+                raise _refusal(path)
+        yield
+
+
+@contextmanager
+def record_held(path: Path) -> Iterator[None]:
+    """Lock the record ``path`` while it is read, changed and written.
+
+    Raises:
+        DataError: another process has kept the lock for ``RECORD_SECONDS``.
+    """
+    lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=RECORD_SECONDS, poll_interval=0.02)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise DataError(
+            f"{path}: another process has been writing it for {RECORD_SECONDS:.0f} s. If its host is down, delete "
+            f"{error.lock_file}."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_worked_on(run: RunPaths) -> bool:
+    """Return whether a process works on ``run`` or on one of its tasks; True if a lock file cannot be opened."""
+    return any(is_held(path) for path in (_whole(run), *_of_tasks(run)))
+
+
+def is_task_worked_on(run: RunPaths, key: str) -> bool:
+    """Return whether a process works on the task ``key`` or on the whole run; see ``is_worked_on``."""
+    return is_held(run.task_lock(key)) or is_held(_whole(run))
+
+
+def _whole(run: RunPaths) -> Path:
+    return run.root / "run.lock"
+
+
+def _of_tasks(run: RunPaths) -> list[Path]:
+    return sorted(run.task_lock("").parent.glob("*.lock"))
+
+
+def _refusal(path: Path) -> UsageError:
+    try:
+        pid, host = path.read_text().split()[:2]
+    except (OSError, ValueError):
+        pid, host = "unknown", "an unknown host"
+    what = "this run" if path.name == "run.lock" else f"{path.stem} of this run"
+    return UsageError(
+        f"another process works on {what}: process {pid} on {host}. Wait for it or stop it, then repeat the command. "
+        f"If that host is down, delete {path}."
+    )

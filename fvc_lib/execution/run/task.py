@@ -24,9 +24,9 @@ import nbformat
 import psutil
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import StageError, StageStatus
+from fvc_lib.execution.stages import Notebook, Task
 from fvc_lib.services.atomic_files import utc_now, write_bytes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, command_text

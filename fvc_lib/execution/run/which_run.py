@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.fingerprint import (
+from fvc_lib.execution.plan import (
+    PlannedTask,
     begin_training_state,
     content_chosen,
     written_by,
 )
-from fvc_lib.execution.plan.plan import PlannedTask
-from fvc_lib.execution.plan.stages import (
+from fvc_lib.execution.run.gpus import ranks_chosen_here
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.status import RunState, is_worked_on, read_status
+from fvc_lib.execution.stages import (
     STAGE_PARAMETERS,
     Notebook,
     Task,
@@ -27,10 +30,6 @@ from fvc_lib.execution.plan.stages import (
     read_notebook,
     stage_named,
 )
-from fvc_lib.execution.run.gpus import ranks_chosen_here
-from fvc_lib.execution.run.lock import is_worked_on
-from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import RunState, read_status
 from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.code_versions import files_of_note, has_inputs
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
