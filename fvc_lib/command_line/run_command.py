@@ -170,10 +170,6 @@ class RunCommand:
         click.echo(f"task: {config.task}")
         click.echo(f"corpus: {' + '.join([config.corpus or 'the generated sample corpus', *config.more_corpora])}")
         click.echo(f"run: {self.run.root if self.run else f'a new folder under {folder}'}")
-        if config.rescale:
-            from fvc_lib.corpus.index import disk_sentence  # with polars and PyAV, for this alone
-
-            click.echo(f"disk: {disk_sentence(config.recipe, config.cache_dir)}")
         for planned in plan:
             decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
             click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")

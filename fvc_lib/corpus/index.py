@@ -7,7 +7,6 @@ probe is what decoding a file shows: its size, length, frame rate and codec.
 import ast
 import hashlib
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
@@ -468,8 +467,6 @@ def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, merg
 
 # --- Videos that are re-encoded to one height and one frame rate.
 
-# By whether the recipe is lossless: means over filmed and generated videos of 240 and 480 rows at 8 frames a second.
-_BYTES_PER_PIXEL = {True: 0.3, False: 0.03}
 _SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
 
 
@@ -499,15 +496,3 @@ def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
             "them apart. Leave them out of the corpus to rule that out."
         )
     return tuple(notes)
-
-
-def disk_sentence(recipe: str, cache_dir: AnyPath) -> str:
-    """Return a sentence on the disk space that rescaled videos need per minute, and on the free space.
-
-    The need is estimated for pictures of 16:9. The free space is that of the disk with ``cache_dir``.
-    """
-    made, folder = recipe_named(recipe), Path(cache_dir).absolute()
-    a_minute = 60 * made.rate * made.height**2 * 16 / 9 * _BYTES_PER_PIXEL[made.is_lossless]
-    there = next(each for each in (folder, *folder.parents) if each.is_dir())
-    free = f"{shutil.disk_usage(there).free / 1e9:,.1f} GB are free"
-    return f"rescaled videos take about {a_minute / 1e6:,.0f} MB a minute in {str(cache_dir)!r}, where {free}"

@@ -280,11 +280,6 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
         fold_of[group] = chosen
         reals[chosen] += count > 0
         fakes[chosen] += bool(own)
-    for fold in np.flatnonzero(reals == 0).tolist():  # all reals share groups with fakes of other generators
-        fullest = int(np.argmax(reals))
-        there = with_reals.filter(pl.col("group_id").replace_strict(fold_of) == fullest)
-        fold_of[there.sort("reals", "group_id")["group_id"][0]] = fold
-        reals[[fullest, fold]] += [-1, 1]
     return fold_of
 
 
@@ -556,18 +551,11 @@ def all_rows(table: pl.DataFrame) -> TrainingRows:
 
 
 def sentence(table: pl.DataFrame) -> str:
-    """Return a line of text on a PROTOCOL table: its name, its targets, and how many videos it tests and leaves out."""
-    name = table["protocol"][0]
-    tested = table.filter(pl.col("part") == "test")
-    targets = tested.drop_nulls("target").group_by("target").agg(pl.col("fold").n_unique()).sort("target").rows()
-    of = ", ".join(f"{target} ({count} folds)" if count > 1 else target for target, count in targets)
-    videos = table["video_id"].n_unique()
-    used = table.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
-    return (
-        f"{name}: {names.PROTOCOLS[name].meaning}. {tested.height} of {videos} videos are tested"
-        f"{f', as {of}' if of else ''}; {used - tested.height} only train or choose, and {videos - used} take no part "
-        "at all."
-    )
+    """Return a line of text on a PROTOCOL table: its name, and how many videos it tests and leaves out."""
+    name, parts = table["protocol"][0], table.group_by("video_id").agg("part")["part"].list
+    tested, unused = int(parts.contains("test").sum()), int((parts.unique().list.join(",") == LEFT_OUT).sum())
+    counts = f"{tested} of {len(parts.len())} videos are tested; {unused} take no part"
+    return f"{name}: {names.PROTOCOLS[name].meaning}. {counts}."
 
 
 def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:

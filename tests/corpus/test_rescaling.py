@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.index import build_index, disk_sentence, rescaling_notes
+from fvc_lib.corpus.index import build_index, rescaling_notes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
@@ -127,4 +127,3 @@ def test_notes_count_what_was_enlarged_or_repeated(corpus: Corpus) -> None:
     film = corpus.originals.with_columns(frames_per_second=pl.lit(23.976), rotation_degrees=pl.lit(90, pl.Int64))
     assert len(rescaling_notes(film, "rescale_96_at_24")) == 1
     assert rescaling_notes(corpus.originals, "canonical") == ()
-    assert "MB a minute" in disk_sentence("rescale_480_at_8", corpus.folder)
