@@ -437,12 +437,12 @@ class BlockSearch:
         self._starts = np.searchsorted(ordered.keys, keys).astype(np.int32)
         self._most_of_a_key = int(np.diff(self._starts).max())
 
-    def pairs(self, queries: Sorted, choose: Choose | None = None) -> Iterator[tuple[Places, Places]]:
+    def pairs(self, queries: Sorted, choose: Choose) -> Iterator[tuple[Places, Places]]:
         """Yield (query positions, entry positions), both (K,), of pairs that differ in at most ``max_bits``.
 
         Args:
             queries: codes sorted by the same block.
-            choose: chooses which pairs to yield where many queries and entries share a key; None: all near pairs.
+            choose: chooses which pairs to yield where many queries and entries share a key.
         """
         _, start_of, times = np.unique(queries.keys, return_index=True, return_counts=True)
         has_large = self._most_of_a_key * int(times.max(initial=0)) >= _LARGE_PAIRS
@@ -501,7 +501,7 @@ class BlockSearch:
             is_new &= np.bitwise_count(block.keys(difference)) > block.radius
         return is_new
 
-    def _in_matrix(self, queries: Sorted, some: slice, choose: Choose | None) -> Iterator[tuple[Places, Places]]:
+    def _in_matrix(self, queries: Sorted, some: slice, choose: Choose) -> Iterator[tuple[Places, Places]]:
         """Yield (query positions, entry positions), both (K,), of the near pairs of all queries and ``some`` entries.
 
         The first matrices have few rows, so that ``choose`` can skip pairs that these have already connected.
@@ -520,14 +520,9 @@ class BlockSearch:
                     return is_near & self._is_new(difference) if is_near.any() else is_near
 
                 tile_entry = entry[column : column + width]
-                found = (choose or _all_near)(query[rows], tile_entry, near)
+                found = choose(query[rows], tile_entry, near)
                 yield query[rows][found[0]], tile_entry[found[1]]
             start, num_rows = start + num_rows, min(2 * num_rows, _TILE_ROWS)
-
-
-def _all_near(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
-    row, column = np.nonzero(near(np.arange(len(entry))))
-    return row, column
 
 
 def _masks(block: Block) -> Iterator[np.uint32]:
