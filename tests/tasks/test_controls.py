@@ -95,15 +95,14 @@ def test_fvc2018_leaks_by_row_and_not_by_group() -> None:
 @pytest.mark.parametrize(
     ("column", "real", "fake"),
     [
-        ("frames_per_second", 25, 30), ("size_bytes", 25, 30), ("key_distance_mean", 25, 30), ("platform", None, "web"),
-        ("rotation_degrees", 0, 90), ("codec", "h264", "vp9"), ("has_audio", False, True), ("bits_per_second", None, 1),
+        ("key_distance_mean", 25, 30), ("platform", None, "web"), ("has_audio", False, True),
+        ("bits_per_second", None, 1),
     ],
 )  # fmt: skip
 def test_metadata_finds_any_column_that_gives_the_label_away(tables: Any, column: str, real: Any, fake: Any) -> None:
     folds = tables.folds()
     index = tables.index(folds, **{column: [fake if label == "fake" else real for label in folds["label"]]})
     assert auc(controls.metadata_only(index, folds)) == 1.0
-    assert auc(controls.metadata_only(index, folds, [column])) == 1.0
 
 
 def test_clip_length_alone_is_a_control_of_its_own_that_sees_nothing_else(tables: Any) -> None:

@@ -169,7 +169,7 @@ def test_folds_that_lean_different_ways_do_not_cancel_and_chance_is_no_lean(tabl
     assert one_way.value < 0.65
     assert floor.value > 0.85
     assert floor.low > 0.6
-    blind = [both(np.random.default_rng(seed).uniform(0.1, 0.9, folds.height)) for seed in range(40)]
+    blind = [both(np.random.default_rng(seed).uniform(0.1, 0.9, folds.height)) for seed in range(20)]
     shown = [sum(each.low > 0.5 or each.high < 0.5 for each in of) for of in zip(*blind, strict=True)]
     assert shown[0] <= shown[1] + 2  # hardly oftener than in one direction for all folds
     assert np.mean([floor.value for floor, _ in blind]) < 0.62  # with what chance gives anyhow it would be 0.67
