@@ -4,9 +4,9 @@ A source depends on every module that it names and on all that these name in tur
 children are started as ``"fvc_lib.video.clips.making:make_original"``. A package followed by ``.*`` stands for all its
 modules; registries name their folders so. Imports are absolute in this project, and a test keeps them so.
 
-Every training records the versions of the code that trained it in ``code.json`` of its checkpoint folder. The digests
-of a version's functions are in ``code_<version>.json`` next to the checkpoint folders. Changed library code does not
-repeat a training. A changed network file of the user or a changed notebook cell does.
+Every training records the versions of the code that trained it, with digests of their functions, in ``code.json`` of
+its checkpoint folder. Changed library code does not repeat a training. A changed network file of the user or a changed
+notebook cell does.
 """
 
 import ast
@@ -190,14 +190,11 @@ def note_code(folder: Path, sources: Sequence[str], inputs: Mapping[str, Any]) -
         sources: source texts that name the modules that train.
         inputs: the content of the user's files and the notebook's cells, as JSON values.
     """
-    modules = {
+    version = {
         name: {"file": digest, "functions": functions_of_module(name)} for name, digest in code_behind(sources).items()
     }
-    version = sha256_of_json({name: module["functions"] for name, module in modules.items()})[:16]
-    if not (snapshot := _snapshot(folder, version)).exists():
-        write_document(snapshot, {"modules": modules})
-    versions = [each for each in _versions(folder) if each != version]
-    write_document(folder / NOTE, {"inputs": inputs, "sources": list(sources), "versions": [*versions, version]})
+    versions = [known for known in _versions(folder) if known != version]
+    write_document(folder / NOTE, {"inputs": inputs, "versions": [*versions, version]})
 
 
 def has_inputs(folder: Path, inputs: Mapping[str, Any]) -> bool:
@@ -205,34 +202,28 @@ def has_inputs(folder: Path, inputs: Mapping[str, Any]) -> bool:
     return bool(read_document(folder / NOTE).get("inputs") == inputs)
 
 
-def files_of_note(folder: Path) -> list[Path]:
-    """Return the note of the training in ``folder`` and the snapshots that it names."""
-    return [folder / NOTE, *(_snapshot(folder, version) for version in _versions(folder))]
-
-
 def changed_functions(folder: Path) -> set[str]:
     """Return the dotted names of the functions that trained ``folder`` and have changed since.
 
     Modules added since are left out: the code that trained calls none of them.
     """
-    now = code_behind(read_document(folder / NOTE).get("sources", ()))
+    files = _files(CHECKOUT / "fvc_lib")
     return {
         function
         for version in _versions(folder)
-        for name, module in _modules(folder, version).items()
-        if module["file"] != now.get(name)
+        for name, module in version.items()
+        if name not in files or module["file"] != content_hash(files[name])
         for function in _differing(name, module["functions"], functions_of_module(name))
     }
 
 
 def mixed_code(folders: Sequence[Path]) -> str:
     """Return, as text, the functions that differ between the trainings in ``folders``; empty without differences."""
-    versions = {version: folder for folder in folders for version in _versions(folder)}
-    codes = [_modules(folder, version) for version, folder in versions.items()]
+    versions = [version for folder in folders for version in _versions(folder)]
     return in_words(
         {
             function
-            for first, second in combinations(codes, 2)
+            for first, second in combinations(versions, 2)
             for name in first.keys() & second.keys()
             for function in _differing(name, first[name]["functions"], second[name]["functions"])
         }
@@ -244,15 +235,6 @@ def _differing(module: str, first: Mapping[str, str], second: Mapping[str, str])
     return [name for name in changed if name != FIELDS]
 
 
-def _versions(folder: Path) -> list[str]:
-    versions: list[str] = read_document(folder / NOTE).get("versions", [])
+def _versions(folder: Path) -> list[dict[str, Any]]:
+    versions: list[dict[str, Any]] = read_document(folder / NOTE).get("versions", [])
     return versions
-
-
-def _snapshot(folder: Path, version: str) -> Path:
-    return folder.parent / f"code_{version}.json"
-
-
-def _modules(folder: Path, version: str) -> dict[str, Any]:
-    modules: dict[str, Any] = read_document(_snapshot(folder, version)).get("modules", {})
-    return modules

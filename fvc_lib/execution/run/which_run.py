@@ -31,7 +31,7 @@ from fvc_lib.execution.stages import (
     stage_named,
 )
 from fvc_lib.services import config as configuration, parameters
-from fvc_lib.services.code_versions import files_of_note, has_inputs
+from fvc_lib.services.code_versions import NOTE, has_inputs
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -222,7 +222,7 @@ def take_over(ancestor: RunPaths, fork: RunPaths, kept: Sequence[Task], carried:
     before, status = read_status(ancestor), read_status(fork)
     for task in (*kept, *carried):
         folder = ancestor.training_checkpoints(task.stage.name, task.fold)
-        note = files_of_note(folder) if task.stage.trains else []
+        note = [folder / NOTE] if task.stage.trains else []
         unfinished = ["outcome.json", "best_model.*"] if task in carried else []
         state = [folder, ancestor.metrics(task.stage.name, task.fold)]
         for path in [*(state if task in carried else written_by(ancestor, task)), *note]:
