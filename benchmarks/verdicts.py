@@ -40,8 +40,7 @@ from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from fvc_lib.video.decode.clip import uniform_places
 from fvc_lib.video.decode.pixels import FrameConverter, Pixels
-from fvc_lib.video.decode.views import decode_view
-from fvc_lib.video.decode.windows import Windows, decode_windows
+from fvc_lib.video.decode.views import Windows, decode_view, decode_windows
 
 OURS, FLOOR = "ours", "decoding and forward"
 WANTED, WANTED_OF_WINDOWS = 1.15, 1.05

@@ -25,7 +25,7 @@ from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory import PREFETCHED_BATCHES
-from fvc_lib.video.clips.clip_file import load_clip_file, write_clip_file
+from fvc_lib.video.clips.store import load_clip_file, write_clip_file
 from tests.gpu.trainings import ClipTask, NoisyClips
 
 NUM_STORED = 64  # they stay in the system's cache of files, as a store on a local disk does

@@ -17,9 +17,8 @@ from fvc_lib.services.tables import INDEX, read_table, write_table
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode
 from fvc_lib.tasks.video.predicting import index_of_files
 from fvc_lib.tasks.video.verdicts.unfamiliar import training_ranges
-from fvc_lib.video.clips.clip_file import map_clip_file
 from fvc_lib.video.clips.making import make_clips
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.clips.store import ClipStore, map_clip_file
 from fvc_lib.video.clips.worker import make_original
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video

@@ -30,9 +30,8 @@ from fvc_lib.services.tables import AUGMENTED, INDEX, read_table
 from fvc_lib.tasks.journal import Journal
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.predicting import Finding
-from fvc_lib.video.clips.clip_file import write_with_digest
 from fvc_lib.video.clips.shards import ClipShards, write_shards
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.clips.store import ClipStore, write_with_digest
 from fvc_lib.video.features.measuring import FeatureStore, measure_features
 from tests.kits.scored_run import trained_run
 

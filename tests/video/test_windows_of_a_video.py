@@ -9,8 +9,7 @@ from fvc_lib.video.clips import worker
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode import plan
 from fvc_lib.video.decode.clip import decode_places
-from fvc_lib.video.decode.views import decode_view
-from fvc_lib.video.decode.windows import MOST_BYTES, MOST_WINDOWS, decode_windows, window_places
+from fvc_lib.video.decode.views import MOST_BYTES, MOST_WINDOWS, decode_view, decode_windows, window_places
 from tests.kits.scored_run import write_video
 
 VIEWS = (View(), View("window:2"), View("window:3", "crop:0.8", clips=2), View("uniform", "crop", clips=2))

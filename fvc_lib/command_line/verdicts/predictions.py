@@ -17,7 +17,7 @@ from fvc_lib.services.tasks import PREDICTIONS
 
 if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Finding, OneNetwork
-    from fvc_lib.video.clips.clip_file import Pixels
+    from fvc_lib.video.clips.store import Pixels
 
 CSV, LINES, PAGE = FILES = ("predictions.csv", "predictions.jsonl", "predictions.html")
 _SHOWN = 20

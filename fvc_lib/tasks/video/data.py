@@ -23,9 +23,8 @@ from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, rows_of_cl
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.real_sources import of_two_sources
 from fvc_lib.tasks.video.selection import RecordedSelection
-from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
-from fvc_lib.video.clips.store import ClipStore, note_use
+from fvc_lib.video.clips.store import ClipStore, Pixels, note_use
 
 _logger = logging.getLogger(__name__)
 STREAM_BUFFER = 1000  # number of read clips among which the next sample of a stream is drawn

@@ -30,8 +30,15 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.network_code import functions_of
-from fvc_lib.video.clips.clip_file import Pixels, Shape, check_digest, write_with_digest
-from fvc_lib.video.clips.store import ClipStore, check_clip_name, note_use
+from fvc_lib.video.clips.store import (
+    ClipStore,
+    Pixels,
+    Shape,
+    check_clip_name,
+    check_digest,
+    note_use,
+    write_with_digest,
+)
 
 _logger = logging.getLogger(__name__)
 _DETECTORS = "fvc_lib.detectors"

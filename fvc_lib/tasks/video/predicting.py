@@ -51,7 +51,7 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import (
     is_frozen,
     training_ranges,
 )
-from fvc_lib.video.clips.clip_file import Pixels
+from fvc_lib.video.clips.store import Pixels
 from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)

@@ -56,8 +56,7 @@ from fvc_lib.tasks.video.real_sources import (
     real_source_floor,
 )
 from fvc_lib.tasks.video.selection import SELECTION, EarlierOpenings, RecordedSelection, read_selection
-from fvc_lib.video.clips.clip_file import Pixels
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.clips.store import ClipStore, Pixels
 from fvc_lib.video.features.family import families_named
 
 MODEL = "model"

@@ -25,8 +25,7 @@ from fvc_lib.tasks.bundle import Bundle
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
-from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.source import VideoError
 

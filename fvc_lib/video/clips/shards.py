@@ -28,8 +28,7 @@ from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.clips import store as clip_store
-from fvc_lib.video.clips.clip_file import Pixels, Shape, check_part, clip_file_bytes, clip_header
-from fvc_lib.video.clips.store import MANIFEST, ClipStore
+from fvc_lib.video.clips.store import MANIFEST, ClipStore, Pixels, Shape, check_part, clip_file_bytes, clip_header
 from fvc_lib.video.decode.file_parts import FilePart, contents_of
 
 DEFAULT_SHARD_BYTES = 256 << 20

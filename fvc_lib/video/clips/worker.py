@@ -14,13 +14,11 @@ import numpy as np
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.registry import PLAIN_VIEW, View
-from fvc_lib.video.clips.clip_file import Pixels, write_clip_file
-from fvc_lib.video.clips.store import crop_code, decode_code
+from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip_file
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError, system_reason
-from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
-from fvc_lib.video.decode.windows import decode_windows
+from fvc_lib.video.decode.views import CropError, SeenClip, decode_view, decode_windows
 from fvc_lib.video.reencode import is_reencoded, recipe_named, reencode, reencoded
 
 Item = dict[str, Any]

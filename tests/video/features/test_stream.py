@@ -9,8 +9,7 @@ from scipy.ndimage import gaussian_filter
 
 from fvc_lib.video.decode.frame_table import read_frame_table
 from fvc_lib.video.decode.source import open_video
-from fvc_lib.video.features.sampling import sample_video
-from fvc_lib.video.features.stream import FrameNotes, export, stream_of
+from fvc_lib.video.features.sampling import FrameNotes, export, sample_video, stream_of
 
 NUM_FRAMES = 12
 

@@ -9,9 +9,8 @@ from scipy.fft import idctn
 
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.features.compression import measure_block_dct, measure_double_compression
-from fvc_lib.video.features.detail import measure_spectrum
+from fvc_lib.video.features.detail import measure_noise, measure_spectrum
 from fvc_lib.video.features.family import TILE
-from fvc_lib.video.features.noise import measure as measure_noise
 
 # Features of a flat tile that are known: how much of it is flat. All others are missing.
 KNOWN_OF_FLAT = {

@@ -34,9 +34,9 @@ from fvc_lib.tasks.decoding import FileToScore, item_to_decode, scratch_folder
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
 from fvc_lib.tasks.video.verdicts.untrusted import Provenance, provenance_of
-from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.clips.making import decode_limits, failure_of
-from fvc_lib.video.decode.windows import Windows
+from fvc_lib.video.clips.store import Pixels
+from fvc_lib.video.decode.views import Windows
 
 Floats = npt.NDArray[np.floating]
 

@@ -41,8 +41,7 @@ from fvc_lib.tasks.predicting import Trained
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.classical import FittedModel, fitted_model, measured_features, probe
 from fvc_lib.tasks.video.summary import TrainingSummary
-from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]

@@ -19,8 +19,7 @@ from fvc_lib.corpus.probing import HASH_FRAMES, HASH_SIZE, probe_file, probed
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import View
-from fvc_lib.video.clips.clip_file import clip_header
-from fvc_lib.video.clips.store import crop_code, decode_code
+from fvc_lib.video.clips.store import clip_header, crop_code, decode_code
 from fvc_lib.video.clips.worker import make_original
 from fvc_lib.video.decode.clip import uniform_places
 from fvc_lib.video.decode.probe import probe_and_decode
