@@ -29,7 +29,7 @@ class DetectorFacts:
     # 1e9 floating-point operations (a multiply-add counts as two) for one clip forward; None as above.
     gflops: float | None
     trouble: str  # why it cannot be built here; empty where it can
-    batch_norms: tuple[str, ...] = ()  # names of those that use the statistics of a micro-batch
+    batch_norms: tuple[str, ...] = ()  # names of norms that use the statistics of a micro-batch
 
     @property
     def clip(self) -> str:

@@ -12,25 +12,25 @@ import torch
 
 from fvc_lib.services.memory import resident_bytes
 
-# What a RuntimeError says that means it. Whole words, outside of a path: "oom" also stands in room, zoom and bloom.
-# What torch raises again for a worker begins with "Caught", and holds a traceback: names of files and lines of code.
+# Messages of a RuntimeError that mean an out-of-memory. Only whole words outside of paths count: "oom" also occurs in
+# room, zoom and bloom. Errors of loader processes begin with "Caught" and contain a traceback, so they do not count.
 _MESSAGES = re.compile(
     r"^(?!Caught )[\s\S]*(?<![\w/\\.])(?i:out of memory|oom|(?:memory )?allocation failed)(?![\w/\\]|\.\w)"
     r"|^(?:\[enforce fail at alloc_cpu\.cpp:\d+\].*)?DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
-    # oneDNN does not say why: under a falling RLIMIT_AS one failure in five came with this text. It also stands for a
-    # primitive that oneDNN does not have: then no halving helps, and the last error quotes the text.
+    # oneDNN gives no reason: under a falling RLIMIT_AS one failure in five had this text. A primitive that oneDNN lacks
+    # has it too. Then halving does not help, and the last error quotes the text.
     r"|^could not (?:create a primitive|create a memory object|execute a primitive)$"
-    # A handle that does not fit into memory is one that could not be initialised.
+    # A handle that does not fit into memory cannot be initialised.
     r"|^CUDA error: CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
     r"|^CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublas(?:Lt)?Create"
-    # Main memory, locked for transfers.
+    # The loader's page-locked main memory.
     r"|^Caught AcceleratorError in pin memory thread[\s\S]*CUDA error: out of memory"
-    # cuDNN 9 says whose memory ended; what came before it did not.
+    # cuDNN 9 names the memory that ended; earlier versions do not.
     r"|^cuDNN (?:Frontend )?error: [^\n]*CUDNN_STATUS_"
     r"(?:NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR_(?:HOST|DEVICE)_ALLOCATION_FAILED)"
-    # NCCL's own buffers: its version and advice stand before the reason, on lines of their own.
+    # NCCL's buffers: lines with its version and advice come before the reason.
     r"|^NCCL [Ee]rror in: [\s\S]*Failed to CUDA (?:host )?[cm]?alloc"
-    # What a convolution says on CUDA when its workspace does not fit.
+    # A convolution on CUDA whose workspace does not fit.
     r"|^(?:GET|FIND) was unable to find an engine to execute this computation"
     r"|^Unable to find a valid cuDNN algorithm"
 )

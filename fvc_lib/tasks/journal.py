@@ -33,12 +33,10 @@ class Remembered(Protocol):
     @property
     def path(self) -> str:
         """Return the absolute path of the file, as text for the tables."""
-        ...
 
     @property
     def lasts(self) -> bool:
         """Return whether judging the same file again would give the same finding."""
-        ...
 
 
 Found = TypeVar("Found", bound=Remembered)

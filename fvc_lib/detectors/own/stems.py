@@ -146,7 +146,7 @@ class Stem:
 
 
 FORENSIC = Stem(forensic_maps, NUM_CHANNELS, cell=4)
-# Finer cells than forensic maps have: those are averages of what was measured per pixel, these are all that is seen.
+# Cells are finer than those of forensic maps, which are averages of measurements per pixel.
 PIXELS = Stem(pixel_maps, NUM_CHANNELS, cell=2)
 
 GROUPS = 8  # of every group norm

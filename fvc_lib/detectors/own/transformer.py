@@ -118,7 +118,7 @@ def later_places(length: int, device: torch.device) -> Tensor:
 
 
 # --- Captions: a decoder that reads a clip's frames and writes a text token by token.
-# After O. Vinyals et al., "Show and tell" (CVPR 2015), with a transformer: causal attention to what was written,
+# After O. Vinyals et al., "Show and tell" (CVPR 2015), with a transformer: causal attention to the tokens so far,
 # attention to the clip, and the tokens' embeddings as weights of the output (O. Press and L. Wolf, "Using the output
 # embedding to improve language models", EACL 2017).
 

@@ -1,8 +1,8 @@
 """Texts as numbers: byte-pair tokens over UTF-8 bytes, learned from the training texts.
 
 R. Sennrich et al., "Neural machine translation of rare words with subword units" (ACL 2016), on bytes as in GPT-2, so
-that any text has tokens and comes back unchanged. The marks (padding, beginning, end, mask) are no text: whoever writes
-``<end>`` into a caption has written five letters and two brackets.
+that any text has tokens and comes back unchanged. The marks (padding, beginning, end, mask) are no text: ``<end>`` in a
+caption is read as letters and brackets.
 """
 
 import json
@@ -75,7 +75,7 @@ class TextTokenizer:
         written = read_json_object(path)
         document = written.get("tokenizer")
         if written.get("format") != _FORMAT or written.get("sha256") != sha256_of_json(document):
-            raise DataError(f"{str(path)!r}: is no tokenizer that a training of task video_text wrote. Train anew.")
+            raise DataError(f"{str(path)!r}: is no tokenizer that a training of task video_text wrote. Train again.")
         return cls(Tokenizer.from_str(json.dumps(document)))
 
     @property

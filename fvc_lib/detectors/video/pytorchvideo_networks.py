@@ -40,7 +40,7 @@ _BIBTEX = {
   year = {2017}
 }""",
 }
-# By name: paper, frames, side, clips in memory at once, stride, and what is cut out of the resized picture (the model
+# By name: paper, frames, side, clips in memory at once, stride, and the crop of the resized picture (the model
 # zoo's table: 4x12, 13x6, 16x5, 8x8, 8x8 of which the fast path sees 32x2, 8x8; the hub resizes to 182 or 256).
 _NETWORKS = {
     "x3d_xs": (_X3D, 4, 160, 4, 12, "crop:0.879"),
@@ -105,7 +105,7 @@ def without_class_layer(network: Any) -> tuple[int, tuple[nn.Module, ...], bool]
     """
     for part in network.modules():
         if type(part).__name__ == "MultiPathWayWithFuse":
-            part.inplace = False  # else a block that is computed again would begin with what it gave before
+            part.inplace = False  # else a recomputed block would read its own output
         for name, child in part.named_children():
             if type(child).__name__ == "Swish":
                 setattr(part, name, nn.SiLU())  # the same function; the package's relies on what torch has deprecated

@@ -237,7 +237,6 @@ SMALL = {
     "timm vit": Small(lambda folder: trunk_of("timm:test_vit", side=SIDE), head="gru"),
     "efficientnet_lite0": Small(lambda folder: trunk_of("efficientnet_lite0", side=SIDE), tune="norms"),
 }
-ONE_OF_EACH = ("swin3d", "x3d", "timesformer", "clip", "timm", "efficientnet_lite0")
 
 
 @dataclass(frozen=True)

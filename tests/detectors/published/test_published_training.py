@@ -10,9 +10,8 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import stack_samples
 from fvc_lib.services.errors import StoppedError
-from tests.detectors.published.networks import ONE_OF_EACH, SMALL, SmallTasks, noise, trunk_of
+from tests.detectors.published.networks import SMALL, SmallTasks, noise, trunk_of
 from tests.kits.engine_kit import EndsOnce, same_end, stop_after, tight, weight_distance
-from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
 
 pytestmark = [pytest.mark.detectors, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]
 
@@ -86,20 +85,6 @@ def test_a_stopped_training_goes_on_exactly_and_memory_that_ends_changes_nothing
         assert ends.calls >= 2
         assert state.micro_batch < 3
         assert weight_distance(state.best_model, whole.best_model) < 1e-6
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_two_ranks_train_what_one_does(published, tmp_path):
-    published().build_model()  # its folder of weights is written once
-    found = {}
-    for size in (1, 2):
-        folder = tmp_path / f"of_{size}"
-        folder.mkdir()
-        for code, said in run_ranks(size, train, Training(published, folder, QUIET)):
-            assert code == 0, said
-        found[size] = Training(published, folder)
-    assert same_weights(found[2].found(0), found[2].found(1))
-    assert distance(found[2].found(), found[1].found()) < 1e-6
 
 
 @pytest.mark.parametrize(
