@@ -12,7 +12,7 @@ from tests.kits.scored_run import write_video
 from tests.kits.training import draw_clip
 
 VIEWS = (View(), View("window:2", "crop:0.8", clips=2))
-# Sparse and whole decodings, hidden frames, edit lists, missing times; and a damaged file.
+# Sparse and whole decodings, hidden frames, missing times; and a damaged file.
 REAL = (
     "decode/ExoPlayer__3e4bec_sample_h264.ts",
     "decode/jcodec__9ab13f_10frames.webm",
