@@ -7,31 +7,15 @@ import numpy as np
 import pytest
 
 from fvc_lib.corpus.folds import make_folds, most_folds
-from fvc_lib.corpus.index import IndexReport, build_index, undisputed_labels
+from fvc_lib.corpus.index import undisputed_labels
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, REJECTED, read_table
+from fvc_lib.services.tables import ANNOTATIONS, read_table
 from fvc_lib.tasks.video.controls import fake_labels, group_lookup, split_by_row
+from tests.corpus.indexing import index_of
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
-
-
-TABLES = {"index": INDEX, "rejected": REJECTED, "links": GROUP_LINKS, "annotations": ANNOTATIONS}
-
-
-class Indexed:
-    """An index of annotations only, and its tables."""
-
-    def __init__(self, corpus: Path, out: Path, *, annotations_only: bool = True) -> None:
-        self.report: IndexReport = build_index(
-            corpus, index_path=out / "index.parquet", rejected_path=out / "rejected.parquet",
-            group_links_path=out / "links.parquet", annotations_path=out / "annotations.parquet",
-            work_dir=out / "work", near_duplicate_bits=10, max_rejected_share=0.5, workers=1,
-            annotations_only=annotations_only,
-        )  # fmt: skip
-        tables = (read_table(out / f"{name}.parquet", schema) for name, schema in TABLES.items())
-        self.index, self.rejected, self.links, self.annotations = tables
 
 
 def url(name: str) -> str:
@@ -57,7 +41,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tmp_path: Path) -> None:
     (corpus / "videos/oneaaaaaaaa.mp4").write_bytes(b"no video")
     (corpus / "videos/fiveaaaaaaa.mp4").write_bytes(b"no video")
-    indexed = Indexed(corpus, tmp_path / "out")
+    indexed = index_of(corpus, tmp_path / "out", annotations_only=True)
     assert indexed.annotations.select("origin", "row", "source_id", "label", "group_id", "is_present").rows() == [
         ("FVC.csv", 1, "oneaaaaaaaa", "fake", "f1+1 more", True),
         ("FVC.csv", 2, "twoaaaaaaaa", "fake", "f1+1 more", False),
@@ -71,7 +55,7 @@ def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tm
     ]
     with pytest.raises(DataError, match="made from annotations only"):
         make_folds(indexed.index, 5, 0)
-    assert indexed.links.rows() == [("f1+1 more", "same_source", "fouraaaaaaa", "f1", "f2")]
+    assert indexed.group_links.rows() == [("f1+1 more", "same_source", "fouraaaaaaa", "f1", "f2")]
     assert Counter(indexed.rejected["reason"]) == {
         "missing_video": 3, "duplicate_path": 1, "label_not_used": 2, "unknown_url": 2, "not_opened": 1,
     }  # fmt: skip
@@ -81,14 +65,14 @@ def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tm
 
 def test_without_videos_the_error_names_the_way_to_index_annotations(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="-p annotations_only true"):
-        Indexed(corpus, tmp_path / "out", annotations_only=False)
+        index_of(corpus, tmp_path / "out")
     assert read_table(tmp_path / "out/annotations.parquet", ANNOTATIONS).height == 9
 
 
 def test_recognising_the_group_of_the_real_tables_is_all_by_row_and_nothing_by_group(tmp_path: Path) -> None:
     if not SHARED.is_dir():
         pytest.skip(f"needs the label tables in {SHARED}")
-    indexed = Indexed(SHARED, tmp_path)
+    indexed = index_of(SHARED, tmp_path, annotations_only=True)
     assert (indexed.annotations.height, indexed.index.height) == (5579, 0)
     assert set(indexed.annotations["source_id"]) == set(indexed.rejected["source_id"])
     labelled = undisputed_labels(indexed.annotations)

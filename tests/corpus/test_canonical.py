@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.index import build_index, trial_groups
+from fvc_lib.corpus.index import trial_groups
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import INDEX, REJECTED, read_table
 from fvc_lib.tasks.video import controls
+from tests.corpus.indexing import index_of
 
 CANONICAL = RunConfig(canonical=True).recipe
 COUNT = 16
@@ -45,13 +45,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pl.DataFrame]:
         "canonical": {"recipe": CANONICAL, "recipe_cache": folder / "cache"},
         "trial": {"dev_groups": 5, "seed": 3},
     }
-    for name, options in indexes.items():
-        build_index(
-            folder / "corpus", index_path=folder / f"{name}.parquet", rejected_path=folder / "rejected.parquet",
-            work_dir=folder / "work", near_duplicate_bits=0, max_rejected_share=0, workers=2, **options,
-        )  # fmt: skip
-    found = {name: read_table(folder / f"{name}.parquet", INDEX) for name in indexes}
-    return found | {"rejected": read_table(folder / "rejected.parquet", REJECTED)}
+    plain = {"near_duplicate_bits": 0, "max_rejected_share": 0, "workers": 2}
+    made = {name: index_of(folder / "corpus", folder / "out", **plain, **options) for name, options in indexes.items()}
+    return {name: each.index for name, each in made.items()} | {"rejected": made["trial"].rejected}
 
 
 def auc(index: pl.DataFrame, names: tuple[str, ...]) -> float:

@@ -6,13 +6,11 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import polars as pl
 import pytest
 
-from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.probing import probe_file
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.tables import INDEX, REJECTED, read_table
+from tests.corpus.indexing import index_of
 
 MakeVideo = Callable[..., Path]
 PROBE = "fvc_lib.corpus.probing:probe_file"
@@ -70,25 +68,6 @@ def stem(path: str) -> str:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Callable[[Path], tuple[pl.DataFrame, pl.DataFrame]]:
-    """Builds an index and gives its tables, used and rejected."""
-
-    def build(corpus: Path, **options: object) -> tuple[pl.DataFrame, pl.DataFrame]:
-        index_path, rejected_path = tmp_path / "index.parquet", tmp_path / "rejected.parquet"
-        settings = {"near_duplicate_bits": 10, "max_rejected_share": 1.0, "workers": 1}
-        build_index(
-            corpus,
-            index_path=index_path,
-            rejected_path=rejected_path,
-            work_dir=tmp_path / "work",
-            **settings | options,  # type: ignore[arg-type]
-        )
-        return read_table(index_path, INDEX), read_table(rejected_path, REJECTED)
-
-    return build
-
-
-@pytest.fixture
 def corpus(tmp_path: Path, make_video: MakeVideo) -> Path:
     """One good video of each label; tests add bad ones."""
     for label in ("real", "fake"):
@@ -97,15 +76,13 @@ def corpus(tmp_path: Path, make_video: MakeVideo) -> Path:
 
 
 @pytest.mark.fault(7, 8, 9)
-def test_every_broken_file_has_the_row_it_should(
-    shared: Path, corpus: Path, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
-) -> None:
+def test_every_broken_file_has_the_row_it_should(shared: Path, corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(shared / "media/broken", corpus / "fake", dirs_exist_ok=True)
-    used, rejected = index(corpus, workers=2)
-    rows = {stem(path): reason for path, reason in rejected.select("path", "reason").iter_rows()}
-    rows |= {stem(path): "used" for path in used["path"] if not path.endswith("good.mp4")}
+    made = index_of(corpus, tmp_path / "out", workers=2, max_rejected_share=1.0)
+    rows = {stem(path): reason for path, reason in made.rejected.select("path", "reason").iter_rows()}
+    rows |= {stem(path): "used" for path in made.index["path"] if not path.endswith("good.mp4")}
     assert rows == BROKEN
-    for detail in rejected["detail"]:
+    for detail in made.rejected["detail"]:
         assert re.fullmatch(r".{10,}\. .{10,}[.!]", detail, re.DOTALL), detail  # what it is, and what to do
 
 
@@ -146,13 +123,12 @@ IMPOSTORS = {
 
 
 @pytest.mark.fault(9)
-def test_what_is_no_video_is_called_what_it_is(
-    corpus: Path, index: Callable[..., tuple[pl.DataFrame, pl.DataFrame]]
-) -> None:
+def test_what_is_no_video_is_called_what_it_is(corpus: Path, tmp_path: Path) -> None:
     for name, (content, _) in IMPOSTORS.items():
         (corpus / "real" / name).write_bytes(content)
-    used, rejected = index(corpus)
-    assert used.height == 2
+    made = index_of(corpus, tmp_path / "out", max_rejected_share=1.0)
+    rejected = made.rejected
+    assert made.index.height == 2
     details = {Path(path).name: detail for path, detail in rejected.select("path", "detail").iter_rows()}
     assert set(rejected["reason"]) == {"unreadable"}
     for name, (_, said) in IMPOSTORS.items():

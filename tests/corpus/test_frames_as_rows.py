@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.index import build_index, group_annotations
+from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import Listing, read_corpora, read_corpus
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.tables import INDEX, REJECTED, read_table
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
+from tests.corpus.indexing import index_of
 
 UNASSIGNED = "unassigned_picture"
 
@@ -231,31 +230,21 @@ def test_frames_are_read_in_the_order_of_their_numbers(tmp_path, make):
     assert np.array_equal(decode_clip(listing.root / video, 4).frames.transpose(0, 2, 3, 1), np.stack(wanted))
 
 
-def build(corpus: Path, folder: Path, **options: object) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
-    report = build_index(
-        corpus,
-        index_path=folder / "index.parquet", rejected_path=folder / "rejected.parquet", work_dir=folder / "work",
-        near_duplicate_bits=0, max_rejected_share=0.5, workers=1, **options,  # type: ignore[arg-type]
-    )  # fmt: skip
-    tables = read_table(folder / "index.parquet", INDEX), read_table(folder / "rejected.parquet", REJECTED)
-    return *tables, report.notes
-
-
 def test_an_index_of_frames_in_tars_and_folders_is_the_same_and_is_known_again(tmp_path):
     files = {name: "" for path in ("real/a_seg1", "real/a_seg2", "fake/b", "fake/c") for name in frames(path)}
     labels = {"real/a_seg1.cls": "real", "real/a_seg2.cls": "real", "fake/b.cls": "fake", "fake/c.cls": "fake"}
-    index, rejected, notes = build(folder_of(tmp_path / "folder", files), tmp_path / "one")
+    made = index_of(folder_of(tmp_path / "folder", files), tmp_path / "one")
+    index = made.index
     assert index["path"].sort().to_list() == ["fake/b", "fake/c", "real/a_seg1", "real/a_seg2"]
     assert index["frames_per_second"].null_count() == index["duration_seconds"].null_count() == index.height
     assert dict(index["group_id"].value_counts().iter_rows())["parts of real/a"] == 2
     assert index["group_id"].n_unique() == 3
-    assert rejected.is_empty()
-    assert any(note.startswith("2 videos are parts of") for note in notes)
-    of_tar, _, _ = build(tar_of(tmp_path / "tar", files | labels), tmp_path / "two")
+    assert made.rejected.is_empty()
+    assert any(note.startswith("2 videos are parts of") for note in made.report.notes)
+    of_tar = index_of(tar_of(tmp_path / "tar", files | labels), tmp_path / "two").index
     same = ["video_id", "num_frames", "size_bytes", "width", "perceptual_hash"]
     assert of_tar.select(same).equals(index.select(same))
-    again, _, _ = build(tmp_path / "tar", tmp_path / "two")
-    assert again.equals(of_tar)
+    assert index_of(tmp_path / "tar", tmp_path / "two").index.equals(of_tar)
 
 
 def test_frames_of_several_corpora_keep_their_parts_apart(tmp_path):
@@ -269,7 +258,7 @@ def test_frames_of_several_corpora_keep_their_parts_apart(tmp_path):
 def test_loose_pictures_alone_and_pictures_without_a_layout_are_refused_with_the_layout(tmp_path):
     loose = folder_of(tmp_path / "loose", {**frames("real", ending="jpg"), **frames("fake", ending="jpg")})
     with pytest.raises(DataError, match=r"6 x unassigned_picture.*real/VIDEO/000\.png or \.jpg"):
-        build(loose, tmp_path / "out")
+        index_of(loose, tmp_path / "out")
     for folder in ("jpegs", "jpegs/deeper"):
         pictures = folder_of(tmp_path / folder, frames("x", ending="jpg") | {"0.jpg": ""})
         with pytest.raises(UsageError, match=r"real/VIDEO/000\.png or \.jpg"):

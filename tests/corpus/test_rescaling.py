@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.index import build_index, rescaling_notes
+from fvc_lib.corpus.index import rescaling_notes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
@@ -23,6 +23,7 @@ from fvc_lib.video.clips.worker import make_original
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.reencode import reencoded
+from tests.corpus.indexing import index_of
 
 NUM_VIDEOS, SECONDS = 8, 1
 RESCALED = RunConfig(rescale=32, bootstrap_replicates=200)
@@ -63,13 +64,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     for number in range(NUM_VIDEOS):
         label, size, rate = ("fake", (96, 64), 20) if number % 2 else ("real", (144, 96), 30)
         write_video(folder / "corpus" / label / f"{number}.mp4", number, size, rate)
-    tables = [folder / f"{name}.parquet" for name in ("originals", "index", "rejected")]
-    report = build_index(
-        folder / "corpus", index_path=tables[1], rejected_path=tables[2], originals_path=tables[0],
-        work_dir=folder / "work", near_duplicate_bits=0, max_rejected_share=0, workers=2,
-        recipe=RESCALED.recipe, recipe_cache=folder / "cache",
+    made = index_of(
+        folder / "corpus", folder, originals_path=folder / "originals.parquet", near_duplicate_bits=0,
+        max_rejected_share=0, workers=2, recipe=RESCALED.recipe, recipe_cache=folder / "cache",
     )  # fmt: skip
-    return Corpus(folder / "corpus", *(read_table(path, INDEX) for path in tables[:2]), report.notes)
+    originals = read_table(folder / "originals.parquet", INDEX)
+    return Corpus(folder / "corpus", originals, made.index, made.report.notes)
 
 
 def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -> None:

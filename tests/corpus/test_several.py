@@ -5,11 +5,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.index import build_index, group_annotations
+from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import Listing, read_corpora
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.tables import GROUP_LINKS, INDEX, read_table
+from fvc_lib.services.tables import GROUP_LINKS, read_table
+from tests.corpus.indexing import index_of
 from tests.corpus.published import MINIATURES, text, touch
 
 
@@ -32,12 +33,7 @@ def corpora(make_video, tmp_path_factory) -> list[Path]:
 
 
 def indexed(corpora: list[Path], out: Path) -> pl.DataFrame:
-    build_index(
-        corpora[0], more_corpora=corpora[1:], index_path=out / "index.parquet", rejected_path=out / "rejected.parquet",
-        group_links_path=out / "links.parquet", annotations_path=out / "annotations.parquet", work_dir=out / "work",
-        near_duplicate_bits=10, max_rejected_share=0.5, workers=1,
-    )  # fmt: skip
-    return read_table(out / "index.parquet", INDEX)
+    return index_of(corpora[0], out, more_corpora=corpora[1:]).index
 
 
 def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
@@ -61,7 +57,7 @@ def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
     assert group["clips/real/one.mp4"] == group["list/a.mp4"]  # one content
     assert group["clips/fake/three.mp4"] == group["list/b.mp4"]  # looks alike
     assert len(set(group.values())) == 4
-    why = dict(read_table(tmp_path / "links.parquet", GROUP_LINKS).select("group_id", "why").iter_rows())
+    why = dict(read_table(tmp_path / "group_links.parquet", GROUP_LINKS).select("group_id", "why").iter_rows())
     assert why == {"list: g": "same_content", "list: h": "near_duplicate"}
     root = read_corpora(corpora, tmp_path / "work").root
     assert all((root / path_from_text(path)).is_file() for path in index["path"])
@@ -69,11 +65,7 @@ def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
 
 def test_what_is_known_of_a_corpus_is_known_of_it_among_others(corpora, tmp_path):
     indexed(corpora[:1], tmp_path)
-    report = build_index(
-        corpora[1], more_corpora=corpora[:1], index_path=tmp_path / "index.parquet", workers=1,
-        rejected_path=tmp_path / "rejected.parquet", work_dir=tmp_path / "work", near_duplicate_bits=10,
-        max_rejected_share=0.5,
-    )  # fmt: skip
+    report = index_of(corpora[1], tmp_path, more_corpora=corpora[:1]).report
     assert (report.num_known, report.num_indexed) == (3, 6)
 
 
