@@ -16,12 +16,10 @@ from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
     NOTHING,
     Selection,
-    default_selection,
     panels,
 )
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.services.atomic_files import write_json
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 
 HOSTILE = '<img src=x onerror=alert(1)>\'; DROP TABLE "runs" [*]\n--'
@@ -75,14 +73,6 @@ def redrawn(board: Dashboard) -> set[str]:
     for handle in board._handles:
         handle.bundles.clear()
     return names
-
-
-def test_the_newest_run_is_chosen_with_those_of_its_experiment(runs: list[RunPaths]) -> None:
-    selection = default_selection(runs_dir(runs))
-    assert [run.run_id for run in selection.runs] == [runs[1].run_id, runs[0].run_id]
-    assert default_selection(runs_dir(runs), "abcdef03").runs[0].experiment == "other"
-    with pytest.raises(UsageError, match="zzz"):
-        dashboard(runs_dir(runs), "zzz")
 
 
 def test_the_dashboard_finds_the_panels_of_every_figure_file_by_itself() -> None:

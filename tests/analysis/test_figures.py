@@ -1,6 +1,5 @@
 """Every figure states a finding, its sample size and its axes, treats names as text, and says when it is empty."""
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from fvc_lib.analysis.figures import comparisons, corpus, logs, results, roc_and_calibration as ranking, tasks, theme
 from fvc_lib.analysis.memory import run_memory
@@ -201,20 +199,6 @@ def test_tables_of_results_hold_every_metric_and_each_folds_choices(run: RunPath
     assert results.failed_checks(audit.with_columns(passed=pl.lit(value=False))) == audit["finding"].to_list()
 
 
-def test_figures_of_many_videos_are_small() -> None:
-    count, rng = 20_000, np.random.default_rng(0)
-    columns = {"video_id": map(str, range(count)), "group_id": [f"g{n // 9}" for n in range(count)]}
-    labels, scores = rng.choice(["real", "fake"], count), rng.random(count)
-    predictions = pl.DataFrame({**columns, "fold": 0, "label": labels, "score": scores, "threshold": 0.5})
-    curve = ranking.risk_coverage_figure(predictions, replicates=2)
-    bars = results.score_distribution_figure(predictions)
-    (model,) = curve.data
-    assert list(model.x) == pytest.approx(np.arange(1, 11) / 10, abs=1e-3)
-    assert model.y[-1] == pytest.approx(((scores >= 0.5) != (labels == "fake")).mean())
-    assert max(len(figure.to_json()) for figure in (curve, bars)) < 100_000
-    assert sum(sum(trace.y) for trace in bars.data) == count
-
-
 # --- Comparisons
 
 
@@ -341,20 +325,13 @@ def test_very_many_classes_and_images_stay_a_figure_of_bounded_size() -> None:
     assert max(len(trace.x) for trace in scatter.data) == 800
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1, max_size=30))
-@settings(max_examples=20, deadline=None)
-def test_every_field_of_the_matrix_is_counted(pairs: list[tuple[str, str]]) -> None:
+def test_every_field_of_the_matrix_is_counted() -> None:
+    pairs = [("a", "a"), ("a", "b"), ("b", "b"), ("c", "a"), ("c", "a")]
     rows = [{"class_label": true, "predicted_label": called, "group_id": "g"} for true, called in pairs]
     figure = tasks.confusion_figure(pl.DataFrame(rows))
-    names = sorted({name for pair in pairs for name in pair})
-    for (row, true), (column, called) in itertools.product(enumerate(names), enumerate(names)):
-        count, total = pairs.count((true, called)), sum(own == true for own, _ in pairs)
-        assert figure.data[0].z[row][column] == pytest.approx(count / max(total, 1), abs=1e-4)
-        assert figure.data[0].text[row][column] == (str(count) if count else "")
-    wrong = [pair for pair in pairs if pair[0] != pair[1]]
-    most = max((wrong.count(pair) for pair in wrong), default=0)
-    named = {0: "No test image", 1: "1 time"}.get(most, f"{most} times")
-    assert named in title(figure)
+    assert np.array(figure.data[0].z).tolist() == [[0.5, 0.5, 0], [0, 1, 0], [1, 0, 0]]
+    assert np.array(figure.data[0].text).tolist() == [["1", "1", ""], ["", "1", ""], ["2", "", ""]]
+    assert "c called a, 2 times" in title(figure)
 
 
 def test_predicted_numbers_stand_in_their_unit_with_the_mean() -> None:

@@ -63,7 +63,7 @@ def test_an_event_stands_at_its_own_moment_with_its_numbers(run: RunPaths) -> No
     events = queries.memory_events([run]).frame
     assert events.select("seconds", "attempt", "kind").rows() == [(1.5, 1, "near_limit"), (4.75, 2, "out_of_memory")]
     row = events.row(1, named=True)
-    assert (row["happened_in"], row["asked_mb"], row["micro_batch"], row["lost_steps"]) == ("backward", 512.5, 8, None)
+    assert (row["happened_in"], row["asked_mb"], row["micro_batch"]) == ("backward", 512.5, 8)
     assert '"unheard_of":"x"' in row["details"]
     assert samples(run).height == 4
 
@@ -176,10 +176,3 @@ def test_a_leak_is_flagged_through_noise_and_a_step_or_noise_alone_is_not() -> N
         assert judged(*around(500, at, 1, at), *around(700, 12 - at, 1, at + 100))[3] == "no leak"
     flagged = [judged(*around(800, 8, 40, seed))[3] == "leak" for seed in range(400)]
     assert np.mean(flagged) < 0.02
-
-
-def test_how_many_epochs_show_a_leak() -> None:
-    assert judged(600, 620, 640, 660) == (4, None, None, "too few epochs")
-    assert judged(600, 620, 640, 660, 680)[3] == "leak"
-    assert judged(*(10_000 + 20.0 * np.arange(60)))[3] == "leak"
-    assert judged(*(10_000 + 20.0 * np.arange(10)))[3] == "no leak"  # 2% so far: no trouble yet

@@ -1,7 +1,6 @@
 """Exports to MLflow's own SQLite store, and bundles in its model registry."""
 
 import json
-import math
 import re
 import shutil
 import sys
@@ -93,16 +92,6 @@ def test_parameters_tags_and_files_describe_the_run(run):
     assert {"report.html", "plotly.min.js", "params.yaml", "run.json"} <= {path.name for path in content.files}
     assert {"tables/results.csv", "tables/predictions.csv"} <= set(content.tables)
     assert "target/a _x26_ b_x2F_c/model/roc_auc" in {key for key, *_ in content.points}
-
-
-def test_a_step_done_again_counts_once_and_no_number_is_a_gap(run):
-    with MetricLog(run.metrics(TRAINING, 0), run_id="x", fold=0, attempt=2) as log:
-        log.log(step=1, epoch=0, phase="train", metrics={"learning_rate": 0.5, "loss": math.inf})
-    content = run_content(run)
-    points = {(key, step): value for key, step, _, value in content.points}
-    assert len(points) == len(content.points)
-    assert points["fold_0/train/learning_rate", 1] == 0.5
-    assert math.isnan(points["fold_0/train/loss", 1])
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a/b", "..", "", "' OR 1=1 --", "line\nbreak", "Ü 你"])

@@ -292,9 +292,11 @@ def damages(run: RunPaths) -> dict[str, Callable[[], object]]:
 
 def test_one_bad_run_is_a_row_and_hides_no_other(make_run: Callable[..., RunPaths]) -> None:
     good = make_run()
+    bad = {}
     for number, name in enumerate(damages(good)):
-        bad = make_run(name=f"run_20250401_00000{number}_bad")
-        damages(bad)[name]()
-        html = written(good)
-        assert "above control</span>" in row_of(html, good), name
-        assert name != name.upper() or "cannot be read" in row_of(html, bad), name
+        bad[name] = make_run(name=f"run_20250401_{number:06}_bad")
+        damages(bad[name])[name]()
+    html = written(good)
+    assert "above control</span>" in row_of(html, good)
+    for name, run in bad.items():
+        assert name != name.upper() or "cannot be read" in row_of(html, run), name

@@ -48,12 +48,3 @@ def test_a_page_that_a_runners_kernel_makes_says_of_nothing_that_it_runs(run, mo
         for attempt, word in (("", "running"), ("1", NOT_ENDED)):
             monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)
             assert runs_table(run.root.parents[1]).frame["state"].to_list() == [word]
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"stages": 3}', '{"stages": {"a": 3}, "state": "running"}'])
-def test_torn_files_say_nothing_and_raise_nothing(run, content):
-    run.status_json.write_text(content)
-    (run.root / "run.lock").write_text(content)
-    status = run_status(run)
-    assert isinstance(status["stages"], dict)
-    assert status.get("state") in (None, GONE)

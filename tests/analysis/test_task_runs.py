@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import plotly.graph_objects as go
 import polars as pl
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
@@ -12,7 +11,6 @@ from fvc_lib.analysis.dashboard.dashboard import Dashboard
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, panels
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
-from fvc_lib.analysis.read.comparison import compare
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.services.errors import command_text
@@ -75,15 +73,6 @@ def test_classes_that_were_never_tested_are_named_and_no_overall_figure_is_meant
     assert "no overall figure is meant" in told
 
 
-def test_an_unfinished_run_says_that_there_is_no_result(task: str, task_run: RunPaths) -> None:
-    task_run.task_results.unlink()
-    headline = run_headline(task_run)
-    assert headline.verdict.standing == "no result"
-    assert headline.measure.name.startswith(NAMES[task].split("@")[0])
-    assert "not recorded" in headline.measure.circumstances(headline.num_samples, headline.num_groups)
-    assert "score" not in "\n".join(summary_lines(task_run))
-
-
 def test_a_corpus_without_classes_is_judged_by_its_numbers() -> None:
     rows = image_results_of().filter(~pl.col("subject").str.starts_with("class:") & (pl.col("subject") != "all"))
     found = task_scores(rows, "image")
@@ -127,13 +116,6 @@ def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunP
     assert ("images        30 in 15 groups" if task == "image" else "texts         30 in 15 groups") in told
 
 
-def test_runs_of_other_tasks_are_not_compared_pair_by_pair(task: str, task_run: RunPaths) -> None:
-    found = compare([task_run, WRITE[task](task_run.root.parents[1] / "more")], replicates=10)
-    assert found.pairs == ()
-    assert len(found.refusals) == 2
-    assert f"its task is {task}" in found.refusals[0][1]
-
-
 OF_A_TASK = {
     "image": {
         "standing": "above control", "metrics and controls": "0.750 [0.670, 0.830]",
@@ -173,14 +155,6 @@ def test_another_task_in_detail_brings_its_own_metrics_and_compares_its_own_runs
     for name in ("roc", "parameters"):
         assert shown[name].bundle(board.selection)["text/plain"] == NOTHING
     assert board.choose(detail=video).metrics == ("loss",)
-
-
-def title(figure: go.Figure) -> str:
-    return str(figure.layout.title.text).replace("<br>", " ")
-
-
-def subtitle(figure: go.Figure) -> str:
-    return str(figure.layout.title.subtitle.text).replace("<br>", " ")
 
 
 def test_tables_of_all_tasks_can_be_asked_in_sql(tmp_path: Path) -> None:

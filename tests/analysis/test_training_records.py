@@ -47,20 +47,6 @@ def test_a_row_says_what_the_record_says_for_the_model_and_its_control(run: RunP
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "column"),
-    [
-        ({"training": {**TRAINING, "temperature": "hot"}}, "temperature"),
-        ({"training": {key: value for key, value in TRAINING.items() if key != "threshold"}}, "threshold"),
-        ({"training": {**TRAINING, "history": 3}}, "epochs"),
-    ],
-)
-def test_what_is_missing_or_of_another_type_is_null(run: RunPaths, change: dict[str, Any], column: str) -> None:
-    write_json(run.fold_outcome(0), {**OUTCOME, **change})
-    row = queries.training_summary([run]).frame.row(0, named=True)
-    assert {name for name, value in row.items() if value is None} == {column, "peak_device_bytes"}
-
-
 @pytest.mark.parametrize("content", [b"{", b"\xff", b'{"training": []}'])
 def test_a_torn_record_is_noted_and_the_others_are_read(run: RunPaths, content: bytes) -> None:
     write_json(run.fold_outcome(0), OUTCOME)

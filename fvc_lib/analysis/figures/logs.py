@@ -42,7 +42,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
         f"{name} ends at {ends}",
         f"n = {count_text(rows.height, 'logged value')} in {count_text(len(parts), 'panel')}; the title has the mean "
         "of each curve's last value",
-        [_panel_name(part.row(0, named=True), several_runs=rows["run_id"].n_unique() > 1) for part in parts],
+        [_panel_name(part.row(0, named=True), rows) for part in parts],
         columns=3, panel_height=190, shared_yaxes=True, horizontal_spacing=0.03,
     )  # fmt: skip
     named = set[str]()
@@ -62,9 +62,11 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     return drawn
 
 
-def _panel_name(row: Mapping[str, Any], *, several_runs: bool) -> str:
-    run = [row["run_id"]] if several_runs else []
-    return ", ".join([*run, where_text(row)])
+def _panel_name(row: Mapping[str, Any], among: pl.DataFrame) -> str:
+    """Return the title of a panel: run, stage and fold, without a run or stage that all panels share."""
+    fold = [] if row["fold"] is None else [f"fold {row['fold']}"]
+    several = [row[name] for name in ("run_id", "stage") if among[name].n_unique() > 1]
+    return ", ".join([*several, *fold]) or str(row["stage"])
 
 
 # --- Memory

@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 from dataclasses import dataclass
-from html import escape, unescape
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -169,34 +169,34 @@ def clean_html(html: str) -> Markup:
 def figure_html(spec: dict[str, Any], name: str) -> Markup:
     """Return the HTML element of a stored plotly figure, which the page's script draws.
 
-    Title and subtitle of ``theme.figure`` become text above the figure, because text wraps on a narrow screen.
+    Title and subtitle become text above the figure, because text wraps on a narrow screen. Without data only they are
+    shown.
 
     Args:
         spec: plotly's JSON with ``data`` and ``layout``.
         name: id of the element.
     """
-    layout, data, title = dict(spec.get("layout") or {}), spec.get("data") or [], Markup()
-    layout.pop("width", None)
-    parts = [as_mapping(layout.get("title")), as_mapping(as_mapping(layout.get("title")).get("subtitle"))]
-    top, height = as_mapping(layout.get("margin")).get("t"), layout.get("height")
-    if parts[1] and isinstance(top, int | float) and isinstance(height, int | float):
-        # plotly's titles hold a little HTML, of which the text is kept.
-        texts = [unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or ""))) for part in parts]
-        finding, basis = (Markup(escape(text, quote=False)) for text in texts)
-        title = Markup('<p class="finding">{}</p><p class="basis">{}</p>').format(finding, basis)
-        if not data:  # the title says why there is nothing to show
-            return title
-        legend = as_mapping(layout.get("legend"))
-        remaining = 34  # pixels
-        if legend.get("yref") == "container":  # it stands in the place of the title
-            layout["legend"], remaining = {**legend, "y": 1}, 46
-        layout |= {"margin": {**layout["margin"], "t": remaining}, "height": height - (top - remaining)}
-        del layout["title"]
-    content = json.dumps({"data": data, "layout": layout | {"autosize": True}}, cls=PlotlyJSONEncoder)
+    layout, data = dict(spec.get("layout") or {}), spec.get("data") or []
+    title, legend, height = (
+        as_mapping(layout.pop("title", None)),
+        as_mapping(layout.get("legend")),
+        layout.get("height"),
+    )
+    # plotly's titles hold a little HTML, of which the text is kept.
+    texts = [
+        unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or "")))
+        for part in (title, as_mapping(title.get("subtitle")))
+    ]
+    above = Markup('<p class="finding">{}</p><p class="basis">{}</p>').format(*texts)
+    if not data:
+        return above
+    layout |= {"margin": {**as_mapping(layout.get("margin")), "t": 46}, "width": None, "autosize": True}
+    if legend.get("yref") == "container":  # it stands below the title
+        layout["legend"] = {**legend, "y": 1}
+    content = json.dumps({"data": data, "layout": layout}, cls=PlotlyJSONEncoder)
     height = layout.get("height")
     pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
-    harmless = Markup(content.replace("<", "\\u003c"))  # only a "<" could end the element early
-    return title + Markup(
+    return above + Markup(
         '<div class="figure" id="{0}" style="height:{1}px"><noscript>This figure needs JavaScript.</noscript></div>'
         '<script type="application/json" id="{0}-data">{2}</script>'
-    ).format(name, pixels, harmless)
+    ).format(name, pixels, Markup(content.replace("<", "\\u003c")))  # only a "<" could end the element early

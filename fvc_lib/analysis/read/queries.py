@@ -133,15 +133,11 @@ _EVENT_LINES = LineFormat(
     good="kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL",
 )  # fmt: skip
 
-# Columns from the details of memory events.
+# Columns from the details of memory events; ``details`` has all.
 _EVENT_DETAILS = {
-    "where": ("VARCHAR", "happened_in"), "device": ("VARCHAR", "device"),
-    **{name: ("DOUBLE", name) for name in (
-        "asked_mb", "used_mb", "budget_mb", "predicted_peak_mb", "measured_step_mb", "baseline_mb", "usage_percent",
-    )},
-    **{name: ("BIGINT", name) for name in (
-        "micro_batch", "micro_batch_before", "micro_batch_next", "micro_batch_planned", "to_step", "lost_steps",
-    )},
+    "where": ("VARCHAR", "happened_in"), "context_file": ("VARCHAR", "context_file"),
+    "asked_mb": ("DOUBLE", "asked_mb"), "predicted_peak_mb": ("DOUBLE", "predicted_peak_mb"),
+    "micro_batch": ("BIGINT", "micro_batch"), "micro_batch_next": ("BIGINT", "micro_batch_next"),
 }  # fmt: skip
 
 
