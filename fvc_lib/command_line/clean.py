@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,22 +28,22 @@ Part = tuple[Path, str, int, Callable[[], object]]  # where, a description, byte
 
 
 def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part]:
-    """Yield the parts of ``run`` that can be deleted; none if it is unfinished or finished after ``before``.
+    """Yield what can be deleted of ``run``; nothing if it is unfinished or finished after ``before``.
 
     Args:
         run: the run.
         before: time in seconds since 1970.
         models: whether to yield all trained weights, too.
     """
-    trained = [*_files(run.root / "checkpoints"), *_files(run.superseded)]
-    weights = {path for path in trained if models and path.suffix in _WEIGHTS}
-    replaced = {path for path in _files(run.superseded) if not path.name.endswith(_STAY_SUPERSEDED)}
+    superseded = list(_files(run.superseded))
+    paths = {path for path in superseded if not path.name.endswith(_STAY_SUPERSEDED)}
+    if models:
+        paths |= {path for path in (*superseded, *_files(run.root / "checkpoints")) if path.suffix in _WEIGHTS}
     with suppress(FvcError, OSError):  # a damaged run is nobody's to delete
-        if status_now(run).state == "done" and not is_worked_on(run) and run.status_json.stat().st_mtime <= before:
-            for what, paths in (("superseded attempts", replaced - weights), ("trained weights", weights)):
-                if paths:
-                    size = sum(path.lstat().st_size for path in paths)
-                    yield run.root, what, size, partial(_delete_of_run, run, sorted(paths))
+        is_old = run.status_json.stat().st_mtime <= before
+        if paths and is_old and status_now(run).state == "done" and not is_worked_on(run):
+            what = f"superseded attempts{' and trained weights' if models else ''}"
+            yield run.root, what, sum(path.lstat().st_size for path in paths), partial(_delete_of_run, run, paths)
 
 
 def parts_of_cache(cache: Path, before: float) -> Iterator[Part]:
@@ -53,16 +53,14 @@ def parts_of_cache(cache: Path, before: float) -> Iterator[Part]:
 
     for clips in stored_sets(cache):
         if clips.last_used <= before:
-            settings = ", ".join(f"{name} {value}" for name, value in clips.settings.items())
-            what = f"{clips.kind}: {settings or 'settings unknown'}"
-            yield clips.folder, what, clips.size_bytes, partial(prune_set, clips)
+            yield clips.folder, f"{clips.kind} {clips.settings}", clips.size_bytes, partial(prune_set, clips)
     for folder in (cache / FEATURES_FOLDER).glob("*"):
         is_own = _FEATURES.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
         if is_own and max((path.lstat().st_mtime for path in _files(folder)), default=0.0) <= before:
             yield folder, "forensic measurements", size_of(folder), partial(shutil.rmtree, folder)
 
 
-def _delete_of_run(run: RunPaths, paths: Sequence[Path]) -> None:
+def _delete_of_run(run: RunPaths, paths: Collection[Path]) -> None:
     with run_lock(run):
         for path in paths:
             path.unlink(missing_ok=True)
@@ -114,13 +112,10 @@ def clean(
     chosen = [run for run in runs if experiment in (None, run.experiment)]
     if experiment is not None and not chosen:
         raise UsageError(f"{runs_folder} has no runs of experiment {experiment!r}.")
-    before = time.time() - days * 86400
+    before, freed = time.time() - days * 86400, 0
     parts = [part for run in chosen for part in parts_of_run(run, before, models=models)]
-    if experiment is None and any(map(_lives, runs)):
-        click.echo(f"{cache}: stays, because a run is at work or waits")
-    elif experiment is None:
+    if experiment is None and not any(map(_lives, runs)):  # a run at work needs the cache
         parts += parts_of_cache(cache, before)
-    freed = 0
     for path, what, size, delete in parts:
         click.echo(f"{size / 1e6:10,.1f} MB  {path}: {what}")
         try:
@@ -129,5 +124,4 @@ def clean(
             freed += size
         except (FvcError, OSError) as error:
             click.echo(f"left: {path}: {error}")
-    total = f"{freed / 1e6:,.1f} MB of {runs_folder} and {cache}"
-    click.echo(f"freed {total}" if yes else f"would free {total}{'; repeat with --yes to do so' if freed else ''}")
+    click.echo(f"{freed / 1e6:,.1f} MB {'freed' if yes else 'would be freed; repeat with --yes to do so'}")

@@ -217,31 +217,21 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     With ``final`` the card describes the network trained on all groups, and says that the numbers come from the folds.
     """
     from fvc_lib.analysis.read.headline import run_headline
-    from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name, subject_name
+    from fvc_lib.analysis.wording import clean_text, interval_text
 
     config, headline = run_config(run), run_headline(run)
     model = clean_text((headline.model or config.model).rpartition("/")[2])  # of a user's file its name alone
-    answers = "print(rows)" if config.task == DEFAULT_TASK else "print(rows[0].values)"
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
-        split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}."
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
-        split += f" Epoch, temperature and threshold were chosen on inner validation videos. {circumstances}"
-    numbers = []
-    for score in standing.scores:
-        subject, _, metric = score.metric.rpartition("/")
-        name = f"{clean_text(subject_name(subject))}: {metric_name(metric)}" if subject else metric_name(metric)
-        numbers.append(
-            f"| {source_name(score.source)} | {name} | {interval_text(score.value, score.low, score.high)} |"
+        split = (
+            f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. Epoch, temperature and threshold were "
+            f"chosen on inner validation videos. {circumstances}"
         )
-    if is_ensemble(run.root):
-        record = read_ensemble(run.root)
-        training = [
-            f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
-            for place, member in enumerate(record.members)
-        ]
-    else:
-        training = [_training_text(run)]
+    numbers = [
+        f"| {clean_text(one.source)} | {clean_text(one.metric)} | {interval_text(one.value, one.low, one.high)} |"
+        for one in standing.scores
+    ]
     lines = [
         "---", "library_name: fvc", f"pipeline_tag: {_PIPELINES[config.task]}", "license: other",
         "license_name: see-below", "---", "",
@@ -250,11 +240,11 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
         *(_final_part(run, config.num_trainings) if final else []),
         "## Use", "",
         "```python", "from fvc_lib import load_detector", "",
-        'rows = load_detector("this folder").predict(["a file"])', answers, "```", "",
+        'rows = load_detector("this folder").predict(["a file"])', "print(rows)", "```", "",
         _USES[config.task], "",
         "## Data and training", "",
         f"Corpus: {clean_text(headline.corpus or 'not recorded')}. {split}", "",
-        *training, "",
+        *_training(run), "",
         "All settings are in `bundle.json`. The corpus' licence holds for models trained on it, where it says so.", "",
         "## Numbers", "",
         f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
@@ -273,25 +263,31 @@ def _final_part(run: RunPaths, num_networks: int) -> list[str]:
     return ["## One network of all groups", "", f"{sentences} {not_here}", ""]
 
 
-def _training_text(run: RunPaths) -> str:
-    """Return one line with the number of parameters, notes on the network, licences, paper and run id."""
+def _training(run: RunPaths) -> list[str]:
+    """Return lines on the training: an ensemble's members, or parameters, notes, licences and paper of the network."""
     from fvc_lib.analysis.wording import clean_text
     from fvc_lib.engine.training_state import TrainingRecord
     from fvc_lib.services.registry import BACKBONES, DETECTORS
     from fvc_lib.services.tasks import TASKS
     from fvc_lib.tasks.recipe import read_outcome
 
+    if is_ensemble(run.root):
+        record = read_ensemble(run.root)
+        return [
+            f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
+            for place, member in enumerate(record.members)
+        ]
     config = run_config(run)
-    spec_of_task, name = TASKS[config.task], getattr(config, TASKS[config.task].network)
-    file = run.fold_outcome(0) if config.task == DEFAULT_TASK else run.stage_outcome(spec_of_task.training_stage.name)
+    of_task, name = TASKS[config.task], getattr(config, TASKS[config.task].network)
+    file = run.fold_outcome(0) if config.task == DEFAULT_TASK else run.stage_outcome(of_task.training_stage.name)
     if (outcome := read_outcome(file, TrainingRecord)) is None:
         raise DataError(f"{run.run_id}: {file.name} is missing or damaged. Finish the run first.")
     network, spec = outcome.network, None if BACKBONES.is_own(name) else DETECTORS.get(name)
+    text = [f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not.", *network.notes]
     licence = spec.licence if spec else "not stated" if ":" in name else "this project's"
-    text = [f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not."]
-    text += [f"{note[0].upper()}{note[1:]}." for note in map(clean_text, network.notes)]
-    text.append(f"Licence of the network's code: {clean_text(licence)}.")
-    weights = network.weights_licence or (spec.weights_licence if spec and spec.brings_weights else "")
-    text += [f"Licence of the weights that it began with: {clean_text(weights)}."] if weights else []
-    text += [f"Paper: {clean_text(spec.paper)}."] if spec and spec.paper else []
-    return " ".join([*text, f"Run: {clean_text(run.run_id)}."])
+    text.append(f"Licence of the network's code: {licence}.")
+    if weights := network.weights_licence or (spec.weights_licence if spec and spec.brings_weights else ""):
+        text.append(f"Licence of the weights that it began with: {weights}.")
+    if spec and spec.paper:
+        text.append(f"Paper: {spec.paper}.")
+    return [f"- {clean_text(line)}" for line in (*text, f"Run: {run.run_id}.")]

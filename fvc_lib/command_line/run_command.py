@@ -164,11 +164,8 @@ class RunCommand:
     def show(self) -> None:
         """Print the plan and write nothing; raise the errors that ``execute`` would raise before it begins."""
         self.refuse()
-        config, plan = self.config, self.plan()
+        plan, folder = self.plan(), Path(self.config.runs_dir) / self.config.experiment
         self._describe(plan)
-        folder = Path(config.runs_dir) / config.experiment
-        click.echo(f"task: {config.task}")
-        click.echo(f"corpus: {' + '.join([config.corpus or 'the generated sample corpus', *config.more_corpora])}")
         click.echo(f"run: {self.run.root if self.run else f'a new folder under {folder}'}")
         for planned in plan:
             decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
@@ -280,12 +277,8 @@ class RunCommand:
             raise
         # If several jobs share the run, only the last one, or one that failed, writes the report.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
-            try:
-                exit_code = exit_code or commands.report_run(run)
-                commands.export_when_asked(run, self.config)
-            except (KeyboardInterrupt, SystemExit):  # a signal: the run's own exit code counts more
-                if not exit_code:
-                    raise
+            exit_code = exit_code or commands.report_run(run)
+            commands.export_when_asked(run, self.config)
         return exit_code
 
 
