@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -316,20 +317,14 @@ def probe_listing(
     """Probe the files of a listing; return the results by path, and how many were stored by an earlier call.
 
     Stored results of a corpus are reused when it is later indexed together with others. Only paths for which
-    ``chosen`` returns true are probed. For the other arguments see ``probe_files``.
+    ``chosen`` returns true are probed. Progress counts the files of one corpus at a time. For the other arguments see
+    ``probe_files``.
     """
     results: dict[str, ProbeResult] = {}
     num_known = 0
-    total = sum(chosen(entry.path) for entry in listing.entries)
     for name, part in (listing.parts or {"": listing}).items():
-        before = len(results)
-
-        def report(done: int, _: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + done, total)
-
         paths = [entry.path for entry in part.entries if chosen(place(name, entry.path))]
-        probed, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=report, writer=writer)
+        probed, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=progress, writer=writer)
         results |= {place(name, path): result for path, result in probed.items()}
         num_known += known
     return results, num_known
@@ -365,15 +360,10 @@ def _table(entries: Sequence[Entry], results: dict[str, ProbeResult], group_ids:
     for start in range(0, len(entries), _ROWS_AT_ONCE):
         some = entries[start : start + _ROWS_AT_ONCE]
         found = [results.pop(entry.path) for entry in some]
-        items: list[tuple[type, Sequence[object]]] = [
-            (VideoProbe, [result.probe for result in found]),
-            (ProbeResult, found),
-            (Entry, some),
-        ]
-        values = {
-            field.name: [getattr(item, field.name) for item in rows] for kind, rows in items for field in fields(kind)
-        }
-        parts.append(pl.DataFrame({name: values[name] for name in schema}, schema=schema))
+        sources: list[Sequence[Any]] = [[result.probe for result in found], found, some]
+        rows_of = {field.name: rows for rows in sources for field in fields(rows[0])}
+        values = {name: [getattr(row, name) for row in rows_of[name]] for name in schema}
+        parts.append(pl.DataFrame(values, schema=schema))
         give_back_freed()
     return pl.concat(parts).with_columns(pl.Series("group_id", group_ids, pl.String))
 
@@ -448,19 +438,20 @@ def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
 
 
 def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, merges: Sequence[Merge]) -> pl.DataFrame:
-    rows = {"rows of the label source": f"{listing.annotations.height:,}", "videos in the index": f"{index.height:,}"}
+    rows = {
+        "rows of the label source": f"{listing.annotations.height:,}",
+        "stated groups": f"{listing.annotations['stated_group'].drop_nulls().n_unique():,}",
+        "videos in the index": f"{index.height:,}",
+    }
     if index.height:
         losses = _losses(listing, rejected).height
         groups = index.group_by("group_id").agg(pl.len(), pl.col("label").n_unique())
         rows |= {f"  labelled {label}": f"{count:,}" for label, count in counted(index["label"]).items()}
         rows["total duration"] = f"{float(index['duration_seconds'].sum()) / 60:,.1f} min"
-        rows["total size"] = f"{int(index['size_bytes'].sum()) / 1e6:,.1f} MB"
         rows["labelled videos lost"] = f"{losses / (losses + index.height):.1%}"
         rows["leakage groups"] = f"{groups.height:,}"
         rows["  videos in the largest"] = f"{max(groups['len']):,}"
         rows["  with both labels"] = f"{groups.filter(label=2).height:,}"
-    else:
-        rows["stated groups"] = f"{listing.annotations['stated_group'].drop_nulls().n_unique():,}"
     rows["joined beyond the stated groups"] = f"{len(merges):,} links"
     return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
 
