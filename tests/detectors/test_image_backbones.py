@@ -11,7 +11,6 @@ from torch import nn
 
 from fvc_lib.detectors.frames.backbone import EncoderBackbone, ImageModel, build_backbone, of_classifier
 from fvc_lib.detectors.network import PictureTrunk, parameters_by_stage
-from fvc_lib.detectors.weights import read_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
@@ -195,21 +194,3 @@ def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path):
         "conv1.weight (4, 3, 5, 5) instead of (4, 3, 3, 3)",
     ):
         assert part in str(caught.value)
-
-
-class Malicious:
-    def __reduce__(self):
-        return exec, ("raise SystemExit('ran')",)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"no weights at all", "pickle", {"a": 1}, {}], ids=["empty", "text", "code", "numbers", "nothing"]
-)
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_file_that_holds_no_weights_is_refused_without_running_it(tmp_path, content, suffix):
-    path = tmp_path / f"w{suffix}"
-    path.write_bytes(content) if isinstance(content, bytes) else torch.save(
-        Malicious() if content == "pickle" else content, path
-    )
-    with pytest.raises(UsageError, match=r"model_weights '.*w\."):
-        read_weights(path)

@@ -268,6 +268,11 @@ def test_weights_that_are_named_are_loaded_or_refused_and_never_passed_over(my_n
         build_detector(config_of(model=f"{my_net}:MyEncoder", model_weights=str(tmp_path / "w.pth")))
 
 
+class Malicious:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('ran')",)
+
+
 @pytest.mark.filterwarnings("ignore:.*TorchScript")
 def test_weights_that_are_refused_say_why_and_never_advise_to_load_them_in_another_way(tmp_path):
     good = torch.nn.Linear(2, 2).state_dict()
@@ -275,6 +280,7 @@ def test_weights_that_are_refused_say_why_and_never_advise_to_load_them_in_anoth
         "argparse.Namespace": {"state_dict": good, "args": argparse.Namespace(a=1)},
         "torch.nn.modules.linear.Linear": torch.nn.Linear(2, 2),
         "scalar": {"state_dict": good, "best": np.float64(1)},
+        "exec": Malicious(),
     }
     for name, content in held.items():
         torch.save(content, tmp_path / "w.pt")

@@ -146,19 +146,6 @@ def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_en
 
 
 @pytest.mark.fault(20)
-def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engine, tasks, observer):
-    def never(kind):
-        if kind == "forward":
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(MemoryExhaustedError, match=r"single sample \((frames|image) \(.*uint8.*gradient_check"):
-        make_engine(task=tight(tasks(), never), memory=observer).fit()
-    tried = [(event["micro_batch"], event["micro_batch_next"]) for event in observer.of("out_of_memory")]
-    assert tried == [(4, 2), (2, 1), (1, 1), (1, None)]
-    make_engine(task=tasks(), epochs=1).fit()
-
-
-@pytest.mark.fault(20)
 def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tasks, observer):
     class Hungry:
         def __init__(self, data):
@@ -179,7 +166,3 @@ def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try
         make_engine(task=task, memory=observer).fit()
     assert observer.of("out_of_memory")[0]["where"] == "elsewhere"
     assert same_end(make_engine().fit(), make_engine("whole").fit())
-
-
-def test_recomputed_activations_give_the_same_bits(make_engine):
-    assert same_end(make_engine("kept").fit(), make_engine("recomputed", gradient_checkpointing=True).fit())
