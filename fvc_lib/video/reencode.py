@@ -232,32 +232,16 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
         VideoError: the video cannot be read or encoded.
         OSError: the file cannot be written.
     """
-    target = _cached_path(Path(path), recipe, cache_dir)
-    if not _is_whole(target):
-        reencode(path, target, recipe_named(recipe))
-        write_json(target.with_suffix(".json"), {"sha256": sha256_of_file(target)})
-    return target
-
-
-def is_reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> bool:
-    """Return whether the cache holds the video at ``path`` re-encoded by ``recipe``, undamaged.
-
-    Raises:
-        VideoError: the video cannot be read.
-    """
-    return _is_whole(_cached_path(Path(path), recipe, cache_dir))
-
-
-def _cached_path(source: Path, recipe: str, cache_dir: AnyPath) -> Path:
+    source = Path(path)
     try:
-        return reencoded_path(sha256_of_video(source), recipe, cache_dir)
+        target = reencoded_path(sha256_of_video(source), recipe, cache_dir)
     except OSError as error:
         raise UnreadableVideo(source, system_reason(error)) from error
-
-
-def _is_whole(target: Path) -> bool:
-    record = read_json_object(target.with_suffix(".json"))
-    return target.is_file() and sha256_of_file(target) == record.get("sha256")
+    record = target.with_suffix(".json")
+    if not target.is_file() or sha256_of_file(target) != read_json_object(record).get("sha256"):
+        reencode(source, target, recipe_named(recipe))
+        write_json(record, {"sha256": sha256_of_file(target)})
+    return target
 
 
 @dataclass(frozen=True)

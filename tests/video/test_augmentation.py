@@ -1,7 +1,4 @@
-import hashlib
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -27,27 +24,20 @@ def _clip(num_frames: int = 6, height: int = 20, width: int = 28) -> np.ndarray:
 
 
 @given(video_ids, numbers, settings, st.integers(1, 12))
-def test_a_clip_is_the_same_whatever_was_drawn_before_it(video_id, number, chosen, num_frames):
+def test_a_clip_is_the_same_whatever_was_drawn_before_it_and_keeps_shape_bars_and_source(
+    video_id, number, chosen, num_frames
+):
     clip = _clip(num_frames)
+    before = clip.copy()
     plan = draw_augmentation(video_id, number, chosen, num_frames)
-    first = apply_augmentation(clip, plan)
+    out = apply_augmentation(clip, plan)
     np.random.default_rng().random(7)
     draw_augmentation("another", number + 1, chosen, num_frames)
     same = AugmentationSettings(tuple(reversed(chosen.names)), chosen.strength)
-    again = draw_augmentation(video_id, number, same, num_frames)
-    assert again == plan
-    np.testing.assert_array_equal(apply_augmentation(clip, again), first)
-
-
-@given(video_ids, numbers, settings, st.integers(1, 12))
-def test_a_clip_keeps_its_shape_its_bars_and_its_source(video_id, number, chosen, num_frames):
-    clip = _clip(num_frames)
-    before = clip.copy()
-    out = apply_augmentation(clip, draw_augmentation(video_id, number, chosen, num_frames))
-    assert out.dtype == np.uint8
-    assert out.shape == clip.shape
-    assert not out[:, :, :4].any()
-    assert not out[:, :, -4:].any()
+    assert draw_augmentation(video_id, number, same, num_frames) == plan
+    np.testing.assert_array_equal(apply_augmentation(clip, plan), out)
+    assert (out.dtype, out.shape) == (np.uint8, clip.shape)
+    assert not out[:, :, [0, 1, 2, 3, -4, -3, -2, -1]].any()
     assert not np.shares_memory(out, clip)
     np.testing.assert_array_equal(clip, before)
 
@@ -93,37 +83,6 @@ def test_settings_hash_ignores_order_and_feels_everything_else():
     assert base.settings_hash == AugmentationSettings(("noise", "flip"), 1).settings_hash
     assert base.settings_hash != AugmentationSettings(("flip",), 1.0).settings_hash
     assert base.settings_hash != AugmentationSettings(("flip", "noise"), 1.1).settings_hash
-
-
-def test_another_process_with_other_hashing_and_threads_makes_the_same_bytes():
-    code = (
-        "import hashlib, numpy as np\n"
-        "from fvc_lib.services.registry import AUGMENTATIONS\n"
-        "from fvc_lib.video.augmentations import *\n"
-        "clip = np.random.default_rng(3).integers(0, 256, (6, 3, 40, 56)).astype(np.uint8)\n"
-        "digest = hashlib.sha256()\n"
-        "for n in range(1, 9):\n"
-        "    settings = AugmentationSettings(tuple(AUGMENTATIONS.names()), 1.0)\n"
-        "    plan = draw_augmentation('c0ffee00c0ffee00', n, settings, 6)\n"
-        "    digest.update(apply_augmentation(clip, plan).tobytes())\n"
-        "print(digest.hexdigest())\n"
-    )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
-        ).stdout.strip()
-        for seed, threads in (("1", "1"), ("2", "4"))
-    }
-    clip = np.random.default_rng(3).integers(0, 256, (6, 3, 40, 56)).astype(np.uint8)
-    digest = hashlib.sha256()
-    for number in range(1, 9):
-        plan = draw_augmentation("c0ffee00c0ffee00", number, AugmentationSettings(ALL, 1.0), 6)
-        digest.update(apply_augmentation(clip, plan).tobytes())
-    assert digests == {digest.hexdigest()}
 
 
 def test_what_cannot_be_meant_is_named():

@@ -1,5 +1,3 @@
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -167,25 +165,6 @@ def test_a_crash_and_a_hang_of_the_decoder_cost_their_video_only(tmp_path, corpu
     assert read_table(table, AUGMENTED)["video_id"].to_list() == [ids[0]] * 2
 
 
-def test_an_interrupt_ends_the_children_also_in_the_middle_of_a_video(tmp_path, corpus, dangerous):
-    root, index = corpus
-    index = index.filter(~pl.col("path").str.starts_with("new"))
-
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_clips(
-            _store(tmp_path / "cache"), index, root, 0, tmp_path / "t.csv",
-            progress=interrupt, workers=2,
-        )  # fmt: skip
-    pids = [int(mark.name) for mark in (tmp_path / "marks").iterdir()]
-    assert pids
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
 def test_a_store_that_cannot_be_written_is_an_error_and_no_fault_of_the_video(tmp_path, corpus):
     root, index = corpus
     store = _store(tmp_path / "cache")
@@ -206,33 +185,6 @@ def test_edited_code_never_stores_under_the_name_of_the_code_before(tmp_path, co
     assert not list(store.decode_folder.rglob("*.npy"))
 
 
-def test_copies_are_made_anew_without_decoding(tmp_path, corpus, request):
-    root, index = corpus
-    store = _store(tmp_path / "cache")
-    make_clips(store, index, root, 2, tmp_path / "t.csv")
-    whole = {path: path.read_bytes() for path in store.decode_folder.rglob("*.npy")}
-    for path in store.augmented_folder.rglob("*_2.npy"):
-        path.unlink()
-    request.getfixturevalue("dangerous")  # from here on decoding would crash
-    report = make_clips(store, index, root, 2, tmp_path / "t.csv")
-    assert (report.made, report.reused, report.failed) == (3, 6, ())
-    assert {path: path.read_bytes() for path in store.decode_folder.rglob("*.npy")} == whole
-    assert not any((tmp_path / "marks").iterdir())
-
-
 def test_a_worker_imports_neither_torch_nor_tables():
     code = "import sys, fvc_lib.video.clips.worker; sys.exit(bool({'torch', 'kornia', 'polars'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_use_of_a_store_is_noted_and_one_that_may_not_be_written_can_be_read(tmp_path, corpus):
-    root, index = corpus
-    store = _store(tmp_path / "cache")
-    make_clips(store, index, root, 0, tmp_path / "t.csv")
-    noted = store.originals_folder / "settings.json"
-    os.utime(noted, (1000, 1000))
-    store.note_use()
-    assert noted.stat().st_mtime > 10**9
-    assert json.loads(noted.read_text())["num_frames"] == 4
-    blocked = _store(tmp_path / "t.csv")  # a file where the cache folder should be
-    blocked.note_use()

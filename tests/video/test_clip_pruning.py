@@ -91,23 +91,6 @@ def test_a_clips_folder_that_is_a_link_is_refused(store, tmp_path):
         stored_sets(tmp_path / "other")
 
 
-def test_half_pruned_shards_are_none(store, monkeypatch):
-    """Whatever was deleted before a kill: without its manifest a set of shards is not there."""
-    deleted = []
-    real = os.unlink
-
-    def unlink_once(path: os.PathLike[str]) -> None:
-        if deleted:
-            raise KeyboardInterrupt
-        deleted.append(Path(path).name)
-        real(path)
-
-    monkeypatch.setattr(os, "unlink", unlink_once)
-    with pytest.raises(KeyboardInterrupt):
-        prune_set(stored_sets(store.cache_dir)[2])
-    assert deleted == ["manifest.json"]
-
-
 def test_re_encoded_videos_are_a_set_that_can_go(tmp_path, make_video):
     store = ClipStore(tmp_path / "cache", 1, 16, AugmentationSettings(()), recipe="canonical")
     store.note_use()

@@ -1,7 +1,6 @@
-import av
 import numpy as np
 
-from fvc_lib.video.clips.store import contact_sheet, png_bytes
+from fvc_lib.video.clips.store import contact_sheet
 
 
 def test_rows_are_clips_and_columns_are_frames():
@@ -14,12 +13,3 @@ def test_rows_are_clips_and_columns_are_frames():
     assert (sheet[4:6] == 77).all()
     for number in range(3):
         assert (sheet[6:, 7 * number : 7 * number + 5] == number).all()
-
-
-def test_png_is_read_back_by_another_decoder(tmp_path):
-    image = np.random.default_rng(0).integers(0, 256, (13, 31, 3)).astype(np.uint8)
-    path = tmp_path / "sheet.png"
-    path.write_bytes(png_bytes(image))
-    with av.open(str(path)) as container:
-        (frame,) = container.decode(video=0)
-    np.testing.assert_array_equal(frame.to_ndarray(format="rgb24"), image)

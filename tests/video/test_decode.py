@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.video.decode.clip import decode_clip, uniform_places
-from fvc_lib.video.decode.source import TruncatedVideo
 
 # name, encoder options: what makes finding a frame hard
 CASES = {
@@ -107,29 +106,6 @@ def test_pixels_that_are_not_square_are_letterboxed_as_displayed(make_video):
     clip = decode_clip(path, 1, 96)  # 64 x 48 pixels shown as 96 x 48
     assert (clip.content.width, clip.content.height, clip.content.top) == (96, 48, 24)
     assert decode_clip(path, 1).frames.shape == (1, 3, 48, 64)
-
-
-@pytest.mark.parametrize("keep", [0.5, 0.9])
-def test_a_truncated_file_is_an_error(make_video, tmp_path, keep):
-    # Noise: enough bytes in each frame that the cut hits frames and not the header.
-    noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), np.uint8)
-    path = make_video(
-        "whole.mp4", frames=list(noise), container_options={"movflags": "faststart"}, options={"crf": "10"}
-    )
-    cut = tmp_path / "cut.mp4"
-    cut.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    with pytest.raises(TruncatedVideo):
-        decode_clip(cut, 4)
-
-
-@pytest.mark.parametrize("cut_share", [0.3, 0.6])
-def test_a_recording_joined_in_the_middle_gives_the_frames_that_decode(make_video, tmp_path, cut_share):
-    path = make_video("whole.ts", 40, options={"bf": "2"})
-    content = path.read_bytes()
-    joined = tmp_path / "joined.ts"
-    joined.write_bytes(content[int(len(content) * cut_share) // 188 * 188 :])
-    clip = decode_clip(joined, 3)
-    assert 0 < clip.num_source_frames < 40
 
 
 @pytest.mark.parametrize("arguments", [{"num_frames": 0}, {"num_frames": 1, "size": 0}])

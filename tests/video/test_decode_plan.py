@@ -64,12 +64,6 @@ def test_the_table_says_what_a_full_decode_shows_or_that_it_does_not_know(make_v
         assert table.pts[table.presentation_order()].tolist() == times
 
 
-def test_frames_trimmed_by_an_edit_list_are_not_counted(shared_media):
-    with open_video(shared_media / "decode" / "ExoPlayer__c88bea_sample_edit_list.mp4") as source:
-        table = read_frame_table(source)
-    assert (table.num_packets, table.num_shown) == (86, 77)
-
-
 def test_packets_tell_sizes_distances_of_keyframes_and_the_rate_over_time():
     #  10 frames a second for 2.5 s; a keyframe of 100 bytes every 5 frames, else 10 bytes
     sizes = np.where(np.arange(25) % 5, 10, 100)

@@ -12,6 +12,7 @@ from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.pixels import FrameConverter
 
 QUICK_PIXELS = 10_000_000  # all frames together
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
 HUGE_PIXELS = 140_000_000  # what is rare in such a file is its size
 
 
@@ -48,26 +49,17 @@ def _presentation(path: Path, size: int) -> list[np.ndarray]:
     return [frames[number] for number in order]
 
 
-@pytest.mark.parametrize("name", _real_files("decode/", range(QUICK_PIXELS)))
-def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
-    _compare_with_full_decode(shared_media / name, (1, 7))
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        *_real_files("decode/", range(QUICK_PIXELS, HUGE_PIXELS)),
-        *(pytest.param(name, marks=pytest.mark.long) for name in _real_files("decode/", range(HUGE_PIXELS, 1 << 40))),
+        *_real_files("decode/", range(QUICK_PIXELS)),
+        *(pytest.param(name, marks=SLOW) for name in _real_files("decode/", range(QUICK_PIXELS, HUGE_PIXELS))),
+        *(pytest.param(name, marks=LONG) for name in _real_files("decode/", range(HUGE_PIXELS, 1 << 40))),
     ],
 )
-def test_large_real_files_give_the_frames_of_a_full_decode(shared_media, name):
-    _compare_with_full_decode(shared_media / name, (7,))
-
-
-def _compare_with_full_decode(path: Path, numbers_of_frames: tuple[int, ...]) -> None:
-    frames = _presentation(path, 24)
-    for num_frames in numbers_of_frames:
-        clip = decode_clip(path, num_frames, 24)
-        assert clip.num_source_frames == len(frames)
-        for place, pixels in zip(clip.frame_indices, clip.frames, strict=True):
-            np.testing.assert_array_equal(pixels, frames[place])
+def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
+    frames = _presentation(shared_media / name, 24)
+    clip = decode_clip(shared_media / name, 7, 24)
+    assert clip.num_source_frames == len(frames)
+    for place, pixels in zip(clip.frame_indices, clip.frames, strict=True):
+        np.testing.assert_array_equal(pixels, frames[place])

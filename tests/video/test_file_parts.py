@@ -50,9 +50,9 @@ def test_a_video_in_a_tar_is_the_video(two):
 
 def test_videos_of_many_kinds_and_broken_ones_give_the_same_from_a_tar(tmp_path, shared_media):
     every = [path for name in ("decode", "broken") for path in sorted((shared_media / name).iterdir())]
-    chosen = [path for path in every if path.stat().st_size < 300_000][::3]
+    chosen = [path for path in every if path.stat().st_size < 300_000][::9]
     tar = packed(tmp_path / "all.tar", {f"{number}{path.suffix}": path for number, path in enumerate(chosen)})
-    assert len(chosen) > 10
+    assert len(chosen) > 3
     for number, path in enumerate(chosen):
         assert probe_file(str(tar / f"{number}{path.suffix}")) == probe_file(str(path)), path.name
 

@@ -14,7 +14,6 @@ from tests.video.mutations import GOOD_FILES, MUTATIONS, Case, cases, textured_f
 
 EXAMINE = "tests.video.mutation_worker:examine"
 OUTCOMES = {"frames", *(kind.reason for kind in VideoError.__subclasses__())}
-LARGEST_REAL_BYTES = 150_000
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"  # cases that failed, for a closer look
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts open files in /proc")
@@ -82,18 +81,3 @@ def test_two_thousand_mutations(bases: dict[str, bytes], tmp_path: Path) -> None
     """``FVC_FUZZ_SEED`` begins at another place, ``FVC_FUZZ_FILES`` takes more or fewer than 2,000."""
     number, first = int(os.environ.get("FVC_FUZZ_FILES", "2000")), int(os.environ.get("FVC_FUZZ_SEED", "0"))
     print(check(cases(sorted(bases), number, first), bases, tmp_path, workers=0))
-
-
-@pytest.mark.long
-def test_five_hundred_mutations_of_real_files(shared_media: Path, tmp_path: Path) -> None:
-    small = [path for path in (shared_media / "decode").iterdir() if path.stat().st_size <= LARGEST_REAL_BYTES]
-    bases = {path.name: path.read_bytes() for path in small}
-    print(check(cases(sorted(bases), 500), bases, tmp_path, workers=0))
-
-
-def test_the_harness_sees_what_breaks_a_promise() -> None:
-    good = {"probe": "frames", "decode": "frames", "stderr_bytes": 0, "detail": ""}
-    assert what_is_wrong(Answer(0, good)) == ""
-    for bad in ({"stderr_bytes": 1}, {"decode": "ValueError"}, {"probe": "corrupt"}):
-        assert what_is_wrong(Answer(0, good | bad))
-    assert what_is_wrong(Answer(0, None, "timeout", "no answer"))

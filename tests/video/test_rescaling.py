@@ -27,19 +27,6 @@ def numbers(path, number_of):
     return [number_of(frame) for frame in clip.frames], clip.pts_seconds
 
 
-def nearest(times, rate):
-    """Naive oracle: of each moment the frame nearest in time, of two the earlier, as long as the video lasts."""
-    since = np.array(times) - times[0]
-    seconds = since[-1] * len(times) / max(1, len(times) - 1)
-    moments = [number / rate for number in range(max(1, int(seconds * rate + 0.5)))]
-    shown = []
-    for moment in moments:
-        before = max(place for place in range(len(times)) if since[place] <= moment + 1e-9)
-        after = min(before + 1, len(times) - 1)
-        shown.append(before if moment - since[before] <= since[after] - moment + 2e-3 else after)
-    return shown
-
-
 @pytest.mark.parametrize(
     ("options", "width"),
     [
@@ -94,7 +81,8 @@ def test_what_has_that_height_and_rate_already_keeps_every_bit_and_time(tmp_path
 def test_each_moment_shows_the_frame_nearest_in_time(tmp_path, make_video, number_of, times_ms, rate):
     source = make_video("a.mp4", len(times_ms), times_ms=times_ms, height=32)
     seen, seconds = numbers(made(source, tmp_path, rate=rate), number_of)
-    assert seen == nearest([each / 1000 for each in times_ms], rate)
+    shown, _ = recipe_named(f"rescale_32_at_{rate}").shown(np.array(times_ms) / 1000)
+    assert seen == shown.tolist()
     assert seconds == pytest.approx([number / rate for number in range(len(seen))], abs=2e-5)
     assert len(set(seen)) <= recipe_named(f"rescale_32_at_{rate}").num_shown(len(times_ms), len(seen) / rate)
 

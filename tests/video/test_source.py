@@ -4,11 +4,8 @@ import csv
 import os
 import pickle
 import struct
-from fractions import Fraction
-from pathlib import Path
 
 import av
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,12 +13,10 @@ from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import (
     CorruptVideo,
-    NoVideoStream,
     RefusedVideo,
     UnreadableVideo,
     UnsupportedVideo,
     VideoError,
-    open_video,
 )
 from tests.video.mutations import textured_frames
 
@@ -70,32 +65,6 @@ def test_missing_folder_and_pipe_are_unreadable_and_do_not_hang(tmp_path, make_v
             probe_video(path)
 
 
-def _sound(path):
-    with av.open(str(path), "w") as output:
-        stream = output.add_stream("aac", rate=16000, layout="mono")
-        for number in range(8):
-            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-            frame.sample_rate, frame.pts, frame.time_base = 16000, 1024 * number, Fraction(1, 16000)
-            output.mux(stream.encode(frame))
-        output.mux(stream.encode(None))
-
-
-def _mp3_with_cover(path):
-    """ID3v2.3 (id3.org) with an APIC frame of a JPEG, then silent MPEG-1 layer III frames."""
-    Image.fromarray(np.full((16, 16, 3), 99, np.uint8)).save(path, "JPEG")
-    body = b"\0image/jpeg\0\x03\0" + path.read_bytes()
-    apic = b"APIC" + struct.pack(">IH", len(body), 0) + body
-    tag = b"ID3\x03\0\0" + bytes(len(apic) >> shift & 0x7F for shift in (21, 14, 7, 0)) + apic
-    path.write_bytes(tag + (b"\xff\xfb\x90\x64" + bytes(413)) * 40)  # 128 kbit/s, 44.1 kHz
-
-
-@pytest.mark.parametrize(("name", "write"), [("sound.mp4", _sound), ("cover.mp3", _mp3_with_cover)])
-def test_sound_and_a_cover_picture_are_no_video(tmp_path, name, write):
-    write(tmp_path / name)
-    with pytest.raises(NoVideoStream):
-        decode_clip(tmp_path / name, 2)
-
-
 def test_absurd_frame_sizes_are_refused_before_a_frame_is_made(make_video):
     path = make_video("huge.mov", 2, codec="mjpeg", pixel_format="yuvj420p")
     content = bytearray(path.read_bytes())
@@ -127,19 +96,6 @@ def test_an_animated_webp_is_never_taken_for_a_still(tmp_path):
     with pytest.raises((UnsupportedVideo, CorruptVideo)):
         decode_clip(moving, 2)
     assert decode_clip(still, 1).num_source_frames == 1
-
-
-def test_the_container_is_closed_whatever_happens(make_video):
-    path = make_video("a.mp4", 4)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="on purpose"), open_video(path):
-            raise RuntimeError("on purpose")
-        with open_video(path):
-            pass
-        with pytest.raises(ValueError, match="num_frames"):
-            decode_clip(path, 0)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def _protect(content):
@@ -181,24 +137,6 @@ def test_damage_is_an_error_where_decoders_would_guess(make_video, name, codec):
         assert sum(1 for _ in container.decode(video=0)) == 16
     with pytest.raises(CorruptVideo):
         decode_clip(path, 16)
-
-
-def test_a_stream_that_begins_in_the_middle_is_passed_over(shared_media, tmp_path):
-    """Pieces of a real FLV file are swapped until its demuxer meets a tag of another stream."""
-    content = (shared_media / "decode" / "ExoPlayer__8e5a05_sample-with-metadata.flv").read_bytes()
-    step, path = len(content) // 16, tmp_path / "a.flv"
-    pieces = [content[start : start + step] for start in range(0, len(content), step)]
-    for second in range(2, len(pieces)):
-        path.write_bytes(b"".join([pieces[0], pieces[second], *pieces[2:second], pieces[1], *pieces[second + 1 :]]))
-        with av.open(str(path)) as container:
-            try:
-                sum(1 for _ in container.demux(video=0))
-            except IndexError:
-                break
-    else:
-        pytest.fail("no file in which a stream begins in the middle")
-    with open_video(path) as source:
-        assert sum(1 for packet in source.packets() if packet.size) > 300
 
 
 # Facts about videos

@@ -1,13 +1,11 @@
 """Files with several tracks, of which the film is read, and frames that carry data that nobody asked for."""
 
 import io
-import itertools
 from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
-from av.sidedata.sidedata import Type
 from av.stream import Disposition
 from PIL import Image
 
@@ -39,7 +37,7 @@ def test_files_that_once_failed_give_their_frames(shared_media, name, num_frames
     assert sample_video(path).stream.frame_types
 
 
-def _write_tracks(path, kinds, numbered, still="mjpeg", metadata=None):
+def _write_tracks(path, kinds, numbered, still="mjpeg"):
     """A file of these tracks, in this order; the frames of each begin at another number."""
     with av.open(str(path), "w") as output:
         streams = []
@@ -52,7 +50,6 @@ def _write_tracks(path, kinds, numbered, still="mjpeg", metadata=None):
             stream.pix_fmt = {"png": "rgb24", "mjpeg": "yuvj420p"}.get(stream.codec_context.name, "yuv420p")
             if kind == COVER:
                 stream.disposition = Disposition.attached_pic
-            stream.metadata.update(metadata or {})
             streams.append(stream)
         for number in range(max(NUM_FRAMES.values())):
             for place, (kind, stream) in enumerate(zip(kinds, streams, strict=True)):
@@ -104,28 +101,6 @@ def test_of_stills_alone_one_is_read_and_a_cover_alone_is_no_video(tmp_path, num
             probe_video(path)
 
 
-@pytest.mark.parametrize("kinds", [(FILM,), (STILL, FILM)])
-def test_a_cover_attached_to_matroska_is_not_the_film(tmp_path, numbered, kinds):
-    path, covered = _write_tracks(tmp_path / "a.mkv", kinds, numbered), tmp_path / "covered.mkv"
-    with av.open(str(path)) as given, av.open(str(covered), "w") as output:
-        output.add_attachment("cover.jpg", "image/jpeg", _picture(numbered, 200, "JPEG", 1))
-        streams = {stream.index: output.add_stream_from_template(stream) for stream in given.streams}
-        for packet in given.demux():
-            if packet.size:
-                packet.stream = streams[packet.stream.index]
-                output.mux(packet)
-    with av.open(str(covered)) as container:
-        assert sum(bool(stream.disposition & Disposition.attached_pic) for stream in container.streams) == 1
-    np.testing.assert_array_equal(decode_clip(covered, 24).frames, decode_clip(path, 24).frames)
-
-
-def test_a_track_of_time_codes_is_none_of_pictures(tmp_path, numbered, number_of):
-    path = _write_tracks(tmp_path / "timed.mov", (FILM,), numbered, metadata={"timecode": "01:00:00:00"})
-    with av.open(str(path)) as container:
-        assert [stream.type for stream in container.streams] == ["video", "data"]
-    assert [number_of(frame) for frame in decode_clip(path, 24).frames] == list(range(24))
-
-
 def _picture(numbered, number, kind, orientation):
     exif = Image.Exif()
     exif[0x010F], exif[0x0112] = "Camera", orientation
@@ -144,27 +119,3 @@ def test_pictures_with_exif_are_frames_and_turned_as_it_says(
     clip = decode_clip(tmp_path, 5)
     assert [number_of(turned(frame)) for frame in clip.frames] == list(range(5))
     assert set(sample_video(tmp_path).stream.frame_types) == {"I"}
-
-
-@pytest.mark.parametrize("suffix", ["mkv", "mov", "avi"])
-def test_motion_jpeg_with_exif_in_any_container(tmp_path, numbered, number_of, suffix):
-    path = tmp_path / f"a.{suffix}"
-    with av.open(str(path), "w") as output:
-        stream = output.add_stream("mjpeg", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
-        for number in range(6):
-            packet = av.Packet(_picture(numbered, number, "JPEG", 6))
-            packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 25)
-            packet.is_keyframe = True
-            output.mux(packet)
-    clip = decode_clip(path, 6)
-    assert clip.frames.shape == (6, 3, 64, 48)
-    assert [number_of(np.rot90(frame, 1, (1, 2))) for frame in clip.frames] == list(range(6))
-
-
-def test_kinds_of_side_data_that_no_table_has_are_kinds():
-    kinds = [Type(value) for value in (4711, -1, 31)]
-    assert all(isinstance(kind, Type) for kind in kinds)
-    assert len({kind.value for kind in kinds}) == len({kind.name for kind in kinds}) == 3
-    assert all(a != b for a, b in itertools.combinations(kinds, 2))
-    assert Type["DISPLAYMATRIX"] is Type(6)

@@ -1,5 +1,4 @@
 import importlib.metadata
-import json
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import DataError, FvcError
-from fvc_lib.services.registry import CROPS, PLAIN_VIEW, View
+from fvc_lib.services.registry import PLAIN_VIEW, View
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, read_table
 from fvc_lib.video.augmentations import AugmentationSettings, apply_augmentation
 from fvc_lib.video.clips.making import make_clips, write_seen
@@ -119,14 +118,6 @@ def test_a_crop_is_the_middle_of_the_picture_with_its_shorter_side_resized(make_
     assert difference.max() <= 3
     assert seen.width * size[0] == pytest.approx(28)
     assert seen.height * size[1] == pytest.approx(28)
-
-
-def test_a_picture_that_is_very_long_keeps_black_bars(make_video):
-    path = make_video("a.mp4", 2, width=512, height=32, frames=[np.full((32, 512, 3), 200, np.uint8)] * 2)
-    frames, (seen,) = decode_view(path, 2, 32, View(fit="crop"))
-    rows = frames[0, 0].max(1) > 100
-    assert rows.sum() == 8  # a fourth: no more is decoded than four times the side
-    assert seen.height == 1
 
 
 def test_boxes_become_squares_with_the_margin_inside_the_picture():
@@ -293,31 +284,13 @@ def test_the_plain_view_keeps_its_place_and_every_other_choice_has_its_own(tmp_p
     assert edited.decode_folder != folders[6]
 
 
-def test_a_clip_whose_record_is_lost_is_made_again(tmp_path, corpus):
-    root, index = corpus
-    store = store_of(tmp_path / "cache", View("window:1"))
-    make_clips(store, index, root, 0, None)
-    beside = store.seen_path(index["video_id"][0])
-    wanted = json.loads(beside.read_bytes())
-    beside.unlink()
-    report = make_clips(store, index, root, 0, None)
-    assert (report.made, report.reused) == (1, 1)
-    assert json.loads(beside.read_bytes()) == wanted
-
-
-@pytest.mark.parametrize("text", ["window", "window:0", "window:-1", "window:4 ", "Uniform", ""])
-def test_another_sampling_is_refused(text):
-    with pytest.raises(ValueError, match="window:STRIDE"):
-        View(text)
-
-
-@pytest.mark.parametrize("text", ["crop:0", "crop:1.5", "crop:.0", "squash"])
-def test_another_fit_is_refused(text):
-    with pytest.raises(ValueError, match=r"crop:0\.875"):
-        View(fit=text)
-
-
-def test_the_crop_for_faces_says_what_it_needs():
-    crop = dict(CROPS.items())["face"]
-    assert "facenet_pytorch" in crop.packages
-    assert "--no-deps" in crop.remedy
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        *(({"sampling": text}, "window:STRIDE") for text in ("window", "window:0", "window:-1", "window:4 ", "")),
+        *(({"fit": text}, r"crop:0\.875") for text in ("crop:0", "crop:1.5", "crop:.0", "squash")),
+    ],
+)
+def test_another_sampling_or_fit_is_refused(changes, wanted):
+    with pytest.raises(ValueError, match=wanted):
+        View(**changes)

@@ -7,7 +7,6 @@ from hypothesis import given, strategies as st
 from fvc_lib.services.registry import View
 from fvc_lib.video.clips import worker
 from fvc_lib.video.clips.store import crop_code, decode_code
-from fvc_lib.video.decode import plan
 from fvc_lib.video.decode.clip import decode_places
 from fvc_lib.video.decode.views import MOST_BYTES, MOST_WINDOWS, decode_view, decode_windows, window_places
 from tests.kits.scored_run import write_video
@@ -59,22 +58,6 @@ def test_what_is_cropped_is_looked_for_in_each_window(video, tmp_path):
     assert len(kept) == found.places.size
 
 
-def test_a_promise_of_the_packets_that_is_not_kept_costs_two_more_passes(video, monkeypatch):
-    """The sink that got half of the frames is given up; what it stored is stored again."""
-    real, handed = plan._Taker.take, []
-
-    def broken(taker, frames, first):
-        handed.extend(frames)
-        return len(handed) <= 9 and real(taker, frames, first)
-
-    expected = decoded(video, View())
-    monkeypatch.setattr(plan._Taker, "take", broken)
-    found, kept = decoded(video, View())
-    assert len(handed) > 9
-    np.testing.assert_array_equal(found.places, expected[0].places)
-    np.testing.assert_array_equal(kept, expected[1])
-
-
 @given(
     n=st.integers(1, 20_000), frames=st.integers(1, 64), stride=st.integers(0, 9), rate=st.floats(0.5, 240),
     side=st.sampled_from([24, 224, 1024]),
@@ -94,14 +77,6 @@ def test_windows_lie_in_the_video_in_their_order_and_are_not_too_many(n, frames,
         assert places[-1, -1] == n - 1
         if not stride and frames > 1:  # spread windows leave nothing out between them
             assert (places[1:, 0] <= places[:-1, -1]).all()
-
-
-def test_a_long_video_has_longer_windows_and_neighbours_keep_their_distance():
-    short, long = (window_places(View(), 8, n, n / 25, 112) for n in (500, 50_000))
-    assert (len(short), len(long)) == (np.clip(len(short), 30, 100), MOST_WINDOWS)
-    assert np.diff(long, axis=1).mean() > 20 * np.diff(short, axis=1).mean()
-    neighbours = window_places(View("window:2"), 8, 50_000, 2000, 112)
-    assert (np.diff(neighbours, axis=1) == 2).all()
 
 
 def test_a_worker_writes_frames_and_tells_where_they_are_or_what_is_wrong(video, tmp_path):

@@ -5,7 +5,7 @@ arithmetic on clips that were decoded before, so threads do it while other video
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -79,7 +79,10 @@ def make_clips(
     store.note_use()
     numbers = range(augmentations_per_video + 1)
     videos = index.select("video_id", "path", "label", "group_id", "content_sha256").to_dicts()
-    missing = {video["video_id"]: _missing(store, video["video_id"], numbers) for video in videos}
+    missing = {
+        video["video_id"]: [number for number in numbers if not store.has(video["video_id"], number)]
+        for video in videos
+    }
     for folder in {store.clip_path(name, number).parent for name, those in missing.items() for number in those}:
         sweep_temporaries(folder)
     failed: dict[str, str] = {}
@@ -125,7 +128,9 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
         try:
             seen = [asdict(SeenClip(**clip)) for clip in read_document(record)["clips"]]
         except (OSError, ValueError, TypeError, LookupError) as error:
-            raise DataError(f"{str(record)!r}: {error}. Delete the file and run 03_augmentation again.") from error
+            raise DataError(
+                f"{str(record)!r}: {error}. Delete the clip next to it (.npy) and run 03_augmentation again."
+            ) from error
         rows += [{**video, **clip, "note": clip["note"] or None} for clip in seen]
     table = frame_of({name: [row[name] for row in rows] for name in SEEN_CLIPS.columns}, SEEN_CLIPS)
     if store.view != PLAIN_VIEW:
@@ -162,7 +167,7 @@ def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256:
         "code": store.decode_code,
         "crop": store.crop_code,
         "recipe": "",
-        "encoded": [store.recipe, str(store.cache_dir), False] if store.recipe else [],
+        "encoded": [store.recipe, ""] if store.recipe else [],
         "seen": "",
     }
 
@@ -199,13 +204,6 @@ def failure_of(value: dict[str, Any]) -> str:
     return str(value.get("video_error", ""))
 
 
-def _missing(store: ClipStore, video_id: str, numbers: Iterable[int]) -> list[int]:
-    missing = [number for number in numbers if not store.has(video_id, number)]
-    if 0 not in missing and store.view != PLAIN_VIEW and not store.seen_path(video_id).is_file():
-        return [0, *missing]
-    return missing
-
-
 def _decoded(
     store: ClipStore, videos: list[Video], missing: dict[str, list[int]], corpus_root: Path, workers: int
 ) -> Generator[tuple[str, str]]:
@@ -218,12 +216,12 @@ def _decoded(
             continue
         source = corpus_root / path_from_text(video["path"])
         item = decode_item(store, source, store.clip_path(video_id, 0), video["content_sha256"])
+        if store.recipe:
+            item["encoded"] = [store.recipe, str(store.cache_dir)]  # later stages read the same files
+        if store.view != PLAIN_VIEW:
+            item["seen"] = str(store.seen_path(video_id).absolute())
         todo.append(video_id)
-        items.append(
-            item
-            | {"encoded": [*item["encoded"][:2], True] if store.recipe else []}  # later stages read the same files
-            | {"seen": str(store.seen_path(video_id).absolute()) if store.view != PLAIN_VIEW else ""}
-        )
+        items.append(item)
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
     with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
         for answer in answers:

@@ -19,7 +19,7 @@ from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError, system_reason
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view, decode_windows
-from fvc_lib.video.reencode import is_reencoded, recipe_named, reencode, reencoded
+from fvc_lib.video.reencode import recipe_named, reencode, reencoded
 
 Item = dict[str, Any]
 
@@ -35,8 +35,8 @@ def make_original(item: Item) -> dict[str, Any]:
             * ``code``, ``crop``: what ``decode_code`` and ``crop_code`` returned when ``target`` was named.
             * ``seen``: the file to write that records which part of the video the clips show; empty: none.
             * ``recipe``: recipe by which the video is first re-encoded into a temporary file; empty: none.
-            * ``encoded``: empty, or the run's recipe, the cache for re-encoded videos, and whether to store this
-              re-encoded video in the cache.
+            * ``encoded``: empty, or the run's recipe and the cache for re-encoded videos. With an empty cache the
+              re-encoded video is a temporary file.
 
     Returns:
         An empty mapping on success, otherwise one key:
@@ -130,9 +130,9 @@ def _prepared(item: Item) -> Iterator[Path]:
 
     It is the source itself, a file in the cache, or a temporary file next to the target, which is deleted afterwards.
     """
-    path, recipe, (encoded, *cache) = as_indexed(item), item["recipe"], item["encoded"] or ("",)
-    if encoded and not recipe and (cache[1] or is_reencoded(path, encoded, cache[0])):
-        yield reencoded(path, encoded, cache[0])
+    path, recipe, (encoded, cache) = as_indexed(item), item["recipe"], item["encoded"] or ("", "")
+    if cache:
+        yield reencoded(path, encoded, cache)
         return
     made: list[Path] = []
     try:

@@ -22,16 +22,6 @@ def stream_of(sizes, is_key=None, seconds=None, codec="h264", **told):
     return Stream(codec, np.array(sizes, np.int64), is_key, seconds, **told)
 
 
-def drawn_stream(draw, count, *, has_times=True):
-    """Random sizes; every eighth packet is a keyframe, and two of three others are B frames, shown before the third."""
-    place = np.arange(count)
-    for first in range(1, count - 2, 3):  # decoded as P B B, shown as B B P
-        place[first : first + 3] = first + 2, first, first + 1
-    is_key = np.arange(count) % 8 == 0
-    seconds = place / 30 if has_times else np.full(count, np.nan)
-    return stream_of(draw.integers(20, 5000, count), is_key, seconds)
-
-
 def test_packets_are_compared_with_those_of_their_kind():
     is_key = np.arange(90) % 30 == 0
     place = np.arange(90)
@@ -83,13 +73,6 @@ def test_timing_is_that_of_intervals_one_by_one(steps):
         assert got["missing"] == pytest.approx(sum(max(0, round(each) - 1) for each in ratios) / len(times))
 
 
-def test_timing_does_not_change_with_the_rate_or_the_begin():
-    steps = np.random.default_rng(4).choice([0.04, 0.04, 0.08, 0.01], 50)
-    times = np.cumsum(steps)
-    one, other = (measure_timing(stream_of(np.ones(50), seconds=each)) for each in (times, 3 * times - 7))
-    assert one == pytest.approx(other)
-
-
 def test_quantisers_are_those_of_frames_compared_with_their_own_type():
     told = np.array([[0.4, 0.01], [0.5, 0.03], [0.6, 0.05], [0.7, 0.07], [np.nan, np.nan]], np.float32)
     intra = np.array([np.nan, 0.1, 0.3, np.nan, np.nan], np.float32)
@@ -97,14 +80,6 @@ def test_quantisers_are_those_of_frames_compared_with_their_own_type():
     assert got == pytest.approx(
         {"level": 0.55, "within": 0.04, "between": 0.05, "key_step": 0.15, "intra": 0.2}, rel=1e-5
     )
-
-
-@given(st.integers(0, 9999), st.integers(1, 40), st.booleans())
-def test_any_stream_has_finite_values_or_none(seed, count, has_times):
-    stream = drawn_stream(np.random.default_rng(seed), count, has_times=has_times)
-    for name in FAMILIES:
-        values = FEATURES.get(name).pooled([FEATURES.get(name).measure(stream)])
-        assert not any(math.isinf(each) for each in values.values())
 
 
 def test_what_cannot_be_told_of_a_still_is_missing():
