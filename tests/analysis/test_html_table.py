@@ -4,7 +4,7 @@ from html import unescape
 import duckdb
 import polars as pl
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.analysis.pages.display import HtmlTable, only_shows
 
@@ -17,6 +17,7 @@ def rows_of(table: HtmlTable) -> list[list[str]]:
 
 
 @given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=12)), min_size=1, max_size=6))
+@settings(max_examples=20, deadline=None)
 def test_any_text_is_shown_as_text(values: list[str]) -> None:
     values = [value for value in values if value.isprintable() and value == " ".join(value.split())] or ["x"]
     table = HtmlTable(pl.DataFrame({"<b>": values}), caption="<i>caption")

@@ -123,7 +123,7 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
 def test_sql_reads_the_files_that_are_named_and_nothing_else_of_the_disk(run: RunPaths, tmp_path: Path) -> None:
     frame = pl.DataFrame({"video_id": queries.predictions([run]).frame["video_id"].head(5), "seen": range(5)})
     writers = {
-        "parquet": frame.write_parquet, "feather": frame.write_ipc, "csv": frame.write_csv, "jsonl": frame.write_ndjson,
+        "parquet": frame.write_parquet, "csv": frame.write_csv,
     }  # fmt: skip
     mine = {f"my_{suffix}": tmp_path / f"mine.{suffix}" for suffix in writers}
     others = [tmp_path / f"other.{suffix}" for suffix in writers]

@@ -67,7 +67,7 @@ def test_the_sentences_name_the_worst_level_the_control_and_what_is_missing(scor
     assert "Worst: h264, CRF 40: ROC AUC" in text
     assert "At 1 of 2 levels a loss of ROC AUC is shown" in text
     assert "ROC AUC changes by +0.0000" in text
-    assert "left out on both sides: h264_crf40 2." in text
+    assert "since they have no score: 2 disturbed videos." in text
     assert "Undisturbed: ROC AUC" in text
     table = level_table(results)
     assert (table["strength"][0], table.height) == ("CRF 40", 3)

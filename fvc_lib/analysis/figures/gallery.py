@@ -15,6 +15,7 @@ import polars as pl
 from PIL import Image
 
 from fvc_lib.analysis.figures.theme import thinned
+from fvc_lib.analysis.pages.display import Displayed
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
@@ -49,8 +50,8 @@ class Card:
     lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Gallery:
+@dataclass(frozen=True, repr=False)
+class Gallery(Displayed):
     """Cards shown in rows, at most 48; ``caption`` is a sentence above them."""
 
     cards: tuple[Card, ...]
@@ -66,9 +67,6 @@ class Gallery:
     def __repr__(self) -> str:
         cards = (f"{card.shows}: {'; '.join((card.title, *card.lines))}" for card in self.cards[:_MOST_CARDS])
         return "\n".join(map(clean_text, (self.caption, *cards)))
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
 
 def card_html(card: Card) -> str:

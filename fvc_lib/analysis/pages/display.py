@@ -33,7 +33,7 @@ _LEFT = ' style="text-align:left"'
 _INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]( [★☆])?$"
 
 
-class _Displayed:
+class Displayed:
     """Mixin that displays an object as HTML (``_repr_html_``), or as text (``repr``) where there is no browser."""
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
@@ -44,7 +44,7 @@ class _Displayed:
 
 
 @dataclass(frozen=True, repr=False)
-class HtmlTable(_Displayed):
+class HtmlTable(Displayed):
     """A frame displayed as a table: HTML in a browser, aligned text elsewhere.
 
     Attributes:
@@ -145,7 +145,7 @@ def _unit_of(name: str) -> tuple[str, str, Callable[[float], str]]:
 
 
 @dataclass(frozen=True, repr=False)
-class HtmlSentences(_Displayed):
+class HtmlSentences(Displayed):
     """Plain sentences displayed as paragraphs; with ``has_lead`` the first is emphasised as the answer."""
 
     sentences: Sequence[str]

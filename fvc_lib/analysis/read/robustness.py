@@ -153,14 +153,10 @@ def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | No
         f"At {shown.height} of {count_text(disturbing.height, 'level')} a loss of {name} is shown ({confidence:.0%}, "
         "corrected for their number by Holm's method). A loss that is not shown may be there all the same."
     )
-    control = levels.filter(level=WITHOUT_LOSS)["difference"].drop_nulls()
-    sentences.append(
-        f"Control, written again without loss: {name} changes by {control[0]:+z.4f}."
-        if control.len()
-        else f"The control ({WITHOUT_LOSS}) was not scored, so the effect of writing a file again is not known."
-    )
-    failed = levels.filter(pl.col("num_failed") > 0).select("level", "num_failed").rows()
+    control = levels.filter(level=WITHOUT_LOSS)["difference"].drop_nulls().to_list()
+    changes = f"changes by {control[0]:+z.4f}" if control else "was not scored: what writing anew does is not known"
+    sentences.append(f"Control, written again without loss: {name} {changes}.")
+    failed = sum(levels["num_failed"])
     if failed:
-        listed = ", ".join(f"{level} {number}" for level, number in failed)
-        sentences.append(f"Videos without a score, left out on both sides: {listed}.")
+        sentences.append(f"Left out on both sides, since they have no score: {count_text(failed, 'disturbed video')}.")
     return sentences
