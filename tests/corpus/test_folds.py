@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -19,7 +18,6 @@ from fvc_lib.corpus.folds import (
     split_for_fold,
     split_parts,
 )
-from fvc_lib.corpus.sources.general import read_fvc2018
 from fvc_lib.services.errors import DataError, LeakageError
 
 
@@ -120,16 +118,6 @@ def test_no_move_or_swap_of_groups_improves_the_balance(
         others[-1][place] = part
     assert cost(parts) < 1e4
     assert cost(parts) <= min(map(cost, others)) + 1e-8
-
-
-def test_fvc2018_is_balanced_to_a_video(shared: Path) -> None:
-    rows = read_fvc2018(shared / "fvc2018").annotations.filter(pl.col("label").is_in(["real", "fake"]))
-    index = rows.unique("source_id", keep="first").select(
-        pl.col("source_id").alias("video_id"), pl.col("stated_group").alias("group_id"), "label"
-    )
-    folds = make_folds(index, 5, 0)
-    assert spread(folds, "real") <= 1
-    assert spread(folds, "fake") <= 1
 
 
 @pytest.mark.parametrize(

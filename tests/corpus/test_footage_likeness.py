@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.copies.perceptual_hash import SameFootage, hash_text, parse_hashes, perceptual_hash
+from fvc_lib.corpus.copies.perceptual_hash import hash_text, parse_hashes, perceptual_hash
 from fvc_lib.corpus.samples.scenes import generator_for, texture
 from tests.corpus.all_pairs import near_duplicate_pairs
 from tests.corpus.test_near_duplicates import COPIES, footage, noisy
@@ -63,15 +63,3 @@ def test_copies_of_drawn_clips_are_found(edit: str, clip: str) -> None:
     if edit != "one frame replaced":
         copy = noisy(original, 3) if edit == "noise" else COPIES[edit](original)
     assert near_duplicate_links([perceptual_hash(original), perceptual_hash(copy)], 10) == [(0, 1)]
-
-
-def test_what_is_connected_or_the_same_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    agree = SameFootage.agree
-    monkeypatch.setattr(SameFootage, "agree", lambda self, one, *of: asked.append(len(one)) or agree(self, one, *of))
-    codes, looks = parse_hashes([perceptual_hash(footage(3, SIDE, SIDE))])
-    rng = np.random.default_rng(0)
-    near = [codes[0] ^ (np.uint64(1) << rng.integers(0, 64, codes[0].shape, np.uint64)) for _ in range(150)]
-    hashes = [hash_text(frames, looks[0]) for frames in [*near, *near[:1] * 500]]
-    assert len(near_duplicate_links(hashes, 10)) == len(hashes) - 1
-    assert sum(asked) < 1.2 * len(near)

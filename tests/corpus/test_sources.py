@@ -32,19 +32,6 @@ def reasons(listing: Listing) -> dict[str, str]:
 
 
 class TestFolder:
-    def test_takes_videos_of_both_folders_at_any_depth(self, tmp_path: Path) -> None:
-        touch(tmp_path, "real/a.mp4", "real/deep/er/b.MKV", "fake/a.mp4", "fake/c.webm")
-        listing = read_corpus(tmp_path)
-        assert [(e.path, e.label) for e in listing.entries] == [
-            ("fake/a.mp4", "fake"),
-            ("fake/c.webm", "fake"),
-            ("real/a.mp4", "real"),
-            ("real/deep/er/b.MKV", "real"),
-        ]
-        assert listing.kind == "folder"
-        assert listing.rejected.is_empty()
-        assert len({entry.source_id for entry in listing.entries}) == 4
-
     def test_links_out_of_the_corpus_are_refused_by_name(self, tmp_path: Path) -> None:
         touch(tmp_path, "outside/secret.mp4", "corpus/real/a.mp4", "corpus/fake/b.mp4", "corpus/more/c.mp4")
         corpus = tmp_path / "corpus"
@@ -191,14 +178,6 @@ class TestManifest:
         }
         assert listing.memberships == (("a.mp4", "g1"), ("a.mp4", "g2"))
 
-    def test_byte_order_mark_quotes_newlines_and_foreign_bytes(self, tmp_path: Path) -> None:
-        names = ['a "b", c.mp4', "two\nlines.mp4", "=cmd().mp4", os.fsdecode(b"caf\xe9.mp4")]
-        touch(tmp_path, *names)
-        manifest = write_csv(tmp_path / "m.csv", ("path", "label"), *((name, "fake") for name in names))
-        manifest.write_bytes(b"\xef\xbb\xbf" + manifest.read_bytes())
-        listing = read_corpus(manifest)
-        assert {os.fsdecode(bytes(path_from_text(e.path))) for e in listing.entries} == set(names)
-
     def test_parquet(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.mp4", "b.mp4", "c.mp4")
         frame = pl.DataFrame(
@@ -218,16 +197,6 @@ class TestManifest:
         (tmp_path / "bad.parquet").write_bytes(b"path,label\n")
         with pytest.raises(UsageError, match="not a Parquet table"):
             read_corpus(tmp_path / "bad.parquet")
-
-
-def test_the_real_manifest(shared: Path) -> None:
-    listing = read_corpus(shared / "media/manifest.csv")
-    table = pl.read_csv(shared / "media/manifest.csv", infer_schema=False)
-    usable = table.filter(pl.col("label").is_in(["real", "fake"]))
-    assert [e.path for e in listing.entries] == sorted(usable["path"])
-    assert {e.path: e.stated_group for e in listing.entries} == dict(usable.select("path", "group").iter_rows())
-    assert set(listing.rejected["reason"]) == {"label_not_used"}
-    assert len(listing.entries) + listing.rejected.height == table.height
 
 
 def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch):
