@@ -11,7 +11,7 @@ the share of fakes among the group's training videos. Otherwise it is the model'
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -21,22 +21,17 @@ from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_fil
 from fvc_lib.corpus.protocols import training_rows
 from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import LEAKAGE_AUDIT, LEFT_OUT, PARTS, check_table, frame_of
+from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.services.tasks import OFFICIAL
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.results import with_targets
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]  # the columns of LEAKAGE_AUDIT
-Control = Callable[[pl.DataFrame], pl.DataFrame]
+Links = Sequence[tuple[int, int]] | None  # pairs of row numbers of near-duplicates; None: not searched for
 T = TypeVar("T")
 
-OFFICIAL_LEAKS = "official_split_leaks"
-_LINK_REASONS = {
-    "same_source": "they share a source id",
-    "same_content": "their files have the same content",
-    "near_duplicate": "their pictures are near-duplicates",
-}
+_LINKS = ("same_source", "same_content", "near_duplicate")
 _CARRIES_AUC = 0.6  # metadata columns are named from this AUC on
 _MOST_CARRIERS = 3
 _ROUNDS_OF_ONE_COLUMN = 25  # boosting rounds; one column needs fewer
@@ -70,143 +65,119 @@ def leakage_audit(
             whether choices were recorded before the outer test labels were opened.
         before: earlier times that outer labels were opened (``results.earlier_openings``); None: do not report them.
         protocol: PROTOCOL schema, the rule that splits the corpus into parts; None: ``kfold``. Under other protocols
-            overlaps are counted in every training. Groups in several parts of the corpus's official split are
+            overlaps are summed over all trainings. Groups in several parts of the corpus's official split are
             reported, not judged.
         left_out: ids of videos without a clip (``results.undecoded``).
     """
-    trainings = None if protocol is None else controls.trainings_of(protocol, config)
-    leaking = _leaking_groups(protocol)
     index, folds, predictions = (table.sort("video_id") for table in (index, folds, predictions))
+    trainings = controls.trainings_of(protocol, config)
+    leaking = set[str]()  # groups in several parts of the corpus's official split
+    if protocol is not None:
+        leaking = set().union(*(training_rows(protocol, fold).leaking for fold in protocol["fold"].unique()))
     rows = [
         *_groups(index, links),
-        *_overlaps(index, [folds] if trainings is None else trainings, config.near_duplicate_bits, leaking),
-        *_official_leaks(protocol, leaking),
+        *_overlaps(index, trainings or [folds], config.near_duplicate_bits, leaking),
         _predictions_of_other_folds(folds, predictions),
-        *([] if augmented is None else [_strayed_copies(folds, augmented)]),
-        *([] if selections is None else [_late_choices(selections)]),
-        *([] if before is None else [_opened_before(before)]),
-        *_claims(predictions, config, protocol),
-        *_metadata_carriers(index, predictions, config, protocol, left_out),
     ]
+    if protocol is not None and protocol["protocol"][0] == OFFICIAL:  # no verdict: papers use this very split
+        example = f", e.g. {min(leaking)!r}" if leaking else ""
+        found = f"{len(leaking):,} groups in several parts of the corpus's own split{example}."
+        rows.append(("official_split_leaks", len(leaking), None, found, None))
+    if augmented is not None:
+        rows.append(_strayed_copies(folds, augmented))
+    if selections is not None:
+        rows.append(_late_choices(selections))
+    if before is not None:  # no verdict: only the author knows why a training was repeated
+        found = (
+            f"{before.replaced} trainings of this run opened an outer fold and were then replaced; the records of "
+            f"{before.unknown} more are damaged. The run was forked from: {before.forked_from or 'none'}. A fork may "
+            "have seen those results. Repeating a training because of its result uses the outer folds to choose."
+        )
+        rows.append(("opened_before", before.replaced + before.unknown, None, found, None))
+    if predictions["fold"].n_unique() > 1:
+        rows += _claims(predictions, config, protocol)
+    if trainings is not None or predictions["fold"].n_unique() > 1:
+        rows += _metadata_carriers(index, predictions, config, protocol, left_out)
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
 
 
 def _groups(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:
     sizes = index.group_by("group_id").agg(pl.len(), pl.col("label").n_unique().alias("labels"))
-    largest = _count(int(sizes["len"].max() or 0), "video")  # type: ignore[arg-type]
-    found = f"{_count(index.height, 'video')} in {_count(sizes.height, 'group')}, the largest of {largest}"
-    yield "groups", sizes.height, None, f"{found}.", None
-    mixed = int((sizes["labels"] > 1).sum())
-    yield "groups_of_both_labels", mixed, None, f"{_count(mixed, 'group')} with both real and fake videos.", None
-    for why, reason in _LINK_REASONS.items():
-        joined = links.filter(pl.col("why") == why).sort("first", "second")
-        example = ""
+    largest = max(sizes["len"], default=0)
+    found = f"{index.height:,} videos in {sizes.height:,} groups; the largest has {largest:,}."
+    yield "groups", sizes.height, None, found, None
+    mixed = sizes.filter(pl.col("labels") > 1).height
+    yield "groups_of_both_labels", mixed, None, f"{mixed:,} groups with both real and fake videos.", None
+    for why in _LINKS:
+        joined = links.filter(why=why).sort("first", "second")
+        found = f"{joined.height:,} links between groups of the corpus because of: {why.replace('_', ' ')}."
         if joined.height:
             first, second, evidence = joined.select("first", "second", "evidence").row(0)
-            example = f", e.g. {first!r} and {second!r} ({evidence})"
-        found = f"{_count(joined.height, 'link')} between groups of the corpus because {reason}{example}."
+            found += f" E.g. {first!r} and {second!r} ({evidence})."
         yield f"joined_by_{why}", joined.height, None, found, None
 
 
-def _leaking_groups(protocol: pl.DataFrame | None) -> frozenset[str]:
-    """Return the ids of groups that are in several parts of the corpus's official split; empty for other protocols."""
-    if protocol is None:
-        return frozenset()
-    return frozenset().union(*(training_rows(protocol, fold).leaking for fold in protocol["fold"].unique()))
-
-
-def _official_leaks(protocol: pl.DataFrame | None, leaking: frozenset[str]) -> Iterator[Row]:
-    """Yield a row about the leaks of a published split; no verdict, since papers must be compared on the same split."""
-    if protocol is None or protocol["protocol"][0] != OFFICIAL:
-        return
-    rows = protocol.filter(pl.col("group_id").is_in(sorted(leaking)), pl.col("part") != LEFT_OUT)
-    counts = ", ".join(f"{_count(rows.filter(part=part).height, 'video')} of {part}" for part in PARTS)
-    example = f" ({counts}), e.g. {min(leaking)!r}" if leaking else ""
-    found = f"{_count(len(leaking), 'group')} in several parts of the corpus's own split{example}."
-    yield OFFICIAL_LEAKS, len(leaking), None, found, None
-
-
 def _overlaps(
-    index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_duplicate_bits: int, leaking: frozenset[str]
+    index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_duplicate_bits: int, leaking: Collection[str]
 ) -> Iterator[Row]:
-    """Yield one row per kind of overlap.
-
-    With several trainings the count is the sum over them, and the sentence describes the training with most overlaps.
-    """
-    of_trainings = [list(_overlaps_of(index, folds, near_duplicate_bits, leaking)) for folds in trainings]
-    for rows in zip(*of_trainings, strict=True):
-        check, count, number, found, passed = max(rows, key=lambda row: row[1] or 0)
-        if len(rows) > 1:
-            count = None if count is None else sum(row[1] or 0 for row in rows)
-            found = f"In the worst of {len(rows)} trainings: {found}"
-        yield check, count, number, found, passed
-
-
-def _overlaps_of(
-    index: pl.DataFrame, folds: pl.DataFrame, near_duplicate_bits: int, leaking: frozenset[str]
-) -> Iterator[Row]:
-    folds = folds.filter(~pl.col("group_id").is_in(sorted(leaking))) if leaking else folds
-    known = folds.join(index.drop("label", "group_id"), on="video_id", how="left", maintain_order="left")
-    for check, column, thing in (
-        ("groups", "group_id", "group"),
-        ("videos", "video_id", "video"),
-        ("stated_groups", "stated_group", "stated group"),
-        ("sources", "source_id", "source"),
-        ("contents", "content_sha256", "file content"),
+    """Yield one row per kind of overlap between folds, without the groups ``leaking``; counts are summed."""
+    facts, links = index.drop("label", "group_id"), list[tuple[int, int]]()
+    tables = [
+        folds.filter(~pl.col("group_id").is_in(sorted(leaking))).with_columns(training=number)
+        for number, folds in enumerate(trainings)
+    ]
+    known = pl.concat(tables).join(facts, on="video_id", how="left", maintain_order="left")
+    for name, column in (
+        ("groups", "group_id"),
+        ("videos", "video_id"),
+        ("stated_groups", "stated_group"),
+        ("sources", "source_id"),
+        ("contents", "content_sha256"),
     ):
-        yield _in_two(known, "fold", column, f"{check}_in_two_folds", thing)
-    check = "near_duplicates_in_two_folds"
-    hashes, pairs = known["perceptual_hash"].to_list(), None
-    if near_duplicate_bits:
-        pairs = near_duplicate_links(hashes, near_duplicate_bits)
-    yield _near_copies(known, "fold", "video_id", check, "video", pairs, hashes.count(None))
+        yield _in_two(known, "fold", column, name)
+    for number in range(len(tables) * bool(near_duplicate_bits)):
+        rows = known.with_row_index("row").filter(training=number)
+        places, hashes = rows["row"].to_list(), rows["perceptual_hash"].to_list()
+        links += [(places[one], places[other]) for one, other in near_duplicate_links(hashes, near_duplicate_bits)]
+    without_hash = known["perceptual_hash"].null_count()
+    yield _near_copies(known, "fold", "near_duplicates", links if near_duplicate_bits else None, without_hash)
 
 
-def _in_two(rows: pl.DataFrame, part: str, column: str, check: str, thing: str) -> Row:
-    """Return the check that counts values of ``column`` which occur with more than one value of ``part``."""
-    parts = rows.drop_nulls(column).group_by(column).agg(pl.col(part).n_unique())
-    count = int((parts[part] > 1).sum())
-    return check, count, None, f"{count:,} of {_count(parts.height, thing)} in more than one {part}.", count == 0
+def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
+    """Return the check that counts values of ``column`` with more than one value of ``part`` in one ``training``."""
+    parts = rows.drop_nulls(column).group_by("training", column).agg(pl.col(part).n_unique())
+    count = parts.filter(pl.col(part) > 1).height
+    found = f"{count:,} of {parts.height:,} {name.replace('_', ' ')} in more than one {part}."
+    return f"{name}_in_two_{part}s", count, None, found, count == 0
 
 
-def _near_copies(
-    rows: pl.DataFrame,
-    part: str,
-    name: str,
-    check: str,
-    thing: str,
-    links: Sequence[tuple[int, int]] | None,
-    num_without_hash: int,
-) -> Row:
-    """Return the check that counts near-duplicate ``links`` (pairs of row numbers) whose two rows differ in ``part``.
+def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_without_hash: int) -> Row:
+    """Return the check that counts near-duplicate ``links`` whose two rows differ in ``part``.
 
     The links are a spanning forest, so no link across parts means no pair across parts.
     """
+    check = f"{name}_in_two_{part}s"
     if links is None:
         return check, None, None, "Near-duplicates were not searched for (near_duplicate_bits is 0).", None
-    parts, names = rows[part].to_list(), rows[name].to_list()
-    across = [(names[one], names[other]) for one, other in links if parts[one] != parts[other]]
-    example = f", e.g. {across[0][0]!r} and {across[0][1]!r}" if across else ""
-    unknown = f"; {_count(num_without_hash, thing)} without a hash not compared" if num_without_hash else ""
-    found = f"{len(across):,} of {_count(len(links), 'near-duplicate link')} between {part}s{example}{unknown}."
-    return check, len(across), None, found, not across
+    parts, names = rows[part].to_list(), rows["video_id" if part == "fold" else "path"]
+    across = [(one, other) for one, other in links if parts[one] != parts[other]]
+    found = f"{len(across):,} of {len(links):,} near-duplicate links between {part}s"
+    if across:
+        found += f", e.g. {names[across[0][0]]!r} and {names[across[0][1]]!r}"
+    return check, len(across), None, f"{found}; {num_without_hash:,} without a hash not compared.", not across
 
 
 def _predictions_of_other_folds(folds: pl.DataFrame, predictions: pl.DataFrame) -> Row:
-    due = folds.join(predictions, on="video_id", how="inner", suffix="_predicted")
-    moved = due.filter(
-        (pl.col("fold") != pl.col("fold_predicted")) | (pl.col("group_id") != pl.col("group_id_predicted"))
-    ).height
-    wrong = moved + int(predictions["video_id"].is_duplicated().sum()) + predictions.height - due.height
-    found = f"{wrong} of {_count(predictions.height, 'prediction')} made twice, or by another fold's model."
+    own = predictions.join(folds, on=["video_id", "fold", "group_id"], how="semi").height
+    wrong = predictions.height - own + int(predictions["video_id"].is_duplicated().sum())
+    found = f"{wrong:,} of {predictions.height:,} predictions made twice, or by another fold's model."
     return "predictions_not_by_their_own_fold", wrong, None, found, wrong == 0
 
 
 def _strayed_copies(folds: pl.DataFrame, augmented: pl.DataFrame) -> Row:
     copies = augmented.filter(pl.col("augmentation_index") > 0)
-    placed = copies.join(folds, on="video_id", how="left", suffix="_of_video", maintain_order="left")
-    strayed = placed.filter(pl.col("group_id").ne_missing(pl.col("group_id_of_video"))).height
-    found = f"{strayed} of {copies.height:,} augmented copies in another group than their video; copies only train."
+    strayed = copies.join(folds, on=["video_id", "group_id"], how="anti").height
+    found = f"{strayed:,} of {copies.height:,} augmented copies in another group than their video; copies only train."
     return "augmented_copies_out_of_place", strayed, None, found, strayed == 0
 
 
@@ -216,36 +187,18 @@ def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
     The choices are the epoch, the threshold and the temperature.
     """
     records = [record for record in selections if record is not None]
-    complete = [record for record in records if record.is_complete]
-    unknown, missing = len(records) - len(complete), len(selections) - len(records)
-    late = sum(bool(record.earlier) for record in complete)
+    unknown, missing = sum(not record.is_complete for record in records), len(selections) - len(records)
+    late = sum(record.is_complete and bool(record.earlier) for record in records)
     found = (
-        f"Epoch, threshold and temperature of {len(complete) - late} of {_count(len(selections), 'fold')} were on disk "
+        f"Epoch, threshold and temperature of {len(records) - unknown - late} of {len(selections)} folds were on disk "
         f"before the outer labels were opened; {late} chosen again after that, {unknown} with a damaged earlier "
         f"record, {missing} without a record."
     )
     return "chosen_after_opening", late + unknown, None, found, late + unknown + missing == 0
 
 
-def _opened_before(before: EarlierOpenings) -> Row:
-    """Return a row about earlier openings of test labels, without a verdict.
-
-    Only the author knows why a training was repeated.
-    """
-    parts = [f"{_count(before.replaced, 'training')} of this run opened an outer fold and was then replaced"]
-    if before.forked_from:
-        parts.append(f"the run was forked from {before.forked_from!r}, whose results may have been seen")
-    if before.unknown:
-        parts.append(f"of {_count(before.unknown, 'replaced training')} the record is damaged")
-    if before != EarlierOpenings():
-        parts.append("a training that is repeated because of a result has used the outer folds to choose")
-    return "opened_before", before.replaced + before.unknown, None, f"{'; '.join(parts)}.", None
-
-
 def _claims(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None) -> Iterator[Row]:
     """Yield the model's AUC, and the AUC that a split by row would have claimed for it."""
-    if predictions["fold"].n_unique() < 2:
-        return
     predictions = with_targets(predictions, protocol)
     auc = controls.auc_within_folds(predictions, "group_id", config)
     name = "mean AUC over targets" if "target" in predictions.columns else "AUC within folds"
@@ -274,32 +227,25 @@ def _metadata_carriers(
     Every column is judged alone, on videos that its model was not trained on.
     """
     folds = predictions.select("video_id", "group_id", "label", "fold")
-    trainings = None if protocol is None else controls.trainings_of(protocol, config, left_out)
-    if trainings is None and folds["fold"].n_unique() < 2:
-        return
+    trainings = controls.trainings_of(protocol, config, left_out)
 
-    def judged(names: Sequence[str] | None = None) -> Interval:
-        def control(rows: pl.DataFrame) -> pl.DataFrame:
-            if names is None:
-                return controls.metadata_only(index, rows)
-            return controls.metadata_only(index, rows, names, rounds=_ROUNDS_OF_ONE_COLUMN)
-
-        return controls.auc_within_folds(
-            with_targets(controls.tested(control, folds, trainings), protocol), "group_id", config
-        )
+    def judged(**options: Any) -> Interval:
+        scored = controls.tested(lambda rows: controls.metadata_only(index, rows, **options), folds, trainings)
+        return controls.auc_within_folds(with_targets(scored, protocol), "group_id", config)
 
     whole = judged().value
     if not whole >= _CARRIES_AUC:  # NaN where each fold has one class
         return
     names = [name for name in (*controls.CATEGORIES, *controls.NUMBERS) if name in index.columns]
-    alone = {name: judged([name]).value for name in names if index[name].n_unique() > 1}
+    varied = [name for name in names if index[name].n_unique() > 1]
+    alone = {name: judged(names=[name], rounds=_ROUNDS_OF_ONE_COLUMN).value for name in varied}
     best = sorted(alone, key=lambda name: -alone[name])[:_MOST_CARRIERS]
     carriers = ", ".join(f"{name} ({alone[name]:.2f})" for name in best if alone[name] >= _CARRIES_AUC)
     found = f"Metadata predicts the labels by {carriers or 'several columns together'}; AUC of each column alone."
     yield "metadata_carriers", None, whole, found, None
     if config.rescale:
         return
-    size = judged(controls.SIZE_AND_RATE)
+    size = judged(names=controls.SIZE_AND_RATE, rounds=_ROUNDS_OF_ONE_COLUMN)
     if size.value >= _CARRIES_AUC and size.low > 0.5:
         found = (
             f"Frame size and rate alone predict the labels: AUC {_interval(size)}; -p rescale 480 brings every video "
@@ -309,15 +255,7 @@ def _metadata_carriers(
 
 
 def _interval(interval: Interval) -> str:
-    value, low, high = interval.row()[:3]
-    if value is None:
-        return "undefined"
-    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _count(number: int, thing: str) -> str:
-    """Return ``1 group`` or ``3 groups``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
 # Tasks image and video_text have one split instead of folds.
@@ -342,14 +280,13 @@ def image_split_audit(
     """
     files, found = _read_again(IMAGE_FILES, images, root, config, progress, stop)
     contents = [image.facts.content_sha256 if image.facts is not None else None for image in found]
-    readable = [number for number, content in enumerate(contents) if content is not None]
-    links = None
+    readable, links = [number for number, content in enumerate(contents) if content is not None], None
     if config.near_duplicate_bits:
         judge = SamePictures([found[number].thumbnail for number in readable])
         hashes = [found[number].perceptual_hash for number in readable]
         near = near_duplicate_links(hashes, config.near_duplicate_bits, judge)
         links = [(readable[one], readable[other]) for one, other in near]
-    return _split_audit(files, contents, "image", links, sum(image.perceptual_hash is None for image in found))
+    return _split_audit(files, contents, links, sum(image.perceptual_hash is None for image in found))
 
 
 def video_text_split_audit(
@@ -368,7 +305,7 @@ def video_text_split_audit(
     contents = [video.content_sha256 if video.probe is not None else None for video in found]
     hashes = [video.perceptual_hash for video in found]
     links = near_duplicate_links(hashes, config.near_duplicate_bits) if config.near_duplicate_bits else None
-    return _split_audit(files, contents, "video", links, hashes.count(None))
+    return _split_audit(files, contents, links, hashes.count(None))
 
 
 def _read_again(
@@ -385,30 +322,24 @@ def _read_again(
 
 
 def _split_audit(
-    files: pl.DataFrame,
-    contents: Sequence[str | None],
-    thing: str,
-    links: Sequence[tuple[int, int]] | None,
-    num_without_hash: int,
+    files: pl.DataFrame, contents: Sequence[str | None], links: Links, num_without_hash: int
 ) -> pl.DataFrame:
     """Return the checks as LEAKAGE_AUDIT.
 
     Args:
         files: table of ``_read_again`` with F rows.
         contents: F, the SHA-256 of each file now; None where it cannot be read.
-        thing: word for one file.
-        links: pairs of row numbers of near-duplicates; None: they were not searched for.
+        links: near-duplicates among the rows of ``files``.
         num_without_hash: files that could not be compared.
     """
-    files = files.with_columns(now=pl.Series(contents, dtype=pl.String))
+    files = files.with_columns(now=pl.Series(contents, dtype=pl.String), training=0)
     changed = files.filter(pl.col("now").ne_missing(pl.col("content_sha256")))["path"].to_list()
-    example = f", e.g. {changed[0]!r}" if changed else ""
-    found = f"{len(changed):,} of {_count(files.height, 'file')} differ from the index{example}."
+    found = f"{len(changed):,} of {files.height:,} files differ from the index. The first: {changed[:3]}."
     rows = [
-        _in_two(files, "part", "group_id", "groups_in_two_parts", "group"),
-        _in_two(files, "part", "path", "files_in_two_parts", "file"),
-        _in_two(files, "part", "now", "contents_in_two_parts", "file content"),
-        _near_copies(files, "part", "path", "near_copies_in_two_parts", thing, links, num_without_hash),
+        _in_two(files, "part", "group_id", "groups"),
+        _in_two(files, "part", "path", "files"),
+        _in_two(files, "part", "now", "contents"),
+        _near_copies(files, "part", "near_copies", links, num_without_hash),
         ("files_unlike_the_index", len(changed), None, found, not changed),
     ]
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")

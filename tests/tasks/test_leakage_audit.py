@@ -76,8 +76,8 @@ def test_clean_tables_pass_every_check(tables, folds, predictions, hashes) -> No
     assert audit["check"].is_unique().all()
     assert of(audit, "joined_by_near_duplicate")["count"] == 2
     assert "'<b>one</b>' and 'two' (a.mp4 ~ b.mp4)" in of(audit, "joined_by_near_duplicate")["finding"]
-    assert "48 videos without a hash" in of(audit, "near_duplicates_in_two_folds")["finding"]
-    assert of(audit, "groups")["finding"] == "60 videos in 20 groups, the largest of 3 videos."
+    assert "48 without a hash" in of(audit, "near_duplicates_in_two_folds")["finding"]
+    assert of(audit, "groups")["finding"] == "60 videos in 20 groups; the largest has 3."
 
 
 def moved(folds: pl.DataFrame, video_id: str = "video00000") -> pl.DataFrame:
