@@ -359,12 +359,12 @@ class ClipSettings:
 class TrunkOptions:
     """Arguments of ``DetectorSpec.build_trunk``."""
 
-    name: str  # the whole name that was asked for, such as ``timm:resnet50``
-    num_frames: int  # of the clips
-    side: int  # theirs, in pixels
-    weights: Path | None = None  # on this machine; None: those that come with the package, else from scratch
-    licence: str = "unknown"  # of the weights, as far as the declaration knows
-    pretrained: bool = True  # whether weights that come with the package are taken
+    name: str  # the requested name, such as ``timm:resnet50``
+    num_frames: int  # frames of a clip
+    side: int  # side of a clip in pixels
+    weights: Path | None = None  # weights on this machine; None: the package's weights, else from scratch
+    licence: str = "unknown"  # licence of the weights
+    pretrained: bool = True  # whether to load weights that come with the package
 
 
 @dataclass(frozen=True)
@@ -378,32 +378,32 @@ class DetectorSpec:
     ``frame_features`` if it exists.
     """
 
-    name: str  # what the parameter ``model`` calls it; "timm:NAME" stands for a family
-    family: str  # where it comes from: own, or a package
-    paper: str  # where it is described
-    licence: str  # of its code
-    num_frames: int  # of the clips it was made for
-    side: int  # theirs, in pixels
-    normalisation: str  # of the pixels, in words; the network does it, from uint8
-    micro_batch: int  # clips in memory at once where ``batch_size`` is 0: 1 to 8, safe on a small machine
-    frame_sampling: str = "uniform"  # how its clips' frames are sampled, as ``View`` says
-    frame_fit: str = "letterbox"  # and how they are brought to its side
+    name: str  # the value of the parameter ``model``; "timm:NAME" stands for a family
+    family: str  # its origin: own, or a package
+    paper: str  # citation
+    licence: str  # licence of its code
+    num_frames: int  # frames of the clips that it was made for
+    side: int  # side of these clips in pixels
+    normalisation: str  # how the network normalises uint8 pixels, in words
+    micro_batch: int  # clips in memory at once if ``batch_size`` is 0: 1 to 8
+    frame_sampling: str = "uniform"  # ``View.sampling`` of its clips
+    frame_fit: str = "letterbox"  # ``View.fit`` of its clips
     build: Callable[[], Any] | None = None
     build_trunk: Callable[[TrunkOptions], Any] | None = None
     aliases: tuple[str, ...] = ()  # further names
-    bibtex: str = ""  # the entry or entries of its paper
-    weights: str = ""  # where its published weights are: a hub id, or a package and its name for them
-    weights_licence: str = ""  # theirs
-    brings_weights: bool = False  # whether they come with the installation, and are taken where none are named
-    packages: tuple[str, ...] = ()  # that it needs besides the default installation
-    head: str = "mean"  # over the trunk's features, one of ``detectors/heads``
-    tune: str = "all"  # what is trained: head, norms, last:N, effort or all
+    bibtex: str = ""  # BibTeX entries of its paper
+    weights: str = ""  # published weights: a hub id, or a package and their name in it
+    weights_licence: str = ""  # licence of the weights
+    brings_weights: bool = False  # whether the weights come with the installation and are the default
+    packages: tuple[str, ...] = ()  # packages that it needs besides the default installation
+    head: str = "mean"  # head over the trunk's features, one of ``detectors/heads``
+    tune: str = "all"  # trained parameters: head, norms, last:N, effort or all
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
-    of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: the declaration of one of its names
+    of_name: Callable[[str], "DetectorSpec"] | None = None  # for a family: returns the declaration of one of its names
     # The input in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (a frozen trunk's features);
     # then ``build`` gives a ``detectors.classical.ClassicalModel``. Empty: it is a network.
     of_features: str = ""
-    trunk: str = ""  # of ``embedding``: the network whose trunk that is
+    trunk: str = ""  # for ``embedding``: name of the network that has the trunk
 
     def clips(self, num_frames: int, side: int, sampling: str = "", **view: Any) -> ClipSettings:
         """Return clip settings; 0 and empty mean the network's values. ``view`` has further arguments of ``View``."""
@@ -471,7 +471,7 @@ class Crop:
 
     name: str
     find: Callable[[Any], Any]
-    packages: tuple[str, ...] = ()  # that it needs besides the default installation; their versions count
+    packages: tuple[str, ...] = ()  # packages that it needs besides the default installation; their versions count
     code: str = ""  # dotted name of its module
     remedy: str = ""  # how to get the packages
 

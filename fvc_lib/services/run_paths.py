@@ -86,35 +86,37 @@ class RunPaths:
         return self.root.parent.name
 
     # The run as a whole
-    run_json = _Path("run.json")  # what was asked, with which code, versions and hardware
+    run_json = _Path("run.json")  # parameters, code, versions and hardware
     status_json = _Path("status.json")  # the state of the run and of every stage
     params_yaml = _Path("params.yaml")  # the resolved parameters
-    networks = _Path("networks")  # a copy of the user's file, or cell, with the network
+    networks = _Path("networks")  # a copy of the user's file with the network
     code_patch = _Path("code.patch")  # changes of the checkout since its commit when the run began
     report_html = _Path("report.html")  # the offline page of the whole run
     notebooks = _Path("notebooks")  # executed notebooks
     logs = _Path("logs")  # plain text
     slurm = _Path("slurm")  # the batch scripts of the run, and SLURM's accounting
     shards = _Path("shards")  # <stage>/<number>_of_<number>.json: how far each shard of a stage is
-    superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
+    superseded = _Path("superseded")  # earlier files of repeated stages: <number>/ and their paths in the run
 
-    # Tables that stages talk through, each checked against its schema
+    # Tables that stages exchange; ``services.tables`` has their schemas
     tables = _Path("tables")
     index = _Path("tables/index.parquet")  # usable videos
-    original_index = _Path("tables/original_index.parquet")  # of the original files, where they are re-encoded
+    original_index = _Path("tables/original_index.parquet")  # index of the original files, if the run re-encodes them
     rejected = _Path("tables/rejected.parquet")  # listed videos that cannot be used, with reasons
-    group_links = _Path("tables/group_links.parquet")  # links between videos that the label source kept apart
-    annotations = _Path("tables/annotations.parquet")  # every row of the corpus's label tables, videos or not
-    folds = _Path("tables/folds.parquet")  # outer folds: by which training each video is tested
+    group_links = _Path("tables/group_links.parquet")  # links that joined groups of the label source
+    annotations = _Path("tables/annotations.parquet")  # every row of the corpus's label tables, also without a video
+    folds = _Path("tables/folds.parquet")  # the outer fold that tests each video
     protocol = _Path("tables/protocol.parquet")  # the part of each video in each training
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
-    seen_clips = _Path("tables/seen_clips.csv")  # frames and part of the picture of each clip, where chosen
+    seen_clips = _Path("tables/seen_clips.csv")  # frames and picture part of each clip, if the view chooses them
     features = _Path("tables/features.parquet")  # forensic features of every video
-    final_validation = _Path("tables/final_validation.parquet")  # of the network of all groups, on its validation part
+    final_validation = _Path(
+        "tables/final_validation.parquet"
+    )  # logits of the network of all groups on its validation part
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
-    slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
+    slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and other attributes
     robustness = _Path("tables/robustness.parquet")  # scores of the disturbed test videos, on request
-    robustness_results = _Path("tables/robustness_results.csv")  # and their metrics
+    robustness_results = _Path("tables/robustness_results.csv")  # metrics of these scores
     leakage_audit = _Path("tables/leakage_audit.parquet")  # the checks for leaks
     scores = _Path("tables/scores.csv")  # every tested video, mistakes first
     video_frames = _Path("tables/video_frames.parquet")  # a strip of frames of the first of them
@@ -127,21 +129,23 @@ class RunPaths:
     video_texts = _Path("tables/video_texts.parquet")  # usable pairs of video and text, with their part of the split
     retrieval_ranks = _Path("tables/retrieval_ranks.parquet")  # the rank of each test query's match
     captions = _Path("tables/captions.parquet")  # captions written for the test videos
-    embeddings = _Path("tables/test_embeddings.safetensors")  # of the test videos and texts
+    embeddings = _Path("tables/test_embeddings.safetensors")  # embeddings of the test videos and texts
     task_results = _Path("task_results.feather")  # metrics, intervals and controls of tasks without folds
 
-    # Of one stage, or one fold of it; one writer each
+    # Files of one stage, or of one fold of it; every file has one writer
     task_lock = _PathOf("locks/{}.lock")  # held by a job that works on it alone
     metrics = _PathOf("metrics/{}.jsonl")  # its metric log
     memory = _PathOf("memory/{}.jsonl")  # its memory samples
     memory_events = _PathOf("memory/events/{}.jsonl")  # events of its memory
     stage_log = _PathOf("logs/{}.log")  # output of its kernel and native libraries outside the notebook
     executed_notebook = _PathOf("notebooks/{}.ipynb")  # the record of a finished stage
-    partial_notebook = _PathOf("notebooks/{}.partial.ipynb")  # of one that is running or died
-    stage_checkpoint = _PathOf("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
+    partial_notebook = _PathOf("notebooks/{}.partial.ipynb")  # the record of a running or failed stage
+    stage_checkpoint = _PathOf(
+        "checkpoints/stage_{}.json"
+    )  # digests of its files, and its fingerprint; exists if it has finished
 
-    # Of one fold, or of one disturbance
-    predictions = _PathOf("tables/predictions_fold_{}.parquet")  # of its test videos
+    # Files of one fold, or of one disturbance
+    predictions = _PathOf("tables/predictions_fold_{}.parquet")  # predictions of its test videos
     validation_predictions = _PathOf("tables/validation_predictions_fold_{}.parquet")  # of its inner validation videos
     fold_checkpoints = _PathOf("checkpoints/fold_{}")  # the folder
     fold_outcome = _PathOf("checkpoints/fold_{}/outcome.json")  # written last, so a fold with one has finished
