@@ -123,7 +123,6 @@ class Measure:
         is_split_in_folds: whether folds cover all samples; else only a test part was judged.
         strict_controls: the controls that must have a value before the model can be above its controls. Maps the name
             of a control to the command that computes it.
-        is_of_classes: whether the score covers all classes together.
         leaks: a sentence on the leaks of the official split that the run used; empty if there are none.
     """
 
@@ -133,7 +132,6 @@ class Measure:
     remark: str = ""
     is_split_in_folds: bool = False
     strict_controls: Mapping[str, str] = field(default_factory=dict)
-    is_of_classes: bool = False
     leaks: str = ""
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
@@ -253,7 +251,7 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
         scores = tuple(Score(*row) for row in rows.select("source", "value", *ends).iter_rows())
         name = metric_name(metric) if subject == "all" else f"{metric_name(metric)}, {subject_name(subject)}"
         strict = TASKS[task].strict_controls.get(begins, {})
-        measure = Measure(name, one, strict_controls=strict, is_of_classes=subject == "all")
+        measure = Measure(name, one, strict_controls=strict)
         return MeasuredScores(measure, scores, models[0]["num_samples"], models[0]["num_groups"])
     return MeasuredScores(Measure(*TASKS[task].no_headline))
 
@@ -265,8 +263,8 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
     if TASKS[task].headline:
         table, answer = run.task_results, read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
         measured = task_scores(answer.frame, task)
-        untested = untested_classes(run) if measured.scores and measured.measure.is_of_classes else []
-        measured = replace(measured, notes=answer.notes, cautions=tuple(untested))
+        untested = tuple(untested_classes(run)) if measured.scores else ()
+        measured = replace(measured, notes=answer.notes, cautions=untested)
     else:
         table, answer = run.results, results([run])
         scores = overall_scores(answer.frame)
