@@ -1,15 +1,20 @@
+import av
 import numpy as np
 
 from fvc_lib.video.clips.store import contact_sheet
 
 
-def test_rows_are_clips_and_columns_are_frames():
-    short = np.full((2, 3, 4, 5), 10, np.uint8)
-    long = np.arange(3, dtype=np.uint8).repeat(3 * 4 * 5).reshape(3, 3, 4, 5)
-    sheet = contact_sheet([short, long], gap=2, background=77)
-    assert sheet.shape == (10, 3 * 5 + 2 * 2, 3)
-    assert (sheet[:4, :5] == 10).all()
-    assert (sheet[:4, 14:] == 77).all()  # the shorter clip leaves its last column free
-    assert (sheet[4:6] == 77).all()
-    for number in range(3):
-        assert (sheet[6:, 7 * number : 7 * number + 5] == number).all()
+def test_rows_are_clips_and_columns_are_frames(tmp_path):
+    clips = np.random.default_rng(0).integers(0, 200, (2, 3, 3, 4, 5)).astype(np.uint8)
+    path = tmp_path / "sheet.png"
+    path.write_bytes(contact_sheet(clips, gap=2))
+    with av.open(str(path)) as container:  # another decoder
+        (frame,) = container.decode(video=0)
+    sheet = frame.to_ndarray(format="rgb24")
+    assert sheet.shape == (2 * 6, 3 * 7, 3)
+    for row, clip in enumerate(clips):
+        for column, picture in enumerate(clip):
+            cell = sheet[6 * row : 6 * row + 6, 7 * column : 7 * column + 7]
+            np.testing.assert_array_equal(cell[:4, :5], picture.transpose(1, 2, 0))
+            assert (cell[4:] == 255).all()
+            assert (cell[:, 5:] == 255).all()

