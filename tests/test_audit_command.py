@@ -79,6 +79,7 @@ def test_what_the_user_has_in_the_folder_is_not_written_over(tmp_path, monkeypat
     assert Path("mine/coverage.csv").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_an_audit_that_fails_leaves_with_the_code_of_its_kind(tmp_path):
     parameters = {"score_table": str(tmp_path / "gone.csv"), "output_folder": str(tmp_path)}
     asked = {"page": tmp_path / "audit.html", "title": "", "runs_dir": str(tmp_path), "what": "the audit"}

@@ -273,7 +273,6 @@ REPORTING = """
 @pytest.mark.parametrize(
     ("ended", "signals", "code"),
     [
-        (0, [signal.SIGUSR1], 75),
         (0, [signal.SIGINT, signal.SIGUSR1], 130),
     ],
 )

@@ -42,25 +42,20 @@ def test_every_params_file_is_valid_and_says_what_it_is_for(path):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("files", "given", "warns"),
     [
-        ({}, "params/demo.yaml has values for the sample videos"),
-        ({"task": "image"}, ""),  # another task's file
-        ({"corpus": ""}, ""),
+        (["safe", "demo"], {"corpus": "x"}, True),
+        (["safe", "demo"], {"corpus": "x", "task": "image"}, False),  # another task's file
+        (["safe", "demo"], {}, False),
+        (["safe"], {"corpus": "x"}, False),
+        ([], {}, True),  # the default network sees nothing in the sample corpus
+        ([], {"model": "frame_cnn"}, False),
     ],
 )
-def test_the_demo_s_values_on_another_corpus_are_said_with_what_to_do(given, words):
-    config = resolve_config(read_params_file(FOLDER / "demo.yaml"), environ={}, command_line={"corpus": "x", **given})
-    said = values_of_another_corpus([FOLDER / "safe.yaml", FOLDER / "demo.yaml"], config)
-    assert words in said
-    assert ("Leave --params out" in said) == bool(words)
-    assert values_of_another_corpus([FOLDER / "safe.yaml"], config) == ""
-
-
-def test_the_pretrained_default_on_the_sample_corpus_is_said_to_see_nothing_there():
-    bare = resolve_config({}, environ={})
-    assert "--params params/demo.yaml has a network that does" in values_of_another_corpus([], bare)
-    assert values_of_another_corpus([], resolve_config({"corpus": "x"}, environ={})) == ""
+def test_values_of_another_corpus_are_warned_about(files, given, warns):
+    config = resolve_config({}, environ={}, command_line=given)
+    said = values_of_another_corpus([FOLDER / f"{name}.yaml" for name in files], config)
+    assert ("--params params/demo.yaml" in said) == bool(said) == warns
 
 
 @pytest.mark.parametrize("name", sorted({*PROFILES, *IMAGE_PROFILES}))

@@ -117,13 +117,11 @@ def test_any_number_of_shards_leaves_nothing_to_the_notebooks_and_changes_no_bit
     assert (record.state, record.done) == ("done", record.total)
     assert SUSPECTS.in_hand is None
 
-    for workers in (1, 3):  # as one notebook with so many processes
-        config = config_of(corpus, tmp_path / f"here_{workers}")
-        alone = Notebooks(config, begin_run(config, command="a test"))
-        assert (alone.index(workers), alone.clips(workers), alone.features(workers)) == (0, 0, 0)
-        assert alone.trunk_features() == 0
-        assert sharded.written() == alone.written()
-        assert len(alone.written()) > 36
+    config = config_of(corpus, tmp_path / "here")
+    alone = Notebooks(config, begin_run(config, command="a test"))
+    assert (alone.index(3), alone.clips(3), alone.features(3), alone.trunk_features()) == (0, 0, 0, 0)
+    assert sharded.written() == alone.written()
+    assert len(alone.written()) > 36
 
 
 def test_a_shard_that_cannot_be_is_refused(corpus, tmp_path):

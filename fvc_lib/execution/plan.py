@@ -215,8 +215,8 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
 
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Move every file of ``tasks`` to ``superseded/<number>/``; two processes never move files of the same task."""
-    number = 1 + sum(1 for _ in run.superseded.glob("*"))
+    """Move every file of ``tasks`` to ``superseded/<number>/``, where the number is a new one."""
+    number = 1 + max((int(path.name) for path in run.superseded.glob("*") if path.name.isdecimal()), default=0)
     for path in (path for task in tasks for path in written_by(run, task) if path.exists()):
         target = run.superseded / str(number) / path.relative_to(run.root)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -81,6 +81,7 @@ def test_over_the_nodes_of_a_job_one_training_goes_at_a_time_on_all_gpus(monkeyp
     assert (many.num_ranks, gpus.most_of_ranks_at_once(many), gpus.folds_at_once(many)) == (1, None, 4)
 
 
+@pytest.mark.slow
 def test_groups_of_gpus_of_trainings_at_once_never_overlap(make_project, monkeypatch):
     """Five GPUs are two groups of two; each fold waits until as many as may be at work are, and sees whose GPUs."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,9,11")

@@ -1,8 +1,6 @@
 """The runner with real kernels: what it skips, what it says when a notebook dies, and what survives a kill."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +8,10 @@ import pytest
 
 from fvc_lib.execution import plan as finished
 from fvc_lib.execution.plan import begin_training_state
-from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import code_versions
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.records.digests import read_document
-from tests.execution.conftest import ONE, PATIENCE_SECONDS, TWO, start_runner, wait_for
+from tests.execution.conftest import ONE, TWO
 
 
 def cell_states(record: Path) -> list[str]:
@@ -115,29 +112,6 @@ def test_a_notebook_that_dies_is_told_truthfully(make_project, source, code, wor
     document["cells"] = [c for c in document["cells"] if "".join(c["source"]) != source]
     path.write_text(json.dumps(document))
     assert project.execute(run)[0] == 0
-
-
-SLOW = """
-import time
-(folder / "slow.started").write_text("")
-while not (folder / "go").exists():
-    time.sleep(0.05)
-"""
-
-
-def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project):
-    session = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('two', globals())"
-    project = make_project(one=[ONE], two=[session, SLOW, TWO])
-    run = project.begin()
-    runner = start_runner(run, project)
-    wait_for((run.tables / "slow.started").exists, "the second stage to start")
-    os.kill(runner.pid, signal.SIGTERM)
-    shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
-    assert runner.returncode == 75, shown
-    status = read_status(run)
-    assert status.state == "requeue"
-    assert status.stages["two"].state == "interrupted"
-    assert "--resume" in shown
 
 
 @pytest.mark.parametrize("option", ["start", "force"])

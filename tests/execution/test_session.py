@@ -73,7 +73,6 @@ def test_a_notebook_that_works_on_others_tables_begins_no_run(runs_dir, run_dir)
     ("stage", "cell", "begun_with"),
     [
         ("01_data_index", {"seed": 0}, {"fixed_size": 96, "epochs": 12, "experiment": "demo"}),
-        ("20_video_text", {"fixed_size": 0}, {"fixed_size": 64, "epochs": 50, "batch_size": 32}),
     ],
 )
 def test_an_untouched_notebook_without_any_run_does_what_its_demo_does_and_says_so(

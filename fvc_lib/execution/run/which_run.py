@@ -110,10 +110,9 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
     uses_demo = path.resolve() in [file.resolve() for file in params_files]
     is_default = task.name == DEFAULT_TASK and config.model == RunConfig.model_fields["model"].default
     if uses_demo if config.corpus else is_default and not uses_demo:
-        return (
-            f"params/{path.name} has the values for the {task.sample}, on which the default model scored chance. Give "
-            f"--params params/{path.name} with that corpus, and -p task {task.name} without it with another one."
-        )
+        sample = f"{config.model} scored chance on the {task.sample}"
+        why = f"the values of params/{path.name} are for the {task.sample}" if config.corpus else sample
+        return f"{why}. Give --params params/{path.name} with that corpus, and -p task {task.name} with others."
     return ""
 
 
