@@ -1,7 +1,7 @@
 """Evidence on a judged file: its score over time, an occlusion map, and its provenance.
 
 For the score over time the networks judge windows (short runs of frames) over the whole video;
-``video/decode/windows.py`` defines the windows.
+``video/decode/views.py`` defines the windows.
 
 An occlusion map shows how much each part of a clip raises the networks' logit of fake. One tile is replaced by the
 local mean of its frame; the drop of the logit is the tile's value (Zeiler and Fergus, "Visualizing and understanding
