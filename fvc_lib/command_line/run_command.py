@@ -192,12 +192,12 @@ class RunCommand:
         """Create the folder of a new run; a fork gets the files of the tasks that it takes over."""
         prepare, ancestor = None, self.ancestor
         if ancestor is not None:
-            kept, carried = self._taken(ancestor)
+            copied, continued = self._taken(ancestor)
             changed = {name: list(change) for name, change in self._changes(ancestor).items()}
-            self._print_fork(ancestor, kept, carried)
+            self._print_fork(ancestor, copied, continued)
 
             def prepare(fork: RunPaths) -> Mapping[str, object]:
-                which_run.take_over(ancestor, fork, kept, carried)
+                which_run.take_over(ancestor, fork, copied, continued)
                 return {"forked_from": ancestor.run_id, "changed": changed}
 
         state: Literal["waiting", "running"] = "waiting" if self._submits else "running"
@@ -217,11 +217,11 @@ class RunCommand:
         whole = make_plan(self.notebooks, self.config, ancestor)
         return which_run.tasks_of_fork(ancestor, self.notebooks, whole, self._changes(ancestor))
 
-    def _print_fork(self, ancestor: RunPaths, kept: Sequence[Task], carried: Sequence[Task]) -> None:
+    def _print_fork(self, ancestor: RunPaths, copied: Sequence[Task], continued: Sequence[Task]) -> None:
         """Print the changed parameters of a fork, and the tasks that it takes over."""
         click.echo(f"fork of {ancestor.run_id}: {which_run.in_words(self._changes(ancestor))}")
-        click.echo(f"  kept: {', '.join(task.key for task in kept) or 'nothing'}")
-        click.echo(f"  go on from their checkpoints: {', '.join(task.key for task in carried) or 'none'}")
+        click.echo(f"  kept: {', '.join(task.key for task in copied) or 'nothing'}")
+        click.echo(f"  go on from their checkpoints: {', '.join(task.key for task in continued) or 'none'}")
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
         """Submit the unfinished tasks of ``run`` as jobs; return 0.

@@ -64,7 +64,7 @@ def stop_on_signals() -> Iterator[None]:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     del frame
-    raise StoppedError(f"{signal.Signals(number).name}: stopped; what was found is kept, and the same command goes on")
+    raise StoppedError(f"{signal.Signals(number).name}: stopped; results are stored, and the same command goes on")
 
 
 def _probe(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:

@@ -65,7 +65,7 @@ def torch(config: RunConfig) -> Iterator[Finding]:
         device = devices[answer.position]
         if not answer.failure:
             yield Finding(f"torch on {device}", "ok", f"torch {answer.value} computes")
-        else:  # without a device that was not asked for a run computes on the CPU
+        else:  # with device auto a run falls back to the CPU
             state: State = "warning" if (device, config.device) == ("cuda", "auto") else "problem"
             yield Finding(f"torch on {device}", state, answer.detail, remedy)
 

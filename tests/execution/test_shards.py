@@ -97,5 +97,5 @@ def test_status_shows_the_shards_that_are_done_and_the_files_given_up(tmp_path):
         path.write_text(json.dumps(vars(record)))
     record_path(run, "03_augmentation", Shard(3, 4)).write_text("{torn")
     line = shards_line(run, "03_augmentation", 4)
-    for fact in ("2 of 4 done", "150 of 200 files", "1 given up: bad.mp4"):
+    for fact in ("2 of 4 done", "150 of 200 files", "1 rejected: bad.mp4"):
         assert fact in line

@@ -77,12 +77,9 @@ def bar_reporter(what: str) -> Report:
     """Return a callback ``(done, total, part)`` that draws a bar in a live notebook or terminal."""
     from tqdm.auto import tqdm
 
-    bar: Any = None
+    bar = tqdm(desc=what)
 
     def report(done: int, total: int, part: str = "") -> None:
-        nonlocal bar
-        if bar is None:
-            bar = tqdm(total=total, desc=what)
         bar.total = total
         bar.set_postfix_str(part, refresh=False)
         bar.update(done - bar.n)
@@ -169,10 +166,8 @@ class StageSession:
         )
 
     def progress(self, what: str) -> Report:
-        """Return a callback ``(done, total)`` that shows progress: a bar when live, the runner's line when headless."""
-        if self.headless:
-            return file_reporter(progress_path(self.paths, self.stage, self.fold), what)
-        return bar_reporter(what)
+        """Return the progress callback ``(done, total, part)`` of this notebook; see ``reporter_to``."""
+        return reporter_to(progress_path(self.paths, self.stage, self.fold), what)
 
     def stop(self) -> bool:
         """Return whether the stage shall stop. After the first call a signal only sets this flag and ends no cell."""

@@ -156,5 +156,5 @@ def shards_line(run: RunPaths, stage: str, of: int) -> str:
     if total:
         line += f"; {done:,} of {total:,} files of those begun"
     if given_up := sorted({file for record in records for file in record.given_up}):
-        line += f"; {len(given_up)} given up: {', '.join(given_up[:3])}"
+        line += f"; {len(given_up)} rejected: {', '.join(given_up[:3])}"
     return line

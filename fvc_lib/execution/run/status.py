@@ -75,7 +75,7 @@ class RunStatus(BaseModel):
     state: RunState = "running"
     started_utc: str
     finished_utc: str | None = None
-    duration_seconds: float | None = None  # at work, summed over attempts; of a shared run summed over tasks
+    duration_seconds: float | None = None  # summed over attempts; of a shared run over its tasks
     peak_rss_bytes: int | None = None
     exit_code: int | None = None
     shared: bool = False  # whether several jobs work on it, each on other tasks

@@ -202,29 +202,29 @@ def tasks_of_fork(
         changed: names of the parameters that differ.
     """
     stale, config = {planned.task.stage.name for planned in plan if planned.run}, run_config(ancestor)
-    kept, carried = [], []
+    copied, continued = [], []
     for planned in plan:
         stage, fold = planned.task.stage, planned.task.fold
         # Copy a finished training whose inputs may come out the same; the fork's plan decides whether it runs.
         if not planned.run or (planned.only_if_changed and stage.trains):
-            kept.append(planned.task)
+            copied.append(planned.task)
         elif stage.trains and not stale & stage.reads(config) and not configuration.STARTS_ANEW.intersection(changed):
             folder = ancestor.training_checkpoints(stage.name, fold)
             inputs = {"files": content_chosen(config), "cells": notebooks[stage.name].source_hash}
             if (folder / LATEST).is_file() and has_inputs(folder, inputs):
-                carried.append(planned.task)
-    return kept, carried
+                continued.append(planned.task)
+    return copied, continued
 
 
-def take_over(ancestor: RunPaths, fork: RunPaths, kept: Sequence[Task], carried: Sequence[Task]) -> None:
-    """Copy all files of the tasks ``kept`` and the training state of the tasks ``carried`` into the run ``fork``."""
+def take_over(ancestor: RunPaths, fork: RunPaths, copied: Sequence[Task], continued: Sequence[Task]) -> None:
+    """Copy all files of the tasks ``copied``, and the training state of ``continued``, into the run ``fork``."""
     before, status = read_status(ancestor), read_status(fork)
-    for task in (*kept, *carried):
+    for task in (*copied, *continued):
         folder = ancestor.training_checkpoints(task.stage.name, task.fold)
         note = [folder / NOTE] if task.stage.trains else []
-        unfinished = ["outcome.json", "best_model.*"] if task in carried else []
+        unfinished = ["outcome.json", "best_model.*"] if task in continued else []
         state = [folder, ancestor.metrics(task.stage.name, task.fold)]
-        for path in [*(state if task in carried else written_by(ancestor, task)), *note]:
+        for path in [*(state if task in continued else written_by(ancestor, task)), *note]:
             target = fork.root / path.relative_to(ancestor.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
@@ -232,9 +232,9 @@ def take_over(ancestor: RunPaths, fork: RunPaths, kept: Sequence[Task], carried:
                 shutil.copytree(path, target, dirs_exist_ok=True, ignore=ignored)
             elif path.is_file():
                 shutil.copyfile(path, target)
-        if task in kept and task.key in before.stages:
+        if task in copied and task.key in before.stages:
             status.stages[task.key] = before.stages[task.key]
-        elif task in carried:
+        elif task in continued:
             # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
             status.stage(task.key).attempts = before.stage(task.key).attempts
     status.write(fork)
