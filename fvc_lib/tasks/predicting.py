@@ -30,8 +30,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_FILES, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 from fvc_lib.tasks.journal import BLOCK_FILES
-from fvc_lib.tasks.network_code import changed_functions, functions_of, own_code
-from fvc_lib.tasks.recipe import TrainedClass, read_outcome
+from fvc_lib.tasks.recipe import TrainedClass, changed_functions, functions_of, own_code, read_outcome
 from fvc_lib.video.clips.store import Pixels
 
 KNOWN = "known_files.parquet"

@@ -5,18 +5,23 @@ A control is a training without real knowledge, such as one on shuffled labels. 
 task, such as ``video`` or ``image``, describes its part with a ``Training``. One process trains, or several ranks do.
 """
 
+import ast
 import copy
 import inspect
 import logging
+import re
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
+from torch import nn
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, training_device
@@ -43,11 +48,12 @@ from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.network_code import functions_of, own_code
 
 Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
 _logger = logging.getLogger(__name__)
+_MOST_NAMED = 5
+_USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # the folder of the file does not count
 MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
 
 
@@ -63,7 +69,6 @@ class TrainedClass:
         num_frozen: number of parameters that are never trained.
         weights, weights_sha256, weights_licence: path, digest and licence of the published weights that the network
             began with; empty: random weights.
-        left_out: names in the weights file that the network does not have, such as the publisher's class layer.
         notes: differences from the published network; for a class in a user's file, the class and the file.
         functions: digests of the functions by name (``functions_of``), which show what code has changed.
     """
@@ -76,7 +81,6 @@ class TrainedClass:
     weights: str = ""
     weights_sha256: str = ""
     weights_licence: str = ""
-    left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     functions: Mapping[str, str] = field(default_factory=dict)
 
@@ -110,17 +114,14 @@ class TrainedClass:
             weights=loaded.source,
             weights_sha256=loaded.sha256,
             weights_licence=loaded.licence,
-            left_out=loaded.left_out,
         )
 
     def sentences(self) -> str:
         """Return sentences on the initial weights, frozen parameters and ``notes``; may be empty."""
         texts = []
         if self.weights:
-            left_out = f"; left out: {', '.join(self.left_out)}" if self.left_out else ""
             texts.append(
-                f"Weights from {self.weights} (SHA-256 {self.weights_sha256[:12]}, licence: {self.weights_licence})"
-                f"{left_out}."
+                f"Weights from {self.weights} (SHA-256 {self.weights_sha256[:12]}, licence: {self.weights_licence})."
             )
         if self.num_frozen:
             texts.append(f"{self.num_frozen:,} parameters are frozen.")
@@ -562,3 +563,47 @@ def settings_of(
         gradient_checkpointing=config.gradient_checkpointing,
         ema_decay=config.ema_decay,
     )
+
+
+# Digests of the functions of a network's classes. Docstrings, comments and installed packages do not count.
+
+
+def functions_of(network: nn.Module) -> dict[str, str]:
+    """Return the digests of all functions of the network's classes and base classes, by their dotted names."""
+    found = {}
+    for kind in {base for part in network.modules() for base in type(part).__mro__}:
+        module = _USER_FILE.sub(r"\1", kind.__module__)
+        for name, function in vars(kind).items():
+            if inspect.isfunction(function) and "site-packages" not in function.__code__.co_filename:
+                found[f"{module}.{kind.__qualname__}.{name}"] = _digest(function)
+    return dict(sorted(found.items()))
+
+
+def own_code(functions: Mapping[str, str]) -> str:
+    """Return one digest of all functions outside of FVC and torch, such as those of a user's file or notebook cell.
+
+    Empty where there are none. Such code is an input of a training: a change of it leads to a new training.
+    """
+    own = {name: digest for name, digest in functions.items() if not name.startswith(("fvc_lib.", "torch."))}
+    return sha256_of_json(own) if own else ""
+
+
+def changed_functions(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return a text that lists the functions which differ between ``then`` and ``now``, at most five by name.
+
+    Empty where none differs, or ``then`` is empty.
+    """
+    names = sorted(name for name in {*then, *now} if then.get(name) != now.get(name)) if then else []
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(name.removeprefix("fvc_lib.") for name in names[:_MOST_NAMED]) + more
+
+
+def _digest(function: FunctionType) -> str:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):  # in no file, or a part of a line
+        return sha256_of_json(function.__code__.co_code.hex())[:16]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return sha256_of_json(ast.unparse(tree))[:16]

@@ -230,6 +230,7 @@ def test_a_folder_that_is_neither_bundle_nor_run_is_refused_with_the_command(tmp
         write_bundle(predictor_of(run), bundle, "")
 
 
+@pytest.mark.slow
 def test_an_own_network_and_its_weights_are_copied_and_its_code_runs_only_where_allowed(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "parts.py").write_text("def bright(frames): return frames.float().mean((1, 2, 3, 4)) / 255\n")
@@ -295,14 +296,13 @@ def test_scores_without_meaning_are_refused(copy, column, value):
         load_detector(sealed(copy))
 
 
-def test_ranges_that_no_export_writes_are_refused(copy):
+def test_ranges_and_features_that_no_export_writes_are_refused(copy):
     path = copy / "bundle.json"
+    written = path.read_text()
     path.write_text(path.read_text().replace('"h264": 12', '"h264": -1'))
     with pytest.raises(UsageError, match=r"bundle.json, section.ranges.*greater than or equal to 0"):
         load_detector(sealed(copy))
-
-
-def test_features_that_no_export_writes_are_refused(copy):
+    path.write_text(written)
     path = copy / "features.safetensors"
     arrays = safetensors.numpy.load_file(path)
     safetensors.numpy.save_file({**arrays, "fold_1": arrays["fold_1"] * np.float32(np.nan)}, path)

@@ -122,6 +122,7 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     assert detector.model_id.startswith("ensemble_stacking@")
 
 
+@pytest.mark.slow
 def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loaded(runs, tmp_path):
     folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
     bundle = tmp_path / "bundle"

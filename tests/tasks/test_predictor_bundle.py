@@ -17,7 +17,6 @@ from fvc_lib import load_detector
 from fvc_lib.analysis.mlflow import default_tracking_uri, register_bundle
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
-from fvc_lib.detectors.network import weights_path
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.tasks.bundle import task_of_bundle
 from tests.kits.bundle_kit import edited, sealed
@@ -124,12 +123,10 @@ def test_a_bundle_has_no_path_and_no_name_of_a_file(home):
     assert not [name for name in names if len(name) > 8 and name.encode() in content]
 
 
-def test_verdicts_and_training_refuse_such_a_bundle(home):
+def test_verdicts_refuse_such_a_bundle(home):
     task = task_of_bundle(home / "bundle")
     with pytest.raises(UsageError, match=f"is of task {task}, which gives no verdicts"):
         verdict_detector(home / "bundle")
-    with pytest.raises(UsageError, match="may have seen the videos"):
-        weights_path(str(home / "bundle"))
 
 
 def test_labels_that_no_export_writes_are_refused(picture_home, tmp_path):
@@ -167,6 +164,7 @@ def test_texts_and_embeddings_that_no_export_writes_are_refused(caption_home, tm
         load_detector(sealed(copy))
 
 
+@pytest.mark.slow
 def test_a_text_encoder_goes_along_without_pickles(tmp_path):
     bert = write_tiny_bert(tmp_path / "bert")
     run, corpus = caption_run(tmp_path, text_encoder=bert, caption_weight=0.0, masked_weight=0.0)
@@ -201,10 +199,8 @@ def predict_in(out: Path, home: Path, files: Path, *more: str) -> Result:
     return CliRunner().invoke(main, command)
 
 
-@pytest.mark.parametrize(("task", "of"), [("image", 3), ("video_text", 2)])
-def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(home_of, tmp_path, task, of):
-    home = home_of(task)
-    asked = home / "files"
+def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(picture_home, tmp_path):
+    home, asked, of = picture_home, picture_home / "files", 3
     for number in reversed(range(of)):
         done = predict_in(tmp_path / "out", home, asked, "--shard", f"{number}/{of}")
         assert done.exit_code == 0, done.output

@@ -9,7 +9,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
-from fvc_lib.tasks.video import real_sources
+from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.controls import auc_within_folds
 from fvc_lib.tasks.video.results import kfold_results
 from fvc_lib.tasks.video.training import train_fold
@@ -30,7 +30,7 @@ def scored(folds: pl.DataFrame, tables, index: pl.DataFrame, told: float) -> pl.
     noise = np.random.default_rng(3).uniform(0, 0.4, folds.height)
     fake = (folds["label"] == "fake").to_numpy()
     predictions = tables.predictions(folds, 0.05 + noise / 2 + 0.6 * fake)
-    due, _ = real_sources.possible_floor(index, folds, CONFIG)
+    due, _ = controls.possible_floor(index, folds, CONFIG)
     label = due.select("video_id", source_label=(pl.col("label") == "fake").cast(pl.Int64))
     values = pl.DataFrame({"video_id": folds["video_id"], "noise": noise})
     source = label.join(values, on="video_id").select(
@@ -69,15 +69,15 @@ def test_a_floor_that_is_possible_and_was_not_trained_has_a_row_without_a_value(
     assert results.filter(source="real_source_control").select("metric", "value").rows() == [("roc_auc", None)]
     one = index.with_columns(real_source=pl.when(pl.col("label") == "real").then(pl.lit("web")))
     assert kfold_results(one, folds, some, CONFIG).filter(source="real_source_control").is_empty()
-    assert "groups by source: web (40)" in real_sources.floor_sentence(one, folds, CONFIG)
-    assert "shuffled on purpose" in real_sources.floor_sentence(index, folds, RunConfig(shuffle_labels=True))
+    assert "groups by source: web (40)" in controls.floor_sentence(one, folds, CONFIG)
+    assert "shuffled on purpose" in controls.floor_sentence(index, folds, RunConfig(shuffle_labels=True))
 
 
 def test_sources_are_split_by_the_folds_groups_and_not_at_all_where_a_part_lacks_one(tables) -> None:
     folds = tables.folds(num_groups=80, per_group=2)
     index = tables.index(folds, real_source=two_sources(folds))
     larger = index.filter(pl.col("real_source") == "studio")
-    rows = real_sources.of_two_sources(TrainingRows(folds), index, CONFIG, 1)
+    rows = controls.of_two_sources(TrainingRows(folds), index, CONFIG, 1)
     by_id = dict(index.select("video_id", "real_source").iter_rows())
     names = {label: {by_id[each] for each in rows.folds.filter(label=label)["video_id"]} for label in ("real", "fake")}
     assert names == {"real": {"studio"}, "fake": {"web"}}
@@ -85,7 +85,7 @@ def test_sources_are_split_by_the_folds_groups_and_not_at_all_where_a_part_lacks
     assert rows.folds.drop("label").join(folds, on=["video_id", "group_id", "fold"], how="anti").is_empty()
     gone = larger.join(folds.filter(fold=1), on="video_id")["video_id"].to_list()
     with pytest.raises(DataError, match="fold 1 does not test reals of both sources"):
-        real_sources.of_two_sources(TrainingRows(folds), index, CONFIG, 1, gone)
+        controls.of_two_sources(TrainingRows(folds), index, CONFIG, 1, gone)
 
 
 @pytest.mark.parametrize("tinted", [True, False])
@@ -132,7 +132,7 @@ def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_no
     index, noise = tables.index(folds, real_source=sources), np.random.default_rng(5).uniform(0, 0.5, folds.height)
 
     def floor_of(scores, index=index):
-        return real_sources.real_source_floor(index, tables.predictions(folds, scores), CONFIG)
+        return controls.real_source_floor(index, tables.predictions(folds, scores), CONFIG)
 
     recognises, reverse = floor_of(noise + 0.45 * web), floor_of(0.96 - noise - 0.45 * web)
     parts = [~is_fake & (folds["fold"] == number).to_numpy() for number in range(4)]
@@ -162,7 +162,7 @@ def test_folds_that_lean_different_ways_do_not_cancel_and_chance_is_no_lean(tabl
         """The floor, and the AUC in one direction for all folds."""
         predictions = tables.predictions(folds, scores)
         one_way = auc_within_folds(predictions.filter(reals).with_columns(by_source), "group_id", config)
-        return real_sources.real_source_floor(index, predictions, config), one_way
+        return controls.real_source_floor(index, predictions, config), one_way
 
     noise = np.random.default_rng(8).uniform(0, 0.4, folds.height)
     floor, one_way = both(noise + 0.5 * (web ^ (fold % 2 == 0)) * (fold < 4))  # two folds each way, and one of chance

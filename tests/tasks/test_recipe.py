@@ -20,14 +20,16 @@ from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks import recipe
-from fvc_lib.tasks.network_code import changed_functions, functions_of, own_code
 from fvc_lib.tasks.recipe import (
     Finished,
     Network,
     Training,
     TrainingOutcome,
+    changed_functions,
+    functions_of,
     outcome_from_json,
     outcome_to_json,
+    own_code,
     read_outcome,
     settings_of,
 )

@@ -29,7 +29,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
-from fvc_lib.tasks.network_code import functions_of
+from fvc_lib.tasks.recipe import functions_of
 from fvc_lib.video.clips.store import (
     ClipStore,
     Pixels,

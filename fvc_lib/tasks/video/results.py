@@ -45,15 +45,20 @@ from fvc_lib.services.tables import (
     frame_of,
     read_table,
 )
-from fvc_lib.tasks.video.controls import all_controls, fake_labels, metadata_only, targets_of, tested, trainings_of
-from fvc_lib.tasks.video.real_sources import (
+from fvc_lib.tasks.video.controls import (
     MARGIN,
     REAL_SOURCE_CONTROL,
     REAL_SOURCE_FLOOR,
+    all_controls,
     control_scores,
+    fake_labels,
     margin_over_floor,
+    metadata_only,
     possible_floor,
     real_source_floor,
+    targets_of,
+    tested,
+    trainings_of,
 )
 from fvc_lib.tasks.video.selection import SELECTION, EarlierOpenings, RecordedSelection, read_selection
 from fvc_lib.video.clips.store import ClipStore, Pixels
@@ -204,7 +209,7 @@ def _trained_floor_rows(
     if math.isfinite(metric(fake_labels(of_targets), values)):  # else a target lacks a source: over all together
         scored = of_targets
     rows = [row for row in _source_rows(REAL_SOURCE_CONTROL, scored, ["roc_auc"], config) if row[1] != ALL_BY_GROUP]
-    margin = margin_over_floor((judged, measured("roc_auc", judged)), (scored, measured("roc_auc", scored)), config)
+    margin = margin_over_floor(judged, scored, config)
     value, low, high, *sizes = margin.row()
     return [*rows, (REAL_SOURCE_CONTROL, ALL_FOLDS, MARGIN, value, low, high, None, None, *sizes)]
 
@@ -405,15 +410,12 @@ def _by_value(known: pl.DataFrame, column: str) -> Iterator[tuple[str, pl.DataFr
     Yields nothing if the column has only one value.
     """
     filled = known.with_columns(pl.col(column).fill_null(NOT_KNOWN))
-    counts = filled.group_by(column).len().sort(["len", column], descending=[True, False])
-    if counts.height < 2:
-        return
-    values = counts[column].to_list()
-    shown = values if len(values) <= MOST_VALUES else values[: MOST_VALUES - 1]
-    for value in shown:
-        yield value, filled.filter(pl.col(column) == value)
-    if len(shown) < len(values):
-        yield ALL_OTHERS, filled.filter(~pl.col(column).is_in(shown))
+    values = filled.group_by(column).len().sort("len", column, descending=[True, False])[column].to_list()
+    if len(values) > MOST_VALUES:
+        rare, values = values[MOST_VALUES - 1 :], [*values[: MOST_VALUES - 1], ALL_OTHERS]
+        filled = filled.with_columns(pl.col(column).replace(rare, ALL_OTHERS))
+    if len(values) > 1:
+        yield from ((value, filled.filter(pl.col(column) == value)) for value in values)
 
 
 def _slice_rows(column: str, value: str, rows: pl.DataFrame, label: str, config: RunConfig) -> Iterator[Row]:
