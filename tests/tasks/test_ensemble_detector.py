@@ -32,6 +32,7 @@ from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video import ensembles
 from fvc_lib.tasks.video.controls import fake_labels
+from fvc_lib.tasks.video.predicting import Finding
 from tests.kits.bundle_kit import edited, sealed
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
@@ -102,7 +103,9 @@ def test_predictions_that_repeat_labels_of_what_a_network_was_trained_on_or_test
             ensembles.rules_of(members_of(copies), "stacking")
 
 
-def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its_stored_score(runs, tmp_path):
+def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its_stored_score(
+    runs, tmp_path, monkeypatch
+):
     new = tmp_path / "new.mp4"
     write_video(new, draw_clip("unknown", 0, fake=True))
     index = read_table(runs[0].index, INDEX)
@@ -120,6 +123,12 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     assert of_known.part == "test"
     assert nothing.failure
     assert detector.model_id.startswith("ensemble_stacking@")
+
+    def unscored(files, clips, waiting, picture):
+        return [Finding(probed.path, failure="torn") for probed in waiting.values()]
+
+    monkeypatch.setattr(detector, "_scored", unscored)
+    assert [each.failure for each in detector.predict([new, known], workers=1)] == ["torn", ""]
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ def test_a_training_with_all_of_it_that_is_stopped_goes_on_to_the_same_bits(make
 
 
 @RECIPE
+@pytest.mark.slow
 def test_two_ranks_find_with_all_of_it_what_one_process_finds(tasks, tmp_path):
     found = {}
     for size in (1, 2):

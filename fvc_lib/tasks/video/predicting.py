@@ -321,7 +321,23 @@ class VideoDetector(Predictor):
             picture: called with the path and clips, uint8 (N, T, 3, S, S), of each scored file.
             file_seconds: time limit for a file; 0: one minute plus one second per megabyte.
         """
-        new, networks, waiting = list[Finding](), self.networks, dict[int, ProbeResult]()
+        if self.ensemble is None:
+            yield from self._looked_at(files, workers, picture, file_seconds)
+            return
+        new = list[Finding]()
+        for finding in self._looked_at(files, workers, picture, file_seconds):
+            if finding.logits and not finding.is_known:
+                new.append(finding)
+            else:
+                yield finding
+        if new:
+            yield from self._by_members(self.ensemble, new, workers)
+
+    def _looked_at(
+        self, files: Sequence[Path], workers: int, picture: Picture, file_seconds: float
+    ) -> Generator[Finding]:
+        """Yield the findings of ``networks`` on the files; the arguments are those of ``findings``."""
+        networks, waiting = self.networks, dict[int, ProbeResult]()
         with scratch_folder(networks.config) as folder:
             clips = [folder / f"{number}.npy" for number in range(len(files))]
             looked = looked_at(networks.store, files, clips, workers=workers, file_seconds=file_seconds)
@@ -333,13 +349,9 @@ class VideoDetector(Predictor):
                         continue
                     waiting[place] = probed
                     if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
-                        new += self._scored(files, clips, waiting, picture)
+                        yield from self._scored(files, clips, waiting, picture)
                         waiting = {}
-                        if self.ensemble is None:
-                            yield from new
-                            new = []
-            new += self._scored(files, clips, waiting, picture)
-        yield from self._by_members(self.ensemble, new, workers) if self.ensemble and new else new
+            yield from self._scored(files, clips, waiting, picture)
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
         """Return the finding on a file that needs no network, else None.
@@ -408,7 +420,7 @@ class VideoDetector(Predictor):
         yield from self.ranges.reasons(asdict(probed.probe))
 
     def _by_members(self, record: EnsembleRecord, new: list[Finding], workers: int) -> Iterator[Finding]:
-        """Yield ``new``, the findings of the leading member, with their log odds replaced by the ensemble's, by fold.
+        """Yield ``new``, the leading member's findings with log odds, with the ensemble's log odds by fold instead.
 
         A file that one member cannot judge becomes a failure.
         """
@@ -416,23 +428,23 @@ class VideoDetector(Predictor):
 
         folds = tuple(range(len(record.folds)))
         odds = np.full((len(folds), len(new), len(self.members)), np.nan)
+        odds[:, :, record.lead] = np.array([each.logits for each in new]).T
         todo = [FileToScore(path_from_text(each.path), folds, content_sha256=each.sha256) for each in new]
         for number, networks in enumerate(self._all_networks()):
-            if networks is self.networks:
-                odds[:, :, number] = np.array([each.logits for each in new]).T
+            if number == record.lead:
                 continue
             with closing(score_files(networks, todo, workers=workers)) as scored:
                 for answer in scored:
                     place = answer.position
                     if answer.failure:
-                        new[place] = replace(new[place], failure=answer.failure, lasts=answer.lasts)
+                        failed = new[place]
+                        new[place] = Finding(failed.path, failed.sha256, failure=answer.failure, lasts=answer.lasts)
                     for fold, logit in answer.logits.items():
                         odds[fold, place, number] = logit / networks.folds[fold].temperature
         rules = zip(odds, record.folds, strict=True)
         combined = [of_ensemble(rows, record.detector_of_member, rule, record.method) for rows, rule in rules]
         for finding, logits in zip(new, np.transpose(combined).tolist(), strict=True):
-            failed = {"logits": (), "unfamiliar": ()}
-            yield replace(finding, **(failed if finding.failure else {"logits": tuple(logits)}))
+            yield finding if finding.failure else replace(finding, logits=tuple(logits))
 
     def row(self, path: Path, found: Finding) -> Prediction:
         """See ``Predictor``. ``score`` is the mean over networks, ``low`` and ``high`` the lowest and highest score.

@@ -13,7 +13,7 @@ from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
+from fvc_lib.services.tables import FINAL_VALIDATION, LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
 from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.video.data import ClipRow, FoldClips, OuterFold
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings_text
@@ -153,18 +153,21 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
     return frame_of(columns, PREDICTIONS)
 
 
-def validation_columns(clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> dict[str, object]:
-    """Return table columns of the inner validation videos, with the logits (N,) that ``recorded`` was chosen by."""
+def validation_table(
+    fold: int | None, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection
+) -> pl.DataFrame:
+    """Return the inner validation videos with the logits (N,) that ``recorded`` was chosen by.
+
+    The table is VALIDATION_PREDICTIONS for an outer fold, FINAL_VALIDATION for the network of all groups.
+    """
     rows = clips.validation
-    return {
+    columns: dict[str, object] = {
         "video_id": [row.video_id for row in rows],
         "group_id": [clips.validation_groups[row.video_id] for row in rows],
         "label": [LABELS[row.label] for row in rows],
         "logit": logits,
         "temperature": recorded.selection.temperature,
     }
-
-
-def validation_table(fold: int, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> pl.DataFrame:
-    """Return the columns of ``validation_columns`` with the fold, as a VALIDATION_PREDICTIONS table."""
-    return frame_of({**validation_columns(clips, logits, recorded), "fold": fold}, VALIDATION_PREDICTIONS)
+    if fold is None:
+        return frame_of(columns, FINAL_VALIDATION)
+    return frame_of({**columns, "fold": fold}, VALIDATION_PREDICTIONS)

@@ -32,7 +32,6 @@ from fvc_lib.services.tables import (
     PREDICTIONS,
     PROTOCOL,
     VALIDATION_PREDICTIONS,
-    frame_of,
     read_table,
     write_table,
 )
@@ -61,7 +60,6 @@ from fvc_lib.tasks.video.summary import (
     digest_of_state,
     predictions_table,
     score_outer_fold,
-    validation_columns,
     validation_table,
 )
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
@@ -171,15 +169,15 @@ def _training(
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         chosen = [choose(network, source, of, config) for network, of in zip(trained, parts.values(), strict=True)]
         summaries = [_summary(network, each[0]) for network, each in zip(trained, chosen, strict=True)]
+        inner = validation_table(fold, clips, chosen[0][1], chosen[0][0])
         if fold is None:
-            own = frame_of(validation_columns(clips, chosen[0][1], chosen[0][0]), FINAL_VALIDATION)
-            return Finished(summaries, lambda: write_table(own, FINAL_VALIDATION, paths.final_validation))
+            return Finished(summaries, lambda: write_table(inner, FINAL_VALIDATION, paths.final_validation))
         # Open the outer folds only after every choice is on disk.
         scored = {
             name: score(network, summary, parts[name], source, number)
             for name, network, summary in zip(parts, trained, summaries, strict=True)
         }
-        table, inner = predictions_table(fold, scored), validation_table(fold, clips, chosen[0][1], chosen[0][0])
+        table = predictions_table(fold, scored)
 
         def write() -> None:
             write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
