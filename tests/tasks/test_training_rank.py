@@ -210,8 +210,8 @@ def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
 
 LAUNCHER = """
 import sys
-from dataclasses import replace
 from pathlib import Path
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.config import RunConfig
