@@ -484,4 +484,4 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
 def submission_text(job: SlurmJob) -> str:
     """Return one line that describes a submitted job: id, dependencies, name, size of the array, and memory."""
     before = ", ".join((*job.needs, *job.after)) or "no other"
-    return f"job {job.job_id} after {before}: {job.name}, {len(job.folds or (0,))} tasks of {job.memory_mib} MiB"
+    return f"job {job.job_id} after {before}: {job.name}, tasks: {len(job.folds or (0,))}, each {job.memory_mib} MiB"
