@@ -20,6 +20,7 @@ def block(kind: str) -> str:
     return DOCS.read_text().split(f"```{kind}\n")[1].split("```")[0]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_answers_as_they_say_on_a_page_that_loads_nothing(tmp_path):
     (tmp_path / "scores.csv").write_text(block("csv"))
     runs = tmp_path / "runs"

@@ -90,6 +90,7 @@ def test_a_fork_needs_a_run_a_difference_and_nobody_at_work(run, command):
     assert list_runs(run.root.parents[1]) == [run]
 
 
+@pytest.mark.slow
 @pytest.mark.fault(28)
 def test_a_fork_is_a_run_of_its_own_beside_the_first_and_records_what_it_comes_from(run, command):
     before = files(run)

@@ -92,6 +92,7 @@ class Notebooks:
         return {name: sha256_of_file(path) for name, path in ({path.name: path for path in tables} | clips).items()}
 
 
+@pytest.mark.slow
 def test_any_number_of_shards_leaves_nothing_to_the_notebooks_and_changes_no_bit(corpus, tmp_path, warm_workers):
     (there := tmp_path / "there").mkdir()
     config = config_of(corpus, there)

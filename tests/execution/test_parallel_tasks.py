@@ -135,6 +135,7 @@ def test_the_second_signal_kills_them_all(make_project, start):
     assert not any(kernel.is_running() for kernel in kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(1)
 def test_a_runner_killed_with_several_kernels_leaves_none_and_its_run_goes_on(make_project, start):
     project = folds(make_project, STOPPABLE.format(handler="stop"), 3)

@@ -178,6 +178,7 @@ def test_a_name_that_no_field_has_is_refused_before_a_run_begins(runs_dir, name)
     assert not runs_dir.exists()
 
 
+@pytest.mark.slow
 def test_plain_papermill_takes_any_field(runs_dir, tmp_path, monkeypatch):
     table = tmp_path / "labels.csv"
     table.write_text("path,label\n" + "".join(f"{n}.mp4,{'fake' if n % 2 else 'real'}\n" for n in range(12)))

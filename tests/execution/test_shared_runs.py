@@ -53,6 +53,7 @@ def job(run: RunPaths, *keys: str) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
+@pytest.mark.slow
 def test_jobs_one_after_the_other_finish_a_run_and_each_state_between_is_true(project):
     run = project.begin()
     with pytest.raises(UsageError, match=r"folds_fold_0 cannot run yet.*it needs one \(not finished yet\)"):

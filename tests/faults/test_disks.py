@@ -65,6 +65,7 @@ def test_a_run_folder_that_cannot_be_written_ends_the_fold_before_its_first_step
     assert forwards
 
 
+@pytest.mark.slow
 @pytest.mark.fault(13)
 def test_a_command_on_what_cannot_be_written_says_so_and_runs_nothing(tmp_path, monkeypatch):
     runs_dir = tmp_path / "runs"

@@ -186,6 +186,7 @@ def test_a_flipped_bit_of_a_shard_or_its_manifest_is_refused_by_name(run, index,
                 ClipShards(folder).verify()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(40)
 def test_measured_features_and_facts_with_a_flipped_bit_are_made_again_and_equal(run, index, home, tmp_path):
     chance, table, cache = random.Random("measured"), tmp_path / "features.parquet", tmp_path / "cache"
