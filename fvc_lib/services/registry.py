@@ -124,8 +124,9 @@ class Registry(Generic[T]):
 
     def declared_in(self, name: str) -> list[str]:
         """Return the dotted names of the files that register ``name`` as a literal, without importing them."""
-        declared = re.compile(f'({_BEFORE_NAME})"{re.escape(_family(name))}"')
-        return [module for module, text in self._texts.items() if declared.search(text)]
+        literal = f'"{_family(name)}"'
+        declared = re.compile(f"({_BEFORE_NAME}){re.escape(literal)}")
+        return [module for module, text in self._texts.items() if literal in text and declared.search(text)]
 
     def names(self) -> list[str]:
         """Return the names of all items, without aliases."""

@@ -8,13 +8,12 @@ checks it, because a table with a flipped bit may still fit its schema.
 """
 
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandera.polars as pa
 import polars as pl
-from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output
 from fvc_lib.services.errors import DataError, command_text
@@ -26,23 +25,84 @@ LEFT_OUT = "left_out"
 _ROWS_AT_ONCE = 1 << 16  # written to Parquet; an index takes some 3 KiB of memory for each of them
 
 
-def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) -> pl.DataFrame:
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        dtype: the polars type.
+        wanted: the allowed values in words, for messages.
+        fits: returns a Boolean expression, True where a value is allowed; None: all values are.
+        is_unique: whether no value may repeat.
+        has_nulls: whether values may be missing.
+    """
+
+    dtype: Any
+    wanted: str = "a value"
+    fits: Callable[[pl.Expr], pl.Expr] | None = None
+    is_unique: bool = False
+    has_nulls: bool = False
+
+    def wrong(self, name: str) -> pl.Expr:
+        """Return a Boolean expression, True in each row whose value in the column ``name`` is not allowed."""
+        value = pl.col(name)
+        wrong = pl.lit(False) if self.fits is None else ~self.fits(value).fill_null(True)
+        wrong = wrong if self.has_nulls else wrong | value.is_null()
+        return wrong | value.is_duplicated() if self.is_unique else wrong
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of a table, in order.
+
+    Attributes:
+        name: name of the table.
+        columns: the columns by name.
+        key: columns whose values together are unique in each row; may be empty.
+        further: the column that all further columns are like; None: there are no further columns.
+    """
+
+    name: str
+    columns: Mapping[str, Column]
+    key: tuple[str, ...] = ()
+    further: Column | None = None
+
+
+def check_table(frame: pl.DataFrame, schema: TableSchema, origin: str) -> pl.DataFrame:
     """Return ``frame`` unchanged if it fits ``schema``.
 
     Raises:
         DataError: it does not fit; the message names table and column, with up to five failing values.
     """
-    try:
-        return schema.validate(frame, lazy=True)
-    except (SchemaErrors, SchemaError) as error:
-        rows = error.failure_cases.head(5).iter_rows(named=True) if isinstance(error, SchemaErrors) else ()
-        cases = (f"column {row.get('column')!r}: {row.get('check')} (got {row.get('failure_case')!r})" for row in rows)
-        problem = "; ".join(cases) or str(error)
-        message = f"{origin}: does not fit the {schema.name} schema: {problem}. Run the stage that writes it again."
-        raise DataError(message) from error
+    if problems := "; ".join(_problems(frame, schema)):
+        message = f"{origin}: does not fit the {schema.name} schema: {problems}. Run the stage that writes it again."
+        raise DataError(message)
+    return frame
 
 
-def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) -> None:
+def _problems(frame: pl.DataFrame, schema: TableSchema) -> Iterator[str]:
+    columns = dict(schema.columns)
+    if schema.further is not None:
+        columns = {name: columns.get(name, schema.further) for name in (*columns, *frame.columns)}
+    for name in columns.keys() ^ set(frame.columns):
+        yield f"column {name!r}: {'missing' if name in columns else 'not one of its columns'}"
+    there = {name: column for name, column in columns.items() if name in frame.columns}
+    if schema.further is None and [name for name in frame.columns if name in columns] != list(there):
+        yield f"columns: wanted the order {', '.join(columns)}"
+    for name, column in there.items():
+        if frame.schema[name] != column.dtype:
+            yield f"column {name!r}: got {frame.schema[name]}, wanted {column.dtype}"
+    typed = {name: column for name, column in there.items() if frame.schema[name] == column.dtype}
+    found = frame.select(column.wrong(name).any().alias(name) for name, column in typed.items())
+    for name in (name for name in found.columns if found[name].any()):
+        column, values = typed[name], frame.filter(typed[name].wrong(name))[name].head(5)
+        wanted = f"{column.wanted}{', each once' if column.is_unique else ''}"
+        yield f"column {name!r}: wanted {wanted} (got {', '.join(map(repr, values))})"
+    if schema.key and set(schema.key) <= set(frame.columns) and frame.select(schema.key).is_duplicated().any():
+        yield f"columns {', '.join(schema.key)}: rows repeat"
+
+
+def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None:
     """Check ``frame`` and replace ``path`` atomically; the suffix chooses Parquet, Feather (Arrow IPC) or CSV."""
     path = Path(path)
     check_table(frame, schema, str(path))
@@ -60,7 +120,7 @@ def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) 
         note_rewritten(path, temporary)
 
 
-def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFrameSchema) -> pl.DataFrame:
+def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: TableSchema) -> pl.DataFrame:
     """Return ``data`` (columns by name, rows, or None for no rows) as a frame with the column types of ``schema``.
 
     Nothing else of the schema is checked.
@@ -68,12 +128,12 @@ def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFram
     return pl.DataFrame(data, schema=column_types(schema), orient=None if isinstance(data, Mapping) else "row")
 
 
-def column_types(schema: pa.DataFrameSchema) -> dict[str, Any]:
+def column_types(schema: TableSchema) -> dict[str, Any]:
     """Return the polars type of every column by name."""
-    return {name: column.dtype.type for name, column in schema.columns.items()}
+    return {name: column.dtype for name, column in schema.columns.items()}
 
 
-def read_table(path: AnyPath, schema: pa.DataFrameSchema, without: Collection[str] = ()) -> pl.DataFrame:
+def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()) -> pl.DataFrame:
     """Read the table at ``path``, check it against ``schema`` and return it.
 
     The columns ``without`` are left out. From Parquet they are not even read.
@@ -97,8 +157,9 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema, without: Collection[st
                 frame = found.drop(without, strict=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
-    schema = schema.remove_columns(list(without)) if without else schema
-    return check_table(frame, schema, str(path))
+    columns = {name: column for name, column in schema.columns.items() if name not in without}
+    key = schema.key if columns.keys() >= set(schema.key) else ()
+    return check_table(frame, replace(schema, columns=columns, key=key), str(path))
 
 
 def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
@@ -113,38 +174,36 @@ def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
     return shown.write_csv(include_header=header)
 
 
-def _are_finite(data: Any) -> Any:
-    return data.lazyframe.select(pl.col(data.key).is_finite())
-
-
 # Types of columns, and the values that they allow.
-_KINDS: Mapping[str, tuple[Any, pa.Check | None]] = {
-    "text": (pl.String, None),
-    "word": (pl.String, pa.Check.str_length(min_value=1)),  # not empty
-    "id": (pl.String, pa.Check.str_length(min_value=8)),
-    "sha256": (pl.String, pa.Check.str_length(64, 64)),
-    "int": (pl.Int64, None),
-    "count": (pl.Int64, pa.Check.ge(0)),
-    "positive": (pl.Int64, pa.Check.ge(1)),
-    "number": (pl.Float64, None),
-    "finite": (pl.Float64, pa.Check(_are_finite, name="is_finite")),
-    "above_0": (pl.Float64, pa.Check.gt(0)),
-    "share": (pl.Float64, pa.Check.in_range(0, 1)),
-    "flag": (pl.Boolean, None),
+_KINDS: Mapping[str, Column] = {
+    "text": Column(pl.String, "a text"),
+    "word": Column(pl.String, "a text that is not empty", lambda value: value != ""),
+    "id": Column(pl.String, "at least 8 characters", lambda value: value.str.len_chars() >= 8),
+    "sha256": Column(pl.String, "64 characters", lambda value: value.str.len_chars() == 64),
+    "int": Column(pl.Int64, "a number"),
+    "count": Column(pl.Int64, "0 or more", lambda value: value >= 0),
+    "positive": Column(pl.Int64, "1 or more", lambda value: value >= 1),
+    "number": Column(pl.Float64, "a number"),
+    "finite": Column(pl.Float64, "a finite number", pl.Expr.is_finite),
+    "above_0": Column(pl.Float64, "a number above 0", lambda value: value > 0),
+    "share": Column(pl.Float64, "0 to 1", lambda value: value.is_between(0, 1)),
+    "temperature": Column(pl.Float64, "1e-6 to 1e6", lambda value: value.is_between(1e-6, 1e6)),
+    "flag": Column(pl.Boolean, "true or false"),
 }
 
 
-def _column(text: str) -> pa.Column:
+def _column(text: str) -> Column:
     """Return the column of a declaration: a kind or texts such as ``real|fake``, and ``unique`` or ``null``."""
     kind, *marks = text.split()
-    dtype, check = (pl.String, pa.Check.isin(kind.split("|"))) if "|" in kind else _KINDS[kind]
-    return pa.Column(dtype, check, unique="unique" in marks, nullable="null" in marks)
+    words = kind.split("|")
+    column = Column(pl.String, " or ".join(words), lambda value: value.is_in(words)) if "|" in kind else _KINDS[kind]
+    return replace(column, is_unique="unique" in marks, has_nulls="null" in marks)
 
 
-def _table(name: str, key: list[str] | None = None, /, **columns: str | pa.Column) -> pa.DataFrameSchema:
+def _table(name: str, key: Sequence[str] = (), /, **columns: str | Column) -> TableSchema:
     """Return a schema that allows exactly these columns, in this order, with unique rows in the columns ``key``."""
     made = {column: _column(kind) if isinstance(kind, str) else kind for column, kind in columns.items()}
-    return pa.DataFrameSchema(made, unique=key, strict=True, ordered=True, name=name)
+    return TableSchema(name, made, tuple(key))
 
 
 # The video, and the fold that tests it.
@@ -252,19 +311,12 @@ SEEN_CLIPS = _table(
 )
 
 
-def _are_features(data: Any) -> bool:
-    features = [name for name in data.lazyframe.collect_schema() if name not in FEATURES.columns]
-    kinds = data.lazyframe.select(features).collect_schema()
-    finite = data.lazyframe.select(pl.all_horizontal(pl.lit(True), pl.col(features).is_finite().all())).collect()
-    return set(kinds.values()) <= {pl.Float32} and bool(finite.item(0, 0))
-
-
 # One column per feature and way to pool it, as the families of ``fvc_lib/video/features/`` declare them: float32, null
 # where it could not be measured. A video without any measured feature has a row of nulls.
-FEATURES = pa.DataFrameSchema(
+FEATURES = TableSchema(
+    "features",
     {name: _column(_OF_VIDEO[name]) for name in ("video_id", "group_id", "label")},
-    checks=pa.Check(_are_features, error="features are finite float32"),
-    name="features",
+    further=Column(pl.Float32, "a finite number", pl.Expr.is_finite, has_nulls=True),
 )
 
 PREDICTIONS = _table(
@@ -396,7 +448,7 @@ KNOWN_VIDEOS = _table(
     fold="count null",  # the fold whose network had not seen it; null: no score is stored
     score="share null",
     logit="finite null",
-    temperature=pa.Column(pl.Float64, pa.Check.in_range(1e-6, 1e6), nullable=True),
+    temperature="temperature null",
     # Calibrated log odds of fake by the network of all groups, if the video chose its epoch; else null.
     final_logit="finite null",
 )
@@ -404,7 +456,11 @@ KNOWN_FILES = _table("known_files", content_sha256="sha256 unique", part="train|
 KNOWN_TEXTS = _table(
     "known_texts",
     text="word unique",
-    part=pa.Column(pl.String, pa.Check.str_matches(rf"^({'|'.join(PARTS)})( ({'|'.join(PARTS)}))*$")),  # one or several
+    part=Column(
+        pl.String,
+        "one part or several",
+        lambda value: value.str.contains(rf"^({'|'.join(PARTS)})( ({'|'.join(PARTS)}))*$"),
+    ),
 )
 
 GROUP_LINKS = _table(

@@ -100,7 +100,7 @@ class Stage:
             DataError: an output is missing, unreadable or does not fit; the message names file, column and values.
         """
         if self.schemas:
-            from fvc_lib.services import tables  # polars and pandera take a second to load
+            from fvc_lib.services import tables  # polars takes a quarter of a second to load
 
             for path, schema in zip(self.outputs(run, fold), self.schemas, strict=True):
                 tables.read_table(path, getattr(tables, schema))

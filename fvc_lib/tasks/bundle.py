@@ -21,7 +21,6 @@ import polars as pl
 import safetensors.numpy
 import safetensors.torch
 import torch
-from pandera.polars import DataFrameSchema
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 
@@ -35,7 +34,7 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.registry import BACKBONES, CROPS, DETECTORS, FileRegistry
-from fvc_lib.services.tables import read_table
+from fvc_lib.services.tables import TableSchema, read_table
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predictor_class
 from fvc_lib.tasks.recipe import TrainedClass
@@ -278,7 +277,7 @@ class Bundle:
         """Return the task's section of ``bundle.json`` as a ``model``; raise ``UsageError`` for invalid content."""
         return _parsed(model, self.folder, self.record.section, "section")
 
-    def table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
+    def table(self, name: str, schema: TableSchema) -> pl.DataFrame:
         """Return the table in the file ``name``; raise ``FvcError`` where it does not fit ``schema``."""
         return read_table(self.folder / name, schema)
 

@@ -97,7 +97,7 @@ def write_index(run: RunPaths, seed: int) -> pl.DataFrame:
                 "content_sha256": f"{number:064x}", "perceptual_hash": None,
             }
         )  # fmt: skip
-    schema = {name: column.dtype.type for name, column in tables.INDEX.columns.items()}
+    schema = {name: column.dtype for name, column in tables.INDEX.columns.items()}
     index = pl.DataFrame(rows, schema=schema)
     write_table(index, tables.INDEX, run.index)
     return index
@@ -175,7 +175,7 @@ def results_of(predictions: pl.DataFrame, seed: int) -> pl.DataFrame:
                 inside = predictions.filter(pl.col("fold") == fold)
                 counts = {"num_videos": inside.height, "num_groups": inside["group_id"].n_unique()}
                 rows.append({**common, "scope": f"fold_{fold}", "value": float(value), **counts})
-    schema = {name: column.dtype.type for name, column in tables.RESULTS.columns.items()}
+    schema = {name: column.dtype for name, column in tables.RESULTS.columns.items()}
     return pl.DataFrame(rows, schema=schema)
 
 

@@ -26,7 +26,7 @@ def slices_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
                     "num_groups": part["group_id"].n_unique(), "is_small": part["group_id"].n_unique() < 16,
                 }
             )  # fmt: skip
-    return pl.DataFrame(rows, schema={name: column.dtype.type for name, column in tables.SLICES.columns.items()})
+    return pl.DataFrame(rows, schema={name: column.dtype for name, column in tables.SLICES.columns.items()})
 
 
 def audit_of(predictions: pl.DataFrame) -> pl.DataFrame:
@@ -37,4 +37,4 @@ def audit_of(predictions: pl.DataFrame) -> pl.DataFrame:
         {"check": "videos", "count": predictions.height, "number": None, "finding": "So many were judged.",
          "passed": None},
     ]  # fmt: skip
-    return pl.DataFrame(rows, schema={name: column.dtype.type for name, column in tables.LEAKAGE_AUDIT.columns.items()})
+    return pl.DataFrame(rows, schema={name: column.dtype for name, column in tables.LEAKAGE_AUDIT.columns.items()})

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from pandera.polars import DataFrameSchema
 
 from fvc_lib.services import tables, tables as task_tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
-from fvc_lib.services.tables import write_table
+from fvc_lib.services.tables import TableSchema, write_table
 
 HOSTILE = '<img src=x onerror=alert(1)> & "it\'s"\n; DROP TABLE runs; --'
 CLASSES = ("apple pie", "bibimbap", "caesar salad", HOSTILE)
@@ -20,9 +19,9 @@ TARGETS = {"calories": "kcal", "mass": "g"}
 NUM_IMAGES = 120
 
 
-def framed(rows: list[dict[str, object]], schema: DataFrameSchema) -> pl.DataFrame:
+def framed(rows: list[dict[str, object]], schema: TableSchema) -> pl.DataFrame:
     """``rows`` in the columns and types of ``schema``."""
-    types = {name: column.dtype.type for name, column in schema.columns.items()}
+    types = {name: column.dtype for name, column in schema.columns.items()}
     return pl.DataFrame(rows, schema=types, orient="row")
 
 

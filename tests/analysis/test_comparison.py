@@ -115,7 +115,7 @@ def without_predictions(run: RunPaths) -> None:
 
 
 def leak(run: RunPaths) -> None:
-    schema = {name: column.dtype.type for name, column in tables.LEAKAGE_AUDIT.columns.items()}
+    schema = {name: column.dtype for name, column in tables.LEAKAGE_AUDIT.columns.items()}
     row = ("groups_in_two_folds", 1, None, "1 of 24 groups in more than one fold.", False)
     write_table(pl.DataFrame([row], schema=schema, orient="row"), tables.LEAKAGE_AUDIT, run.leakage_audit)
 

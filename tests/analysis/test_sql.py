@@ -136,7 +136,7 @@ def test_a_query_is_stopped_at_its_limits_and_the_next_one_is_answered(monkeypat
 def test_every_example_answers_its_question_over_real_runs(make_run: Callable[..., RunPaths], tmp_path: Path) -> None:
     run, other = make_run(), make_run(name="run_20250305_000000_abcdef02", seed=4)
     other.params_yaml.write_text(RunConfig(experiment="demo", epochs=3).to_yaml())
-    schema = {name: column.dtype.type for name, column in tables.REJECTED.columns.items()}
+    schema = {name: column.dtype for name, column in tables.REJECTED.columns.items()}
     rejected = pl.DataFrame([("a.mp4", None, 1, "real", "unreadable", "truncated")], schema=schema, orient="row")
     tables.write_table(rejected, tables.REJECTED, run.rejected)
     of_other_tasks = [write_image_run(tmp_path), write_video_text_run(tmp_path)]

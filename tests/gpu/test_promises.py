@@ -21,7 +21,7 @@ from tests.gpu.trainings import Lab, weight_distance
 
 GPU = Path(__file__).parent
 # Beyond torch's own needs, all that the project asks for.
-OTHERS = ("av", "click", "duckdb", "pandera", "polars", "psutil", "pyarrow", "pydantic", "scipy", "sklearn",
+OTHERS = ("av", "click", "duckdb", "polars", "psutil", "pyarrow", "pydantic", "scipy", "sklearn",
           "tqdm", "yaml")  # fmt: skip
 
 

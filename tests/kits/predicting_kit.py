@@ -85,4 +85,4 @@ def some_captions(folder, counts):
                 }
             )  # fmt: skip
     (folder / "manifest.csv").touch()
-    return pl.DataFrame(rows, schema={name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()})
+    return pl.DataFrame(rows, schema={name: column.dtype for name, column in VIDEO_TEXTS.columns.items()})

@@ -51,7 +51,7 @@ class ScoredTables:
         count = folds.height
         ids = folds["video_id"].to_list()
         values: dict[str, object] = {
-            **{name: [None] * count for name, column in INDEX.columns.items() if column.nullable},
+            **{name: [None] * count for name, column in INDEX.columns.items() if column.has_nulls},
             "video_id": ids,
             "path": [f"{video}.mp4" for video in ids],
             "label": folds["label"],
@@ -69,7 +69,7 @@ class ScoredTables:
             "size_bytes": [1000] * count,
             "content_sha256": [hashlib.sha256(video.encode()).hexdigest() for video in ids],
         }
-        schema = {name: column.dtype.type for name, column in INDEX.columns.items()}
+        schema = {name: column.dtype for name, column in INDEX.columns.items()}
         frame = pl.DataFrame({**values, **columns}, schema_overrides=schema)
         return check_table(frame.select(list(INDEX.columns)), INDEX, "test")
 

@@ -57,7 +57,10 @@ def test_a_table_reads_back_as_written_and_without_columns(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (pl.lit(None, dtype=pl.String).alias("group_id"), "'group_id': not_nullable"),
+        (
+            pl.lit(None, dtype=pl.String).alias("group_id"),
+            "'group_id': wanted a text that is not empty",
+        ),
         (pl.lit("").alias("group_id"), "'group_id'"),
         (pl.lit("parody").alias("label"), "got 'parody'"),
         (pl.lit("a").alias("video_id"), "'video_id'"),

@@ -55,7 +55,7 @@ def copies(folds: pl.DataFrame) -> pl.DataFrame:
         for video, group, label, _ in folds.iter_rows()
         for number in (0, 1)
     ]
-    types = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
+    types = {name: column.dtype for name, column in AUGMENTED.columns.items()}
     return pl.DataFrame(rows, schema=types, orient="row")
 
 

@@ -51,7 +51,7 @@ class Corpus:
             }
             for video, text, part in PAIRS
         ]
-        schema = {name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()}
+        schema = {name: column.dtype for name, column in VIDEO_TEXTS.columns.items()}
         self.pairs = numbered(check_table(pl.DataFrame(rows, schema=schema), VIDEO_TEXTS, "test"))
 
 

@@ -16,7 +16,7 @@ CONFIG = resolve_config({"task": "video_text", "bootstrap_replicates": 100}, env
 
 
 def types(schema):
-    return {name: column.dtype.type for name, column in schema.columns.items()}
+    return {name: column.dtype for name, column in schema.columns.items()}
 
 
 def ndcg(ranks):

@@ -74,7 +74,7 @@ def written_corpus(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
     # A second text beside the first test video.
     first = next(row for row in rows if row[6] == "test")
     rows.append(("pair9999", *first[1:3], "0" * 64, "something red", *first[5:]))
-    schema = {name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()}
+    schema = {name: column.dtype for name, column in VIDEO_TEXTS.columns.items()}
     pairs = pl.DataFrame(rows, schema=schema, orient="row")
     write_table(pairs, VIDEO_TEXTS, paths.video_texts)
     return pairs

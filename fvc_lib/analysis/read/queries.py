@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.analysis.read.runs import Answer, read_tables, run_names
@@ -370,7 +369,7 @@ def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answe
 
     Its schema is ``tables.<SCHEMA>``; without ``schema``, ``tables.<NAME>``.
     """
-    wanted: pa.DataFrameSchema = getattr(tables, (schema or name).upper())
+    wanted: tables.TableSchema = getattr(tables, (schema or name).upper())
     return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
 
 

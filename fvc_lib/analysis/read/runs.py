@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.analysis.wording import clean_text, count_text
@@ -22,7 +21,7 @@ from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.records.ensembles import RECORD as ENSEMBLE_RECORD
 from fvc_lib.services.run_paths import RunPaths, is_held
-from fvc_lib.services.tables import column_types, read_table
+from fvc_lib.services.tables import TableSchema, column_types, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, STAGES, TASKS
 
 TARGET_SCOPE = "target:"  # of tables.RESULTS
@@ -48,7 +47,7 @@ def as_number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, without: Collection[str] = ()) -> Answer:
+def read_tables(paths: Iterable[tuple[str, Path]], schema: TableSchema, without: Collection[str] = ()) -> Answer:
     """Return the rows of all tables in ``paths``, with the additional first column ``run_id``.
 
     Args:

@@ -34,7 +34,7 @@ _LARGEST_PATCH_BYTES = 4 << 20
 _CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
 RECORDED_PACKAGES = (
     "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "numpy",
-    "pandera", "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
+    "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
     "torch", "torchvision",
 )  # fmt: skip
 # Another version of these, another processor or another number of threads can change the order of additions.

@@ -136,7 +136,9 @@ class StageSession:
         Raises:
             DataError: the table is missing or damaged.
         """
-        from fvc_lib.services.tables import read_table  # pandera takes half a second to load, and runners read no table
+        from fvc_lib.services.tables import (
+            read_table,  # polars takes a quarter of a second to load, and runners read no table
+        )
 
         return read_table(*self._table(table, fold), without)
 

@@ -102,8 +102,7 @@ def make_clips(
             job.result()
     rows = [_row(store, video, number) for video in videos if video["video_id"] not in failed for number in numbers]
     if metadata_csv is not None:
-        schema = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
-        write_table(pl.DataFrame(rows, schema=schema, orient="row"), AUGMENTED, metadata_csv)
+        write_table(frame_of(rows, AUGMENTED), AUGMENTED, metadata_csv)
     made = sum(len(those) for video_id, those in missing.items() if video_id not in failed)
     reasons = [(video["video_id"], failed[video["video_id"]]) for video in videos if video["video_id"] in failed]
     return ClipReport(made, len(rows) - made, tuple(reasons))
