@@ -80,7 +80,7 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     assert re.search(rf"job {last.job_id} .*PENDING .*Dependency", waiting)
     cluster.wait_for(mark.exists, "fold 1 to train")
     cluster.run("scancel", "--signal=USR1", "--batch", f"{train.job_id}_1")
-    cluster.wait_for(lambda: "asked to save and leave" in log_of(run, f"{train.job_id}_1"), "the signal to arrive")
+    cluster.wait_for(lambda: "save and leave" in log_of(run, f"{train.job_id}_1"), "the signal to arrive")
     mark.with_suffix(".go").touch()  # only now can the first epoch end
     ids = (first.job_id, f"{train.job_id}_0", f"{train.job_id}_1", last.job_id)
 
