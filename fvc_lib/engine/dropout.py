@@ -26,6 +26,9 @@ from fvc_lib.services.errors import FvcError
 # The dimensions of an input with a batch; of one without, torch takes the first for its channels.
 _LAYERS = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 0, nn.Dropout3d: 5}
 _FORWARDS = {layer.forward: (layer, dimensions) for layer, dimensions in _LAYERS.items()}
+_SHARES = ("dropout", "p", "drop_prob", "drop_path", "dropout_p", "attention_dropout", "attn_drop", "layerdrop")
+# Kernels round otherwise for one sample than for two, in half precision by much; another sample's rows differ more.
+_TOLERANCE, _COARSE_TOLERANCE = 1e-2, 5e-2
 _REMEDY = (
     "Set this dropout to 0 or put its part into evaluation mode (module.eval() in the network's own train method), or "
     "train on one rank with batch_size the effective batch size."
@@ -56,9 +59,9 @@ class SampleDropout:
         self.samples: Samples | None = None
         self._model, self._device = model, device
         self._names = {module: name for name, module in model.named_modules() if type(module).forward in _FORWARDS}
-        self._rows: list[tuple[nn.Module, int]] = []  # of the inputs of dropout layers, until the check
+        self._inputs: list[tuple[nn.Module, Tensor]] | None = None
         self._num_passes = self._num_draws = 0
-        self._checked = False
+        self._checked = self._coarse = False
         for layer in self._names:  # on the instance, where nn.Module.__call__ finds it first
             layer.__dict__["forward"] = partial(self._dropped, layer)
         model.register_forward_pre_hook(self._begin)
@@ -78,12 +81,12 @@ class SampleDropout:
         self.samples, self._num_passes = samples, 0
 
     def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:
-        """Check that every dropout layer gets twice as many rows for two samples as for one.
+        """Compare the dropout layers' inputs for two samples computed together with those of either sample alone.
 
         Further calls do nothing.
 
         Args:
-            batch: has at least one sample; the first one is used twice.
+            batch: has at least one sample; a single one is used twice.
             forward: takes the index of the first sample and the samples, calls ``of`` and runs the model.
 
         Raises:
@@ -91,19 +94,34 @@ class SampleDropout:
         """
         if not self.is_to_be_checked:
             return
-        one = batch.part(0, 1)
-        two = Batch(one.sample_ids * 2, {name: torch.cat([tensor] * 2) for name, tensor in one.tensors.items()})
-        with torch.no_grad():
-            alone, together = (self._rows_given(partial(forward, 0, samples)) for samples in (one, two))
-        for layer, rows in together:
-            if together != [(layer, 2 * rows) for layer, rows in alone]:
+        two = batch.part(0, 2)
+        if len(two) < 2:
+            two = Batch(two.sample_ids * 2, {name: torch.cat([tensor] * 2) for name, tensor in two.tensors.items()})
+        together, first, second = (
+            self._given(partial(forward, start, two.part(start, stop))) for start, stop in ((0, 2), (0, 1), (1, 2))
+        )
+        if not len(together) == len(first) == len(second):
+            raise DropoutSplitError(
+                f"{type(self._model).__name__} calls its dropout {len(together)} times for two samples and "
+                f"{len(first)} times for one, so its dropout would depend on how the effective batch is split. "
+                f"{_REMEDY}"
+            )
+        bound = _COARSE_TOLERANCE if self._coarse else _TOLERANCE
+        for (layer, rows), (_, one), (_, other) in zip(together, first, second, strict=True):
+            alone = torch.cat([one, other])
+            if rows.shape != alone.shape or (rows - alone).norm() > bound * alone.norm():
                 raise self._rows_are_not_samples(layer, rows)
         self._checked = True
 
-    def _rows_given(self, compute: Callable[[], Any]) -> list[tuple[nn.Module, int]]:
-        self._rows.clear()
-        compute()
-        return list(self._rows)
+    def _given(self, compute: Callable[[], Any]) -> list[tuple[nn.Module, Tensor]]:
+        found: list[tuple[nn.Module, Tensor]] = []
+        self._inputs = found
+        try:
+            with torch.no_grad():
+                compute()
+        finally:
+            self._inputs = None
+        return found
 
     def _begin(self, model: nn.Module, _: Any) -> None:
         samples = self.samples
@@ -128,13 +146,15 @@ class SampleDropout:
         if samples is None or not layer.training or not layer.p:
             untouched: Tensor = type(layer).forward(layer, values)
             return untouched
-        rows, count = len(values) if values.dim() else 0, samples.count
+        rows = len(values) if values.dim() else 0
+        count = samples.count
         if not rows or rows % count:
             if samples.split:
-                raise self._rows_are_not_samples(layer, rows)
+                raise self._rows_are_not_samples(layer, values)
             count = 1  # the whole effective batch: any draws are its own
-        if not self._checked:
-            self._rows.append((layer, rows))
+        if self._inputs is not None:
+            self._inputs.append((layer, values.detach().clone()))
+            self._coarse |= torch.is_autocast_enabled(values.device.type) or values.dtype.itemsize < 4
         self._num_draws += 1
         call, generator = _call_number(), torch.Generator(values.device)
         dropped = torch.empty(_mask_shape(layer, values), dtype=torch.bool, device=values.device)
@@ -143,11 +163,11 @@ class SampleDropout:
             its_rows.bernoulli_(layer.p, generator=generator)
         return (values / (1 - layer.p) if layer.p < 1 else values).masked_fill(dropped, 0.0)
 
-    def _rows_are_not_samples(self, layer: nn.Module, rows: int) -> DropoutSplitError:
+    def _rows_are_not_samples(self, layer: nn.Module, values: Tensor) -> DropoutSplitError:
         return DropoutSplitError(
-            f"the effective batch must be split, and the {rows} rows of the input of dropout layer "
-            f"{self._names[layer]!r} do not hold one sample after the other. Put the batch first (batch_first=True). "
-            f"{_REMEDY}"
+            f"the effective batch must be split, and the input {tuple(values.shape)} of dropout layer "
+            f"{self._names[layer]!r} does not hold one sample after the other in its first dimension. "
+            f" Put the batch first (batch_first=True). {_REMEDY}"
         )
 
     def _refuse_other_draws(self, before: dict[str, Tensor]) -> None:
@@ -159,13 +179,22 @@ class SampleDropout:
         expected.set_state(before["torch"])
         for _ in range(self._num_draws):
             _call_number(expected)
-        before, after = {**before, "torch": expected.get_state()}, capture_random_state(self._device)
-        if not all(state.equal(after[name]) for name, state in before.items()):
-            raise DropoutSplitError(
-                f"{type(self._model).__name__} draws random numbers that are not those of an nn.Dropout layer (dropout "
-                "of attention, of a recurrent layer or as a function, drop-path and the like). The effective batch "
-                f"must be split, and they would be drawn again for every part, which changes the result. {_REMEDY}"
-            )
+        before = {**before, "torch": expected.get_state()}
+        after = capture_random_state(self._device)
+        if all(state.equal(after[name]) for name, state in before.items()):
+            return
+        suspects = [
+            f"{name} ({type(module).__name__})"
+            for name, module in self._model.named_modules()
+            if module.training and module not in self._names
+            if any(isinstance(share := getattr(module, each, 0), float) and share > 0 for each in _SHARES)
+        ]
+        where = f": {', '.join(suspects[:5])}" if suspects else ""
+        raise DropoutSplitError(
+            f"{type(self._model).__name__} draws random numbers that are not those of an nn.Dropout layer (dropout of "
+            f"attention, of a recurrent layer or as a function, drop-path and the like){where}. The effective batch "
+            f"must be split, and they would be drawn again for every part, which changes the result. {_REMEDY}"
+        )
 
 
 def _mask_shape(layer: nn.Module, values: Tensor) -> tuple[int, ...]:
