@@ -174,9 +174,8 @@ class Steps:
         return 0
 
     def leakage_audit(self) -> int:
-        index, links = read_table(self.run.index, INDEX), read_table(self.run.group_links, GROUP_LINKS)
         without_hashes = self.config.model_copy(update={"near_duplicate_bits": 0})  # they are a step above
-        found = leakage_audit(index, *self._tables()[1:], links, without_hashes)
+        found = leakage_audit(read_table(self.run.index, INDEX), *self._tables()[1:], without_hashes)
         write_table(found, LEAKAGE_AUDIT, self.run.leakage_audit)
         return 0
 

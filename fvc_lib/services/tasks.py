@@ -223,8 +223,7 @@ _VIDEO = TaskSpec(
             KFOLD_RESULTS,
             (FOLD_TRAINING,),
             lambda run, _: (
-                run.index, run.group_links, run.folds, run.protocol,
-                *sorted(run.tables.glob("predictions_fold_*.parquet")),
+                run.index, run.folds, run.protocol, *sorted(run.tables.glob("predictions_fold_*.parquet"))
             ),
             _files("results", "slices", "leakage_audit"),
             schemas=("RESULTS", "SLICES", "LEAKAGE_AUDIT"),

@@ -239,7 +239,7 @@ def test_a_corpus_that_lacks_what_the_protocol_needs_is_refused(protocol: str, m
 
 
 def told_by_length(index: pl.DataFrame, folds: pl.DataFrame, config: RunConfig) -> Interval:
-    return controls.auc_within_folds(controls.metadata_only(index, folds, controls.LENGTH), "group_id", config)
+    return controls.auc_within_folds(controls.metadata_only(index, folds, controls.LENGTH), config)
 
 
 def test_a_detector_of_length_alone_scores_high_until_lengths_are_matched() -> None:

@@ -15,7 +15,7 @@ from fvc_lib.tasks.video.results import kfold_results
 from fvc_lib.tasks.video.training import train_fold
 from tests.kits.training import ListLog, TinyTraining
 
-CONFIG = RunConfig(bootstrap_replicates=200, num_folds=4)
+CONFIG = RunConfig(bootstrap_replicates=100, num_folds=4)
 
 
 def two_sources(folds: pl.DataFrame) -> list[str | None]:
@@ -55,8 +55,7 @@ def test_the_trained_floor_is_an_auc_within_folds_beside_its_margin_on_the_same_
     assert judge(overall_scores(blind)).best_control.source != "real_source_control"
     assert blind.filter(metric="margin_over_floor")["low"][0] > 0
     moved = predictions.with_columns(source_label=1 - pl.col("source_label"))
-    with pytest.raises(DataError, match="other sources than the index has now"):
-        kfold_results(index, folds, moved, CONFIG)
+    assert controls.control_scores(controls.possible_floor(index, folds, CONFIG)[0], moved) is None
 
 
 def test_a_floor_that_is_possible_and_was_not_trained_has_a_row_without_a_value(tables) -> None:
@@ -69,7 +68,7 @@ def test_a_floor_that_is_possible_and_was_not_trained_has_a_row_without_a_value(
     assert results.filter(source="real_source_control").select("metric", "value").rows() == [("roc_auc", None)]
     one = index.with_columns(real_source=pl.when(pl.col("label") == "real").then(pl.lit("web")))
     assert kfold_results(one, folds, some, CONFIG).filter(source="real_source_control").is_empty()
-    assert "groups by source: web (40)" in controls.floor_sentence(one, folds, CONFIG)
+    assert "fewer than two sources" in controls.floor_sentence(one, folds, CONFIG)
     assert "shuffled on purpose" in controls.floor_sentence(index, folds, RunConfig(shuffle_labels=True))
 
 
@@ -88,22 +87,21 @@ def test_sources_are_split_by_the_folds_groups_and_not_at_all_where_a_part_lacks
         controls.of_two_sources(TrainingRows(folds), index, CONFIG, 1, gone)
 
 
-@pytest.mark.parametrize("tinted", [True, False])
-def test_a_detector_learns_where_reals_come_from_only_where_that_shows(tinted, tables, tmp_path) -> None:
+def test_a_detector_that_learns_where_reals_come_from_is_not_above_control(tables, tmp_path) -> None:
     config = RunConfig(
         cache_dir=str(tmp_path / "cache"), num_folds=2, num_frames=4, fixed_size=24, augmentations_per_video=0,
         model="frame_cnn", epochs=4, batch_size=8, effective_batch_size=8, learning_rate=0.01, device="cpu",
         memory_preflight=False, shuffled_label_control=False, bootstrap_replicates=200,
     )  # fmt: skip
     tiny = TinyTraining(RunPaths(tmp_path / "runs" / "tiny" / "run_0"), config)
-    folds = tables.folds(num_groups=96, per_group=1, num_folds=2)
+    folds = tables.folds(num_groups=64, per_group=1, num_folds=2)
     index = tables.index(folds, real_source=two_sources(folds))
     write_table(folds, FOLDS, tiny.paths.folds)
     write_table(index, INDEX, tiny.paths.index)
     draw = np.random.default_rng(1)
     for video_id, label, source in index.select("video_id", "label", "real_source").iter_rows():
         clip = draw.integers(90, 130, (4, 3, 24, 24))
-        clip[:, 0] += 60 * (tinted and source == "web")
+        clip[:, 0] += 60 * (source == "web")
         clip[:, 2] += 60 * (label == "fake")
         tiny.store.write(video_id, 0, clip.astype(np.uint8))
     tiny.note_clips()
@@ -114,14 +112,8 @@ def test_a_detector_learns_where_reals_come_from_only_where_that_shows(tinted, t
     predictions = pl.concat([read_table(tiny.paths.predictions(fold), PREDICTIONS) for fold in (0, 1)])
     assert set(predictions.drop_nulls("source_score")["label"]) == {"real"}
     results = kfold_results(index, folds, predictions, config)
-    value, low = results.filter(
-        source="real_source_control", scope="all", metric="roc_auc"
-    ).select("value", "low").row(0)  # fmt: skip
-    if tinted:
-        assert value > 0.95
-        assert judge(overall_scores(results)).standing == "not above control"
-    else:
-        assert low < 0.5
+    assert results.filter(source="real_source_control", scope="all", metric="roc_auc")["value"][0] > 0.95
+    assert judge(overall_scores(results)).standing == "not above control"
 
 
 def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_none(tables) -> None:
@@ -161,7 +153,7 @@ def test_folds_that_lean_different_ways_do_not_cancel_and_chance_is_no_lean(tabl
     def both(scores):
         """The floor, and the AUC in one direction for all folds."""
         predictions = tables.predictions(folds, scores)
-        one_way = auc_within_folds(predictions.filter(reals).with_columns(by_source), "group_id", config)
+        one_way = auc_within_folds(predictions.filter(reals).with_columns(by_source), config)
         return controls.real_source_floor(index, predictions, config), one_way
 
     noise = np.random.default_rng(8).uniform(0, 0.4, folds.height)

@@ -66,7 +66,7 @@ def test_each_kind_of_leak_is_found_by_its_own_check_though_the_groups_know_noth
     found = audit(table(corpus), corpus, tmp_path)
     assert failed(found) == {"near_copies_in_two_parts"}
     assert found["near_copies_in_two_parts"]["count"] == 1
-    assert "'test_alike.jpg' and 'train.jpg'" in found["near_copies_in_two_parts"]["finding"]
+    assert "('test_alike.jpg', 'train.jpg')" in found["near_copies_in_two_parts"]["finding"]
     assert failed(audit(table(corpus, test_alike="train"), corpus, tmp_path)) == set()
     unlooked = audit(table(corpus), corpus, tmp_path, near_duplicate_bits=0)
     assert unlooked["near_copies_in_two_parts"]["passed"] is None

@@ -9,7 +9,7 @@ Reals and fakes come from different sources, too, so the detector's AUC of reals
 
 - ``real_source_floor``: the AUC of the run's scores for the two sources; nothing is trained for it;
 - the real-source control (``config.real_source_control``): the same detector trained to name the source of a real, with
-  the same recipe, clips and groups. Each video is scored by a network trained without its group.
+  the same recipe, clips and groups. A video is scored by a network that was trained without its group.
 
 The sources are the two with the most videos among those with at least 10 groups of reals. The control is possible in a
 fold whose test part has both sources and whose training part has 2 groups of each, to learn from and to choose on.
@@ -40,8 +40,6 @@ from fvc_lib.video.decode.probe import PacketFacts
 # FOLDS tables by number of the training; training k tests only fold k of its table. None: one table, all folds tested.
 Trainings = Sequence[pl.DataFrame] | None
 
-SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
-
 CONSTANT = "constant"
 METADATA_ONLY = "metadata_only"
 LENGTH_ONLY = "length_only"
@@ -56,22 +54,25 @@ MARGIN = "margin_over_floor"
 CATEGORIES = ("platform", "codec", "container", "pixel_format")
 LENGTH = ("num_frames", "duration_seconds")
 SIZE_AND_RATE = ("frames_per_second", "width", "height")
-NUMBERS = (
-    *SIZE_AND_RATE, *LENGTH, "bits_per_second", "size_bytes", "rotation_degrees", "has_audio",
+METADATA = (
+    *CATEGORIES, *SIZE_AND_RATE, *LENGTH, "bits_per_second", "size_bytes", "rotation_degrees", "has_audio",
     *(fact.name for fact in fields(PacketFacts)),
 )  # fmt: skip
 
+_OF_VIDEO = ("video_id", "group_id", "label", "fold")
 _MAX_CATEGORIES = 200  # per column; the boosting takes at most 255
 _MOST_FOLDS = 5  # for ``controls_of_scores``
 
+_FAKE = (pl.col("label") == "fake").cast(pl.Int64)
+# The share of fakes in the training part of a row's fold.
+_PRIOR = (_FAKE.sum() - _FAKE.sum().over("fold")) / (pl.len() - pl.len().over("fold"))
+
+
+# Rules that need no training of a network
+
 
 def all_controls(
-    index: pl.DataFrame,
-    folds: pl.DataFrame,
-    predictions: pl.DataFrame,
-    *,
-    seed: int,
-    trainings: Trainings = None,
+    index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int, trainings: Trainings = None
 ) -> dict[str, pl.DataFrame]:
     """Return the scores of every control by its name; ``shuffled_labels`` only if ``predictions`` have it.
 
@@ -84,14 +85,14 @@ def all_controls(
             same videos as the model.
 
     Returns:
-        Tables with the columns ``SCORED_COLUMNS``.
+        Tables with the columns ``video_id group_id label fold score threshold``.
 
     Raises:
-        DataError: fewer than two folds, or a video is not in the index.
+        DataError: a video is not in the index.
     """
     folds = folds.sort("video_id")  # sums in floating point, and so the boosting, depend on the order
     dealt = folds
-    if trainings is not None:  # each video once, in five arbitrary folds
+    if trainings is not None:  # put every video into one of five arbitrary folds
         dealt = pl.concat(trainings).unique("video_id", keep="first", maintain_order=True).sort("video_id")
         dealt = dealt.with_columns(fold=(pl.int_range(pl.len()) % 5).cast(pl.Int64))
     by_row = group_lookup(split_by_row(dealt, seed=seed)).join(folds, on="video_id", how="semi", maintain_order="left")
@@ -109,8 +110,8 @@ def all_controls(
 def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
     """Return one FOLDS table for each training of a PROTOCOL table, with the labels that it learns.
 
-    ``left_out`` are ids of videos to remove, such as those that could not be decoded. None for protocol ``kfold``,
-    where every video is tested and one table of folds suffices.
+    Return None for protocol ``kfold``, where every video is tested and one table of folds suffices. ``left_out`` are
+    ids of videos to remove, such as those that could not be decoded.
     """
     if protocol is None or config.protocol == KFOLD:
         return None
@@ -133,59 +134,69 @@ def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame,
 
 
 def constant(folds: pl.DataFrame) -> pl.DataFrame:
-    """Score each test video of a fold by the share of fakes among the fold's training videos.
-
-    Raises:
-        DataError: fewer than two folds.
-    """
-    return _scored(folds, _training_priors(folds))
+    """Score a test video of a fold by the share of fakes among the fold's training videos."""
+    return folds.select(*_OF_VIDEO, score=_PRIOR, threshold=_PRIOR)
 
 
 def metadata_only(
-    index: pl.DataFrame,
-    folds: pl.DataFrame,
-    names: Sequence[str] = (*CATEGORIES, *NUMBERS),
-    *,
-    rounds: int = 100,
-    further: pl.DataFrame | None = None,
+    index: pl.DataFrame, folds: pl.DataFrame, names: Sequence[str] = METADATA, *, rounds: int = 100
 ) -> pl.DataFrame:
-    """Score by gradient boosting on the columns ``names`` of ``index``, trained on each fold's training videos.
+    """Score by gradient boosting on the columns ``names`` of ``index``, trained on the training videos of every fold.
 
     If it beats chance, metadata predict the labels, and a model of pixels may use the same hint (a frame size survives
     as sharpness). The model may learn from missing values. A category that is not in the training part counts as
-    missing. The model is scikit-learn's ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al.,
-    NIPS 2017) with ``rounds`` trees. With ``further``, a table of ``video_id`` and numbers, it learns from these
-    numbers as well, and is no longer a control.
+    missing. The model is scikit-learn's ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017) with
+    ``rounds`` trees.
 
     Raises:
-        DataError: fewer than two folds, or a video is not in the index.
+        DataError: a video is not in the index.
     """
-    absent = folds.join(index, on="video_id", how="anti")
-    if absent.height:
-        raise DataError(
-            f"{absent.height} videos of the folds are not in the index, e.g. {absent['video_id'][0]!r}. "
-            "Both must come from one run: run 01_data_index and 02_folds again."
-        )
+    from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to load
+
+    absent = folds.join(index, on="video_id", how="anti")["video_id"]
+    if absent.len():
+        raise DataError(f"The index lacks {absent.len()} videos of the folds, e.g. {absent[0]!r}. Run 01 and 02 again.")
     known = folds.select("video_id").join(index, on="video_id", how="left", maintain_order="left")
-    numbers = known.select(pl.col(name).cast(pl.Float64) for name in NUMBERS if name in names and name in known.columns)
-    if further is not None:
-        more = folds.select("video_id").join(further, on="video_id", how="left", maintain_order="left")
-        numbers = numbers.hstack(more.drop("video_id").cast(pl.Float64))
-    values = numbers.fill_null(np.nan).to_numpy() if numbers.width else np.empty((folds.height, 0))
-    categories = [name for name in CATEGORIES if name in names]
-    fold, is_fake, scores = folds["fold"].to_numpy(), fake_labels(folds), _training_priors(folds)
+    scored = constant(folds)
+    scores, fold, is_fake = scored["score"].to_numpy().copy(), folds["fold"].to_numpy(), fake_labels(folds)
     for number in np.unique(fold):
         test = fold == number
-        present = values[:, ~np.isnan(values[~test]).all(0)]  # a number without a value in training cannot be binned
-        features = np.hstack([*(_category_codes(known[name], ~test) for name in categories), present])
-        if np.unique(is_fake[~test]).size < 2 or not features.shape[1]:
+        columns = [_numbers(known[name], ~test) for name in names]
+        # The boosting cannot bin a column without a value in training.
+        usable = [place for place, values in enumerate(columns) if not np.isnan(values[~test]).all()]
+        if np.unique(is_fake[~test]).size < 2 or not usable:
             continue  # there is nothing to learn but the prior
-        model = _boosting(int((~test).sum()), len(categories), rounds)
+        features = np.stack([columns[place] for place in usable], axis=1)
+        # Small leaves suit few videos: with 50 videos the default size of 20 would allow a single split.
+        model = HistGradientBoostingClassifier(
+            learning_rate=0.1,
+            max_iter=rounds,
+            max_leaf_nodes=15,
+            min_samples_leaf=min(max(int((~test).sum()) // 10, 3), 20),
+            l2_regularization=1.0,
+            categorical_features=[names[place] in CATEGORIES for place in usable],
+            early_stopping=False,  # it would hold out single videos, not groups
+            random_state=0,
+        )
         # On so few rows many threads take a hundred times longer than one if other processes use the cores as well.
         with threadpool_limits(1, user_api="openmp"):
             model.fit(features[~test], is_fake[~test])
             scores[test] = model.predict_proba(features[test])[:, 1]
-    return _scored(folds, scores)
+    return scored.with_columns(score=pl.Series(scores))
+
+
+def _numbers(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
+    """Return a column of the index as float64 (N,), NaN where a number is missing.
+
+    A category becomes its rank by frequency among the ``training`` rows, 0 for the most frequent. Null counts as a
+    category. A category is NaN beyond ``_MAX_CATEGORIES``, or if no training row has it.
+    """
+    if column.name not in CATEGORIES:
+        return column.cast(pl.Float64).fill_null(np.nan).to_numpy()
+    seen = column.filter(pl.Series(training)).to_frame("value")
+    ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
+    codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
+    return np.array([codes.get(value, np.nan) for value in column])
 
 
 def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
@@ -194,16 +205,11 @@ def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
     If the training part has no video of the group, the score is the share of fakes in the whole training part. With
     grouped folds that is always so, and the control equals ``constant``; any difference means that the folds leak. With
     folds split by row (``split_by_row``) it shows the result that recognising groups alone would give.
-
-    Raises:
-        DataError: fewer than two folds.
     """
-    fakes = pl.col("is_fake").sum()
-    rows = folds.with_columns(is_fake=pl.col("label") == "fake", prior=_training_priors(folds))
     in_training = pl.len().over("group_id") - pl.len().over("group_id", "fold")
-    fakes_in_training = fakes.over("group_id").cast(pl.Int64) - fakes.over("group_id", "fold").cast(pl.Int64)
-    score = pl.when(in_training > 0).then(fakes_in_training / in_training).otherwise(pl.col("prior"))
-    return _scored(folds, rows.select(score=score)["score"].to_numpy())
+    fakes = _FAKE.sum().over("group_id") - _FAKE.sum().over("group_id", "fold")
+    score = pl.when(in_training > 0).then(fakes / in_training).otherwise(_PRIOR)
+    return folds.select(*_OF_VIDEO, score=score, threshold=_PRIOR)
 
 
 def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
@@ -217,8 +223,8 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
     fold = np.empty(ordered.height, dtype=np.int64)
     fold[dealt] = np.arange(ordered.height) % folds["fold"].n_unique()
-    by_row = ordered.with_columns(fold=pl.Series(fold))
-    return folds.select("video_id").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
+    by_row = ordered.select("video_id", fold=pl.Series(fold))
+    return folds.drop("fold").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
 
 
 def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> pl.DataFrame | None:
@@ -229,17 +235,20 @@ def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> p
     run = predictions.drop_nulls(["control_score", "control_label"])
     if run.is_empty() or (trainings is None and run["fold"].n_unique() < 2):
         return None
+    threshold = _PRIOR
+    if trainings is not None:  # shuffling keeps the share of fakes in a training part, up to one group
+        priors = {n: (rows.filter(pl.col("fold") != n)["label"] == "fake").mean() for n, rows in enumerate(trainings)}
+        threshold = pl.col("fold").replace_strict(priors)
     judged = run.with_columns(label="control_label")
-    if trainings is None:
-        return _scored(judged, run["control_score"].to_numpy())
-    # Shuffling keeps the share of fakes in a training part, up to one group.
-    priors = {n: (rows.filter(pl.col("fold") != n)["label"] == "fake").mean() for n, rows in enumerate(trainings)}
-    return judged.select(*SCORED_COLUMNS[:4], score="control_score", threshold=pl.col("fold").replace_strict(priors))
+    return judged.select(*_OF_VIDEO, score="control_score", threshold=threshold)
+
+
+# The AUC of scores
 
 
 def fake_labels(frame: pl.DataFrame) -> IntArray:
     """Return int64 (N,): 1 if ``label`` is fake, 0 if it is real."""
-    return (frame["label"] == "fake").cast(pl.Int64).to_numpy()
+    return frame.select(_FAKE)["label"].to_numpy()
 
 
 def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
@@ -247,62 +256,18 @@ def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
     return scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
 
 
-def _training_priors(folds: pl.DataFrame) -> FloatArray:
-    """Return float64 (N,), for each row the share of fakes in the training part of its fold."""
-    if folds["fold"].n_unique() < 2:
-        raise DataError(
-            f"controls: got {folds['fold'].n_unique()} fold, wanted at least 2: nothing is left to train on. "
-            "Run 02_folds again with num_folds of 2 or more."
-        )
-    fakes = (pl.col("label") == "fake").cast(pl.Int64)
-    in_training = pl.len() - pl.len().over("fold")
-    priors = folds.select(prior=(fakes.sum() - fakes.sum().over("fold")) / in_training)["prior"]
-    return priors.to_numpy().copy()
+def interval_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the keyword arguments of the functions in ``metrics.intervals``: replicates, seed and confidence."""
+    return {"replicates": config.bootstrap_replicates, "seed": config.seed, "confidence": config.confidence}
 
 
-def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
-    scored = folds.with_columns(score=pl.Series(scores), threshold=pl.Series(_training_priors(folds)))
-    return scored.select(SCORED_COLUMNS)
+def auc_within_folds(scored: pl.DataFrame, config: RunConfig) -> Interval:
+    """Return the AUC within folds, with an interval over groups.
 
-
-def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
-    """Return codes float64 (N, 1) of categories, 0 for the most frequent among the ``training`` rows.
-
-    Null counts as a category. Rare categories beyond ``_MAX_CATEGORIES``, and those not in training rows, are NaN.
+    ``scored`` has the columns ``group_id label score fold``. With a column ``target`` of several targets, the AUC is
+    the plain mean over targets.
     """
-    seen = column.filter(pl.Series(training)).to_frame("value")
-    ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
-    codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
-    return np.array([[codes.get(value, np.nan)] for value in column])
-
-
-def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
-    """Return an unfitted gradient boosting of small trees.
-
-    Leaves are smaller for few videos: with 50 videos the default size of 20 would allow a single split.
-    """
-    from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to load
-
-    return HistGradientBoostingClassifier(
-        learning_rate=0.1,
-        max_iter=rounds,
-        max_leaf_nodes=15,
-        min_samples_leaf=min(max(num_training // 10, 3), 20),
-        l2_regularization=1.0,
-        categorical_features=list(range(num_categories)),
-        early_stopping=False,  # it would hold out single videos, not groups
-        random_state=0,
-    )
-
-
-def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Interval:
-    """Return the AUC within folds of ``scored`` (columns ``label score fold``), with an interval.
-
-    The interval is over the values of the column ``unit``, such as ``group_id``. With a column ``target`` of several
-    targets, the AUC is the plain mean over targets.
-    """
-    metric, values = _auc(scored)
-    return _interval(scored, values, metric, unit, config)
+    return _interval(scored, *_auc(scored), config)
 
 
 def _auc(scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
@@ -311,18 +276,19 @@ def _auc(scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
     return measure_over_folds("roc_auc", scored["score"].to_numpy(), 0.5, folds, targets_of(scored))
 
 
-def _interval(scored: pl.DataFrame, values: FloatArray, metric: Metric, unit: str, config: RunConfig) -> Interval:
-    return group_interval(
-        fake_labels(scored), values, scored[unit].to_list(), metric,
-        replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
-    )  # fmt: skip
+def _interval(scored: pl.DataFrame, metric: Metric, values: FloatArray, config: RunConfig) -> Interval:
+    groups = scored["group_id"].to_list()
+    return group_interval(fake_labels(scored), values, groups, metric, **interval_settings(config))
 
 
 def tells_labels(config: RunConfig) -> Tells:
     """Return the function by which ``protocols.make_protocol`` gets the AUC, and its low end, of index columns."""
-    return lambda index, folds, columns: auc_within_folds(
-        metadata_only(index, folds, columns), "group_id", config
-    ).row()[:2]
+
+    def tells(index: pl.DataFrame, folds: pl.DataFrame, columns: tuple[str, ...]) -> tuple[float | None, float | None]:
+        ordered = [name for name in METADATA if name in columns]
+        return auc_within_folds(metadata_only(index, folds, ordered), config).row()[:2]
+
+    return tells
 
 
 def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
@@ -331,7 +297,7 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     It needs labels and groups but no files, so the annotations of a corpus suffice (``index.undisputed_labels``).
 
     Args:
-        videos: columns ``video_id group_id label``, each video once.
+        videos: columns ``video_id group_id label``, one row per video.
         config: number of folds, replicates, confidence and seed.
 
     Returns:
@@ -343,7 +309,7 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     """
     folds = make_folds(videos, config.num_folds, config.seed)
     dealt = {"by row": split_by_row(folds, seed=config.seed), "by group": folds}
-    rows = [(split, *auc_within_folds(group_lookup(each), "group_id", config).row()) for split, each in dealt.items()]
+    rows = [(split, *auc_within_folds(group_lookup(table), config).row()) for split, table in dealt.items()]
     return pl.DataFrame(rows, schema=["split", "value", "low", "high", "num_rows", "num_groups"], orient="row")
 
 
@@ -353,7 +319,7 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
 def controls_of_scores(
     videos: pl.DataFrame, groups: Sequence[str], of_corpus: pl.DataFrame | None = None, *, seed: int = 0
 ) -> tuple[dict[str, pl.DataFrame], list[str]]:
-    """Return out-of-fold scores of each control that can be computed, and sentences on missing controls.
+    """Return out-of-fold scores of the controls that can be computed, and sentences on missing controls.
 
     Args:
         videos: columns ``video_id label``, N rows sorted by ``video_id``.
@@ -371,65 +337,44 @@ def controls_of_scores(
     if num_folds < 2:
         return {}, ["No control: a label is in fewer than two groups, so nothing can be learned and tested."]
     folds = make_folds(rows, num_folds, seed)
-    controls, missing = {CONSTANT: constant(folds)}, []
-    if folds["group_id"].n_unique() < folds.height:
-        controls[GROUP_LOOKUP_BY_GROUP] = group_lookup(folds)
-        controls[GROUP_LOOKUP_BY_ROW] = group_lookup(split_by_row(folds, seed=seed))
-    else:
-        missing.append("No group lookup: every video is a group of its own.")
-    there = rows if of_corpus is None else rows.join(of_corpus, on="video_id", how="semi", maintain_order="left")
+    controls = {
+        CONSTANT: constant(folds),
+        GROUP_LOOKUP_BY_GROUP: group_lookup(folds),
+        GROUP_LOOKUP_BY_ROW: group_lookup(split_by_row(folds, seed=seed)),
+    }
+    there = rows.clear() if of_corpus is None else rows.join(of_corpus, on="video_id", how="semi")
     num_folds = min(_MOST_FOLDS, most_folds(there))
     if of_corpus is None or num_folds < 2:
-        missing.append(
-            "No metadata and no clip length control: without videos of both labels in a corpus (--corpus) nobody can "
-            "say whether codec, frame size or length give the labels away."
-        )
-        return controls, missing
-    if there.height < rows.height:
-        missing.append(
-            "The metadata and clip length controls, and detectors next to them, are of fewer videos: "
-            f"{rows.height - there.height:,} of {rows.height:,} videos are not in the corpus."
-        )
+        return controls, ["No metadata and no clip length control: give the corpus of both labels' videos (--corpus)."]
     folds = make_folds(there, num_folds, seed)
-    for name, columns in ((METADATA_ONLY, (*CATEGORIES, *NUMBERS)), (LENGTH_ONLY, LENGTH)):
+    for name, columns in ((METADATA_ONLY, METADATA), (LENGTH_ONLY, LENGTH)):
         scored = metadata_only(of_corpus, folds, columns).drop("group_id", "label")
         controls[name] = rows.join(scored, on="video_id", how="left", maintain_order="left")
-    return controls, missing
+    absent = rows.height - there.height
+    fewer = f"{absent:,} of {rows.height:,} videos are not in the corpus: the metadata and length controls lack them."
+    return controls, [fewer] if absent else []
 
 
 # The real-versus-real floor
 
 
-def two_largest_sources(reals: pl.DataFrame) -> tuple[str, str]:
-    """Return the two sources with the most videos, the larger first.
-
-    ``reals`` has columns ``real_source group_id``. Raises ``DataError`` if fewer than two sources have 10 groups.
-    """
-    sizes = reals.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
-    sizes = sizes.sort("len", "real_source", descending=[True, False])
-    large = sizes.filter(pl.col("group_id") >= FEWEST_GROUPS_OF_A_SOURCE)["real_source"].to_list()
-    if len(large) < 2:
-        known = ", ".join(f"{name} ({groups})" for name, _, groups in sizes.rows()[:5])
-        raise DataError(
-            f"two sources of reals (column real_source) with {FEWEST_GROUPS_OF_A_SOURCE} groups each are needed; "
-            f"groups by source: {known or 'none is known'}"
-        )
-    return large[0], large[1]
-
-
 def by_source(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return the reals of the two largest sources; ``label`` becomes real for the larger source and fake for the other.
+    """Return the reals of the two sources with the most videos, labelled by source.
 
-    ``rows`` has columns ``video_id group_id label``; raises as ``two_largest_sources``.
+    ``label`` is real for the larger source and fake for the other. ``rows`` has columns ``video_id group_id label``.
+
+    Raises:
+        DataError: fewer than two sources have 10 groups.
     """
-    source = pl.col("real_source") if "real_source" in index.columns else pl.lit(None, pl.String).alias("real_source")
-    reals = rows.filter(label=LABELS[0]).join(
-        index.select("video_id", source), on="video_id", how="left", maintain_order="left"
-    )
-    first, second = two_largest_sources(reals)
-    both = reals.filter(pl.col("real_source").is_in([first, second]))
-    label = pl.when(pl.col("real_source") == second).then(pl.lit(LABELS[1])).otherwise(pl.lit(LABELS[0]))
-    return both.with_columns(label=label)
+    sources = index.select("video_id", "real_source")
+    reals = rows.filter(label="real").join(sources, on="video_id", how="left", maintain_order="left")
+    sizes = reals.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
+    large = sizes.filter(pl.col("group_id") >= FEWEST_GROUPS_OF_A_SOURCE)
+    if large.height < 2:
+        raise DataError(f"fewer than two sources of reals (real_source) have {FEWEST_GROUPS_OF_A_SOURCE} groups")
+    names = large.sort("len", "real_source", descending=[True, False])["real_source"].head(2)
+    both = reals.filter(pl.col("real_source").is_in(names.to_list()))
+    return both.with_columns(label=pl.col("real_source").replace_strict(names, LABELS))
 
 
 def of_two_sources(
@@ -445,7 +390,7 @@ def of_two_sources(
         without: ids of videos that have no clip.
 
     Raises:
-        DataError: the control is impossible; the message is the reason, without a full stop.
+        DataError: the control is impossible; the message is the reason.
     """
     if config.shuffle_labels:
         raise DataError("labels were shuffled on purpose")
@@ -453,10 +398,7 @@ def of_two_sources(
     relabelled = replace(rows, folds=sources.select(rows.folds.columns))
     if sources.filter(fold=fold)["label"].n_unique() < len(LABELS):
         raise DataError(f"fold {fold} does not test reals of both sources")
-    try:
-        relabelled.split(fold, inner_validation_share=config.inner_validation_share, seed=config.seed)
-    except DataError as error:
-        raise DataError(f"too few reals of the two sources are trained on: {error}") from error
+    relabelled.split(fold, inner_validation_share=config.inner_validation_share, seed=config.seed)
     return relabelled
 
 
@@ -478,7 +420,7 @@ def possible_floor(
         try:
             due.append(of_two_sources(rows, index, config, fold, left_out).folds.filter(fold=fold))
         except DataError as error:
-            why = why or str(error)
+            why = str(error)
     tested = pl.concat(due).sort("video_id")
     return tested, "" if tested.height else why
 
@@ -494,28 +436,18 @@ def floor_sentence(
     due, why = possible_floor(index, folds, config, left_out, protocol)
     if why:
         return f"Trained floor: not possible ({why.rstrip('.')})."
-    sizes = [due.filter(label=label).height for label in LABELS]
-    tested = f"{due['fold'].n_unique()} of {folds['fold'].n_unique()} folds"
-    return f"Trained floor: {sizes[0]} reals of the larger source and {sizes[1]} of the other, tested in {tested}."
+    return f"Trained floor: {due.height} reals of two sources, tested in {due['fold'].n_unique()} folds."
 
 
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """Return ``due`` (``possible_floor``) with the control's ``score``; None if any of these videos has no score.
+    """Return ``due`` (``possible_floor``) with the control's ``score`` and a ``threshold`` of 0.5.
 
-    Raises:
-        DataError: a prediction names another source than the index, or is of another fold.
+    Return None unless every one of these videos has a score from a control that was trained on the same two sources.
     """
-    known = predictions.select("video_id", "fold", "source_score", "source_label")
-    both = due.join(known, on="video_id", how="left", suffix="_then", maintain_order="left")
-    if both["source_score"].null_count():
-        return None
-    other = both.filter((pl.col("source_label") != fake_labels(both)) | (pl.col("fold") != pl.col("fold_then")))
-    if other.height:
-        raise DataError(
-            f"the real-source control of {other.height} videos was trained on other sources than the index has now, "
-            f"e.g. {other['video_id'][0]!r}. Run 04_fold_training again for these folds."
-        )
-    return both.select(*due.columns, score="source_score", threshold=pl.lit(0.5))
+    scores = predictions.select("video_id", "fold", "source_label", score="source_score")
+    keys = ["video_id", "fold", "source_label"]
+    scored = due.with_columns(source_label=_FAKE).join(scores, on=keys, how="left", maintain_order="left")
+    return None if scored["score"].null_count() else scored.with_columns(threshold=pl.lit(0.5))
 
 
 def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConfig) -> Interval:
@@ -536,7 +468,7 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
         return of_model(labels, scores, weights) - of_control(sources, control_values, weights[:, rows])
 
-    return _interval(scored, values, Metric(definition), "group_id", config)
+    return _interval(scored, Metric(definition), values, config)
 
 
 def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
@@ -548,33 +480,30 @@ def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: Ru
     little. The interval's lower end is then above 0.5 only if at most (1 - confidence) / 2 of random permutations of
     the sources reach this mean.
 
-    Nothing is trained for it. Returns None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
+    Nothing is trained for it. Return None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
     """
     try:
         judged = by_source(predictions.sort("video_id"), index)
     except DataError:
         return None
-    floor = auc_within_folds(judged, "group_id", config)
+    floor = auc_within_folds(judged, config)
     if floor.value < 0.5:
         floor = replace(floor, value=1 - floor.value, low=1 - floor.high, high=1 - floor.low)
-    targets = targets_of(judged)
+    targets, folds = targets_of(judged), judged["fold"].to_numpy()
     rows = fake_labels(judged), judged["score"].to_numpy()
-    lean = float(mean_lean(*rows, judged["fold"].to_numpy(), targets)[0])
+    lean = float(mean_lean(*rows, folds, targets)[0])
     if not lean > floor.value - 0.5 + 1e-12:  # all folds lean one way, or there is no value
         return floor
-    chance = leans_by_chance(*rows, judged["group_id"].to_numpy(), judged["fold"].to_numpy(), targets, seed=config.seed)
+    chance = leans_by_chance(*rows, judged["group_id"].to_numpy(), folds, targets, seed=config.seed)
     beyond_chance = math.sqrt(max(0.0, lean**2 - float(chance.mean()) ** 2))
     if beyond_chance <= floor.value - 0.5:
         return floor
     # Exchange the labels of the two sources in every fold (of a target) whose AUC is below 0.5.
-    parts = []
+    parts, exchanged = [], pl.col("label").replace_strict(LABELS, LABELS[::-1])
     for part in judged.partition_by([name for name in ("target", "fold") if name in judged.columns]):
-        labels, leans_back = fake_labels(part), False
-        if 0 < labels.sum() < labels.size:
-            leans_back = roc_auc(labels, part["score"].to_numpy()) < 0.5
-        other = pl.col("label").replace_strict({LABELS[0]: LABELS[1], LABELS[1]: LABELS[0]})
-        parts.append(part.with_columns(label=other) if leans_back else part)
-    apart = auc_within_folds(pl.concat(parts), "group_id", config)
+        leans_back = roc_auc(fake_labels(part), part["score"].to_numpy()) < 0.5
+        parts.append(part.with_columns(label=exchanged) if leans_back else part)
+    apart = auc_within_folds(pl.concat(parts), config)
     taken = apart.value - 0.5 - beyond_chance
     is_chance = (1 + int((chance >= lean).sum())) / (1 + chance.size) > (1 - config.confidence) / 2
     low = apart.low - taken

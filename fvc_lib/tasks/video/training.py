@@ -136,7 +136,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
     again = f"Make them again: {command_text('--from', '03', '--resume', paths.root)}"
     source: Any = None
     if config.of_features == "forensic":
-        source = classical.FeatureTable(forensic_features(paths, config), config)
+        source = classical.FeatureTable(forensic_features(paths.features, config), config)
     else:
         made = read_table(paths.augmented_metadata, AUGMENTED)
         known = set(made["video_id"])
