@@ -110,7 +110,6 @@ def is_share(metric: str) -> bool:
 # Logged by trainings, which compute them as sums over samples.
 declare("loss", "Loss", "lower", "What the training makes smaller, per sample.", unit="nats")
 declare("caption_loss", "Caption loss", "lower", "Negative log-likelihood of a caption's tokens.", unit="nats")
-declare("masked_loss", "Masked loss", "lower", "Squared error of hidden frames' features.")
 declare("token_accuracy", "Token accuracy", "higher", "Share of next tokens that are the likeliest.", is_share=True)
 declare("accuracy", "Accuracy", "higher", "Share of right decisions.", is_share=True)
 declare("precision", "Precision", "higher", "Share of right calls among all calls of a class.", is_share=True)

@@ -307,7 +307,6 @@ class RunConfig(BaseModel):
     # A loss without weight builds no network.
     contrastive_weight: float = field(1.0, "weights", "of the contrastive loss; 0: off", _PAIRS, ge=0)
     caption_weight: float = field(1.0, "weights", "of the captioning loss; 0: no decoder", _PAIRS, ge=0)
-    masked_weight: float = field(0.0, "weights", "of masked modelling of the clip's features; 0: off", _PAIRS, ge=0)
 
     @model_validator(mode="before")
     @classmethod

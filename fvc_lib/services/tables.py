@@ -453,15 +453,7 @@ KNOWN_VIDEOS = _table(
     final_logit="finite null",
 )
 KNOWN_FILES = _table("known_files", content_sha256="sha256 unique", part="train|validation|test")
-KNOWN_TEXTS = _table(
-    "known_texts",
-    text="word unique",
-    part=Column(
-        pl.String,
-        "one part or several",
-        lambda value: value.str.contains(rf"^({'|'.join(PARTS)})( ({'|'.join(PARTS)}))*$"),
-    ),
-)
+KNOWN_TEXTS = _table("known_texts", text="word unique")
 
 GROUP_LINKS = _table(
     "group_links",

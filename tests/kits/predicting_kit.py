@@ -53,7 +53,7 @@ def caption_run(folder, counts=None, **settings):
     small = {
         "task": "video_text", "corpus": str(root / "manifest.csv"), "num_frames": 2, "fixed_size": 16,
         "embedding_size": 8, "max_text_tokens": 16, "effective_batch_size": 16,
-        "batch_size": 16, "workers": 1, "masked_weight": 0.5,
+        "batch_size": 16, "workers": 1,
         "cache_dir": str(folder / "cache"), "runs_dir": str(folder / "runs"),
     }  # fmt: skip
     config = resolve_config(SMALL | small | settings, environ={})

@@ -22,7 +22,7 @@ from fvc_lib.tasks.image.training import ImageTask
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask
-from fvc_lib.tasks.video_text.training import PreparedSamples, VideoTextTask
+from fvc_lib.tasks.video_text.training import VideoTextTask
 from tests.kits.video_text_kit import CONFIG, MadeUpPairs, planned
 
 KINDS = ("video", "image", "video_text")
@@ -158,15 +158,14 @@ def _rows(records: ImageRecords, start: int, stop: int) -> ImageRecords:
 
 
 def _video_text(tasks: TinyTasks) -> VideoTextTask:
-    """All three losses; every fourth text describes two videos."""
-    plan = planned(num_frames=2, masked=True, contrastive="sigmoid")
+    """Both losses; every fourth text describes two videos."""
+    plan = planned(num_frames=2, contrastive="sigmoid")
 
-    def data(first: int, number: int) -> PreparedSamples:
+    def data(first: int, number: int) -> KeptPairs:
         texts = tuple(first + n - (n % 4 == 3) for n in range(number))
-        pairs = KeptPairs(tuple(range(first, first + number)), texts, plan, side=_SIDE)
-        return PreparedSamples(pairs, {}, num_hidden=1, seed=3)
+        return KeptPairs(tuple(range(first, first + number)), texts, plan, side=_SIDE)
 
-    weights = {"contrastive_weight": 1.0, "caption_weight": 0.5, "masked_weight": 0.5}
+    weights = {"contrastive_weight": 1.0, "caption_weight": 0.5}
     config = CONFIG.model_copy(update=weights)
     return VideoTextTask(data(0, tasks.rows), data(100, tasks.validation), plan, config)
 

@@ -30,7 +30,6 @@ PLAN = NetworkPlan(
     contrastive="softmax",
     num_together=8,
     captions=True,
-    masked=False,
 )
 CONFIG = RunConfig(task="video_text")
 
@@ -94,7 +93,7 @@ def pairs(number: int = 6, plan: NetworkPlan = PLAN) -> MadeUpPairs:
 
 def tiny_task(plan: NetworkPlan = PLAN, training=None, validation=None, **settings) -> VideoTextTask:
     settings |= {"contrastive_weight": float(plan.contrastive is not None), "caption_weight": float(plan.captions)}
-    config = CONFIG.model_copy(update={**settings, "masked_weight": float(plan.masked)})
+    config = CONFIG.model_copy(update=settings)
     return VideoTextTask(training or pairs(plan=plan), validation or pairs(plan=plan), plan, config)
 
 

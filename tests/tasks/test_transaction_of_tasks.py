@@ -190,7 +190,7 @@ def contrastive_only(tasks, loss):
     """The video-text task without captions and masks."""
     task = type(tasks)("video_text", tasks.folder)()
     plan = planned(num_frames=2, contrastive=loss, captions=False)
-    weights = {"contrastive_weight": 1.0, "caption_weight": 0.0, "masked_weight": 0.0}
+    weights = {"contrastive_weight": 1.0, "caption_weight": 0.0}
     return VideoTextTask(task.training_data, task.validation_data, plan, CONFIG.model_copy(update=weights))
 
 

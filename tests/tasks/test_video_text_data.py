@@ -13,8 +13,7 @@ from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.tables import VIDEO_TEXTS, check_table
-from fvc_lib.tasks.video_text.training import VideoTextDataset, make_clips, numbered, pairs_fingerprint
-from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.tasks.video_text.training import VideoTextDataset, make_clips, numbered
 from fvc_lib.video.decode.clip import decode_clip
 
 TEXTS = {"t0": "a red ring", "t1": "a blue ring 🙂", "t2": "something else"}
@@ -139,13 +138,3 @@ def test_a_stopped_making_keeps_what_was_made(tmp_path, made):
     assert done == [(1, 4)]
     assert len(list(tmp_path.rglob("*.npy"))) >= 1
     assert make_clips(config, made.pairs)[1] == ()
-
-
-def test_the_fingerprint_is_of_clips_texts_and_parts_alone(made, source):
-    before = pairs_fingerprint(source, made.pairs)
-    assert pairs_fingerprint(source, made.pairs.reverse()) == before
-    assert pairs_fingerprint(source, made.pairs.with_columns(path=pl.lit("elsewhere"))) == before
-    for column, value in (("text", "another"), ("part", "validation")):
-        assert pairs_fingerprint(source, made.pairs.with_columns(pl.lit(value).alias(column))) != before
-    other = ClipStore.of(made.config.model_copy(update={"fixed_size": 24}))
-    assert pairs_fingerprint(other, made.pairs) != before

@@ -150,12 +150,12 @@ def test_a_stopped_training_goes_on_to_the_same_numbers(run, tmp_path):
 
 def test_without_a_contrastive_loss_there_is_nothing_to_rank(run):
     paths, config, _ = run
-    config = config.model_copy(update={"contrastive_weight": 0.0, "masked_weight": 1.0, "epochs": 1})
+    config = config.model_copy(update={"contrastive_weight": 0.0, "epochs": 1})
     log = Log()
     train_video_text(paths, config, metric_log=log)
     assert read_table(paths.retrieval_ranks, RETRIEVAL_RANKS).height == 0
     assert read_table(paths.captions, CAPTIONS).height == 12
-    assert set(log.of("test")[0]) == {"caption_loss", "token_accuracy", "masked_loss"}
+    assert set(log.of("test")[0]) == {"caption_loss", "token_accuracy"}
     results = video_text_results(paths, config)
     assert set(results["subject"]) == {"captions"}
 
@@ -178,9 +178,9 @@ def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run, 
     found = [
         fingerprint(**{name: value})
         for name, value in {
-            "contrastive_loss": "sigmoid", "contrastive_weight": 2.0, "caption_weight": 0.5, "masked_weight": 0.5,
-            "embedding_size": 16,
-            "max_text_tokens": 8, "vocabulary_size": 300, "model": "r2plus1d", "effective_batch_size": 4, "seed": 1,
+            "contrastive_loss": "sigmoid", "contrastive_weight": 2.0, "caption_weight": 0.5,
+            "embedding_size": 16, "max_text_tokens": 8,
+            "vocabulary_size": 300, "model": "r2plus1d", "effective_batch_size": 4, "seed": 1,
             "epochs": 3, "learning_rate": 0.1,
         }.items()
     ]  # fmt: skip
@@ -211,7 +211,6 @@ def test_a_part_without_a_clip_is_named(run):
     ("change", "message"),
     [
         ({"contrastive_weight": 0.0, "caption_weight": 0.0}, "are both 0"),
-        ({"masked_weight": 1.0, "num_frames": 1}, "num_frames"),
         ({"model_weights": "/nowhere"}, "model_weights '/nowhere': no such file or folder"),
         ({"model_weights": __file__}, "model_weights .*: neither weights of torch.save nor safetensors"),
         ({"text_encoder": "/nowhere"}, "wanted own or the folder of a transformers model"),

@@ -1,4 +1,4 @@
-"""The network of task video_text: a video encoder, and the parts for texts, captions and masked frames.
+"""The network of task video_text: a video encoder, and the parts for texts and captions.
 
 Only the parts that the configured losses need are built, so every parameter receives a gradient.
 """
@@ -17,7 +17,6 @@ from fvc_lib.detectors.network import Trunk, built_trunk, recomputable_blocks_of
 from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Transformer, token_embedding
 from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
 from fvc_lib.engine.task import Outputs
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS, TrunkOptions
 
 # Contrastive losses compare all videos of a batch with all of its texts, several of which may belong together. They are
@@ -173,7 +172,6 @@ class NetworkPlan:
     contrastive: Literal["softmax", "sigmoid"] | None  # the kind of that loss; None: no texts are compared
     num_together: int  # samples of an effective batch
     captions: bool  # whether captions are written
-    masked: bool  # whether the features of hidden frames are predicted
     side: int = 112  # of the frames, in pixels
     weights: Path | None = None  # of the trunk
 
@@ -195,32 +193,23 @@ class VideoEncoder(nn.Module):
         spec = DETECTORS.get(plan.trunk)
         trunk = built_trunk(spec, plan.trunk_options)
         per_frame = getattr(trunk, "per_frame", True)
-        if plan.masked and not per_frame:
-            raise UsageError(
-                f"masked_weight: model {plan.trunk!r} sees a clip as a whole and has no features of single frames to "
-                "predict. Leave masked_weight 0, or take a network on frames such as efficientnet_lite0."
-            )
         if isinstance(trunk, Trunk):
             trunk.note_missing_weights(spec)
         self.trunk = trunk
-        self.feature_size: int = getattr(trunk, "frame_feature_size", None) or trunk.num_features
-        self.norm = nn.LayerNorm(self.feature_size)
-        self.narrow = nn.Linear(self.feature_size, plan.width)
+        feature_size = getattr(trunk, "frame_feature_size", None) or trunk.num_features
+        self.norm = nn.LayerNorm(feature_size)
+        self.narrow = nn.Linear(feature_size, plan.width)
         num_places = plan.num_frames if per_frame else 1
         self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, num_places)
 
-    def frame_features(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the trunk's features (B, T, F) and the transformer's input (B, T, W) of frames uint8 (B, T, 3, H, W).
+    def forward(self, frames: Tensor) -> Tensor:
+        """Return features (B, T, W) of frames uint8 (B, T, 3, H, W), after attention among them.
 
         T is 1 for a trunk on whole clips.
         """
         features = getattr(self.trunk, "frame_features", self.trunk)(frames)
         features = features.unsqueeze(1) if features.dim() == 2 else features
-        return features, self.narrow(self.norm(features))
-
-    def forward(self, narrowed: Tensor) -> Tensor:
-        """Return features (B, T, W) of frames after attention among them."""
-        return self.transformer(narrowed)
+        return self.transformer(self.narrow(self.norm(features)))
 
 
 class TextEncoder(nn.Module):
@@ -252,46 +241,21 @@ class JointSpace(nn.Module):
         self.text_projection = nn.Linear(self.text.output_size, plan.embedding_size, bias=False)
         self.scale = SimilarityScale(kind, plan.num_together)
 
+    def of_videos(self, memory: Tensor) -> Tensor:
+        """Return unit vectors float32 (B, E) of clips whose frames have the features ``memory`` (B, T, W)."""
+        return F.normalize(self.video_projection(memory.mean(1)).float(), dim=1)
+
+    def of_texts(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return unit vectors float32 (B, E) of texts; ``tensors`` are the inputs of the text encoder."""
+        return F.normalize(self.text_projection(self.text(tensors)).float(), dim=1)
+
     def forward(self, memory: Tensor, tensors: Mapping[str, Tensor]) -> Outputs:
-        """Return ``video_embedding`` and ``text_embedding``, unit vectors float32 (B, E).
-
-        Args:
-            memory: features of the clips' frames, (B, T, W).
-            tensors: the tensors that the text encoder reads.
-        """
-        video, text = self.video_projection(memory.mean(1)), self.text_projection(self.text(tensors))
-        return {
-            "video_embedding": F.normalize(video.float(), dim=1),
-            "text_embedding": F.normalize(text.float(), dim=1),
-        }
-
-
-class MaskedFrames(nn.Module):
-    """Predict hidden frames' features from the other frames, as masked language models do with words.
-
-    After J. Devlin et al., "BERT" (2019), on frames as in C. Sun et al., "VideoBERT" (ICCV 2019), with the features as
-    targets. Targets have no gradient. Otherwise equal features for all frames would minimise the loss.
-    """
-
-    def __init__(self, plan: NetworkPlan, feature_size: int) -> None:
-        super().__init__()
-        self.hidden_frame = nn.Parameter(torch.zeros(plan.width))
-        self.foretell = nn.Linear(plan.width, feature_size)
-
-    def forward(self, video: VideoEncoder, features: Tensor, narrowed: Tensor, hidden: Tensor) -> Tensor:
-        """Return the mean squared error float32 (B,) over the hidden frames' features, each frame's normalised.
-
-        ``features`` (B, T, F) are the trunk's, ``narrowed`` (B, T, W) the same; ``hidden`` is bool (B, T).
-        """
-        left = torch.where(hidden[:, :, None], self.hidden_frame.to(narrowed.dtype), narrowed)
-        predicted = self.foretell(video(left)).float()
-        target = F.layer_norm(features.detach().float(), features.shape[2:])
-        errors: Tensor = (predicted - target).square().mean(2) * hidden
-        return errors.sum(1) / hidden.sum(1).clamp_min(1)
+        """Return ``video_embedding`` and ``text_embedding`` (B, E), as ``of_videos`` and ``of_texts``."""
+        return {"video_embedding": self.of_videos(memory), "text_embedding": self.of_texts(tensors)}
 
 
 class VideoTextNetwork(nn.Module):
-    """The whole network: a video encoder, and the parts of the plan for joint space, captions and masked frames."""
+    """The whole network: a video encoder, and the parts of the plan for joint space and captions."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -305,7 +269,6 @@ class VideoTextNetwork(nn.Module):
             if plan.captions
             else None
         )  # fmt: skip
-        self.masked = MaskedFrames(plan, self.video.feature_size) if plan.masked else None
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Return the parts whose activations gradient checkpointing computes again."""
@@ -316,22 +279,19 @@ class VideoTextNetwork(nn.Module):
         """Return the values per sample that losses and metrics need.
 
         Args:
-            tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), for masked modelling ``hidden`` bool
-                (B, T), and for a pretrained text encoder the tensors of ``encoder_tensors``.
+            tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), and for a pretrained text encoder
+                the tensors of ``encoder_tensors``.
             write: whether captions are written.
 
         Returns:
             Per configured objective: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
-            ``caption_loss``, ``token_accuracy`` and ``masked_loss`` float32 (B,); ``caption_tokens`` int64 (B, L).
+            ``caption_loss`` and ``token_accuracy`` float32 (B,); ``caption_tokens`` int64 (B, L).
         """
-        features, narrowed = self.video.frame_features(tensors["frames"])
-        memory, outputs = self.video(narrowed), Outputs()
+        memory, outputs = self.video(tensors["frames"]), Outputs()
         if self.joint is not None:
             outputs |= self.joint(memory, tensors)
         if self.captions is not None:
             outputs |= self.captions.score(tensors["tokens"], memory)
             if write:
                 outputs["caption_tokens"] = self.captions.write(memory)
-        if self.masked is not None:
-            outputs["masked_loss"] = self.masked(self.video, features, narrowed, tensors["hidden"])
         return outputs

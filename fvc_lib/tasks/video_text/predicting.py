@@ -1,38 +1,36 @@
 """Write captions and find the nearest texts for new videos with a trained network.
 
-Videos are decoded and described like the videos of the training's test part.
+Videos are decoded like the videos of the training's test part.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import polars as pl
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from fvc_lib.detectors.own.video_text import VideoTextNetwork
+from fvc_lib.detectors.own.video_text import JointSpace, VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import KNOWN_TEXTS, PARTS, VIDEO_TEXTS, frame_of, read_table, write_table
+from fvc_lib.services.tables import KNOWN_TEXTS, VIDEO_TEXTS, read_table, write_table
 from fvc_lib.tasks.bundle import Bundle
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
-from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
+from fvc_lib.tasks.video_text.training import encoder_folder, network_plan, text_tensors, tokenizer_file
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.source import VideoError
 
 NEAREST = 5
 _TEXTS_AT_ONCE = 256
-_TOKENIZER, _TEXTS, _EMBEDDINGS = "tokenizer.json", "texts.parquet", "text_embeddings.safetensors"
-_FILLER = "a video"  # the text given with every video; no embedding or caption of a video depends on it
+_TOKENIZER, _TEXTS = "tokenizer.json", "texts.parquet"
 
 
 class VideoTextPredictor(OneNetwork):
@@ -41,60 +39,37 @@ class VideoTextPredictor(OneNetwork):
     Args:
         trained: the trained network.
         tokenizer: tokenizer of captions and texts.
-        texts: the run's M texts (KNOWN_TEXTS); empty where the network does not compare videos with texts.
-        embedded: embeddings of ``texts``, unit vectors float32 (M, E); None: computed here if the network compares
-            videos with texts.
+        texts: the run's M texts (KNOWN_TEXTS). A network with a contrastive loss compares videos with them.
     """
 
-    def __init__(
-        self, trained: Trained, tokenizer: TextTokenizer, texts: pl.DataFrame, embedded: Tensor | None = None
-    ) -> None:
+    def __init__(self, trained: Trained, tokenizer: TextTokenizer, texts: pl.DataFrame) -> None:
         super().__init__(trained)
-        self._tokenizer, self.texts = tokenizer, texts
-        self._plan = plan = network_plan(self.config, tokenizer.vocabulary_size)
-        network = self._build(lambda: VideoTextNetwork(plan))
+        self._tokenizer, self._texts = tokenizer, texts["text"].to_list()
+        network = self._build(lambda: VideoTextNetwork(network_plan(self.config, tokenizer.vocabulary_size)))
         assert isinstance(network, VideoTextNetwork)
-        self.network = network
-        self._filler = text_tensors(self.config, tokenizer, [_FILLER])
-        self.embedded = self._text_embeddings() if plan.contrastive and embedded is None else embedded
-        self._nearest = min(NEAREST, texts.height) if plan.contrastive else 0
-        self.columns = {"caption": pl.String()} if plan.captions else {}
-        for place in range(1, self._nearest + 1):
-            self.columns |= {
-                f"text_{place}": pl.String(), f"similarity_{place}": pl.Float64(), f"text_{place}_part": pl.String(),
-            }  # fmt: skip
+        self._network, self.columns = network, dict[str, pl.DataType]()
         self.notes = ["Files of the run are known again by their content alone: an altered copy of one is not."]
-        if plan.captions:
+        if network.captions is not None:
+            self.columns["caption"] = pl.String()
             self.notes.append("A caption is made of the words of the training texts, and is written for every video.")
-        if plan.contrastive:
+        if network.joint is not None:
+            self._embedded = self._text_embeddings(network.joint)
+            for place in range(1, min(NEAREST, len(self._texts)) + 1):
+                self.columns |= {f"text_{place}": pl.String(), f"similarity_{place}": pl.Float64()}
             self.notes.append(
-                f"Nearest texts are those of the run's own {texts.height:,}, whatever the video shows; similarity "
-                "is the cosine of both embeddings, no probability. Behind a text stands the part of the run it is of."
+                f"Nearest texts are those of the run's own {len(self._texts):,}, whatever the video shows; similarity "
+                "is the cosine of both embeddings, no probability."
             )
 
     @classmethod
     def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
         """See ``Predictor``."""
-        if isinstance(source, RunPaths):
-            parts = pl.col("part").cast(pl.Enum(PARTS)).unique().sort().cast(pl.String).str.join(" ")
-            # Each text once, with the parts that have it.
-            texts = read_table(source.video_texts, VIDEO_TEXTS).group_by("text_id").agg(pl.col("text").first(), parts)
-            return cls(
-                trained, TextTokenizer.load(tokenizer_file(source)), texts.sort("text_id").select("text", "part")
-            )
-        tokenizer = TextTokenizer.load(source.folder / _TOKENIZER)
-        if not trained.config.contrastive_weight:
-            return cls(trained, tokenizer, frame_of(None, KNOWN_TEXTS))
-        texts = source.table(_TEXTS, KNOWN_TEXTS)
-        shape = (texts.height, trained.config.embedding_size)
-
-        def embeddings(arrays: dict[str, Any]) -> Tensor:
-            rows = arrays["text_embeddings"]
-            if not texts.height or rows.dtype != np.float32 or rows.shape != shape or not np.isfinite(rows).all():
-                raise ValueError(f"got {rows.dtype} {rows.shape}, wanted finite float32 {shape}")
-            return torch.from_numpy(rows)
-
-        return cls(trained, tokenizer, texts, source.arrays(_EMBEDDINGS, embeddings))
+        if isinstance(source, Bundle):
+            file, texts = source.folder / _TOKENIZER, source.table(_TEXTS, KNOWN_TEXTS)
+        else:
+            file = tokenizer_file(source)
+            texts = read_table(source.video_texts, VIDEO_TEXTS).select("text").unique().sort("text")
+        return cls(trained, TextTokenizer.load(file), texts)
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
@@ -104,9 +79,7 @@ class VideoTextPredictor(OneNetwork):
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
         self._tokenizer.save(folder / _TOKENIZER)
-        if self.embedded is not None:
-            write_table(self.texts, KNOWN_TEXTS, folder / _TEXTS)
-            safetensors.torch.save_file({"text_embeddings": self.embedded.contiguous()}, folder / _EMBEDDINGS)
+        write_table(pl.DataFrame({"text": self._texts}), KNOWN_TEXTS, folder / _TEXTS)
         return super().write(folder)
 
     @property
@@ -116,7 +89,7 @@ class VideoTextPredictor(OneNetwork):
 
     def identity_of_parts(self) -> Any:
         """See ``Predictor``."""
-        return [self._tokenizer.fingerprint, self.texts.rows()]
+        return [self._tokenizer.fingerprint, self._texts]
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``."""
@@ -152,37 +125,38 @@ class VideoTextPredictor(OneNetwork):
         Raises:
             DataError: a similarity is not finite.
         """
-        tensors = {"frames": torch.from_numpy(frames)[None], **self._filler}
-        if self._plan.masked:
-            tensors["hidden"] = torch.zeros(1, len(frames), dtype=torch.bool)
-        with torch.inference_mode(), deterministic_algorithms(self.compute.device), Precision(self.compute).autocast():
-            outputs = self.network({n: rows.to(self.compute.device) for n, rows in tensors.items()}, write=True)
-        values, lines = dict[str, str | float | None](), list[str]()
-        if "caption_tokens" in outputs:
-            values["caption"] = caption = self._tokenizer.decode(outputs["caption_tokens"][0].cpu()).strip()
-            lines.append(caption or "(an empty caption)")
-        if self.embedded is not None:
-            similarities = (self.embedded @ outputs["video_embedding"][0].float().cpu()).double().numpy()
-            if not np.isfinite(similarities).all():
-                raise DataError(f"{self.name}: the network says nothing finite of a video.")
-            order = np.argsort(-similarities, kind="stable")[: self._nearest].tolist()
-            for place, (text, part) in enumerate(self.texts[order].select("text", "part").iter_rows(), start=1):
-                similarity = float(similarities[order[place - 1]])
-                values |= {f"text_{place}": text, f"similarity_{place}": similarity, f"text_{place}_part": part}
-                lines.append(f"{similarity:.2f} {text} ({part})")
-        if "caption" not in values:
-            lines.insert(0, str(values["text_1"]))
+        network, values, lines = self._network, dict[str, str | float | None](), list[str]()
+        with self._computing():
+            memory = network.video(torch.from_numpy(frames)[None].to(self.compute.device))
+            if network.captions is not None:
+                caption = self._tokenizer.decode(network.captions.write(memory)[0].cpu()).strip()
+                values["caption"] = caption
+                lines.append(caption or "(an empty caption)")
+            if network.joint is not None:
+                video = network.joint.of_videos(memory)[0].float().cpu()
+                similarities = (self._embedded @ video).double().numpy()
+                if not np.isfinite(similarities).all():
+                    raise DataError(f"{self.name}: the similarity of {path} to a text is not finite.")
+                order = np.argsort(-similarities, kind="stable")[:NEAREST].tolist()
+                for place, row in enumerate(order, start=1):
+                    text, similarity = self._texts[row], float(similarities[row])
+                    values |= {f"text_{place}": text, f"similarity_{place}": similarity}
+                    lines.append(f"{similarity:.2f} {text}")
         return Finding(path, content, values, lines[0], tuple(lines[1:]), picture(path, frames))
 
-    def _text_embeddings(self) -> Tensor:
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Compute without gradients, deterministically and in the precision of the training."""
+        with torch.inference_mode(), deterministic_algorithms(self.compute.device), Precision(self.compute).autocast():
+            yield
+
+    def _text_embeddings(self, joint: JointSpace) -> Tensor:
         """Return the embeddings of all texts, unit vectors float32 (M, E)."""
-        joint, parts, device = self.network.joint, [], self.compute.device
-        assert joint is not None
-        for some in self.texts.iter_slices(_TEXTS_AT_ONCE):
-            tensors = text_tensors(self.config, self._tokenizer, some["text"].to_list())
-            no_video = torch.zeros(some.height, 1, self._plan.width, device=device)
-            with torch.inference_mode(), deterministic_algorithms(device):
-                with Precision(self.compute).autocast():
-                    outputs = joint(no_video, {name: rows.to(device) for name, rows in tensors.items()})
-                parts.append(outputs["text_embedding"].float().cpu())
+        parts, encoder = list[Tensor](), encoder_folder(self.config)
+        with self._computing():
+            for first in range(0, len(self._texts), _TEXTS_AT_ONCE):
+                some = self._texts[first : first + _TEXTS_AT_ONCE]
+                tensors = text_tensors(self._tokenizer, some, self.config.max_text_tokens, encoder)
+                on_device = {name: rows.to(self.compute.device) for name, rows in tensors.items()}
+                parts.append(joint.of_texts(on_device).float().cpu())
         return torch.cat(parts)

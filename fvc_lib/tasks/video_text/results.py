@@ -5,7 +5,7 @@ A control answers without looking at the video. ``chance`` is the expected score
 with the test groups that were drawn. It does not show how it varies between training runs.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,24 +30,19 @@ RECALL_AT = video_text.KS
 MODEL = "model"
 CHANCE = "chance"
 MOST_FREQUENT_CAPTION = "most_frequent_caption"
-CAPTION_SUBJECT = "captions"
-DIRECTIONS = video_text.DIRECTIONS
 
 Row = tuple[object, ...]
 
 
-def video_text_results(
-    paths: RunPaths, config: RunConfig, *, log: Callable[[str], None] = lambda _: None
-) -> pl.DataFrame:
+def video_text_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
     """Return the metrics of model and controls (TASK_RESULTS), and write them to ``task_results.feather``.
 
     Args:
         paths: paths of a run whose training has written ranks, captions and embeddings.
         config: gives replicates, confidence and seed.
-        log: called with a line on the number of embeddings.
 
     Raises:
-        DataError: the ranks are not the ranks of the embeddings, or the embeddings cannot be read.
+        DataError: a table or the embeddings cannot be read.
     """
     pairs = tables.read_table(paths.video_texts, tables.VIDEO_TEXTS)
     ranks = tables.read_table(paths.retrieval_ranks, tables.RETRIEVAL_RANKS)
@@ -56,14 +51,15 @@ def video_text_results(
     if ranks.height:
         stored = read_embeddings(paths.embeddings)
         embeddings = stored["video_embeddings"], stored["text_embeddings"], stored["pairs"]
-        for direction, found in video_text.retrieval_metrics(*embeddings, log=log).items():
+        for direction, found in video_text.retrieval_metrics(*embeddings).items():
             rows += _direction_rows(direction, ranks.filter(direction=direction), found, config)
     if captions.height:
         trained = pairs.filter(part="train")["text"]
         commonest = trained.value_counts().sort("count", "text", descending=[True, False])["text"][0]
         content = video_text.content_words(trained.to_list())
-        rows += _caption_rows(MODEL, captions["caption"].to_list(), captions, content, config)
-        rows += _caption_rows(MOST_FREQUENT_CAPTION, [commonest] * captions.height, captions, content, config)
+        written = {MODEL: captions["caption"].to_list(), MOST_FREQUENT_CAPTION: [commonest] * captions.height}
+        for source, texts in written.items():
+            rows += _caption_rows(source, texts, captions, content, config)
     table = tables.check_table(tables.frame_of(rows, tables.TASK_RESULTS), tables.TASK_RESULTS, "video-text results")
     tables.write_table(table, tables.TASK_RESULTS, paths.task_results)
     return table
@@ -124,20 +120,17 @@ def read_embeddings(path: Path) -> "dict[str, Tensor]":
 
 def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config: RunConfig) -> list[Row]:
     """Return the rows of one direction, for model and chance; the model's means over queries have an interval."""
-    if not np.array_equal(found.ranks, ranks["rank"].to_numpy()):
-        raise DataError(
-            f"retrieval_ranks: the ranks {direction} are not those of test_embeddings.safetensors. Both are written by "
-            "20_video_text: run it again."
-        )
     of_queries: dict[str, npt.ArrayLike] = {f"recall@{k}": found.ranks <= k for k in RECALL_AT}
     of_queries |= {"mrr": 1 / found.ranks, "mean_rank": found.ranks}
     measures = {name: video_text.mean_measure(name, values) for name, values in of_queries.items()}
     rows = _measured_rows(MODEL, direction, measures, ranks["group_id"].to_list(), config)
     chance = chance_metrics(ranks["num_candidates"].to_numpy(), ranks["num_positives"].to_numpy(), RECALL_AT)
-    plain = [(MODEL, name, found.metrics[name]) for name in ("median_rank", "ndcg", "mean_positive_similarity")]
-    plain += [(CHANCE, name, value) for name, value in chance.items()]
+    without_interval = {MODEL: ("median_rank", "ndcg", "mean_positive_similarity"), CHANCE: tuple(chance)}
+    values = {MODEL: found.metrics, CHANCE: chance}
     sizes = ranks.height, ranks["group_id"].n_unique()
-    return rows + [(source, direction, name, "", value, None, None, *sizes) for source, name, value in plain]
+    for source, names in without_interval.items():
+        rows += [(source, direction, name, "", values[source][name], None, None, *sizes) for name in names]
+    return rows
 
 
 def _caption_rows(
@@ -153,7 +146,7 @@ def _caption_rows(
     }
     measures = {name: video_text.mean_measure(name, values) for name, values in of_videos.items()}
     measures["bleu4"] = video_text.bleu4_measure(texts, references)
-    return _measured_rows(source, CAPTION_SUBJECT, measures, captions["group_id"].to_list(), config)
+    return _measured_rows(source, "captions", measures, captions["group_id"].to_list(), config)
 
 
 def _measured_rows(

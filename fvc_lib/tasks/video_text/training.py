@@ -1,20 +1,18 @@
 """Task video_text: the samples and losses of a training, the training itself, and the prediction of its test part.
 
-A sample pairs a clip with a text. Three losses, with a weight for each, may be combined: contrastive learning,
-captioning and masked modelling.
+A sample pairs a clip with a text. Two losses with a weight for each may be combined: contrastive learning and
+captioning.
 """
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import safetensors.torch
 import torch
@@ -28,16 +26,7 @@ from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokeniz
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
-from fvc_lib.engine.task import (
-    Batch,
-    LossSum,
-    Outputs,
-    Sample,
-    SampleColumns,
-    SampleSet,
-    Stream,
-    StreamedSampleSet,
-)
+from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet, Stream
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.video_text import DIRECTIONS, KS, Ranking, retrieval_metrics
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
@@ -55,30 +44,31 @@ from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
-_LOSSES = ("caption_loss", "token_accuracy", "masked_loss")
+_LOSSES = ("caption_loss", "token_accuracy")
 _EMBEDDINGS = ("video_embedding", "text_embedding")
 _INDICES = ("video_index", "text_index")
 _TOKENS = "caption_tokens"
-_MASKED_SHARE = 0.3  # share of a clip's frames that masked modelling hides
 _TEXT_WIDTH, _TEXT_LAYERS, _TEXT_HEADS = 128, 2, 4  # of the text transformer and the decoder
+
+# --- Samples
 
 
 def make_clips(
     config: RunConfig,
     pairs: pl.DataFrame,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
     stop: Callable[[], bool] | None = None,
 ) -> tuple[ClipSource, tuple[str, ...]]:
     """Make the clips of ``pairs`` in the shared store; existing clips with the same settings are used again.
+
+    The reason for a missing clip is logged. Shards are written too if ``clip_source`` needs them.
 
     Args:
         config: ``num_frames`` and ``fixed_size`` decide the clips; ``corpus`` and ``data_dir`` name the folder.
         pairs: a VIDEO_TEXTS table.
         progress: called with (videos done, videos).
         stop: called after each video; returns True to stop.
-
-    The reason for a missing clip is logged. Shards are written too if ``clip_source`` needs them.
 
     Returns:
         ``(source, missing)``: the source of the clips, uint8 (num_frames, 3, fixed_size, fixed_size), and the sorted
@@ -89,49 +79,43 @@ def make_clips(
         StoppedError: ``stop`` returned True; the clips made so far stay.
         OSError: clips cannot be written.
     """
-    videos = pairs.unique("video_id", keep="first", maintain_order=True).sort("video_id")
+    store, videos = ClipStore.of(config), pairs.unique("video_id", keep="first").sort("video_id")
+    unlabelled = videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
 
     def watched(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done, total)
+        progress(done, total)
         if stop is not None and done < total and stop():
             raise StoppedError(f"stopped after the clips of {done} of {total} videos; run it again to go on.")
 
-    store, unlabelled = ClipStore.of(config), videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
-    report = making.make_clips(
-        store, unlabelled, video_text_root(config), 0, None, progress=watched, workers=config.workers
-    )
+    root = video_text_root(config)
+    report = making.make_clips(store, unlabelled, root, 0, None, progress=watched, workers=config.workers)
     for video_id, reason in report.failed:
         _logger.warning("video %s has no clip and takes no part: %s", video_id, reason)
     if len(report.failed) > config.max_rejected_share * videos.height:
-        reasons = " ".join(reason for _, reason in report.failed[:3])
         raise DataError(
             f"{len(report.failed)} of {videos.height} videos have no clip (allowed share: "
-            f"{config.max_rejected_share:g}). {reasons} Index the corpus again in a new run if its files were changed."
+            f"{config.max_rejected_share:g}). The first: {report.failed[0][1]} Index the corpus again in a new run if "
+            "its files were changed."
         )
-    failed = tuple(sorted(video_id for video_id, _ in report.failed))
+    missing = tuple(sorted(video_id for video_id, _ in report.failed))
     if config.clip_source != "store":
-        write_shards(store, clips_of(store, pairs, failed))
-    return store, failed
+        write_shards(store, _clips_of(store, pairs, missing))
+    return store, missing
 
 
-def clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
-    """Return AUGMENTED rows without labels: the original clip of each video whose id is not in ``without``."""
-    videos = pairs.filter(~pl.col("video_id").is_in(without)).select("video_id").unique().sort("video_id")
+def _clips_of(store: ClipStore, pairs: pl.DataFrame, missing: Sequence[str]) -> pl.DataFrame:
+    """Return AUGMENTED rows without labels: the original clip of each video whose id is not in ``missing``."""
+    videos = pairs.select("video_id").unique().sort("video_id").filter(~pl.col("video_id").is_in(missing))
     return videos.select(
         pl.format("{}_0", "video_id").alias("clip_id"),
         "video_id",
-        *(pl.lit("").alias(name) for name in ("group_id", "label")),
-        pl.lit(0).alias("augmentation_index"),
-        pl.lit("[]").alias("operations"),
-        pl.lit(store.settings_hash).alias("settings_hash"),
-        pl.lit("").alias("clip_path"),
+        group_id=pl.lit(""),
+        label=pl.lit(""),
+        augmentation_index=pl.lit(0),
+        operations=pl.lit("[]"),
+        settings_hash=pl.lit(store.settings_hash),
+        clip_path=pl.lit(""),
     )
-
-
-def pairs_fingerprint(source: ClipSource, pairs: pl.DataFrame) -> str:
-    """Return a hex SHA-256 digest of the clip settings and of the ids, texts and parts of all pairs."""
-    return sha256_of_json([source.settings_hash, pairs.sort("pair_id").select("pair_id", "text", "part").rows()])
 
 
 def numbered(pairs: pl.DataFrame) -> pl.DataFrame:
@@ -144,23 +128,28 @@ class VideoTextDataset:
     """Pairs of a clip and a text as samples, in the order of the table.
 
     A sample has ``frames`` uint8 (T, 3, S, S), ``tokens`` int64 (L,), ``video_index`` int64 () and ``text_index``
-    int64 (). Equal indices mean the same video or text.
+    int64 (). Equal indices mean the same video or text. A transformers text encoder adds its inputs.
 
     Args:
         source: the clips of all videos of ``pairs``.
         pairs: rows of the table that ``numbered`` returns.
         tokenizer: turns texts into tokens.
         max_tokens: L, the number of tokens per text, beginning and end included.
+        encoder: folder of a text encoder from the transformers library; empty: none.
     """
 
-    def __init__(self, source: ClipSource, pairs: pl.DataFrame, tokenizer: TextTokenizer, max_tokens: int) -> None:
+    classes = None  # no balanced sampling
+
+    def __init__(
+        self, source: ClipSource, pairs: pl.DataFrame, tokenizer: TextTokenizer, max_tokens: int, encoder: str = ""
+    ) -> None:
         self._source, self._video_ids, self.sample_ids = source, tuple(pairs["video_id"]), tuple(pairs["pair_id"])
         self._numbers = {name: torch.tensor(pairs[name].to_list(), dtype=torch.int64) for name in _INDICES}
-        # Tokenise each text once: with many videos per text, tokens would dominate memory.
-        texts = dict(zip(pairs["text_id"], pairs["text"], strict=True))
-        self._tokens = tokenizer.encode(list(texts.values()), max_tokens)
-        row_of = {name: row for row, name in enumerate(texts)}
-        self._token_row = torch.tensor([row_of[name] for name in pairs["text_id"]], dtype=torch.int64)
+        # Encode each text once: with many videos per text, tokens would dominate memory.
+        texts = pairs["text"].unique(maintain_order=True).to_list()
+        self._texts = text_tensors(tokenizer, texts, max_tokens, encoder)
+        row_of = {text: row for row, text in enumerate(texts)}
+        self._text_row = torch.tensor([row_of[text] for text in pairs["text"]], dtype=torch.int64)
 
     @property
     def stream(self) -> Stream | None:
@@ -170,105 +159,38 @@ class VideoTextDataset:
     def __len__(self) -> int:
         return len(self.sample_ids)
 
+    def __getitem__(self, index: int) -> Sample:
+        batch = self.__getitems__([index])
+        return Sample(batch.sample_ids[0], {name: rows[0] for name, rows in batch.tensors.items()})
+
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Return the samples of ``indices`` as one batch."""
         frames = np.empty((len(indices), *self._source.shape), np.uint8)
         for index, place in zip(indices, frames, strict=True):
             self._source.load(self._video_ids[index], 0, place)
         rows = torch.tensor(indices, dtype=torch.int64)
-        tensors = {
-            "frames": torch.from_numpy(frames),
-            "tokens": self._tokens[self._token_row[rows]],
-        } | {name: numbers[rows] for name, numbers in self._numbers.items()}
+        tensors = {"frames": torch.from_numpy(frames)}
+        tensors |= {name: values[self._text_row[rows]] for name, values in self._texts.items()}
+        tensors |= {name: numbers[rows] for name, numbers in self._numbers.items()}
         return Batch(tuple(self.sample_ids[index] for index in indices), tensors)
 
 
-@dataclass(frozen=True)
-class PreparedSamples:
-    """The N samples of ``data`` with further tensors.
+def text_tensors(
+    tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, encoder: str = ""
+) -> dict[str, Tensor]:
+    """Return the network's inputs for N ``texts`` by name, one row per text.
 
-    Masked modelling adds the tensor ``hidden``, bool (T,): True for the frames of the clip that are hidden. The choice
-    depends on the seed, the epoch and the sample id only, not on order, batch, worker or rank.
-
-    Attributes:
-        data: a data set with ``__len__`` and ``__getitems__``, and perhaps a ``stream``.
-        extra: further tensors by name, (N, ...), one row per sample.
-        num_hidden: number of frames to hide per clip; 0: no mask.
-        seed: seed of the masks.
-        epoch: epoch of the masks, from 0.
+    These are ``tokens`` int64 (N, L), and the inputs of the transformers text encoder in the folder ``encoder``.
     """
-
-    data: Any
-    extra: Mapping[str, Tensor]
-    num_hidden: int = 0
-    seed: int = 0
-    epoch: int = 0
-
-    classes = None  # no balanced sampling
-
-    @property
-    def stream(self) -> Stream | None:
-        """Return the stream of ``data``; None where it has none."""
-        return self.data.stream if isinstance(self.data, StreamedSampleSet) else None
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Sample:
-        batch = self.__getitems__([index])
-        return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the samples of ``indices`` as one batch."""
-        batch: Batch = self.data.__getitems__(indices)
-        tensors = batch.tensors | {name: rows[list(indices)] for name, rows in self.extra.items()}
-        if self.num_hidden:
-            hidden = torch.zeros(tensors["frames"].shape[:2], dtype=torch.bool)
-            for row, sample_id in zip(hidden, batch.sample_ids, strict=True):
-                generator = np.random.default_rng(stable_seed("hidden frames", self.seed, self.epoch, sample_id))
-                row[generator.permutation(len(row))[: self.num_hidden].tolist()] = True
-            tensors["hidden"] = hidden
-        return Batch(batch.sample_ids, tensors)
-
-    def at_epoch(self, epoch: int) -> "PreparedSamples":
-        """Return the same samples with the masks of ``epoch`` (from 0)."""
-        return replace(self, epoch=epoch)
+    tensors = {"tokens": tokenizer.encode(texts, max_tokens)}
+    return tensors | encoder_tensors(encoder, texts, max_tokens) if encoder else tensors
 
 
-@dataclass(frozen=True)
-class RetrievalSet:
-    """The distinct videos and texts of a part, between which retrieval is measured.
-
-    Attributes:
-        video_embeddings: float32 (N, E), unit vectors.
-        text_embeddings: float32 (M, E), unit vectors.
-        pairs: int64 (P, 2), distinct pairs (video row, text row) that belong together.
-        video_places: int64 (N,), index of the first collected sample of each video.
-        text_places: int64 (M,), index of the first collected sample of each text.
-    """
-
-    video_embeddings: Tensor
-    text_embeddings: Tensor
-    pairs: npt.NDArray[np.int64]
-    video_places: npt.NDArray[np.int64]
-    text_places: npt.NDArray[np.int64]
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all embeddings are finite."""
-        return bool(self.video_embeddings.isfinite().all() and self.text_embeddings.isfinite().all())
-
-    def measured(self) -> dict[str, Ranking]:
-        """Return the retrieval metrics of both directions, by cosine similarity."""
-        return retrieval_metrics(self.video_embeddings, self.text_embeddings, self.pairs)
+# --- Outputs and losses
 
 
 class VideoTextOutputs(SampleColumns):
     """Collect the embeddings, losses, indices and written captions of all pairs that the network returns."""
-
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__()
-        self.config = config
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch; ``ValueError`` where the outputs still require grad."""
@@ -278,21 +200,24 @@ class VideoTextOutputs(SampleColumns):
             columns[_TOKENS] = outputs[_TOKENS].to(torch.int32)  # the engine hands outputs on as floats
         self.add(batch.sample_ids, columns)
 
-    @property
-    def caption_tokens(self) -> Tensor | None:
-        """Return the tokens of the written captions, int32 (P, L) for P samples; None if none were written."""
-        return self.column(_TOKENS) if _TOKENS in self else None
+    def retrieval_set(self) -> dict[str, Tensor]:
+        """Return the distinct videos and texts, between which retrieval is measured; empty without embeddings.
 
-    def retrieval_set(self) -> RetrievalSet | None:
-        """Return the distinct videos and texts with their embeddings; None if the network returns no embeddings."""
-        if not all(name in self for name in _EMBEDDINGS):
-            return None
-        videos, texts = (self.column(name) for name in _EMBEDDINGS)
-        (_, video_places, video_rows), (_, text_places, text_rows) = (
-            np.unique(self.column(name).numpy(), return_index=True, return_inverse=True) for name in _INDICES
-        )
-        pairs = np.unique(np.stack([video_rows.reshape(-1), text_rows.reshape(-1)], axis=1), axis=0)
-        return RetrievalSet(videos[video_places], texts[text_places], pairs, video_places, text_places)
+        Rows are sorted by index, and so by id.
+
+        Returns:
+            ``video_embeddings`` float32 (N, E) and ``text_embeddings`` float32 (M, E), unit vectors, and ``pairs``
+            int64 (P, 2): the distinct (video row, text row) that belong together.
+        """
+        if _EMBEDDINGS[0] not in self:
+            return {}
+        found, rows = dict[str, Tensor](), []
+        for name, index in zip(_EMBEDDINGS, _INDICES, strict=True):
+            _, first, row = np.unique(self.column(index).numpy(), return_index=True, return_inverse=True)
+            found[f"{name}s"] = self.column(name)[first].contiguous()
+            rows.append(row.reshape(-1))
+        found["pairs"] = torch.from_numpy(np.unique(np.stack(rows, axis=1), axis=0))
+        return found
 
     def compute(self) -> dict[str, float]:
         """Return the mean losses, and recall@k and MRR (mean reciprocal rank) in both directions.
@@ -301,17 +226,27 @@ class VideoTextOutputs(SampleColumns):
         """
         metrics = {name: float(self.column(name).double().mean()) for name in _LOSSES if name in self}
         retrieval = self.retrieval_set()
-        if retrieval is None:
+        if not retrieval:
             return metrics
-        found = retrieval.measured() if retrieval.is_finite else {}
+        measured = rankings(retrieval) if are_finite(retrieval) else {}
         for direction in DIRECTIONS:
             for name in (*(f"recall@{k}" for k in KS), "mrr"):
-                metrics[f"{direction}/{name}"] = found[direction].metrics[name] if found else math.nan
+                metrics[f"{direction}/{name}"] = measured[direction].metrics[name] if measured else math.nan
         return metrics
 
 
+def rankings(retrieval: Mapping[str, Tensor]) -> dict[str, Ranking]:
+    """Return the ranking of each direction, of what ``VideoTextOutputs.retrieval_set`` returns."""
+    return retrieval_metrics(retrieval["video_embeddings"], retrieval["text_embeddings"], retrieval["pairs"])
+
+
+def are_finite(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether all values of all ``tensors`` are finite."""
+    return all(bool(rows.isfinite().all()) for rows in tensors.values())
+
+
 class VideoTextTask:
-    """Contrastive learning, captioning and masked modelling, each with its weight.
+    """Contrastive learning and captioning, weighted.
 
     Every sample weighs 1; a caption's loss is the mean over its tokens. The contrastive loss compares all samples of
     the effective batch, so it is the engine's joint loss (a loss over the outputs of all micro-batches).
@@ -321,15 +256,18 @@ class VideoTextTask:
         validation: validation samples with the same tensors.
         plan: sizes and parts of the network.
         config: weights of the losses. A weight is above 0 exactly where ``plan`` has the part of that loss.
+
+    Attributes:
+        writes_captions: whether ``forward`` also returns written captions, ``caption_tokens`` (B, L), if the network
+            has a decoder; False at first.
     """
 
     joint_tensors = _INDICES
 
     def __init__(self, training: SampleSet, validation: SampleSet, plan: NetworkPlan, config: RunConfig) -> None:
-        self.training_data = training
-        self.validation_data = validation
-        self._plan, self.config = plan, config
-        self._writing = False
+        self.training_data, self.validation_data = training, validation
+        self.config, self._plan = config, plan
+        self.writes_captions = False
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
@@ -340,28 +278,17 @@ class VideoTextTask:
         """Return the network, initialised from torch's current random state."""
         return VideoTextNetwork(self._plan)
 
-    @contextmanager
-    def writing_captions(self) -> Iterator[None]:
-        """Make ``forward`` also return written captions, ``caption_tokens`` (B, L), if the network has a decoder."""
-        self._writing = True
-        try:
-            yield
-        finally:
-            self._writing = False
-
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return the outputs of ``VideoTextNetwork.forward``."""
-        outputs: Outputs = model(batch.tensors, self._writing)
+        outputs: Outputs = model(batch.tensors, self.writes_captions)
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the weighted captioning and masked-modelling losses, summed over the samples; each weighs 1."""
+        """Return the weighted captioning loss, summed over the samples; each weighs 1. It is 0 without a decoder."""
         device = next(iter(outputs.values())).device
         total = torch.zeros((), device=device)
         if self._plan.captions:
             total = total + self.config.caption_weight * outputs["caption_loss"].float().sum()
-        if self._plan.masked:
-            total = total + self.config.masked_weight * outputs["masked_loss"].float().sum()
         return LossSum(total, torch.tensor(float(len(batch)), device=device))
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
@@ -374,7 +301,7 @@ class VideoTextTask:
 
     def new_accumulator(self) -> VideoTextOutputs:
         """Return an empty ``VideoTextOutputs``."""
-        return VideoTextOutputs(self.config)
+        return VideoTextOutputs()
 
 
 # --- Training
@@ -382,10 +309,10 @@ class VideoTextTask:
 
 @dataclass(frozen=True)
 class VideoTextParts:
-    """What a training reads.
+    """The inputs of a training.
 
     Attributes:
-        pairs: VIDEO_TEXTS with indices (``task.numbered``), only videos that have a clip.
+        pairs: VIDEO_TEXTS with indices (``numbered``), only videos that have a clip.
         source: the clips.
         tokenizer: tokenizer that was trained on the texts of the training part.
     """
@@ -396,20 +323,12 @@ class VideoTextParts:
 
     def of(self, part: str) -> pl.DataFrame:
         """Return the pairs of ``part``: train, validation or test."""
-        return self.pairs.filter(pl.col("part") == part)
+        return self.pairs.filter(part=part)
 
-    def samples(self, part: str, config: RunConfig) -> PreparedSamples:
+    def samples(self, part: str, config: RunConfig) -> VideoTextDataset:
         """Return the samples of a part, in the order of ``of(part)``."""
-        pairs, num_frames, num_hidden, extra = self.of(part), config.clips.num_frames, 0, dict[str, Tensor]()
-        data = VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
-        if config.masked_weight:
-            num_hidden = min(max(round(_MASKED_SHARE * num_frames), 1), num_frames - 1)
-        if folder := _encoder_folder(config):  # each distinct text is encoded once
-            texts = pairs["text"].unique(maintain_order=True).to_list()
-            row_of = {text: row for row, text in enumerate(texts)}
-            encoded = encoder_tensors(folder, texts, config.max_text_tokens)
-            extra = {name: rows[[row_of[text] for text in pairs["text"]]] for name, rows in encoded.items()}
-        return PreparedSamples(data, extra, num_hidden, stable_seed(STAGE, config.seed))
+        encoder = encoder_folder(config)
+        return VideoTextDataset(self.source, self.of(part), self.tokenizer, config.max_text_tokens, encoder)
 
 
 def train_video_text(
@@ -426,13 +345,10 @@ def train_video_text(
         UsageError: as ``check_config``.
         FvcError: as ``recipe.train``, which explains ``options``.
     """
-    pairs, stop = read_table(paths.video_texts, VIDEO_TEXTS), options.get("stop")
     check_config(config)
-    if options.get("ranks") is None and config.num_ranks > 1:
-        make_clips(config, pairs, stop=stop)  # before ranks are started
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
-        parts = read_parts(paths, config, ranks, stop)
+        parts = read_parts(paths, config, ranks, options.get("stop"))
         ranks.from_leader("tokenizer", lambda: parts.tokenizer.save(tokenizer_file(paths)))
         outputs = [paths.retrieval_ranks, paths.captions, paths.embeddings]
         return replace(split_training(parts, config), finish=partial(_finish, paths, parts, config), outputs=outputs)
@@ -443,13 +359,14 @@ def train_video_text(
 def _finish(
     paths: RunPaths, parts: VideoTextParts, config: RunConfig, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
+    """Predict the test part; return the record of the training and a function that writes the predictions."""
     (model,) = trained
-    task, outputs, pairs = model.network.task, VideoTextOutputs(config), parts.of("test")
+    task, outputs, pairs = model.network.task, VideoTextOutputs(), parts.of("test")
     assert isinstance(task, VideoTextTask)
-    with task.writing_captions():
-        model.predict(parts.samples("test", config), outputs)
+    task.writes_captions = True
+    model.predict(parts.samples("test", config), outputs)
     retrieval = outputs.retrieval_set()
-    if retrieval is not None and not retrieval.is_finite:
+    if not are_finite(retrieval):
         raise DataError(
             f"{paths.run_id}: embeddings of test videos or texts are not finite. Turn amp off, or train with a lower "
             "learning_rate."
@@ -457,27 +374,22 @@ def _finish(
     model.log("test", outputs.compute())
 
     def write() -> None:
-        ranks = frame_of(None, RETRIEVAL_RANKS)
-        if retrieval is not None:
-            ranks = retrieval_ranks(pairs, retrieval)
-        write_embeddings(paths.embeddings, retrieval)
-        write_table(ranks, RETRIEVAL_RANKS, paths.retrieval_ranks)
-        write_table(written_captions(pairs, outputs, parts.tokenizer), CAPTIONS, paths.captions)
+        with atomic_output(paths.embeddings) as temporary:
+            safetensors.torch.save_file(retrieval, temporary)
+        write_table(retrieval_ranks(pairs, retrieval), RETRIEVAL_RANKS, paths.retrieval_ranks)
+        write_table(_written_captions(pairs, outputs, parts.tokenizer), CAPTIONS, paths.captions)
 
     return Finished([TrainingRecord(**model.record())], write)
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ``UsageError`` if parameters contradict each other, or a network or text encoder does not load."""
+    """Raise ``UsageError`` if no loss has a weight, or a network or text encoder does not load."""
     if not config.contrastive_weight and not config.caption_weight:
         raise UsageError(
-            "contrastive_weight and caption_weight are both 0: nothing would be learned that can be measured. Give one "
-            "of them a weight."
+            "contrastive_weight and caption_weight are both 0: nothing would be learned. Give one of them a weight."
         )
-    if config.masked_weight and config.clips.num_frames < 2:
-        raise UsageError("masked_weight: a clip of one frame leaves none to predict from. Use more num_frames.")
-    if _encoder_folder(config):
-        encoder_tensors(_encoder_folder(config), ["a text"], config.max_text_tokens)
+    if folder := encoder_folder(config):
+        encoder_tensors(folder, ["a text"], config.max_text_tokens)
     with forked_random_state(0, torch.device("cpu")):
         VideoEncoder(network_plan(config, config.vocabulary_size))
 
@@ -506,18 +418,18 @@ def read_parts(
             f"no pair is left of the part {' and '.join(empty)}: {len(missing)} videos have no clip. Add videos, or "
             "make the groups of the corpus smaller."
         )
-    texts = remaining.filter(pl.col("part") == "train")["text"]
+    texts = remaining.filter(part="train")["text"]
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
     _logger.info("%d pairs, a vocabulary of %d tokens", remaining.height, tokenizer.vocabulary_size)
     # A transformers encoder has tokens of its own.
-    if ranks.rank == 0 and (config.caption_weight or not _encoder_folder(config)):
-        lengths = tokenizer.num_tokens(remaining["text"].unique().to_list())
-        if num_cut := sum(length > config.max_text_tokens for length in lengths):
+    if ranks.rank == 0 and (config.caption_weight or not encoder_folder(config)):
+        lengths = np.array(tokenizer.num_tokens(remaining["text"].unique().to_list()))
+        if num_cut := int((lengths > config.max_text_tokens).sum()):
             _logger.warning(
                 "%d of %d texts are longer than max_text_tokens %d and are cut; the longest has %d tokens",
-                num_cut, len(lengths), config.max_text_tokens, max(lengths),
+                num_cut, len(lengths), config.max_text_tokens, lengths.max(),
             )  # fmt: skip
-    source = open_clips(config, clips_of(ClipStore.of(config), pairs, missing))
+    source = open_clips(config, _clips_of(ClipStore.of(config), pairs, missing))
     return VideoTextParts(remaining, source, tokenizer)
 
 
@@ -527,20 +439,16 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
     Raises:
         UsageError: the text encoder is missing.
     """
-    task = VideoTextTask(
-        parts.samples("train", config),
-        parts.samples("validation", config),
-        network_plan(config, parts.tokenizer.vocabulary_size),
-        config,
-    )
-    encoder = _encoder_folder(config)
+    plan = network_plan(config, parts.tokenizer.vocabulary_size)
+    task = VideoTextTask(parts.samples("train", config), parts.samples("validation", config), plan, config)
+    encoder = encoder_folder(config)
+    rows = parts.pairs.sort("pair_id").select("pair_id", "text", "part").rows()
     # Versions of the tokenizer library may learn different tokens from the same texts.
-    fingerprint = sha256_of_json([pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
-    settings = recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch)
+    fingerprint = sha256_of_json([parts.source.settings_hash, rows, parts.tokenizer.fingerprint])
     return Training(
         stage=STAGE,
         model_name=config.model,
-        settings=settings,
+        settings=recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch),
         parameters=config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN},
         networks=[Network(task, fingerprint)],
         sizes={f"num_{part}": parts.of(part).height for part in PARTS},
@@ -561,87 +469,48 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
         width=_TEXT_WIDTH,
         layers=_TEXT_LAYERS,
         heads=_TEXT_HEADS,
-        text_encoder=_encoder_folder(config),
+        text_encoder=encoder_folder(config),
         contrastive=config.contrastive_loss if config.contrastive_weight else None,
         num_together=config.effective_batch_size,
         captions=config.caption_weight > 0,
-        masked=config.masked_weight > 0,
     )
 
 
-def _encoder_folder(config: RunConfig) -> str:
+def encoder_folder(config: RunConfig) -> str:
     """Return the folder of the text encoder from the transformers library; empty where FVC's encoder is used."""
     return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
 
 
-def text_tensors(config: RunConfig, tokenizer: TextTokenizer, texts: Sequence[str]) -> dict[str, Tensor]:
-    """Return the network's inputs for N ``texts`` by name, one row per text.
-
-    These are ``tokens`` int64 (N, L), and the inputs of a transformers text encoder if one is used.
-    """
-    folder = _encoder_folder(config)
-    extra = encoder_tensors(folder, texts, config.max_text_tokens) if folder else {}
-    return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(extra)
-
-
-def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet) -> pl.DataFrame:
-    """Return the table RETRIEVAL_RANKS with a row per video and per text, in the order of the embeddings.
+def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Tensor]) -> pl.DataFrame:
+    """Return the table RETRIEVAL_RANKS with a row per video and per text, sorted by id; empty without embeddings.
 
     A text whose videos are of several groups gets the first of these group ids in sorted order.
 
     Args:
-        pairs: rows in the order in which the outputs were collected.
-        retrieval: embeddings and pairs of the test part.
+        pairs: the pairs of the test part.
+        retrieval: embeddings and pairs of the test part, as ``VideoTextOutputs.retrieval_set`` returns them.
     """
-    measured = retrieval.measured()
-    first_group = pairs.select(pl.col("group_id").min().over("text_id")).to_series()
-    places = dict(zip(DIRECTIONS, (retrieval.video_places, retrieval.text_places), strict=True))
-    queries = dict(zip(DIRECTIONS, (pairs["video_id"], pairs["text_id"]), strict=True))
-    groups = dict(zip(DIRECTIONS, (pairs["group_id"], first_group), strict=True))
-    tables = []
-    for direction, found in measured.items():
-        rows = places[direction][found.queries]
-        data = {
-            "direction": [direction] * rows.size,
-            "query_id": queries[direction][rows],
-            "group_id": groups[direction][rows],
-            "rank": found.ranks,
-            "num_candidates": np.full(rows.size, found.num_candidates, dtype=np.int64),
-            "num_positives": found.num_positives,
-        }
-        tables.append(frame_of(data, RETRIEVAL_RANKS))
+    if not retrieval:
+        return frame_of(None, RETRIEVAL_RANKS)
+    measured, tables = rankings(retrieval), []
+    for direction, column in zip(DIRECTIONS, ("video_id", "text_id"), strict=True):
+        found = measured[direction]
+        queries = pairs.group_by(pl.col(column).alias("query_id")).agg(pl.col("group_id").min()).sort("query_id")
+        table = queries[found.queries].with_columns(
+            direction=pl.lit(direction),
+            rank=pl.Series(found.ranks),
+            num_candidates=pl.lit(found.num_candidates, pl.Int64),
+            num_positives=pl.Series(found.num_positives),
+        )
+        tables.append(table.select(list(RETRIEVAL_RANKS.columns)))
     return pl.concat(tables)
 
 
-def written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer) -> pl.DataFrame:
+def _written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer) -> pl.DataFrame:
     """Return the table CAPTIONS with one row per video, sorted by id; empty if no captions were written."""
-    tokens = outputs.caption_tokens
-    if tokens is None:
+    if _TOKENS not in outputs:
         return frame_of(None, CAPTIONS)
-    captions = pl.Series("caption", [tokenizer.decode(row).strip() for row in tokens], dtype=pl.String)
-    return (
-        pairs.with_columns(captions)
-        .group_by("video_id", maintain_order=True)
-        .agg(
-            pl.col("group_id").first(),
-            pl.col("path").first(),
-            pl.col("caption").first(),
-            pl.col("text").unique(maintain_order=True).str.join("\n").alias("references"),
-        )
-        .sort("video_id")
-    )
-
-
-def write_embeddings(path: Path, retrieval: RetrievalSet | None) -> None:
-    """Write ``video_embeddings``, ``text_embeddings`` and ``pairs`` (see ``RetrievalSet``) to ``path``.
-
-    Rows are sorted by id, as RETRIEVAL_RANKS is within each direction.
-    """
-    empty = torch.zeros(0, 0)
-    tensors = {
-        "video_embeddings": empty if retrieval is None else retrieval.video_embeddings.contiguous(),
-        "text_embeddings": empty if retrieval is None else retrieval.text_embeddings.contiguous(),
-        "pairs": torch.zeros(0, 2, dtype=torch.int64) if retrieval is None else torch.from_numpy(retrieval.pairs),
-    }
-    with atomic_output(path) as temporary:
-        safetensors.torch.save_file(tensors, temporary)
+    captions = [tokenizer.decode(row).strip() for row in outputs.column(_TOKENS)]
+    references = pl.col("text").unique(maintain_order=True).str.join("\n").alias("references")
+    by_video = pairs.with_columns(caption=pl.Series(captions, dtype=pl.String)).group_by("video_id")
+    return by_video.agg(pl.col("group_id", "path", "caption").first(), references).sort("video_id")
