@@ -233,7 +233,7 @@ def audit(
         raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
     names = list(split_names(detectors or ""))
     read = read_score_table(  # the notebook would refuse the table later
-        table, label_map=meaning, detectors=names, higher_is_real=higher_is_real, unused_labels=corpus is not None
+        table, label_map=meaning, detectors=names, higher_is_real=higher_is_real
     )
     num_fakes = int((read.videos["label"] == "fake").sum())
     click.echo(

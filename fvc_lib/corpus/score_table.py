@@ -13,7 +13,7 @@ import polars as pl
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.corpus_files import counts_text, some_of, videos_of
 from fvc_lib.corpus.index import build_index, used_for
-from fvc_lib.corpus.label_table import GROUP_COLUMNS, MISSING, SPLIT_COLUMNS, LabelTable, read_label_table
+from fvc_lib.corpus.label_table import GROUP_COLUMNS, MISSING, LabelTable, read_label_table
 from fvc_lib.corpus.listing import label_map_hint
 from fvc_lib.services.atomic_files import AnyPath, escape_text
 from fvc_lib.services.config import RunConfig
@@ -29,24 +29,22 @@ _COLUMNS = {
 FACTS = tuple(_COLUMNS)[2:]  # facts about a video that a table may leave out
 # Numbers that tables carry besides scores, this project's own predictions among them.
 _NO_SCORES = (
-    *SPLIT_COLUMNS, "fold", "seed", "row", "frame", "threshold", "temperature", "logit", "control_score",
-    "control_label", "control_logit", "source_score", "source_label", "duration_seconds", "num_frames", "width",
-    "height", "frames_per_second", "size_bytes", "bits_per_second", "score_real", "year", "age", "is_fake", "is_real",
-    "target", "y", "y_true", "label_id", "class_id", "index", "frame_count",
-)  # fmt: skip
+    "split part fold seed row frame threshold temperature logit control_score control_label control_logit source_score "
+    "source_label duration_seconds num_frames width height frames_per_second size_bytes bits_per_second score_real "
+    "year age is_fake is_real target y y_true label_id class_id index frame_count"
+)
+ONE_DETECTOR = "score"  # name of the only detector if the table does not name it
 _PREFIX = "score_"
-ONE_DETECTOR = "score"  # name of the only detector where the table does not name it
-_THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"
-_NUMBER = pl.col("text").cast(pl.String).str.replace(",", ".", literal=True).cast(pl.Float64, strict=False)
+_NUMBER = pl.col("text").cast(pl.Float64, strict=False)
 
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Scores of detectors, one row per video in the order of the ids."""
+    """Scores of detectors, one row per video, sorted by id."""
 
-    videos: pl.DataFrame  # ``video_id label group_id generator real_source corpus``, text, null where nothing is known
-    scores: pl.DataFrame  # a Float64 column per detector, null where it gave no score; rows as in ``videos``
-    notes: tuple[str, ...] = ()  # sentences on rows and columns that were left out or interpreted
+    videos: pl.DataFrame  # ``video_id label group_id generator real_source corpus``, text; null: not known
+    scores: pl.DataFrame  # one Float64 column per detector, null: no score; rows as in ``videos``
+    notes: tuple[str, ...] = ()  # sentences about rows and columns that were left out
 
     @property
     def has_groups(self) -> bool:
@@ -60,77 +58,80 @@ def read_score_table(
     label_map: Mapping[str, str] | None = None,
     detectors: Sequence[str] = (),
     higher_is_real: bool = False,
-    unused_labels: bool = False,
 ) -> ScoreTable:
     """Read and check a table of scores.
 
-    The table has one row per video and detector, with columns ``detector`` and ``score``, or one row per video with one
-    column per detector. Ids of videos are read as paths, so a leading ``./`` makes no difference.
+    The table has one row per video and detector, with the columns ``detector`` and ``score``. Or it has one row per
+    video, with one column per detector. Ids of videos are read as paths, so a leading ``./`` makes no difference.
 
     Args:
         path: CSV or TSV (separated by comma, semicolon or tab; UTF-8 or UTF-16) or Parquet.
         label_map: maps further labels, in lower case, to real or fake.
-        detectors: names of the detectors to read; empty: all. In a table with one column per detector, names of
-            columns.
-        higher_is_real: set this if higher scores mean real. Scores are then reversed: 1 - score if all scores of a
-            detector are from 0 to 1, else -score.
-        unused_labels: ``label_map`` may name labels that no row has.
+        detectors: names of the detectors or columns to read; empty: all.
+        higher_is_real: set this if higher scores mean real. Scores become 1 - score if all scores of a detector are
+            from 0 to 1, else -score.
 
     Raises:
-        UsageError: no such table, a column is missing, or ``detectors`` names an unknown one.
-        DataError: a cell that is no finite number, a video with two labels or two scores of one detector, or labels
-            that are not two kinds; the message names the row.
+        UsageError: no such table, a column is missing, or ``detectors`` has an unknown name.
+        DataError: a score is no finite number, a video has two labels or two scores of one detector, or the labels are
+            not of two kinds. The message names the row.
     """
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"{str(path)!r}: no such file. Give a CSV, TSV or Parquet table of scores.")
     table, notes = read_label_table(path), list[str]()
-    name, cells, column_of = table.name, _cells(table), _columns(table)
-    cells = cells.with_columns(
+    name, column_of = table.name, _columns(table)
+    cells = _cells(table).with_columns(
         pl.lit(None, pl.String).alias(f"fact {fact}") if column is None else pl.col(column).alias(f"fact {fact}")
         for fact, column in column_of.items()
-    ).with_columns(
-        video_id=pl.col("fact video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String),
-        word=pl.col("fact label").fill_null("").str.to_lowercase(),
     )
+    plain_path = pl.col("fact video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String)
+    cells = cells.with_columns(video_id=plain_path, word=pl.col("fact label").fill_null("").str.to_lowercase())
     _refuse(name, cells.filter(pl.col("video_id").is_null()), "its cell of the video is empty. Name it")
-    cells = _labelled(name, cells, label_map or {}, notes, unused_labels)
-    long = _long(table, cells, {*column_of.values()}, detectors, notes)
-    scores = long.with_columns(score=_NUMBER)
-    _refuse_numbers(name, scores, notes)
+    cells = _labelled(name, cells, label_map or {}, notes)
+    others = [each for each in table.columns if each and each not in column_of.values()]
+    others = [each for each in others if each.lower() not in _NO_SCORES.split()]
+    scores = _scores(table, cells, others, detectors, notes).with_columns(score=_NUMBER)
+    bad = scores.filter(pl.col("text").is_not_null() & ~pl.col("score").is_finite().fill_null(value=False))
+    for column, text in bad.select("column", "text").head(1).iter_rows():
+        problem = f"the score in column {column!r} is {text!r}, wanted a finite number such as 0.5 (see --detectors)"
+        _refuse(name, bad, problem)
     twice = scores.filter(pl.struct("video_id", "detector").is_duplicated())
     _refuse(name, twice, "has two scores of one detector. Keep one, or give the mean of frames' scores")
     cells = _join_frames(name, cells, notes)
-    scores = scores.join(cells.select("row", video="video_id"), on="row", maintain_order="left")
-    means = scores.group_by("video", "detector", maintain_order=True).agg(pl.col("score").mean())
-    videos = _one_row_each(name, cells)
-    wide = means.pivot("detector", index="video", values="score", maintain_order=True)
-    wide = videos.select(video="video_id").join(wide, on="video", how="left", maintain_order="left").drop("video")
+    videos = _videos(name, cells)
+    scores = scores.drop("video_id").join(cells.select("row", "video_id"), on="row", maintain_order="left")
+    wide = scores.pivot("detector", index="video_id", values="score", aggregate_function="mean", maintain_order=True)
+    wide = videos.select("video_id").join(wide, on="video_id", how="left", maintain_order="left").drop("video_id")
     if empty := [detector for detector in wide.columns if wide[detector].null_count() == wide.height]:
         raise DataError(f"{name}: no video has a score of {some_of(empty)}. Leave it out, or fill it.")
     if higher_is_real:
         wide = wide.select((int(wide[each].is_between(0, 1).all()) - pl.col(each)).alias(each) for each in wide.columns)
-        notes.append("Scores were turned round: the table's own are higher for reals.")
+        notes.append("Scores were reversed: in the table, higher scores mean real.")
     return ScoreTable(videos, wide, tuple(notes))
 
 
 def _refuse(name: str, bad: pl.DataFrame, problem: str) -> None:
-    """Raise ``DataError`` if there are ``bad`` rows, with ``row`` and ``video_id``; the message names the first."""
+    """Raise ``DataError`` if ``bad`` has rows; the message names ``row`` and ``video_id`` of the first."""
     if bad.height:
         row, video = bad.select("row", "video_id").row(0)
-        raise DataError(f"{name} row {row}, video {video!r}: {problem}; {bad.height:,} rows are so.")
+        raise DataError(f"{name} row {row}, video {video!r}: {problem}; {bad.height:,} rows have this problem.")
 
 
 def _cells(table: LabelTable) -> pl.DataFrame:
-    """Return all cells as stripped text, null for missing values, with ``row``, the 1-based number of the data row."""
+    """Return all cells as stripped text, null if missing, and ``row``, the 1-based number of the data row.
+
+    Raises:
+        DataError: there is no row, or a row with more or fewer cells than the header.
+    """
     if None in table.rows or not table.rows:
         where = f" row {table.rows.index(None) + 1}: its number of cells" if table.rows else ": a header and no row"
         raise DataError(f"{table.name}{where} is not as wanted. Write one row per video with a cell for every column.")
+    names = [column or f"unnamed {place}" for place, column in enumerate(table.columns)]
     rows = [[escape_text(cell) for cell in row] for row in table.rows if row]
-    frame = pl.DataFrame(rows, schema=dict.fromkeys(map(str, range(len(table.columns))), pl.String), orient="row")
-    frame.columns = [column or f"unnamed {place}" for place, column in enumerate(table.columns)]
     cell = pl.all().str.strip_chars()
     is_missing = cell.str.to_lowercase().is_in((*MISSING, "na", "n/a", "-"))
+    frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row").drop("row", strict=False)
     return frame.select(pl.when(~is_missing).then(cell)).with_row_index("row", offset=1)
 
 
@@ -145,27 +146,20 @@ def _columns(table: LabelTable) -> dict[str, str | None]:
     for fact in ("video_id", "label"):
         if found[fact] is None:
             wanted = _COLUMNS[fact][0]
-            raise UsageError(
-                f"{table.name}: wanted a column {wanted!r}, found {some_of(table.columns)}."
-                f"{did_you_mean(wanted, table.columns)}"
-            )
+            near = did_you_mean(wanted, table.columns)
+            raise UsageError(f"{table.name}: wanted a column {wanted!r}, found {some_of(table.columns)}.{near}")
     return found
 
 
-def _labelled(
-    name: str, cells: pl.DataFrame, label_map: Mapping[str, str], notes: list[str], unused_labels: bool
-) -> pl.DataFrame:
-    """Return the rows that are labelled real or fake, with a column ``label``; add a note that counts the others.
+def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
+    """Return the rows labelled real or fake, with a column ``label``; add a note that counts the other rows.
 
     Raises:
-        UsageError: ``label_map`` names a label that no row has.
         DataError: the rows are not of both labels.
     """
     meaning = {"real": "real", "fake": "fake", **label_map}
     cells = cells.with_columns(label=pl.col("word").replace_strict(meaning, default=None, return_dtype=pl.String))
     counts = counts_text(cells["word"])
-    if not unused_labels and (never := sorted(set(label_map).difference(cells["word"]))):
-        raise UsageError(f"label_map: no row of {name} is labelled {some_of(never)}; got {counts}.")
     used = cells.drop_nulls("label")
     if used["label"].n_unique() < 2:
         hint = label_map_hint(cells["word"], "--label-map")
@@ -175,13 +169,14 @@ def _labelled(
     return used
 
 
-def _long(
-    table: LabelTable, cells: pl.DataFrame, taken: set[str | None], wanted: Sequence[str], notes: list[str]
+def _scores(
+    table: LabelTable, cells: pl.DataFrame, others: Sequence[str], wanted: Sequence[str], notes: list[str]
 ) -> pl.DataFrame:
-    """Return ``row video_id column detector text``: the cell ``text`` of every row and detector.
+    """Return the columns row, video_id, column, detector and text, where ``text`` is the cell of a score.
 
-    In a table with one column per detector these are the ``wanted`` columns, else a column ``score``, else columns that
-    begin with ``score_``, else all columns of numbers that are neither constant nor equal to the label.
+    In a table with one column per detector, these are the ``wanted`` columns. If none is wanted, it is the column
+    ``score``, else the columns that begin with ``score_``, else the columns that ``_numeric`` finds. ``others`` are the
+    columns that may have scores.
 
     Raises:
         UsageError: no column has scores, or a wanted detector is missing.
@@ -190,90 +185,77 @@ def _long(
     if "detector" in table.columns:
         table.require(("score",))
         _refuse(table.name, cells.filter(pl.col("detector").is_null()), "its cell of 'detector' is empty. Fill it")
-        column_of = dict.fromkeys(cells["detector"].unique().sort(), "score")
+        found = cells["detector"].unique().sort().to_list()
+        long = cells.select("row", "video_id", "detector", column=pl.lit("score"), text="score")
     else:
-        others = [each for each in table.columns if each and each not in taken and each.lower() not in _NO_SCORES]
-        lower = {each.lower(): each for each in others}
-        prefixed = {each[len(_PREFIX) :]: each for each in others if each.lower().startswith(_PREFIX)}
-        named = dict.fromkeys([ONE_DETECTOR] * ("score" in lower), lower.get("score", "")) or prefixed
-        column_of = {each: each for each in table.columns} | prefixed if wanted else named or _numeric(cells, others)
-        if not column_of:
-            raise UsageError(
-                f"{table.name}: no column has scores; found {some_of(table.columns)}. Wanted a column 'score', or one "
-                "per detector; --detectors names one that is called otherwise."
-            )
-        read = [column_of[each] for each in wanted or column_of if each in column_of]
+        column_of = _score_columns(cells, others)
+        if wanted:
+            column_of = {each: each for each in table.columns} | column_of
+        found = list(column_of)
+        read = [column_of[each] for each in wanted or found if each in found]
         if ignored := [each for each in others if each not in read]:
             notes.append(f"Read as scores: {some_of(read)}; not read: {some_of(ignored)} (--detectors chooses).")
-    if unknown := [each for each in wanted if each not in column_of]:
-        near = did_you_mean(unknown[0], column_of)
-        raise UsageError(f"{table.name}: no detector {unknown[0]!r}; found {some_of(list(column_of))}.{near}")
-    long = pl.concat(
-        cells.select("row", "video_id", pl.lit(column).alias("column"), pl.col(column).alias("text"), detector=detector)
-        for column, detector in (
-            [("score", pl.col("detector"))]
-            if "detector" in table.columns
-            else [(column_of[each], pl.lit(each)) for each in wanted or column_of]
+        long = cells.unpivot(read, index=["row", "video_id"], variable_name="column", value_name="text")
+        names = {column: detector for detector, column in column_of.items() if column in read}
+        long = long.with_columns(detector=pl.col("column").replace_strict(names, return_dtype=pl.String))
+    if not found:
+        raise UsageError(
+            f"{table.name}: no column has scores; found {some_of(table.columns)}. Wanted a column 'score', or one per "
+            "detector; --detectors selects a column with another name."
         )
-    )
+    if unknown := [each for each in wanted if each not in found]:
+        near = did_you_mean(unknown[0], found)
+        raise UsageError(f"{table.name}: no detector {unknown[0]!r}; found {some_of(found)}.{near}")
     return long.filter(pl.col("detector").is_in(list(wanted))) if wanted else long
 
 
-def _numeric(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:
-    """Map the columns that may be scores to themselves: numbers that are neither constant nor equal to the label."""
-    is_fake = (pl.col("label") == "fake").cast(pl.Float64)
-    is_label = _NUMBER.eq(is_fake).all() | _NUMBER.eq(1 - is_fake).all()
-    long = cells.select("label", *columns).unpivot(columns, index="label", variable_name="column", value_name="text")
-    facts = long.filter(_NUMBER.is_not_null()).group_by("column", maintain_order=True)
-    may_be = facts.agg(is_score=(pl.len() == 1) | ((_NUMBER.n_unique() > 1) & ~is_label)).filter("is_score")
-    return {column: column for column in may_be["column"]}
+def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:
+    """Map the name of each detector to its column among ``columns``.
 
-
-def _refuse_numbers(name: str, scores: pl.DataFrame, notes: list[str]) -> None:
-    """Raise ``DataError`` for cells that are no finite numbers; add a note on decimal commas.
-
-    Raises:
-        DataError: see above, or the commas of a column may separate thousands.
+    Columns of numbers are scores unless they are constant or equal to the label.
     """
-    bad = scores.filter(pl.col("text").is_not_null() & ~pl.col("score").is_finite().fill_null(value=False))
-    for column, text in bad.select("column", "text").rows()[:1]:
-        _refuse(name, bad, f"the score in column {column!r} is {text!r}, wanted a finite number (see --detectors)")
-    comma = pl.col("text").str.contains(",", literal=True)
-    written = scores.filter(comma.any().over("column"))
-    is_decimal = comma & ~pl.col("text").str.contains(_THOUSANDS)
-    unclear = written.filter(pl.col("text").str.contains(".", literal=True) | ~is_decimal.any().over("column"))
-    _refuse(name, unclear, "the commas of its column may separate thousands. Write 1.5 for one and a half")
-    if written.height:
-        notes.append(f"Decimal commas were read as points in: {some_of(written['column'].unique().sort().to_list())}.")
+    prefixed = {}
+    for column in columns:
+        if column.lower() == ONE_DETECTOR:
+            return {ONE_DETECTOR: column}
+        if column.lower().startswith(_PREFIX):
+            prefixed[column[len(_PREFIX) :]] = column
+    if prefixed:
+        return prefixed
+    found, is_fake = {}, (pl.col("label") == "fake").cast(pl.Float64)
+    for column in columns:
+        numbers = cells.select(is_fake.alias("is_fake"), text=column).with_columns(number=_NUMBER).drop_nulls("number")
+        labels, number = numbers["is_fake"], numbers["number"]
+        if number.n_unique() > 1 and not (number == labels).all() and not (number == 1 - labels).all():
+            found[column] = column
+    return found
 
 
 def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """Return ``cells`` with the id of the video in place of ids of its frames or parts; add a note that counts them.
+    """Return ``cells`` with the id of the video instead of the ids of its frames or parts; add a note that counts them.
 
     Raises:
-        DataError: pictures or parts look like those of one video but cannot be, and their rows state no group.
+        DataError: rows look like frames or parts of one video, but cannot be, and state no group.
     """
-    ids, facts = cells["video_id"].to_list(), cells.select("label", "fact group_id").rows()
-    videos, problems = videos_of(ids, facts, cells["word"])
-    remedy = (
-        "Rows of one video count as one: name its frames VIDEO/000.png, with one label, or name in a column 'group'"
+    facts = cells.select("label", "fact group_id").rows()
+    videos, problems = videos_of(cells["video_id"].to_list(), facts, cells["word"])
+    joined = cells.with_columns(
+        before="video_id", video_id=pl.Series(videos, dtype=pl.String), problem=pl.Series(problems)
     )
-    refused = cells.with_columns(problem=pl.Series(problems, dtype=pl.String))
-    refused = refused.filter((pl.col("problem") != "") & pl.col("fact group_id").is_null())
-    _refuse(name, refused, f"{refused['problem'].first()!r}. {remedy} the video of each row")
-    joined = cells.with_columns(video_id=pl.Series(videos, dtype=pl.String))
-    of_video = joined.filter(joined["video_id"] != cells["video_id"])
-    if of_video.height:
-        parts = pl.Series(ids).filter(joined["video_id"] != cells["video_id"]).n_unique()
+    refused = joined.filter(pl.col("problem") != "", pl.col("fact group_id").is_null())
+    remedy = "name its frames VIDEO/000.png, with one label, or name the video of each row in a column 'group'"
+    _refuse(name, refused, f"{refused['problem'].first()}. Rows of one video count as one: {remedy}")
+    parts = joined.filter(pl.col("before") != pl.col("video_id"))
+    if parts.height:
+        ids, wholes = parts["before"].n_unique(), parts["video_id"].n_unique()
         notes.append(
-            f"{parts:,} ids are frames or parts of {of_video['video_id'].n_unique():,} videos by their names: a "
-            "video's score is the mean of theirs."
+            f"{ids:,} ids are frames or parts of {wholes:,} videos by their names: scores are means of theirs."
         )
     return joined
 
 
-def _one_row_each(name: str, cells: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per video, ``video_id label`` and ``FACTS``, sorted by id.
+def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per video with ``video_id``, ``label`` and ``FACTS``, sorted by id.
 
     Raises:
         DataError: rows of one video have different labels or facts.
@@ -293,11 +275,11 @@ def with_corpus(
 ) -> tuple[ScoreTable, pl.DataFrame]:
     """Complete a table of scores by the groups and facts that a corpus has for its videos.
 
-    A row of the table matches a video of the corpus if its id is the path, id or source id in the index. Otherwise the
-    file names must be equal, with or without extension, the folders must agree as far as both names have them, and the
-    label must be the same. A row that matches several videos counts as not found.
+    A row of the table matches a video of the corpus if its id is the path, id or source id in the index. Otherwise one
+    of the two paths, without extension, must be the end of the other, and the label must be the same. A row that
+    matches several videos counts as not found.
 
-    Facts that the table states are kept. Groups of the table whose videos share a group of the corpus are joined.
+    Facts that the table states stay. Groups of the table whose videos share a group of the corpus are joined.
 
     Args:
         table: the scores.
@@ -318,48 +300,46 @@ def with_corpus(
             f"corpus: none of the table's {videos.height:,} videos is in it. The table has such as "
             f"{videos['video_id'][0]!r}, the corpus such as {index['path'][0]!r}. Ids are paths or names of the corpus."
         )
-    notes = [f"{of_corpus.height:,} of {videos.height:,} videos were found in the corpus."]
-    own = of_corpus.select("video_id", *FACTS[:3], "label")
-    joined = videos.join(own, on="video_id", how="left", maintain_order="left", suffix=" of corpus")
+    notes = [*table.notes, f"{of_corpus.height:,} of {videos.height:,} videos were found in the corpus."]
+    known = of_corpus.select("video_id", "label", "group_id", "generator", "real_source")
+    joined = videos.join(known, on="video_id", how="left", maintain_order="left", suffix=" of corpus")
     if differing := joined.filter(pl.col("label") != pl.col("label of corpus")).height:
         notes.append(f"{differing:,} videos have another label in the corpus; the table's counts.")
     members = [GroupMember(video, video, None, group) for video, group in videos.select("video_id", "group_id").rows()]
-    grouping = join_groups(members, (), own.select("video_id", "corpus: " + pl.col("group_id")).iter_rows())
-    has_group = pl.any_horizontal(pl.col("group_id", "group_id of corpus").is_not_null())
-    videos = joined.select(
-        "video_id",
-        "label",
-        *(pl.coalesce(name, f"{name} of corpus") for name in FACTS[1:3]),
-        "corpus",
-        group_id=pl.when(has_group).then(pl.Series(grouping.group_ids, dtype=pl.String)),
+    grouping = join_groups(members, (), known.select("video_id", "corpus: " + pl.col("group_id")).iter_rows())
+    group = pl.Series(grouping.group_ids, dtype=pl.String)
+    videos = joined.with_columns(
+        pl.coalesce("generator", "generator of corpus"),
+        pl.coalesce("real_source", "real_source of corpus"),
+        group_id=pl.when(pl.coalesce("group_id", "group_id of corpus").is_not_null()).then(group),
     ).select(videos.columns)
-    return ScoreTable(videos, table.scores, (*table.notes, *notes)), of_corpus
+    return ScoreTable(videos, table.scores, tuple(notes)), of_corpus
 
 
 def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, str]) -> pl.DataFrame:
     """Return the index rows of the ``videos`` that match a single one, with the ``video_id`` of ``videos``."""
     known = index.with_row_index("place").select("place", "path", "video_id", "source_id", of_corpus="label")
     copies = pl.DataFrame(list(duplicates.items()), schema={"name": pl.String, "path": pl.String}, orient="row")
-    paths = pl.concat([known.select("place", "of_corpus", name="path"),
-                       known.join(copies, on="path").select("place", "of_corpus", "name")])  # fmt: skip
-    ids = known.unpivot(["video_id", "source_id"], index="place", value_name="name").select("place", "name")
-    names = pl.concat([paths.select("place", "name"), ids])
-    base, folder = pl.col("name").str.extract(r"([^/]*)$"), "/" + pl.col("name").str.extract("^(.*/)").fill_null("")
-    stem = base.str.replace(r"(.)\.[^.]*$", "$1")
-    asked = videos.select("label", name="video_id", video="video_id")
-    near = (
-        asked.with_columns(folder=folder, stem=pl.concat_list(base, stem).list.unique())
-        .explode("stem")
-        .join(paths.with_columns(stem=stem, there=folder), on="stem")
-        .filter(pl.col("folder").str.ends_with(pl.col("there")) | pl.col("there").str.ends_with(pl.col("folder")))
+    names = known.unpivot(["path", "video_id", "source_id"], index=["place", "of_corpus"], value_name="name")
+    names = pl.concat([names.drop("variable"), copies.join(known, on="path").select("place", "of_corpus", "name")])
+    asked = videos.select("label", name="video_id")
+    exact = asked.join(names, on="name")
+    whole = "/" + pl.col("name").str.replace(r"(?i)\.[a-z3]\w{1,4}$", "")
+    stem = whole.str.extract("([^/]*)$")
+    near = asked.with_columns(whole=whole, stem=stem).join(
+        names.select("place", "of_corpus", there=whole, stem=stem), on="stem"
     )
-    fits = []
-    for found in (asked.join(names, on="name").with_columns(of_corpus="label"), near):
-        one = found.group_by("video").agg(pl.col("place").unique(), pl.col("label", "of_corpus").first())
-        fits.append(one.filter((pl.col("place").list.len() == 1) & (pl.col("label") == pl.col("of_corpus"))))
-    both = pl.concat([fits[0], fits[1].join(fits[0], on="video", how="anti")]).explode("place")
-    chosen = videos.select(video="video_id").join(both, on="video", maintain_order="left")
-    return index[chosen["place"]].with_columns(chosen["video"].alias("video_id"))
+    one, other = pl.col("whole"), pl.col("there")
+    near = near.filter(one.str.ends_with(other) | other.str.ends_with(one))
+    exact, near = (
+        found.group_by("name")
+        .agg(pl.col("place", "label", "of_corpus").first(), num_places=pl.col("place").n_unique())
+        .filter(num_places=1)
+        for found in (exact, near)
+    )
+    near = near.filter(pl.col("label") == pl.col("of_corpus")).join(exact, on="name", how="anti")
+    chosen = asked.join(pl.concat([exact, near]), on="name", maintain_order="left")
+    return index[chosen["place"]].with_columns(chosen["name"].alias("video_id"))
 
 
 def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple[ScoreTable, pl.DataFrame]:
