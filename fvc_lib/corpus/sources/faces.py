@@ -1,7 +1,7 @@
 """Read published corpora of faces that were swapped, re-enacted or lip-synced.
 
-A group below is a leakage group: its videos share a person or a source, and a split never divides it. The layouts are
-taken from the releases and their readers:
+A group below is a leakage group: its videos share a person or a source, and a split never divides it. The layouts
+follow the releases and their readers:
 
 - FaceForensics++: ``original_sequences/youtube/C/videos/TTT.mp4`` are real. Fakes are
   ``manipulated_sequences/METHOD/C/videos/TTT_SSS.mp4``, the face of sequence SSS on sequence TTT. The compression C is
@@ -34,8 +34,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections
-from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files
+from fvc_lib.corpus.corpus_files import Entry
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.published import (
     PARTS,
     Rule,
@@ -45,22 +45,22 @@ from fvc_lib.corpus.sources.published import (
     entry_of_video,
     first_of,
     folders_in,
+    holds,
     listed_but_absent,
     read_lines,
     read_published,
     require,
     split_lists,
 )
-from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.errors import DataError, command_text
+from fvc_lib.services.atomic_files import path_from_text, path_to_text
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
-from fvc_lib.video.decode.file_parts import picture_names
 
 # --- FaceForensics++, DFD and DeeperForensics.
 
 _REAL = r"original_sequences/(?P<source>[^/]+)/(?P<compression>raw|c0|c23|c40)/videos/"
 _FAKE = r"manipulated_sequences/(?P<method>[^/]+)/(?P<compression>raw|c0|c23|c40)/videos/"
-_COMPRESSION = {"compression": "{compression}"}
+_COMPRESSION = ("compression",)
 FACEFORENSICS_RULES = (
     Rule(
         rf"{_REAL}(?P<a>\d{{3}})\.\w+", "real", ("ff++ sequence {a}",), origin="{source}", listed="{a}",
@@ -84,7 +84,7 @@ DEEPERFORENSICS_RULES = (
     Rule(
         r"manipulated_videos/(?P<variant>[^/]+)/(?:.*/)?(?P<name>(?P<a>\d{3})_(?P<actor>[MW]\d+)\.\w+)", "fake",
         ("ff++ sequence {a}", "deeperforensics actor {actor}"), "DeeperForensics", listed="{name}",
-        attributes={"variant": "{variant}"},
+        attributes=("variant",),
     ),
 )  # fmt: skip
 
@@ -136,11 +136,10 @@ def read_deeperforensics(folder: Path) -> Listing:
     lists = split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
     # A line may begin with the variant's folder.
     parts = {line.rsplit("/", 1)[-1]: part for part, path in lists.items() for line in read_lines(path)}
-    both = command_text("-p", "corpus", "FACEFORENSICS", "-p", "more_corpora", "DEEPERFORENSICS")
-    notes = [f"DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23. Give both: {both}"]
-    wanted, youtube = "VARIANT/target_actor such as 000_M101.mp4", _youtube_groups(folder)
-    describe = by_rules(DEEPERFORENSICS_RULES, wanted, parts, also=youtube)
-    return read_published(folder, "deeperforensics", ("manipulated_videos",), describe, notes)
+    note = "DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23: give both corpora."
+    wanted = "VARIANT/target_actor such as 000_M101.mp4"
+    describe = by_rules(DEEPERFORENSICS_RULES, wanted, parts, also=_youtube_groups(folder))
+    return read_published(folder, "deeperforensics", ("manipulated_videos",), describe, [note])
 
 
 # --- Celeb-DF and Celeb-DF++.
@@ -150,7 +149,7 @@ _FOLDERS = ("Celeb-real", "YouTube-real", "Celeb-synthesis")
 _SYNTHESIS = "Celeb-synthesis/(?:(?P<scenario>FaceSwap|FaceReenact|TalkingFace)/(?P<method>[^/]+)/)"
 _SWAP = r"(?:.*/)?(?P<a>id\d+)_(?P<b>id\d+)_\d+\.\w+"
 _PEOPLE = ("celeb-df {a}", "celeb-df {b}")
-_SCENARIO = {"scenario": "{scenario}"}
+_SCENARIO = ("scenario",)
 CELEB_DF_RULES = (
     Rule(r"YouTube-real/(?:.*/)?(?P<a>\d+)\.\w+", "real", ("celeb-df youtube {a}",), origin="youtube"),
     Rule(r"Celeb-real/(?:.*/)?(?P<a>id\d+)_\d+\.\w+", "real", ("celeb-df {a}",), origin="celebrities"),
@@ -172,24 +171,22 @@ def read_celeb_df(folder: Path) -> Listing:
     """List the videos of Celeb-DF v2 or Celeb-DF++, with the official test part if its list is there.
 
     Raises:
-        DataError: the list has a malformed line.
+        DataError: ``Celeb-real`` is missing, or the list has a malformed line.
     """
-    name = "List_of_testing_videos.txt"
     require(folder, "Celeb-DF", "Celeb-real")
-    is_plus = first_of(folder, *(f"Celeb-synthesis/{each}" for each in _SCENARIOS)) is not None
-    tested = dict[str, str]()
-    for line in filter(None, read_lines(folder / name) if (folder / name).is_file() else []):
+    tests, parts = folder / "List_of_testing_videos.txt", dict[str, str]()
+    for line in filter(None, read_lines(tests) if tests.is_file() else []):
         match = re.fullmatch(rf"[01]\s+((?:{'|'.join(_FOLDERS)})/.+)", line)
         if match is None:
-            raise DataError(f"{name}: got the line {line!r}, wanted '1 YouTube-real/00170.mp4'. Fetch it again.")
-        tested[match[1]] = "test"
-    notes = listed_but_absent(folder, name, tested)
+            raise DataError(f"{tests.name}: got the line {line!r}, wanted '1 YouTube-real/00170.mp4'. Fetch it again.")
+        parts[path_to_text(match[1])] = "test"
+    notes = listed_but_absent(folder, tests.name, map(path_from_text, parts))
     if not (folder / "YouTube-real").is_dir():
         notes.append("YouTube-real is not there: 300 reals and a part of the official test are missing.")
+    is_plus = first_of(folder / "Celeb-synthesis", *_SCENARIOS) is not None
     rules = [replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF_RULES]
     wanted = "Celeb-real/id0_0000.mp4, YouTube-real/00000.mp4, Celeb-synthesis/id0_id1_0000.mp4 or FaceSwap/METHOD"
-    parts = {path_to_text(path): part for path, part in tested.items()}
-    describe = by_rules(rules, wanted, parts, "train" if tested else None)
+    describe = by_rules(rules, wanted, parts, "train" if parts else None)
     return read_published(folder, "celeb_df", _FOLDERS, describe, notes)
 
 
@@ -207,30 +204,31 @@ def read_dfdc(folder: Path) -> Listing:
     """
     entries, tables = dict[str, Entry](), _dfdc_tables(folder)
     for part, table in tables.items():
-        entries |= {entry.path: entry for entry in _dfdc_entries(part.relative_to(folder).as_posix(), table)}
-    notes = listed_but_absent(folder, "metadata.json or labels.csv", entries)
+        entries |= {entry.path: entry for entry in _dfdc_entries(part, table)}
+    source = "metadata.json or labels.csv"
+    notes = listed_but_absent(folder, source, entries)
     if any(entry.official_split == "test" for entry in entries.values()):
-        notes.append("The originals and actors of test videos are not published: folds may part those of one.")
-    tops = [str(part.relative_to(folder)) for part in tables]
-    return read_published(folder, "dfdc", tops, by_table(entries, "metadata.json or labels.csv"), notes)
+        notes.append("The originals and actors of test videos are not published: folds may separate related videos.")
+    return read_published(folder, "dfdc", tables, by_table(entries, source), notes)
 
 
-def _dfdc_tables(folder: Path) -> dict[Path, Path]:
-    """Map each part, which is ``folder`` or a folder at most two levels below, to its table of labels.
+def _dfdc_tables(folder: Path) -> dict[str, Path]:
+    """Map the path of each part below ``folder`` to its table of labels; a part is at most two levels below.
 
     Raises:
-        DataError: a part has files but no table.
+        DataError: a part has videos but no table.
     """
     tables = dict[Path, Path]()
     for top in (folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))):
+        is_part = top.parent == folder and (top.name == "test" or _PART.fullmatch(top.name))
         table = first_of(top, "metadata.json", "labels.csv")
         if not tables.keys().isdisjoint(top.parents):
             continue
         if table is not None:
             tables[top] = table
-        elif top.parent == folder and (top.name == "test" or _PART.fullmatch(top.name)) and any(top.glob("*.mp4")):
+        elif is_part and any(top.glob("*.mp4")):
             require(folder, "DFDC", f"{top.name}/metadata.json")
-    return tables
+    return {top.relative_to(folder).as_posix(): table for top, table in tables.items()}
 
 
 def _dfdc_entries(part: str, path: Path) -> list[Entry]:
@@ -240,16 +238,15 @@ def _dfdc_entries(part: str, path: Path) -> list[Entry]:
     are in the training part.
     """
     number, entries = _PART.fullmatch(path.parent.name), list[Entry]()
-    in_test = path.parent.name == "test"
     with annotations(path) as text:
         for name, row in _dfdc_rows(path, text).items():
-            is_test = in_test or "is_fake" in row
+            is_test = path.parent.name == "test" or "is_fake" in row
             label = _LABELS[str(row.get("is_fake", row.get("label"))).lower()]
             group = f"dfdc part {number[1]}" if number else f"dfdc original {row.get('original') or name}"
             inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
-            place = path_to_text(Path(part, inner, name))
             groups = [f"dfdc test {name}" if is_test else group]
-            entries.append(entry_of_video(place, label, groups, "dfdc", part="test" if is_test else "train"))
+            place = path_to_text(Path(part, inner, name))
+            entries.append(entry_of_video(place, label, groups, "dfdc", "test" if is_test else "train"))
         if not entries:
             raise ValueError("it lists no video")
     return entries
@@ -278,6 +275,10 @@ def _is_dfdc(path: Path) -> bool:
     return (path / "test/labels.csv").is_file() or any(map(_has_labels, tables))
 
 
+def _is_dfdc_preview(path: Path) -> bool:
+    return _has_labels(path / "dataset.json") or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
+
+
 def read_dfdc_preview(folder: Path) -> Listing:
     """List the videos of the DFDC preview, which are in ``dataset.json``.
 
@@ -288,24 +289,23 @@ def read_dfdc_preview(folder: Path) -> Listing:
     entries = dict[str, Entry]()
     with annotations(folder / "dataset.json") as text:
         for path, row in json.loads(text).items():
-            label = _LABELS[row["label"].lower()]
+            label, (top, _, name) = _LABELS[row["label"].lower()], path.rpartition("/")
             stated = [str(row[key]) for key in ("target_id", "swapped_id") if row.get(key)]
-            people = stated or re.findall(r"(?<![A-Za-z\d])\d{4,}(?!\d)", path.rsplit("/", 1)[-1])
+            people = stated or re.findall(r"(?<![A-Za-z\d])\d{4,}(?!\d)", name)
             if not people:
                 raise ValueError(f"{path!r} has no ids of people")
-            entries[path_to_text(path)] = entry_of_video(
-                path_to_text(path), label, [f"dfdc preview person {each}" for each in people],
-                path.split("/", 1)[0] if label == "fake" else "dfdc preview",
-                part=PARTS.get(row.get("set")),
-            )  # fmt: skip
+            groups = [f"dfdc preview person {person}" for person in people]
+            origin = top.split("/")[0] if label == "fake" else "dfdc preview"
+            place = path_to_text(path)
+            entries[place] = entry_of_video(place, label, groups, origin, PARTS.get(row.get("set")))
     notes = listed_but_absent(folder, "dataset.json", entries)
     return read_published(folder, "dfdc_preview", folders_in(folder), by_table(entries, "dataset.json"), notes)
 
 
 # --- FakeAVCeleb.
 
-_AUDIO_FOLDER = re.compile(r"(?P<video>Real|Fake)Video-(?P<audio>Real|Fake)Audio")
-_AUDIO_FOLDERS = tuple(f"{video}Video-{audio}Audio" for video in ("Real", "Fake") for audio in ("Real", "Fake"))
+_AUDIO_FOLDERS = ("RealVideo-RealAudio", "RealVideo-FakeAudio", "FakeVideo-RealAudio", "FakeVideo-FakeAudio")
+_AUDIO_FOLDER = re.compile(r"(Real|Fake)Video-(Real|Fake)Audio.*")
 
 
 def read_fakeavceleb(folder: Path) -> Listing:
@@ -323,16 +323,14 @@ def read_fakeavceleb(folder: Path) -> Listing:
             kind = _AUDIO_FOLDER.search(place)
             if kind is None:
                 raise ValueError(f"{place!r} is no folder of the corpus")
-            is_fake, below = kind["video"] == "Fake", place[kind.start() :].strip("/")
-            names = (below.rsplit("/", 1)[-1], source, target1, target2)
-            people = [f"fakeavceleb {each}" for each in names if each not in ("", "-")]
+            below = kind[0].strip("/")
+            people = dict.fromkeys((below.rpartition("/")[2], source, target1, target2))
+            groups = [f"fakeavceleb {person}" for person in people if person not in ("", "-")]
+            attributes = {"race": race, "sex": sex, "audio": kind[2].lower()}
+            # faceswap-wav2lip is both: "+" says so, because "-" stands in single names elsewhere.
+            origin = method.replace("-", "+") if kind[1] == "Fake" else "voxceleb2"
             path = f"{below}/{name}"
-            entries[path] = entry_of_video(
-                path, "fake" if is_fake else "real", people,
-                # faceswap-wav2lip is both: "+" says so, because "-" stands in single names elsewhere.
-                method.replace("-", "+") if is_fake else "voxceleb2",
-                attributes={"race": race, "sex": sex, "audio": kind["audio"].lower()},
-            )  # fmt: skip
+            entries[path] = entry_of_video(path, kind[1].lower(), groups, origin, None, attributes)
     notes = listed_but_absent(top, "meta_data.csv", entries)
     if (top / "RealVideo-FakeAudio").is_dir():
         notes.append("Audio is not judged: RealVideo-FakeAudio counts as real, because its picture is.")
@@ -341,44 +339,29 @@ def read_fakeavceleb(folder: Path) -> Listing:
 
 # --- WildDeepfake.
 
-_WILD_PARTS = tuple(f"{label}_{part}" for label in ("real", "fake") for part in ("train", "test"))
+_WILD_FOLDERS = ("real_train", "real_test", "fake_train", "fake_test")
 _OUTER = "deepfake_in_the_wild"
-WILD_RULES = (
+WILD_RULES = tuple(
     Rule(
-        r"(?P<top>real_(?P<part>train|test))/(?P<archive>[^/]+)/real/[^/]+", "real", ("wilddeepfake {top} {archive}",),
-        origin="internet", listed="{part}",
-    ),
-    Rule(
-        r"(?P<top>fake_(?P<part>train|test))/(?P<archive>[^/]+)/fake/[^/]+", "fake", ("wilddeepfake {top} {archive}",),
-        listed="{part}",
-    ),
+        rf"(?P<top>{label}_(?P<part>train|test))/(?P<archive>[^/]+)/{label}/[^/]+", label,
+        ("wilddeepfake {top} {archive}",), origin, listed="{part}",
+    )
+    for label, origin in (("real", "internet"), ("fake", ""))
 )  # fmt: skip
 
 
 def read_wilddeepfake(folder: Path) -> Listing:
-    """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part.
-
-    Raises:
-        DataError: there are archives, and none of them is unpacked.
-    """
+    """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part."""
     top = first_of(folder, _OUTER) or folder
-    files, rejections, entries = CorpusFiles(top), Rejections(), list[Entry]()
-    describe = by_rules(WILD_RULES, "a folder of pictures such as real_train/1/real/3", PARTS)
-    folders = {str(Path(path).parent) for part in _WILD_PARTS for path, is_link in files.walk_all(part) if not is_link}
-    for path in sorted(path for path in folders if picture_names(top / path)):
-        entry = files.check(path) or describe(path_to_text(path))
-        if isinstance(entry, Entry):
-            entries.append(entry)
-        elif entry is not None:
-            rejections.add_file(path_to_text(path), entry)
-    archives = sorted(path for part in _WILD_PARTS for path in (top / part).glob("*.tar.gz"))
-    packed = [path.name for path in archives if not path.with_name(path.name.removesuffix(".tar.gz")).is_dir()]
     notes = ["Archives are taken for groups, because nothing says which sequences are of one video."]
+    archives = sorted(path for name in _WILD_FOLDERS for path in (top / name).glob("*.tar.gz"))
+    packed = [path.name for path in archives if not path.with_name(path.name.removesuffix(".tar.gz")).is_dir()]
     if packed:
         notes.append(f"{len(packed):,} archives are not unpacked, such as {packed[0]}. Unpack each: tar -xzf.")
-    if packed and not entries:
+    if packed and len(packed) == len(archives):
         raise DataError(f"corpus {str(top)!r}: looks like WildDeepfake. {notes[-1]}")
-    return listing_of_files(files, "wilddeepfake", entries, rejections, notes)
+    describe = by_rules(WILD_RULES, "a folder of pictures such as real_train/1/real/3", PARTS)
+    return read_published(top, "wilddeepfake", _WILD_FOLDERS, describe, notes, pictures=True)
 
 
 # --- Declarations.
@@ -387,7 +370,7 @@ CORPORA.register(
     CorpusLoader(
         name="faceforensics",
         accepted="FaceForensics++ or DFD: a folder with 'original_sequences/' and 'manipulated_sequences/'",
-        recognises=lambda path: (path / "original_sequences").is_dir() or (path / "manipulated_sequences").is_dir(),
+        recognises=holds("original_sequences", "manipulated_sequences"),
         read=read_faceforensics,
         title="FaceForensics++ (with FaceShifter) and DeepFakeDetection",
         corpus="FaceForensics++",
@@ -411,9 +394,7 @@ CORPORA.register(
     CorpusLoader(
         name="deeperforensics",
         accepted="DeeperForensics-1.0: a folder with 'manipulated_videos/'",
-        recognises=lambda path: (
-            (path / "manipulated_videos").is_dir() or ((path / "source_videos").is_dir() and (path / "lists").is_dir())
-        ),
+        recognises=holds("manipulated_videos", "lists/splits"),
         read=read_deeperforensics,
         title="DeeperForensics-1.0",
         corpus="DeeperForensics",
@@ -433,7 +414,7 @@ CORPORA.register(
     CorpusLoader(
         name="celeb_df",
         accepted="Celeb-DF: a folder with 'Celeb-real/', 'YouTube-real/' and 'Celeb-synthesis/'",
-        recognises=lambda path: (path / "Celeb-real").is_dir() or (path / "Celeb-synthesis").is_dir(),
+        recognises=holds("Celeb-real", "Celeb-synthesis"),
         read=read_celeb_df,
         title="Celeb-DF v2 or Celeb-DF++",
         corpus="Celeb-DF",
@@ -453,9 +434,7 @@ CORPORA.register(
     CorpusLoader(
         name="dfdc_preview",
         accepted="DFDC preview: a folder with 'dataset.json'",
-        recognises=lambda path: (
-            _has_labels(path / "dataset.json") or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
-        ),
+        recognises=_is_dfdc_preview,
         read=read_dfdc_preview,
         title="DFDC preview",
         corpus="DFDC preview",
@@ -498,9 +477,7 @@ CORPORA.register(
     CorpusLoader(
         name="fakeavceleb",
         accepted="FakeAVCeleb: a folder with 'RealVideo-RealAudio/', 'FakeVideo-FakeAudio/' ... and 'meta_data.csv'",
-        recognises=lambda path: any(
-            (path / outer / name).is_dir() for outer in ("", "FakeAVCeleb") for name in _AUDIO_FOLDERS
-        ),
+        recognises=holds(*_AUDIO_FOLDERS, *(f"FakeAVCeleb/{name}" for name in _AUDIO_FOLDERS)),
         read=read_fakeavceleb,
         title="FakeAVCeleb",
         corpus="FakeAVCeleb",
@@ -520,11 +497,7 @@ CORPORA.register(
     CorpusLoader(
         name="wilddeepfake",
         accepted="WildDeepfake: a folder with 'real_train/', 'fake_train/' ... and unpacked archives in them",
-        recognises=lambda path: any(
-            (path / outer / f"real_{part}").is_dir() or (path / outer / f"fake_{part}").is_dir()
-            for outer in ("", _OUTER)
-            for part in ("train", "test")
-        ),
+        recognises=holds(*_WILD_FOLDERS, *(f"{_OUTER}/{name}" for name in _WILD_FOLDERS)),
         read=read_wilddeepfake,
         title="WildDeepfake",
         corpus="WildDeepfake",

@@ -1,12 +1,12 @@
 """Read published corpora by patterns of their paths, and by the lists that they come with.
 
-A corpus is declared by a ``CorpusLoader`` and by ``Rule``s or a table of entries. ``read_published`` lists its videos.
+A ``CorpusLoader`` and ``Rule``s, or a table of entries, declare a corpus. ``read_published`` lists its videos.
 A group below is a leakage group, which a split never divides. This module declares corpora of videos that a generator
 made from text, pictures or videos:
 
 - GenVideo: ``GenVideo-Val/Real/*`` are real and ``GenVideo-Val/Fake/GENERATOR/*`` fake: the official test part.
-  Training archives have the same layout in a folder of any other name. No list has groups, so groups are made of
-  near-duplicates.
+  Training archives have the same layout in a folder of any other name. No list has groups, so near-duplicates form the
+  groups.
 - GenVidBench: ``Pair{1,2}/SOURCE/*.mp4``, or ``SOURCE/SOURCE/*.mp4``. The sources vript (Pair1) and hd_vg_130m (Pair2)
   are real. A real belongs to the YouTube video that its name begins with. Videos of Pair2 that begin with one number
   were made from one prompt.
@@ -19,8 +19,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from posixpath import dirname
 from types import MappingProxyType
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, some_of
@@ -29,9 +30,10 @@ from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
-PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names of published lists
-Describe = Callable[[str], Entry | Refusal | None]  # maps a path, as table text; None skips the file
+PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names in published lists
+Describe = Callable[[str], Entry | Refusal | None]  # takes a path as table text; None skips the file
 _NO_SPLIT = "There is no official split: its lists are not there, or the corpus has none."
+_LISTS = (".json", ".jsonl", ".csv", ".txt", ".gz")  # files that some releases have among their videos
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -39,8 +41,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Rule:
     """Description of the videos whose path matches ``pattern``.
 
-    The fields ``groups`` to ``attributes`` are templates: ``{name}`` stands for the part of the path that the named
-    group of the regular expression matches, and ``{path}`` for the whole path.
+    The fields ``groups``, ``origin`` and ``listed`` are templates. In them ``{name}`` stands for the part of the path
+    that the named group of the regular expression matches, and ``{path}`` for the whole path.
 
     Attributes:
         pattern: regular expression for the whole path below the corpus.
@@ -48,16 +50,16 @@ class Rule:
         groups: leakage groups of the video; videos that share a group are never separated by a split.
         origin: name of what made a fake, or of where a real video comes from.
         listed: name of the video in the lists of the official split.
-        attributes: further facts by name.
+        attributes: named groups of ``pattern`` that state further facts.
         corpus: name of the corpus if the layout holds several.
     """
 
     pattern: str
     label: str
     groups: tuple[str, ...] = ()
-    origin: str | None = None
+    origin: str = ""
     listed: str = "{path}"
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    attributes: tuple[str, ...] = ()
     corpus: str = ""
 
 
@@ -82,16 +84,17 @@ def by_rules(
 
     def describe(path: str) -> Entry | Refusal | None:
         for rule in rules:
-            if match := re.fullmatch(rule.pattern, path):
-                fill = {"path": path, **match.groupdict()}
-                groups = [group.format_map(fill) for group in rule.groups]
-                return entry_of_video(
-                    path, rule.label, [name for group in groups for name in (group, also.get(group)) if name],
-                    rule.origin and rule.origin.format_map(fill),
-                    part=parts.get(rule.listed.format_map(fill), other_part),
-                    attributes={key: value.format_map(fill) for key, value in rule.attributes.items()},
-                    corpus=rule.corpus,
-                ) if rule.label else None  # fmt: skip
+            match = re.fullmatch(rule.pattern, path)
+            if match is None:
+                continue
+            if not rule.label:
+                return None
+            fill = {"path": path, **match.groupdict()}
+            groups = [group.format_map(fill) for group in rule.groups]
+            groups += [also[group] for group in groups if group in also]
+            part = parts.get(rule.listed.format_map(fill), other_part)
+            attributes = {name: fill[name] for name in rule.attributes}
+            return entry_of_video(path, rule.label, groups, rule.origin.format_map(fill), part, attributes, rule.corpus)
         return Refusal("unknown_name", f"{path!r}: wanted {wanted}. Restore its published name, or move it away.")
 
     return describe
@@ -100,26 +103,28 @@ def by_rules(
 def entry_of_video(
     path: str,
     label: str,
-    groups: Iterable[str],
-    origin: str | None = None,
-    *,
+    groups: Sequence[str],
+    origin: str,
     part: str | None = None,
     attributes: Mapping[str, str] = _NOTHING,
     corpus: str = "",
 ) -> Entry:
-    """Return the entry of a video that belongs to all of ``groups``; ``origin`` is as of ``Rule``."""
-    stated, maker = list(dict.fromkeys(groups)), origin if label == "fake" else None
+    """Return the entry of a video that belongs to all of ``groups``.
+
+    ``origin`` is the maker of a fake, or the source of a real video; it may be empty.
+    """
+    maker = origin or None if label == "fake" else None
     return Entry(
         path=path,
         label=label,
         source_id=path,
-        stated_group=stated[0] if stated else None,
+        stated_group=next(iter(groups), None),
         manipulation=maker,
         generator=maker,
         real_source=origin if label == "real" else None,
         official_split=part,
         attributes=attributes_text(attributes),
-        links=tuple(stated[1:]),
+        links=tuple(groups[1:]),
         corpus=corpus,
     )
 
@@ -133,7 +138,13 @@ def by_table(entries: Mapping[str, Entry], table: str) -> Describe:
 
 
 def read_published(
-    root: AnyPath, kind: str, folders: Iterable[str], describe: Describe, notes: Iterable[str] = ()
+    root: AnyPath,
+    kind: str,
+    folders: Iterable[str],
+    describe: Describe,
+    notes: Iterable[str] = (),
+    *,
+    pictures: bool = False,
 ) -> Listing:
     """List the videos of a published corpus.
 
@@ -143,20 +154,23 @@ def read_published(
         folders: folders below ``root`` to search; missing ones are skipped.
         describe: maps a path to its entry, a refusal, or None to skip the file.
         notes: sentences for the user.
+        pictures: the videos are folders of pictures instead of files.
     """
     files, rejections, entries, others = CorpusFiles(root), Rejections(), list[Entry](), Rejections()
-    for path in (path for folder in folders for path in files.walk(folder, others)):
+    found = [path for folder in folders for path in files.walk(folder, others, pictures=pictures)]
+    for path in dict.fromkeys(map(dirname, found) if pictures else found):
         text = path_to_text(path)
         described = describe(text)
-        refusal = files.check(path) if isinstance(described, Entry) else described
-        if refusal is not None:
-            rejections.add_file(text, refusal)
-        elif isinstance(described, Entry):
+        if isinstance(described, Entry):
+            described = files.check(path) or described
+        if isinstance(described, Entry):
             entries.append(described)
-    # Some releases have their own lists among the videos.
-    rejections.rows.extend(row for row in others.rows if not row[0].endswith((".json", ".jsonl", ".csv", ".txt")))
-    split = any(entry.official_split for entry in entries)
-    return listing_of_files(files, kind, entries, rejections, [*notes, *([] if split else [_NO_SPLIT])])
+        elif described is not None:
+            rejections.add_file(text, described)
+    rejections.rows.extend(row for row in others.rows if not row[0].endswith(_LISTS))
+    if not any(entry.official_split for entry in entries):
+        notes = [*notes, _NO_SPLIT]
+    return listing_of_files(files, kind, entries, rejections, notes)
 
 
 def first_of(root: Path, *names: str) -> Path | None:
@@ -164,13 +178,19 @@ def first_of(root: Path, *names: str) -> Path | None:
     return next((root / name for name in names if (root / name).exists()), None)
 
 
+def holds(*names: str) -> Callable[[Path], bool]:
+    """Return a function that tells whether a folder holds one of ``names``."""
+    return lambda folder: first_of(folder, *names) is not None
+
+
 def require(root: Path, title: str, *names: str) -> None:
     """Raise ``DataError`` if one of ``names`` is missing below ``root``."""
-    if missing := [name for name in names if not (root / name).exists()]:
-        raise DataError(
-            f"corpus {str(root)!r}: looks like {title}, but lacks {some_of(missing)}. Fetch or unpack it as it was "
-            "published; to use the present files, write a manifest."
-        )
+    for name in names:
+        if not (root / name).exists():
+            raise DataError(
+                f"corpus {str(root)!r}: looks like {title}, but lacks {name!r}. Fetch or unpack it as it was "
+                "published; to use the present files, write a manifest."
+            )
 
 
 def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
@@ -183,9 +203,10 @@ def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
         DataError: only some of the three lists are there.
     """
     for pattern in patterns:
-        if any((folder / pattern.format(name)).exists() for name in PARTS):
-            require(folder, "a corpus with an official split", *map(pattern.format, PARTS))
-            return {part: folder / pattern.format(name) for name, part in PARTS.items()}
+        names = {part: pattern.format(name) for name, part in PARTS.items()}
+        if first_of(folder, *names.values()):
+            require(folder, "a corpus with an official split", *names.values())
+            return {part: folder / name for part, name in names.items()}
     return {}
 
 
@@ -257,12 +278,12 @@ _CLIP = r"/(?:.*/)?(?P<name>(?P<youtube>[A-Za-z0-9_-]{11})_\S+)\.\w+"
 AIGVDBENCH_RULES = (
     Rule(f"Real{_CLIP}", "real", ("youtube {youtube}",), origin="youtube", listed="{name}"),
     Rule(
-        f"OpenSource/(?P<mode>T2V|I2V|V2V)/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",), "{model}",
-        listed="{name}", attributes={"access": "open", "mode": "{mode}"},
+        f"(?P<access>Open)Source/(?P<mode>T2V|I2V|V2V)/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",),
+        "{model}", listed="{name}", attributes=("access", "mode"),
     ),
     Rule(
-        f"ClosedSource/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",), "{model}", listed="{name}",
-        attributes={"access": "closed"},
+        f"(?P<access>Closed)Source/(?P<model>[^/]+){_CLIP}", "fake", ("youtube {youtube}",), "{model}",
+        listed="{name}", attributes=("access",),
     ),
 )  # fmt: skip
 
@@ -302,15 +323,14 @@ def read_aigvdbench(folder: Path) -> Listing:
 
 
 def _is_genvideo(folder: Path) -> bool:
-    has_fakes = folder.name == _VALIDATION and folders_in(folder / "Fake")
-    return bool(has_fakes) or (folder / _VALIDATION).is_dir()
+    return (folder / _VALIDATION).is_dir() or (folder.name == _VALIDATION and (folder / "Fake").is_dir())
 
 
 CORPORA.register(
     CorpusLoader(
         name="aigvdbench",
         accepted="AIGVDBench: a folder with 'Real/', 'OpenSource/' and 'ClosedSource/'",
-        recognises=lambda path: (path / "OpenSource").is_dir() or (path / "ClosedSource").is_dir(),
+        recognises=holds("OpenSource", "ClosedSource"),
         read=read_aigvdbench,
         title="AIGVDBench",
         corpus="AIGVDBench",
@@ -324,7 +344,7 @@ CORPORA.register(
     CorpusLoader(
         name="genvidbench",
         accepted="GenVidBench: a folder with 'Pair1/' and 'Pair2/'",
-        recognises=lambda path: (path / "Pair1").is_dir() or (path / "Pair2").is_dir(),
+        recognises=holds("Pair1", "Pair2"),
         read=read_genvidbench,
         title="GenVidBench",
         corpus="GenVidBench",
