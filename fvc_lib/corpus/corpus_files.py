@@ -25,7 +25,7 @@ from fvc_lib.video.decode.file_parts import PICTURES, part_at, picture_names
 
 # Reasons by which no labelled video is lost.
 NOT_A_LOSS = frozenset((
-    "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed", "surplus_file",
+    "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed",
     "not_opened", "not_in_trial",
 ))  # fmt: skip
 

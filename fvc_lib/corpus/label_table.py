@@ -4,10 +4,7 @@ import csv
 import difflib
 import io
 import json
-import math
 import os
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -21,7 +18,6 @@ from fvc_lib.corpus.corpus_files import (
     Entry,
     Refusal,
     Rejections,
-    joined,
     picture_folders,
     some_of,
 )
@@ -54,7 +50,6 @@ class LabelTable:
     name: str  # file name, for messages
     columns: tuple[str, ...]  # stripped column names
     rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: more or fewer cells than the header
-    separator: str = ""  # between columns; empty: a Parquet table
 
     def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield (1-based row number, cells by column) of the well-formed rows; reject the others.
@@ -75,11 +70,11 @@ class LabelTable:
         Raises:
             UsageError: it has none or several of them.
         """
-        present = self.optional(alternatives)
-        if present is None:
+        column = self.optional(alternatives)
+        if column is None:
             wanted, near = " or ".join(map(repr, alternatives)), did_you_mean(alternatives[0], self.columns)
             raise UsageError(f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near}")
-        return present
+        return column
 
     def optional(self, alternatives: Sequence[str]) -> str | None:
         """Return the column of ``alternatives`` that the table has, or None.
@@ -89,8 +84,7 @@ class LabelTable:
         """
         present = [name for name in alternatives if name in self.columns]
         if len(present) > 1:
-            both = " and ".join(map(repr, present))
-            raise UsageError(f"{self.name}: has the columns {both}, which mean the same. Keep one of them.")
+            raise UsageError(f"{self.name}: the columns {some_of(present)} mean the same. Keep one of them.")
         return present[0] if present else None
 
     def refuse_misspelt(self, known: Iterable[str]) -> None:
@@ -99,9 +93,10 @@ class LabelTable:
         A known name with a suffix, such as ``label_basis``, is not taken for a misspelling.
         """
         known = tuple(known)
+        longer = tuple(f"{name}_" for name in known)
         for name in self.columns:
             near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
-            if near and name not in known and not name.lower().startswith(tuple(f"{each}_" for each in known)):
+            if near and name not in known and not name.lower().startswith(longer):
                 raise UsageError(
                     f"{self.name}: the column {name!r} is not known. Did you mean {near[0]!r}? Rename it to that, or "
                     "to a name that looks less like it."
@@ -118,12 +113,9 @@ class FileRow:
     cells: Mapping[str, str]  # text by column
     name: str  # name of the row, for messages
 
-    def why_not(self, *others: Refusal | None) -> Refusal | None:
-        """Return why the row is not used: ``refusal``, else the first of ``others`` that is not None, else None.
-
-        The detail of the result begins with the row's name.
-        """
-        refusal = next(filter(None, (self.refusal, *others)), None)
+    def refused(self, other: Refusal | None = None) -> Refusal | None:
+        """Return ``refusal``, else ``other``, with the row's name in its detail; None if both are None."""
+        refusal = self.refusal or other
         return refusal and Refusal(refusal.reason, f"{self.name}: {refusal.detail}")
 
 
@@ -133,7 +125,6 @@ def file_rows(
     rejections: Rejections,
     path_column: str,
     others: Sequence[str | None] = (),
-    below: str = "",
 ) -> Iterator[FileRow]:
     """Yield the well-formed rows of a manifest with their files looked up.
 
@@ -141,25 +132,18 @@ def file_rows(
         table: the manifest.
         files: access to the files of the corpus.
         rejections: receives malformed rows.
-        path_column: column of paths relative to the folder ``below``. Space around a path is dropped unless a file has
-            such a name.
+        path_column: column of paths relative to the root of the corpus.
         others: further columns to return in ``cells``; missing ones are left out.
-        below: path of the manifest's folder below the root of the corpus.
     """
     for number, cells in table.records([path_column, *others], rejections):
-        raw = cells[path_column]
-        path, refusal = _located(files, raw, below)
-        if refusal is not None and raw.strip() != raw:
-            path, refusal = _located(files, raw.strip(), below)
+        raw = cells[path_column].strip()
+        place = files.normalized(raw)
+        if isinstance(place, Refusal):
+            path, refusal = escape_text(raw), place
+        else:
+            path = escape_text(place)
+            refusal = files.check(str(path_from_text(path)))
         yield FileRow(number, path, refusal, cells, f"{table.name} row {number}")
-
-
-def _located(files: CorpusFiles, raw: str, below: str) -> tuple[str, Refusal | None]:
-    normalized = files.normalized(joined(below, raw) if raw and not raw.startswith("/") else raw)
-    if isinstance(normalized, Refusal):
-        return escape_text(raw), normalized
-    path = escape_text(normalized)
-    return path, files.check(str(path_from_text(path)))
 
 
 def join_frames(
@@ -172,7 +156,7 @@ def join_frames(
     """Replace the rows that name pictures in one folder by a single row for the video of these frames.
 
     Pictures in a folder may not be frames of one video, such as pictures with two labels. Then a row that states a
-    group is kept as a video of one frame, and a row without a group is refused.
+    group remains as a video of one frame, and a row without a group is refused.
 
     Args:
         files: access to the files of the corpus.
@@ -184,31 +168,39 @@ def join_frames(
     Returns:
         The remaining rows, the path or refusal of each remaining row, and notes with counts.
     """
-    left, found, counts = dict(enumerate(rows)), list(places), Counter[str]()
-    for folder, numbers, problem in picture_folders(
-        [row.path for row in rows],
-        list(map(_FACTS_OF_A_VIDEO, rows)),
-        words,
-        lambda folder: map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ()),
-    ):
+
+    def names_in(folder: str) -> Iterable[str]:
+        return map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ())
+
+    left, num_frames, num_alone = dict(enumerate(zip(rows, places, strict=True))), 0, 0
+    paths, facts = [row.path for row in rows], [_FACTS_OF_A_VIDEO(row) for row in rows]
+    for folder, numbers, problem in picture_folders(paths, facts, words, names_in):
         usable = [number for number in numbers if isinstance(places[number], str)]
-        remaining = [number for number in numbers if rows[number].stated_group] if problem else (usable or numbers)[:1]
-        for number in sorted({*numbers} - {*remaining}):
-            row, refusal = left.pop(number), places[number]
-            if problem and isinstance(refusal, str):
+        first = (usable or numbers)[0]
+        for number in numbers:
+            row, place = rows[number], places[number]
+            if problem and row.stated_group:
+                num_alone += 1
+                continue
+            if problem and isinstance(place, str):
                 detail = f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or name it in column 'group'."
-                refusal = Refusal("unassigned_picture", detail)
-            if isinstance(refusal, Refusal):
-                rejections.add(row, refusal)
-        counts["pictures of no video: each is a video of one frame"] += len(remaining) * bool(problem)
-        counts["frames: each folder of them is one video"] += len(numbers) * (not problem)
+                place = Refusal("unassigned_picture", detail)
+            if problem or number != first:
+                del left[number]
+                if isinstance(place, Refusal):
+                    rejections.add(row, place)
         if not problem:
-            (first,) = remaining
-            common = set.intersection(*({*json.loads(rows[each].attributes or "{}").items()} for each in numbers))
-            left[first] = replace(rows[first], path=folder, source_id=folder, attributes=attributes_text(dict(common)))
-            found[first] = (files.check(folder) or folder) if usable else places[first]
-    notes = tuple(f"{count:,} rows name {meaning}." for meaning, count in counts.items() if count)
-    return list(left.values()), [found[number] for number in left], notes
+            num_frames += len(numbers)
+            stated = [json.loads(rows[number].attributes or "{}").items() for number in numbers]
+            common = attributes_text(dict(set(stated[0]).intersection(*stated)))
+            video = replace(rows[first], path=folder, source_id=folder, attributes=common)
+            left[first] = video, ((files.check(folder) or folder) if usable else places[first])
+    notes = []
+    if num_frames:
+        notes.append(f"{num_frames:,} rows name frames: each folder of them is one video.")
+    if num_alone:
+        notes.append(f"{num_alone:,} rows name pictures of no video: each is a video of one frame.")
+    return [row for row, _ in left.values()], [place for _, place in left.values()], tuple(notes)
 
 
 def cell_text(cells: Mapping[str, str], *columns: str | None) -> str | None:
@@ -229,7 +221,12 @@ def stated_part(cells: Mapping[str, str], *columns: str | None) -> tuple[str | N
 
 
 def entry_of(
-    cells: Mapping[str, str], path: str, label: str | None, row: int, origin: str
+    cells: Mapping[str, str],
+    path: str,
+    label: str | None,
+    row: int,
+    origin: str,
+    part_columns: Sequence[str | None] = SPLIT_COLUMNS,
 ) -> tuple[Entry, Refusal | None]:
     """Return (entry, refusal): the entry that a manifest's ``cells`` describe, and why its part is unknown, if so.
 
@@ -239,8 +236,9 @@ def entry_of(
         label: label of the entry.
         row: 1-based number of the data row.
         origin: file name of the table.
+        part_columns: columns that may state the official part.
     """
-    part, no_part = stated_part(cells, *SPLIT_COLUMNS)
+    part, no_part = stated_part(cells, *part_columns)
     generator = cell_text(cells, "generator")
     entry = Entry(
         path=path,
@@ -287,8 +285,8 @@ def find_table(corpus: AnyPath, accepted: str) -> Path:
 def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     r"""Read a table as text: UTF-8 (BOM allowed) or UTF-16 text, or Parquet.
 
-    Bytes that are not UTF-8 are kept as surrogate escapes, so that they still name their file. With a ``separator`` of
-    one character cells are quoted as in CSV (RFC 4180). With several, as in ``a.mp4 ||| he said "go"``, a quote is a
+    Bytes that are not UTF-8 become surrogate escapes, so that they still name their file. With a ``separator`` of one
+    character cells are quoted as in CSV (RFC 4180). With several, as in ``a.mp4 ||| he said "go"``, a quote is a
     letter, each line is a row, and space around a cell is dropped.
 
     Args:
@@ -299,55 +297,49 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     Raises:
         UsageError: unreadable, of another format, without header, with a column named twice, or an unusable separator.
     """
-    path = Path(path)
-    separator = separator.replace("\\t", "\t")
+    path, separator = Path(path), separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):
         raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
     try:
-        if path.suffix.lower() == ".parquet":
-            lines, separator = _parquet_lines(path), ""
-        else:
-            lines, separator = _text_lines(path, separator)
+        lines = _parquet_lines(path) if path.suffix.lower() == ".parquet" else _text_lines(path, separator)
     except OSError as error:
         raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
     columns = tuple(name.strip() for name in lines[0]) if lines else ()
     if not any(columns):
         raise UsageError(f"{path.name}: is empty. Wanted a header line with the names of the columns.")
-    if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
-        raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
-    if len(columns) == 1 and separator and (separator != "," or "|" in columns[0]):
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise UsageError(f"{path.name}: the column {name!r} exists twice. Keep one of them.")
+    if len(columns) == 1 and (separator != "," or "|" in columns[0]):
         wanted = "comma, semicolon or tab" if separator == "," else repr(separator)
         raise UsageError(
             f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {wanted}. Separate "
             "them so, or set manifest_separator (task video_text)."
         )
     rows = (tuple(line) if len(line) == len(columns) else None for line in lines[1:])
-    return LabelTable(path.name, columns, tuple(rows), separator)
+    return LabelTable(path.name, columns, tuple(rows))
 
 
 _Lines = list[list[str]]
 
 
-def _text_lines(path: Path, separator: str) -> tuple[_Lines, str]:
-    """Return (lines, separator): the cells of each line, and the separator that was used."""
+def _text_lines(path: Path, separator: str) -> _Lines:
+    """Return the cells of each line that is not empty."""
     content = path.read_bytes()
     try:
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
         text = content.decode("utf-16") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path.name}: begins as UTF-16 and is not: {error.reason}. Save it in UTF-8.") from error
-    # Spreadsheets read the separator from a first line such as sep=;
-    if separator == "," and (stated := re.match(r"sep=([^\r\n])\r?\n", text, re.IGNORECASE)):
-        separator, text = stated[1], text[stated.end() :]
-    elif separator == ",":
-        header = next((line for line in text.splitlines() if line.strip()), "")
+    if separator == ",":
+        header = text.lstrip().partition("\n")[0]
         separator = max(SEPARATORS, key=header.count)
     if len(separator) > 1:
         lines = (line for line in text.replace("\r\n", "\n").split("\n") if line.strip())
-        return [[cell.strip() for cell in line.split(separator)] for line in lines], separator
+        return [[cell.strip() for cell in line.split(separator)] for line in lines]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
-        return [line for line in reader if line], separator
+        return [line for line in reader if line]
     except csv.Error as error:
         raise UsageError(
             f"{path.name}: line {reader.line_num} is not as in CSV: {error}. Quote cells as RFC 4180 says, or separate "
@@ -360,27 +352,28 @@ _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
 
 
 def _parquet_lines(path: Path) -> _Lines:
+    """Return the header and the rows as text; refuse a table that takes far more memory than its file."""
     import pyarrow as pa
     import pyarrow.parquet as pq  # for Parquet tables alone
 
     most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
-    frame = pl.DataFrame()
+    too_large = UsageError(f"{path.name}: its cells take more than {most >> 20:,} MiB, too much for its size.")
     try:
         with path.open("rb") as stream:  # by its name, '[' and '*' in it would be a pattern
             facts = pq.read_metadata(stream)
-            taken = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
-            if taken <= most:
-                stream.seek(0)
-                frame = pl.read_parquet(stream)
+            if sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)) > most:
+                raise too_large
+            stream.seek(0)
+            frame = pl.read_parquet(stream)
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
-    texts = frame.select(pl.col(pl.String).str.len_bytes().sum())  # the file holds repeated texts once
-    if taken + sum(texts.row(0) if texts.height else ()) > most:
-        raise UsageError(f"{path.name}: its cells take more than {most >> 20:,} MiB, too much for a file of its size.")
-    return [frame.columns, *([_parquet_cell(value) for value in row] for row in frame.iter_rows())]
+    # The file holds repeated texts once.
+    if sum(frame[name].str.len_bytes().sum() for name in frame.columns if frame.schema[name] == pl.String) > most:
+        raise too_large
+    return [frame.columns, *(list(map(_cell, row)) for row in frame.iter_rows())]
 
 
-def _parquet_cell(value: object) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+def _cell(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return "" if value is None else str(value)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from posixpath import dirname
 
 from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, is_picture, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
@@ -78,14 +79,17 @@ def tar_samples(
     samples, damaged = list[TarSample](), list[str]()
     for name in tars_in(corpus):
         contents, refusal = Contents({}, {}), files.check(name)
-        try:
-            contents = contents_of(files.root / name) if refusal is None else contents
-        except OSError as error:
-            detail = f"the tar {name!r} {error.strerror}. Fetch it again, or unpack it (gunzip) and pack plain tars."
-            refusal = Refusal("unreadable", detail)
+        if refusal is None:
+            try:
+                contents = contents_of(files.root / name)
+            except OSError as error:
+                detail = (
+                    f"the tar {name!r} {error.strerror}. Fetch it again, or unpack it (gunzip) and pack plain tars."
+                )
+                refusal = Refusal("unreadable", detail)
         if contents.damage:
-            where = f"the tar {name!r} is cut or damaged ({contents.damage})"
-            refusal = Refusal("truncated", f"{where}: only the members before that are used. Fetch it again.")
+            detail = f"the tar {name!r} is cut or damaged ({contents.damage}): only the members before that are used."
+            refusal = Refusal("truncated", f"{detail} Fetch it again.")
         if refusal is not None:
             rejections.add_file(path_to_text(name), refusal)
             damaged.append(name)
@@ -95,12 +99,13 @@ def tar_samples(
 
 
 def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, pictures: bool) -> Iterator[TarSample]:
+    """Yield the samples of one tar; reject the members that are neither videos nor texts."""
     videos, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)  # names of members by key
     with_video = {_key_of(name)[0] for name in contents.members if is_named_as("video", name)}
     for name, member in contents.members.items():
         key, kind = _key_of(name)
-        if any(part.startswith(".") for part in name.split("/") if part != os.pardir):
-            continue  # hidden: macOS puts ._clip.mp4 next to clip.mp4
+        if PurePosixPath(name).name.startswith("."):
+            continue  # macOS puts ._clip.mp4 next to clip.mp4
         if is_named_as("video", name) or (pictures and is_picture(name) and key not in with_video):
             videos[key].append(name)
         elif kind in _TEXTS:
@@ -109,28 +114,32 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
             why = f"it {member}" if isinstance(member, str) else "no video, .json, .cls or .txt"
             unread = Refusal("unknown_extension", f"{name!r} in {tar} was refused unread: {why}.")
             rejections.add_file(path_to_text(f"{tar}/{name.lstrip('/')}"), unread)
-    # Pictures share the texts of their folder, and its fate where the tar is cut.
-    folder_of = {key: key.rpartition("/")[0] for key, names in videos.items() if is_picture(names[0])}
+    # Pictures share the texts of their folder. If the tar is cut within the folder, all of them are refused.
+    owner_of = {key: dirname(key) if is_picture(names[0]) else key for key, names in videos.items()}
+    alone = texts.keys() - owner_of.keys() - set(owner_of.values())
     cut = _key_of(contents.last)[0] if contents.damage else None
-    for key in [*videos, *(key for key in texts if key not in videos and key not in folder_of.values())]:
-        owner, cells = folder_of.get(key, key), dict[str, str]()
+    for key in (*videos, *sorted(alone)):
+        owner, cells, links = owner_of.get(key, key), dict[str, str](), []
         refusal: Refusal | None = None
         try:
             cells = _read_texts(contents, texts[key] or texts[owner])
         except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
             refusal = Refusal("malformed_row", f"{key!r} in {tar}: its texts cannot be read: {error}.")
-        if cut is not None and (cut in (key, owner) or cut.startswith(f"{folder_of.get(key, cut)}/")):
+        if cut is not None and (cut in (key, owner) or (owner != key and cut.startswith(f"{owner}/"))):
             detail = f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again."
             refusal = Refusal("truncated", detail)
-        links = [f"sample {tar}/{key}"] if len(videos[key]) > 1 else []
+        if len(videos[key]) > 1:
+            links.append(path_to_text(f"sample {tar}/{key}"))
         if cells.get("url") and {"key", "status"} <= cells.keys():  # clips that video2dataset cut from one video
-            links.append(f"url {cells['url']}")
-        for name in videos[key] or [key]:
-            member = contents.members[name] if videos[key] else "has no video"
-            detail = f"{name!r} in {tar} {member}. Pack plain files, each once."
-            no_file = Refusal("not_a_file" if videos[key] else "missing_video", detail)
-            refused = refusal or (no_file if isinstance(member, str) else None)
-            yield TarSample(path_to_text(f"{tar}/{name}"), cells, tuple(map(path_to_text, links)), refused)
+            links.append(path_to_text(f"url {cells['url']}"))
+        if not videos[key]:
+            detail = f"{key!r} in {tar} has no video. Pack plain files, each once."
+            yield TarSample(path_to_text(f"{tar}/{key}"), cells, (), refusal or Refusal("missing_video", detail))
+        for name in videos[key]:
+            member, refused = contents.members[name], refusal
+            if isinstance(member, str) and refused is None:
+                refused = Refusal("not_a_file", f"{name!r} in {tar} {member}. Pack plain files, each once.")
+            yield TarSample(path_to_text(f"{tar}/{name}"), cells, tuple(links), refused)
 
 
 def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
@@ -157,6 +166,6 @@ def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
 
 def _key_of(name: str) -> tuple[str, str]:
     """Return (key, kind) of a member by its name: ``("a/b", "seg.mp4")`` for ``a/b.seg.mp4``."""
-    path = PurePosixPath(name)
-    stem, _, kind = path.name.partition(".")
-    return (str(path.with_name(stem)) if stem else name), kind.lower()
+    folder, slash, base = name.rpartition("/")
+    stem, _, kind = base.partition(".")
+    return (folder + slash + stem if stem else name), kind.lower()

@@ -77,8 +77,8 @@ def test_videos_that_were_fetched_are_found_by_platform_id(tmp_path: Path) -> No
         "videos/BBBBBBBBBBB": "missing_video",
         "videos/ccccccccccc": "label_not_used",
         "https://vimeo.com/1": "unknown_url",
-        "videos/aaaaaaaaaaa.webm": "surplus_file",
-        "videos/ddddddddddd.mp4.part": "unknown_extension",
+        "videos/aaaaaaaaaaa.webm": "not_listed",
+        "videos/ddddddddddd.mp4.part": "not_listed",
         "videos/ddddddddddd.f137.mp4": "not_listed",
         "videos/unlisted.mp4": "not_listed",
     }

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from posixpath import dirname
 
 from fvc_lib.corpus.corpus_files import (
     LABEL_FOLDER,
@@ -36,7 +37,6 @@ from fvc_lib.corpus.label_table import (
     file_rows,
     join_frames,
     read_label_table,
-    stated_part,
     tables_in,
 )
 from fvc_lib.corpus.listing import (
@@ -67,9 +67,9 @@ def read_label_folders(folder: Path) -> Listing:
     """
     files, rejections, entries = CorpusFiles(folder), Rejections(), []
     for top, label, part in _label_folders(folder):
-        paths = list(map(path_to_text, files.walk(top, rejections, label, pictures=True)))
+        paths = [path_to_text(path) for path in files.walk(top, rejections, label, pictures=True)]
         videos = [(path, [place], "") for place, path in enumerate(paths) if not is_picture(path)]
-        with_videos = {path.rpartition("/")[0] for path, _, _ in videos}
+        with_videos = {dirname(path) for path, _, _ in videos}
         for path, places, problem in (*videos, *picture_folders(paths, [None] * len(paths))):
             refusal = files.check(str(path_from_text(path)))
             if path in with_videos:
@@ -102,15 +102,17 @@ def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
 def _lacks_label_folders(path: Path) -> str:
     if not path.is_dir():
         return ""
-    hint, tables = "", tables_in(path)
-    if any(is_picture(each.name) for each in (*path.glob("*"), *path.glob("*/*"))):
-        hint = f" It holds pictures. {LAYOUT}."
-    if tables:
-        hint = f" Did you mean {str(path / tables[0])!r}?"
-    elif any(path.glob("*/*.tar")):
-        hint = f" Did you mean {str(path / '*' / '*.tar')!r}?"
+    meant, tables = None, tables_in(path)
     if any(top.split("/")[0] == path.name for top, *_ in _label_folders(path.parent)):
-        hint = f" Did you mean {str(path.parent)!r}?"
+        meant = path.parent
+    elif tables:
+        meant = path / tables[0]
+    elif any(path.glob("*/*.tar")):
+        meant = path / "*" / "*.tar"
+    holds_pictures = any(is_picture(each.name) for level in ("*", "*/*") for each in path.glob(level))
+    hint = f" It holds pictures. {LAYOUT}." if holds_pictures else ""
+    if meant is not None:
+        hint = f" Did you mean {str(meant)!r}?"
     return f"a folder without 'real' and 'fake'.{hint}"
 
 
@@ -139,43 +141,43 @@ def read_manifest(manifest: Path) -> Listing:
     path, label = table.require(_PATHS), table.require(("label",))
     group, source = table.optional(GROUP_COLUMNS), table.optional(SOURCE_COLUMNS)
     split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
-    table.refuse_misspelt(
-        (*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_KINDS, *SOURCE_COLUMNS)
-    )
-    cells = [cells for _, cells in table.records([label, split], Rejections())]
-    if unknown := [each[split] for each in cells if split and stated_part(each, split)[1] is not None]:
-        raise UsageError(  # left out, those videos would be tested or trained on
+    known = (*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_KINDS, *SOURCE_COLUMNS)
+    table.refuse_misspelt(known)
+    others = [name for name in table.columns if name and name not in {path, label, *_KINDS, group, source, split}]
+    rows, places, words, unknown = list[Entry](), list[str | Refusal](), list[str](), list[str]()
+    for row in file_rows(table, files, rejections, path, table.columns):
+        word = row.cells[label]
+        entry, no_part = entry_of(row.cells, row.path, stated_label(word), row.number, table.name, [split])
+        if no_part is not None:
+            unknown.append(cell_text(row.cells, split) or "")
+        further = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
+        rows.append(replace(entry, attributes=attributes_text(further)))
+        places.append(row.refused() or row.path)
+        words.append(word)
+    if unknown:  # without their parts, those videos would be tested or trained on
+        raise UsageError(
             f"{table.name}: the column {split!r} has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, or "
             f"nothing. Write these, or, if it is no split, rename the column, such as to 'my_{split}'."
         )
-    words = [each[label] for each in cells]
-    _require_labels(table.name, words, [stated_label(word) for word in words], "Fill the column 'label'.")
-    named = {path, label, *_KINDS, group, source, split}
-    others = [name for name in table.columns if name and name not in named]
-    rows, places = list[Entry](), list[str | Refusal]()
-    for row in file_rows(table, files, rejections, path, table.columns):
-        known = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
-        entry, _ = entry_of(row.cells, row.path, stated_label(row.cells[label]), row.number, table.name)
-        part, _ = stated_part(row.cells, split)
-        rows.append(replace(entry, official_split=part, attributes=attributes_text(known)))
-        places.append(row.why_not() or row.path)
+    _require_labels(table.name, words, rows, "Fill the column 'label'.")
     rows, places, notes = join_frames(files, rows, places, words, rejections)
     return listing_of_rows(files, "manifest", rows, places, rejections, notes)
 
 
-def _require_labels(what: str, words: Sequence[str], labels: Sequence[str | None], remedy: str) -> None:
-    """Check the labels of a corpus: ``words`` as they are written, and ``labels`` as ``label_map`` translates them.
+def _require_labels(what: str, words: Sequence[str], rows: Sequence[Entry], remedy: str) -> None:
+    """Check the labels of a corpus, which ``words`` gives as they are written.
 
     Raises:
         UsageError: ``label_map`` names a label without a row.
-        DataError: no label is real or fake.
+        DataError: no row is labelled real or fake.
     """
     refuse_unused_labels(what, words)
-    if not set(LABELS) & set(labels):
-        got = counts_text(label or "" for label in labels) or "no data row or video with a label"
+    labels = [row.label or "" for row in rows]
+    if set(LABELS).isdisjoint(labels):
+        got = counts_text(labels) or "no data row or video with a label"
         raise DataError(
             f"{what}: nothing is labelled real or fake; got {got}. {remedy} (In a params file, put the names of "
-            f"label_map into quotes; with audit it is --label-map.) {label_map_hint(filter(None, labels))}"
+            f"label_map into quotes; with audit it is --label-map.) {label_map_hint(labels)}"
         )
 
 
@@ -218,7 +220,7 @@ def read_tar_shards(corpus: Path) -> Listing:
         f"{first}Put 'real' or 'fake' next to each KEY.mp4, into KEY.cls or as 'label' into KEY.json (or 'is_fake', "
         "true or false); or put a manifest.csv next to the tars, with paths like 000.tar/KEY.mp4."
     )
-    _require_labels("the tars", words, [row.label for row in rows], remedy)
+    _require_labels("the tars", words, rows, remedy)
     rows, places, of_frames = join_frames(files, rows, places, words, rejections)
     return listing_of_rows(files, "tar_shards", rows, places, rejections, (*notes, *of_frames))
 
@@ -286,12 +288,13 @@ def read_fvc2018(folder: Path) -> Listing:
                 origin=table.name,
             )
             rows.append(row)
-    videos, places = _videos_by_id(files, {row.source_id for row in rows}, rejections), list[str | Refusal]()
+    videos = _videos_by_id(files, {row.source_id for row in rows}, rejections)
+    places = list[str | Refusal]()
     for row in rows:
         where, path = f"{row.origin} row {row.row}", videos.get(row.source_id)
         if row.platform is None:
-            wanted = "a YouTube, Facebook or Twitter video URL"
-            places.append(Refusal("unknown_url", f"{where}: got {row.path!r}, wanted {wanted}."))
+            detail = f"{where}: got {row.path!r}, wanted a YouTube, Facebook or Twitter video URL."
+            places.append(Refusal("unknown_url", detail))
         elif path is None:
             places.append(Refusal("missing_video", f"{where}: no file {row.path}.*. Fetch it if it still exists."))
         else:
@@ -306,17 +309,12 @@ def _videos_by_id(files: CorpusFiles, listed: Collection[str], rejections: Rejec
     """
     videos = dict[str, str]()
     for path in sorted((files.root / VIDEOS_FOLDER).glob("[!.]*")):
-        refusal = None
-        if not is_named_as("video", path.name):
-            refusal = Refusal("unknown_extension", f"{path.name!r} has no extension of a video.")
-        elif path.stem not in listed:
-            refusal = Refusal("not_listed", f"no row of {' or '.join(TABLES)} has the platform id {path.stem!r}.")
-        elif path.stem in videos:
-            refusal = Refusal("surplus_file", f"a second file for one platform id; {videos[path.stem]!r} is used.")
+        place = f"{VIDEOS_FOLDER}/{path.name}"
+        if path.stem in listed and path.stem not in videos and is_named_as("video", path.name):
+            videos[path.stem] = place
         else:
-            videos[path.stem] = f"{VIDEOS_FOLDER}/{path.name}"
-        if refusal is not None:
-            rejections.add_file(path_to_text(f"{VIDEOS_FOLDER}/{path.name}"), refusal)
+            detail = f"{path.name!r} is no video called by the platform id of a row, or a second one for that id."
+            rejections.add_file(path_to_text(place), Refusal("not_listed", detail))
     return videos
 
 

@@ -10,14 +10,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from fvc_lib.corpus import label_table
-from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, parts_below, some_of
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, parts_below, some_of
 from fvc_lib.corpus.label_table import PART_NAMES, cell_text
 from fvc_lib.corpus.listing import CorpusLoader, recognised
-from fvc_lib.corpus.sources.published import folders_in, read_lines
+from fvc_lib.corpus.sources.published import folders_in, holds, read_lines
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
@@ -44,6 +44,13 @@ class ImageListing:
     units: dict[str, str] = field(default_factory=dict)  # unit by numeric target; empty text: no unit
     notes: list[str] = field(default_factory=list)
 
+    def add(self, image: ListedImage, refusal: Refusal | None) -> None:
+        """Add an image, or reject it if there is a refusal."""
+        if refusal is None:
+            self.images.append(image)
+        else:
+            self.rejections.add_file(image.path, refusal, image.class_label, image.row)
+
 
 def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[CorpusFiles, str, ImageListing]:
     """List a corpus of images without opening an image.
@@ -68,7 +75,7 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
 
 # --- Food-101.
 
-_FOOD_LISTS = {"test": "test.txt", "train": "train.txt"}  # test first: an image in both lists is tested on
+_FOOD_LISTS = {"test": "test.txt", "train": "train.txt"}  # test first: an image in both lists is a test image
 
 
 def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
@@ -85,32 +92,22 @@ def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
         for row, key in enumerate(read_lines(meta / name), start=1):
             if not key:
                 continue
-            path, label = f"images/{key}.jpg", key.partition("/")[0]
+            path, label, where = f"images/{key}.jpg", key.partition("/")[0], f"{name} row {row}: "
             refusal = files.check(path)
             if files.normalized(path) != path or "/" not in key:  # pie/../soup/1 is no picture of a pie
-                refusal = Refusal("malformed_row", f"got {key!r}, wanted a line like apple_pie/1005649.")
+                refusal = Refusal("malformed_row", f"{where}got {key!r}, wanted a line like apple_pie/1005649.")
             elif label not in classes:
-                refusal = Refusal("unknown_class", f"the class {label!r} is not in classes.txt. Add it.")
+                refusal = Refusal("unknown_class", f"{where}the class {label!r} is not in classes.txt. Add it.")
             elif path in listed:
-                refusal = Refusal("duplicate_path", f"{key!r} is listed already. Drop one of the lines.")
+                refusal = Refusal("duplicate_path", f"{where}{key!r} is listed already. Drop one of the lines.")
             listed.add(path)
-            if refusal is None:
-                found.images.append(ListedImage(path_to_text(path), escape_text(label), part=part, row=row))
-            else:
-                where = Refusal(refusal.reason, f"{name} row {row}: {refusal.detail}")
-                found.rejections.add_file(path_to_text(path), where, escape_text(label), row)
+            found.add(ListedImage(path_to_text(path), escape_text(label), part=part, row=row), refusal)
     for path in files.walk("images", found.rejections):
         if path not in listed:
             refusal = Refusal("not_listed", f"{path!r} is in no list of meta. Add it, or move it away.")
-            found.rejections.add_file(path_to_text(path), refusal)
-    found.notes.append(f"Food-101: {len(classes):,} classes, {len(found.images):,} usable images; its split is kept.")
+            found.add(ListedImage(path_to_text(path)), refusal)
+    found.notes.append(f"Food-101: {len(classes):,} classes, {len(found.images):,} usable images, its official split.")
     return found
-
-
-def _is_food101(folder: Path) -> bool:
-    """Return whether the folder has the layout, even if one of its lists is missing."""
-    lists = ("classes.txt", *_FOOD_LISTS.values())
-    return (folder / "images").is_dir() and any((folder / "meta" / name).is_file() for name in lists)
 
 
 # --- Nutrition5k.
@@ -120,47 +117,32 @@ _DISH_LISTS = {"train": "rgb_train_ids.txt", "test": "rgb_test_ids.txt"}
 _DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}  # as the columns
 
 
-@dataclass(frozen=True)
-class _Dish:
-    targets: Mapping[str, float]
-    row: int  # 1-based row of the first table that has the dish
-    pictures: list[str] = field(default_factory=list)  # paths
-
-
 def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
     """List the pictures of the dishes of Nutrition5k; the pictures of a dish are a group.
 
-    Depth images and videos are skipped. Dishes without a picture or outside the official lists are rejected.
+    Depth images and videos are skipped. Dishes without a picture and pictures of dishes outside the official lists are
+    rejected.
 
     Raises:
         DataError: no table, or one of the two official lists is missing.
         LeakageError: the official lists share dishes.
     """
-    found = ImageListing(units=dict(_DISH_UNITS))
+    found, others, shown = ImageListing(units=dict(_DISH_UNITS)), Rejections(), set[str]()
     dishes, parts = _read_dishes(corpus / "metadata", found.rejections), _read_parts(corpus / "dish_ids" / "splits")
-    for path, is_link in files.walk_all("imagery"):
-        owner = next((part for part in parts_below(path, "imagery")[:-1] if part in dishes), None)
-        if not is_link and (not is_named_as("image", path) or PurePosixPath(path).name.startswith("depth")):
+    for path in files.walk("imagery", others):
+        *folders, name = parts_below(path, "imagery")
+        if name.startswith("depth"):
             continue
-        refusal = files.link_refusal(path) if is_link else files.check(path)
-        if refusal is None and owner is None:
-            refusal = Refusal("not_listed", f"{path!r} lies in no folder of a usable dish.")
-        if refusal is not None:
-            found.rejections.add_file(path_to_text(path), refusal)
-        elif owner is not None:
-            dishes[owner].pictures.append(path_to_text(path))
-    for name, dish in dishes.items():
-        if parts and name not in parts:
-            refusal = Refusal("not_listed", f"row {dish.row}: {name!r} is in no official list.")
-        elif not dish.pictures:
-            refusal = Refusal("no_picture", f"row {dish.row}: no picture of {name!r} below imagery. Fetch it.")
-        else:
-            found.images += [
-                ListedImage(path, None, escape_text(name), parts.get(name), dish.row, dish.targets)
-                for path in dish.pictures
-            ]
-            continue
-        found.rejections.add_file("metadata", refusal, row=dish.row)
+        owner = next((folder for folder in folders if folder in dishes), "")
+        shown.add(owner)
+        dish = replace(dishes.get(owner, ListedImage("")), path=path_to_text(path), part=parts.get(owner))
+        refusal = files.check(path)
+        if not owner or (parts and owner not in parts):
+            refusal = Refusal("not_listed", f"{path!r} lies in no folder of a usable dish of the official lists.")
+        found.add(dish, refusal)
+    for name in dishes.keys() - shown:
+        found.add(dishes[name], Refusal("no_picture", f"no picture of {name!r} below imagery. Fetch it."))
+    found.rejections.rows.extend(row for row in others.rows if row[4] != "unknown_extension")
     found.notes.append(
         f"Nutrition5k: {len(found.images):,} pictures, without classes. Videos of side angles are not read: extract "
         "frames into the dishes' folders to use them (ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg)."
@@ -168,34 +150,32 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
     return found
 
 
-def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, _Dish]:
-    """Return the dishes by name.
+def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, ListedImage]:
+    """Return the dishes by name, as images whose path is that of their table.
 
-    Dishes that are listed twice with different numbers are left out and rejected, as are malformed rows.
+    Malformed rows are rejected, and so are further rows of a dish.
 
     Raises:
         DataError: there is no table.
     """
-    dishes, disputed = dict[str, _Dish](), set[str]()
+    dishes = dict[str, ListedImage]()
     tables = [name for name in _DISH_TABLES if (folder / name).is_file()]
     if not tables:
         raise DataError(f"{str(folder)!r}: has none of {', '.join(_DISH_TABLES)}. Restore them.")
     for table in tables:
-        for row, line in enumerate(read_lines(folder / table), start=1):
+        for row, line in enumerate(filter(None, read_lines(folder / table)), start=1):
             name, *cells = (cell.strip() for cell in line.split(","))
-            numbers = [_number(cell) for cell in cells[: len(_DISH_UNITS)]]
-            values = {unit: number for unit, number in zip(_DISH_UNITS, numbers, strict=False) if number is not None}
-            refusal = None
-            if not name or len(values) < len(_DISH_UNITS) or min(values.values()) < 0:
+            path, numbers = f"metadata/{table}", [_number(cell) for cell in cells[: len(_DISH_UNITS)]]
+            known = {unit: number for unit, number in zip(_DISH_UNITS, numbers, strict=False) if number is not None}
+            if not name or len(known) < len(_DISH_UNITS) or min(known.values()) < 0:
                 detail = f"got {line[:80]!r}, wanted a dish id and {len(_DISH_UNITS)} numbers of at least 0."
-                refusal = Refusal("malformed_row", f"{table} row {row}: {detail}")
-            elif dishes.setdefault(name, _Dish(values, row)).targets != values:
-                disputed.add(name)
-                detail = f"{name!r} is described again with other numbers. Keep one row; both are left out."
-                refusal = Refusal("conflicting_targets", f"{table} row {row}: {detail}")
-            if line and refusal is not None:
-                rejections.add_file(f"metadata/{table}", refusal, row=row)
-    return {name: dish for name, dish in dishes.items() if name not in disputed}
+                rejections.add_file(path, Refusal("malformed_row", f"{table} row {row}: {detail}"), row=row)
+            elif name in dishes:
+                detail = f"{table} row {row}: {name!r} is described already, and that row counts. Keep one."
+                rejections.add_file(path, Refusal("duplicate_path", detail), row=row)
+            else:
+                dishes[name] = ListedImage(path, stated_group=escape_text(name), row=row, targets=known)
+    return dishes
 
 
 def _read_parts(folder: Path) -> dict[str, str]:
@@ -205,14 +185,12 @@ def _read_parts(folder: Path) -> dict[str, str]:
         DataError: one of the two lists is missing.
         LeakageError: a dish is in both lists.
     """
-    if not any((folder / name).is_file() for name in _DISH_LISTS.values()):
+    if not holds(*_DISH_LISTS.values())(folder):
         return {}
     names = {part: set(filter(None, read_lines(folder / name))) for part, name in _DISH_LISTS.items()}
     if both := sorted(names["train"] & names["test"]):
-        raise LeakageError(
-            f"leakage: {len(both)} dishes are in {' and in '.join(_DISH_LISTS.values())}: {some_of(both)}. "
-            "Remove them from one."
-        )
+        lists = " and in ".join(_DISH_LISTS.values())
+        raise LeakageError(f"leakage: {len(both)} dishes are in {lists}: {some_of(both)}. Remove them from one.")
     return {dish: part for part, dishes in names.items() for dish in dishes}
 
 
@@ -243,46 +221,36 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
     group, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
     table.refuse_misspelt((path, label or "class", *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
     others = [name for name in table.columns if name and name not in {path, label, group, split}]
-    target_of = _targets_of(table, others, found.notes)
-    found.units = dict(target_of.values())
-    for row in label_table.file_rows(table, files, found.rejections, path, [label, group, split, *target_of]):
-        class_label, (part, no_part) = cell_text(row.cells, label), label_table.stated_part(row.cells, split)
-        refusal = row.why_not(no_part)
-        if refusal is not None:
-            found.rejections.add_file(row.path, refusal, class_label, row.number)
-            continue
-        values = {name: _number(row.cells[column]) for column, (name, _) in target_of.items()}
-        known = {name: value for name, value in values.items() if value is not None}
-        found.images.append(
-            ListedImage(row.path, class_label, cell_text(row.cells, group), part, row.number, known)
-        )  # fmt: skip
+    column_of = _target_columns(table, others, found)
+    for row in label_table.file_rows(table, files, found.rejections, path, [label, group, split, *column_of.values()]):
+        part, no_part = label_table.stated_part(row.cells, split)
+        values = {target: _number(row.cells[column]) for target, column in column_of.items()}
+        known = {target: value for target, value in values.items() if value is not None}
+        class_label, stated = cell_text(row.cells, label), cell_text(row.cells, group)
+        found.add(ListedImage(row.path, class_label, stated, part, row.number, known), row.refused(no_part))
     numbers = ", ".join(f"{name} ({unit})" if unit else name for name, unit in found.units.items()) or "none"
-    found.notes.insert(
-        0, f"{table.name}: {len(table.rows):,} rows, {len(found.images):,} usable images; numbers: {numbers}."
-    )
+    usable = f"{table.name}: {len(table.rows):,} rows, {len(found.images):,} usable images; numbers: {numbers}."
+    found.notes.insert(0, usable)
     return found
 
 
-def _targets_of(
-    table: label_table.LabelTable, columns: Iterable[str], notes: list[str]
-) -> dict[str, tuple[str, str]]:  # fmt: skip
-    """Map the columns that hold numbers to (name of the target, unit); add notes on cells without numbers."""
-    units = dict[str, str]()
+def _target_columns(table: label_table.LabelTable, columns: Iterable[str], found: ImageListing) -> dict[str, str]:
+    """Map the targets among ``columns`` to their columns; add their units and notes on cells without numbers."""
+    column_of = dict[str, str]()
     for column in columns:
         filled = [cell for _, cells in table.records([column], Rejections()) if (cell := cell_text(cells, column))]
-        strange = [cell for cell in filled if _number(cell) is None]
-        if filled and 2 * len(strange) <= len(filled):
-            unit = column.rpartition("_")[2]
-            units[column] = unit if unit != column and unit.lower() in UNITS else ""
+        strange = sum(_number(cell) is None for cell in filled)
+        is_read = 2 * strange <= len(filled) > 0
         if strange:
-            unread = "" if column in units else " The column is not read."
-            notes.append(f"{table.name}: {len(strange):,} cells of {column!r} hold no number.{unread}")
-    stems = {column: column.removesuffix(f"_{unit}") or column for column, unit in units.items()}
-    # mass_g next to mass_kg keeps its full name.
-    return {
-        column: (stem if list(stems.values()).count(stem) == 1 else column, units[column])
-        for column, stem in stems.items()
-    }
+            unread = "" if is_read else " The column is not read."
+            found.notes.append(f"{table.name}: {strange:,} cells of {column!r} hold no number.{unread}")
+        if is_read:
+            name, _, unit = column.rpartition("_")
+            if not name or unit.lower() not in UNITS:
+                name, unit = column, ""
+            target = column if name in column_of else name  # mass_kg next to mass_g keeps its full name
+            column_of[target], found.units[target] = column, unit
+    return column_of
 
 
 def _number(cell: str) -> float | None:
@@ -296,7 +264,7 @@ def _number(cell: str) -> float | None:
 def _is_manifest(path: Path) -> bool:
     if path.is_file():
         return path.suffix.lower() in label_table.SUFFIXES
-    return any((path / name).is_file() for name in label_table.PREFERRED_NAMES)
+    return holds(*label_table.PREFERRED_NAMES)(path)
 
 
 # --- Folders of images, one per class, possibly below folders of parts.
@@ -308,17 +276,15 @@ def list_folder(files: CorpusFiles, corpus: Path) -> ImageListing:
     If all folders in it are named like parts (train, val, test), the classes are the folders inside these. Images
     outside the folders of classes are rejected.
     """
-    found, folders = ImageListing(), folders_in(corpus)
-    depth = int(all(name.lower() in PART_NAMES for name in folders))
+    found = ImageListing()
+    depth = int(all(name.lower() in PART_NAMES for name in folders_in(corpus)))
     for path in files.walk("", found.rejections):
         names, refusal = PurePosixPath(path).parts, files.check(path)
         if refusal is None and len(names) < depth + 2:
             refusal = Refusal("no_class", f"{path!r} lies in no folder of a class. Move it into one.")
-        if refusal is not None:
-            found.rejections.add_file(path_to_text(path), refusal)
-            continue
-        part = PART_NAMES[names[0].lower()] if depth else None
-        found.images.append(ListedImage(path_to_text(path), escape_text(names[depth]), part=part))
+        label = escape_text(names[depth]) if len(names) > depth + 1 else None
+        part = PART_NAMES[names[0].lower()] if depth and label else None
+        found.add(ListedImage(path_to_text(path), label, part=part), refusal)
     found.notes.append(f"{len(found.images):,} images in folders of classes.")
     return found
 
@@ -336,16 +302,19 @@ def _lacks_folders(folder: Path) -> str:
 
 IMAGE_LAYOUTS.register(
     CorpusLoader(
-        name="food101", accepted="Food-101's folder with images/ and meta/", recognises=_is_food101, read=list_food101
+        name="food101",
+        accepted="Food-101's folder with images/ and meta/",
+        recognises=lambda path: (
+            (path / "images").is_dir() and holds("classes.txt", *_FOOD_LISTS.values())(path / "meta")
+        ),
+        read=list_food101,
     )
 )
 IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="nutrition5k",
         accepted="Nutrition5k's with metadata/, dish_ids/ and imagery/",
-        recognises=lambda path: (
-            any((path / "metadata" / name).is_file() for name in _DISH_TABLES) or (path / "imagery").is_dir()
-        ),
+        recognises=holds("imagery", *(f"metadata/{name}" for name in _DISH_TABLES)),
         read=list_nutrition5k,
     )
 )
