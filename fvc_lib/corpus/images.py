@@ -33,7 +33,7 @@ from fvc_lib.corpus.sources.images import ListedImage, list_images
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
-from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, check_table, frame_of
+from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, check_table
 
 # Reasons that are no fault of the corpus.
 _NO_LOSS = NOT_A_LOSS | {"copy_across_split", "no_picture", "nothing_to_learn"}
@@ -42,6 +42,7 @@ _LISTED = {"path": pl.String, "class_label": pl.String, "stated_group": pl.Strin
 _FACTS = {"width": pl.Int64, "height": pl.Int64, "size_bytes": pl.Int64, "content_sha256": pl.String, "copy": pl.Int64}
 _VALUE = "value:"  # begins the names of columns with the known numbers of a target
 _NUMBERS = cs.starts_with(_VALUE)
+_LABELS = cs.by_name("class_label") | _NUMBERS
 
 
 @dataclass(frozen=True)
@@ -101,17 +102,19 @@ def index_images(
         images = one_of_each_content(images, rejections)
         refuse_lost(files.root, "image", rejections.frame(), images.height, config.max_rejected_share, _NO_LOSS)
         images = without_copies_across(images, "known", "copy", rejections)
-        columns = (images[name].to_list() for name in ("group_id", "class_label", "part"))
-        split = split_parts(*columns, seed=config.seed)
+        groups, labels, parts = (images[name].to_list() for name in ("group_id", "class_label", "part"))
+        split = split_parts(groups, labels, parts, seed=config.seed)
         if split.empty_parts:
             raise DataError(
                 f"the split leaves no image for {' and '.join(split.empty_parts)} ({counts_text(split.parts)}). Add "
                 "images of other groups, or change the corpus's own split."
             )
         images = images.with_columns(
-            part=pl.Series(split.parts), split_source=pl.Series(split.sources), source=pl.lit(layout),
+            part=pl.Series(split.parts),
+            split_source=pl.Series(split.sources),
+            source=pl.lit(layout),
             image_id=pl.col("content_sha256").replace_strict(video_ids(images["content_sha256"])),
-        ).sort("image_id")  # fmt: skip
+        ).sort("image_id")
         classes, targets = images["class_label"].drop_nulls().unique().sort().to_list(), _targets(images, units)
         if len(classes) < 2 and targets.is_empty():
             raise DataError(
@@ -123,16 +126,9 @@ def index_images(
     rejected = rejections.frame()
     if rejected.height:
         notes.append(f"Left out: {reasons_text(rejected)}.")
-    return ImageIndex(
-        images=check_table(images.select(*IMAGES.columns), IMAGES, "images"),
-        targets=targets,
-        rejected=rejected,
-        root=files.root,
-        classes=tuple(classes),
-        units=units,
-        layout=layout,
-        notes=(*listing.notes, *notes, *split.notes),
-    )
+    images = check_table(images.select(*IMAGES.columns), IMAGES, "images")
+    sentences = (*listing.notes, *notes, *split.notes)
+    return ImageIndex(images, targets, rejected, files.root, tuple(classes), units, layout, sentences)
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
@@ -147,7 +143,7 @@ def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections:
     ]
     schema = {**_LISTED, **{f"{_VALUE}{name}": pl.Float64 for name in targets}}
     table = pl.DataFrame(rows, schema=schema, orient="row").sort("path", "row")
-    has_label = pl.any_horizontal((cs.by_name("class_label") | _NUMBERS).is_not_null())
+    has_label = pl.any_horizontal(_LABELS.is_not_null())
     detail = pl.format("'{}' has no class and no number of the field targets. Fill one in.", "path")
     reject(table.filter(~has_label), "nothing_to_learn", detail, rejections)
     return table.filter(has_label)
@@ -168,19 +164,21 @@ def _readable(
     pictures with near perceptual hashes and similar thumbnails. A photograph that was saved again, resized, cropped or
     brightened would be recognised across a split instead of understood.
     """
-    results = [probed[path] for path in images["path"].unique().sort()]
-    one_each = list({each.facts.content_sha256: each for each in results if each.facts is not None}.values())
+    paths = images["path"].unique().sort()
+    facts_of = {path: facts for path in paths if (facts := probed[path].facts) is not None}
+    one_each = {facts.content_sha256: probed[path] for path, facts in facts_of.items()}
     copies = Components(len(one_each))
     if near_duplicate_bits:
-        judge = SamePictures([each.thumbnail for each in one_each])
-        for pair in near_duplicate_links([each.perceptual_hash for each in one_each], near_duplicate_bits, judge):
+        judge = SamePictures([each.thumbnail for each in one_each.values()])
+        hashes = [each.perceptual_hash for each in one_each.values()]
+        for pair in near_duplicate_links(hashes, near_duplicate_bits, judge):
             copies.join(*pair)
-    copy_of = {each.facts: int(label) for each, label in zip(one_each, copies.label, strict=True)}
-    facts = [(each.path, *astuple(each.facts), copy_of[each.facts]) for each in results if each.facts is not None]
+    copy_of = dict(zip(one_each, copies.label.tolist(), strict=True))
+    rows = [(path, *astuple(facts), copy_of[facts.content_sha256]) for path, facts in facts_of.items()]
     for path, label, row in images.select("path", "class_label", "row").rows():
-        if probed[path].facts is None:
+        if path not in facts_of:
             rejections.add_file(path, Refusal(probed[path].reason, probed[path].detail), label, row)
-    table = pl.DataFrame(facts, schema={"path": pl.String, **_FACTS}, orient="row")
+    table = pl.DataFrame(rows, schema={"path": pl.String, **_FACTS}, orient="row")
     return images.join(table, on="path", maintain_order="left")
 
 
@@ -195,26 +193,25 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
         images: the readable images.
         looked_for: whether near-copies were searched; only affects the notes.
     """
-    of_group = pl.when(pl.col("stated_group").is_not_null()).then(
-        pl.col("part").drop_nulls().min().over("stated_group")
-    )
-    smallest = pl.col("content_sha256").min().over("copy")
+    of_group = pl.col("part").drop_nulls().min().over("stated_group")
+    of_group = pl.when(pl.col("stated_group").is_not_null()).then(of_group)
     images = images.with_columns(known=pl.coalesce("part", of_group, pl.lit("train")))
-    keys = images.select(pl.concat_str(smallest, pl.lit(" "), "known")).to_series().to_list()
-    paths, stated = images["path"].to_list(), images["stated_group"].to_list()
-    names = [f"{path} {row}" for path, row in zip(paths, images["row"].to_list(), strict=True)]
-    grouping = join_groups(list(map(GroupMember, names, names, keys, stated)))
+    smallest = pl.col("content_sha256").min().over("copy")
+    facts = images.select(
+        "stated_group",
+        name=pl.format("{} {}", "path", pl.col("row").fill_null(0)),
+        key=pl.format("{} {}", smallest, "known"),
+    )
+    grouping = join_groups([GroupMember(name, name, key, stated) for stated, name, key in facts.iter_rows()])
     notes = []
-    if grouping.merges:
-        notes.append(f"{len(grouping.merges):,} groups or single images were joined to others by a shared copy.")
-    alone = stated.count(None)
+    alone = images["stated_group"].null_count()
     if alone and not looked_for:
         notes.append(
             f"{alone:,} images have no stated group, and near-copies were not looked for: a copy may be trained on and "
             "tested on. Set near_duplicate_bits, or state groups in a manifest."
         )
-    names_of_groups = pl.Series(grouping.group_ids, dtype=pl.String)
-    return images.with_columns(group_id=names_of_groups.str.replace("^video ([0-9a-f]{16})$", "image $1")), notes
+    group_ids = pl.Series(grouping.group_ids, dtype=pl.String).str.replace("^video ([0-9a-f]{16})$", "image $1")
+    return images.with_columns(group_id=group_ids), notes
 
 
 def _rank(part: str) -> pl.Expr:
@@ -225,19 +222,18 @@ def _rank(part: str) -> pl.Expr:
 def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
     """Return one image for each file content, sorted by path; reject the others.
 
-    The image to keep is chosen in this order: in the test part, in validation, with a class, with most numbers, first
-    by path. If files of equal content have two classes, or two numbers for one target, all are rejected.
+    The first by path in the most important part stays: test, then validation, then train. It gets the known class and
+    numbers of all its files. If files of equal content have two classes, or two numbers for one target, all are
+    rejected.
     """
-    labels = cs.by_name("class_label") | _NUMBERS
-    unknown = pl.sum_horizontal(labels.is_null())
-    images = images.sort(_rank("part").fill_null(3), pl.col("class_label").is_null(), unknown, "path", "row")
-    several = labels.drop_nulls().n_unique().over("content_sha256") > 1
-    images = images.with_columns(
-        disputed=pl.any_horizontal(several), first=pl.col("path").first().over("content_sha256")
+    known = _LABELS.drop_nulls()
+    images = images.sort(_rank("part").fill_null(3), "path", "row").with_columns(
+        disputed=pl.any_horizontal(known.n_unique().over("content_sha256") > 1),
+        first=pl.col("path").first().over("content_sha256"),
     )
     detail = pl.format("the content of '{}' is listed with two classes or numbers. Keep the right one.", "first")
     reject(images.filter("disputed"), "conflicting_labels", detail, rejections)
-    images = images.filter(~pl.col("disputed"))
+    images = images.filter(~pl.col("disputed")).with_columns(known.first().over("content_sha256"))
     is_first = pl.col("content_sha256").is_first_distinct()
     detail = pl.format("same content as '{}', which is used.", "first")
     reject(images.filter(~is_first), "duplicate_content", detail, rejections)
@@ -270,14 +266,12 @@ def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: 
 
 
 def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:
-    """Return the IMAGE_TARGETS table of ``images``, which are sorted by id."""
-    rows = [
-        (row["image_id"], row["group_id"], name, units[name], row[f"{_VALUE}{name}"])
-        for row in images.iter_rows(named=True)
-        for name in sorted(units)
-        if row[f"{_VALUE}{name}"] is not None
-    ]
-    return check_table(frame_of(rows, IMAGE_TARGETS), IMAGE_TARGETS, "targets")
+    """Return the IMAGE_TARGETS table of ``images``."""
+    long = images.unpivot(_NUMBERS, index=["image_id", "group_id"], variable_name="target").drop_nulls("value")
+    long = long.with_columns(pl.col("target").str.strip_prefix(_VALUE))
+    long = long.with_columns(unit=pl.col("target").replace_strict(units, return_dtype=pl.String))
+    long = long.with_columns(pl.col("value").cast(pl.Float64)).sort("image_id", "target")
+    return check_table(long.select(*IMAGE_TARGETS.columns), IMAGE_TARGETS, "targets")
 
 
 def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str, str]:
@@ -293,7 +287,7 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     """
     if tuple(wanted) == (NO_TARGETS,):
         return {}
-    spelt = {f"{name}_{unit}": name for name, unit in units.items() if unit} | {name: name for name in units}
+    spelt = {name: name for name in units} | {f"{name}_{unit}": name for name, unit in units.items() if unit}
     for name in wanted:
         if name not in spelt:
             near, have = did_you_mean(name, spelt), ", ".join(units) or "no column of numbers"

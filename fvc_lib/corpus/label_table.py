@@ -137,7 +137,7 @@ def file_rows(
     """
     for number, cells in table.records([path_column, *others], rejections):
         raw = cells[path_column].strip()
-        place = files.normalized(raw)
+        place, refusal = files.normalized(raw), None
         if isinstance(place, Refusal):
             path, refusal = escape_text(raw), place
         else:

@@ -244,7 +244,7 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
     )
     refused = joined.filter(pl.col("problem") != "", pl.col("fact group_id").is_null())
     remedy = "name its frames VIDEO/000.png, with one label, or name the video of each row in a column 'group'"
-    _refuse(name, refused, f"{refused['problem'].first()}. Rows of one video count as one: {remedy}")
+    _refuse(name, refused, f"{refused['problem'].first()!r}. Rows of one video count as one: {remedy}")
     parts = joined.filter(pl.col("before") != pl.col("video_id"))
     if parts.height:
         ids, wholes = parts["before"].n_unique(), parts["video_id"].n_unique()

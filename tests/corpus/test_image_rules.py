@@ -61,13 +61,13 @@ def test_what_looks_like_the_official_test_is_not_trained_on() -> None:
 @pytest.mark.parametrize(
     ("images", "contents", "kept", "reasons"),
     [
-        (  # of copies the official test image stays, then the one that says most
+        (  # of copies the official test image stays, then the first by path, with what any of them states
             [
                 image("a", part="train"), image("b", part="test"), image("c", part="train", label=None),
                 image("d", part="train", label="soup"),
                 image("e", part="train", label="soup", targets={"mass": 1.0}), image("f"),
             ],
-            "112223", "bef", {"duplicate_content": 2},
+            "112223", "bdf", {"duplicate_content": 2},
         ),
         (  # copies that contradict each other are all left out
             [
@@ -86,6 +86,7 @@ def test_one_image_of_each_content_stays(images, contents, kept, reasons) -> Non
         rejections = Rejections()
         remaining = one_of_each_content(table(images[::order], contents[::order]), rejections)
         assert "".join(remaining["path"]) == kept
+        assert remaining.filter(path="d")["value:mass"].to_list() == [1.0] * kept.count("d")
         assert Counter(rejections.frame()["reason"]) == Counter(reasons)
 
 

@@ -52,7 +52,7 @@ from fvc_lib.corpus.sources.published import (
     require,
     split_lists,
 )
-from fvc_lib.services.atomic_files import path_from_text, path_to_text
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
@@ -180,7 +180,7 @@ def read_celeb_df(folder: Path) -> Listing:
         if match is None:
             raise DataError(f"{tests.name}: got the line {line!r}, wanted '1 YouTube-real/00170.mp4'. Fetch it again.")
         parts[path_to_text(match[1])] = "test"
-    notes = listed_but_absent(folder, tests.name, map(path_from_text, parts))
+    notes = listed_but_absent(folder, tests.name, parts)
     if not (folder / "YouTube-real").is_dir():
         notes.append("YouTube-real is not there: 300 reals and a part of the official test are missing.")
     is_plus = first_of(folder / "Celeb-synthesis", *_SCENARIOS) is not None
