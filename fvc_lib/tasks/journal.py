@@ -7,7 +7,7 @@ every shard writes a journal of its own, and ``take_in`` appends these to the fo
 import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Generic, Protocol, TypeVar
@@ -61,21 +61,22 @@ class Journal(Generic[Found]):
         self._states: dict[str, dict[str, int] | None] = {}  # states of the block's files, taken before they are opened
         own = folder / (_OF_SHARD.format(shard) if shard else JOURNAL)
         self._lines = JsonLines(own)
-        self._earlier: list[tuple[BinaryIO, dict[str, int]]] = []  # streams with the byte offset of each path's line
-        for path in dict.fromkeys((own, folder / JOURNAL)):
+        self._streams: list[BinaryIO] = []
+        self._places: dict[str, tuple[BinaryIO, int]] = {}  # stream and byte offset of the last line by path
+        for path in dict.fromkeys((folder / JOURNAL, own)):
             if path.is_file():
-                stream, places, place = path.open("rb"), dict[str, int](), 0
-                self._earlier.append((stream, places))
+                stream, place = path.open("rb"), 0
+                self._streams.append(stream)
                 for line in stream:
                     if (row := self._row(line)) is not None:
-                        places[row["path"]] = place
+                        self._places[row["path"]] = stream, place
                     place += len(line)
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
         """Return the row in ``line``; None for a torn or damaged line, or one of another model."""
         try:
             row = checked_row(line)
-            return row if row["by"] == self._identity and isinstance(row["path"], str) else None
+            return row if row["by"] == self._identity else None
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -84,18 +85,16 @@ class Journal(Generic[Found]):
         self._states = {path_to_text(path): file_state(path) for path in block}
         found = {}
         for path, (text, state) in zip(block, self._states.items(), strict=True):
-            for stream, places in self._earlier:
-                if state is None or text in found or text not in places:
-                    continue
-                stream.seek(places[text])
-                row = self._row(stream.readline()) or {}
-                try:
-                    finding = row["finding"]
-                    if row["state"] == state or sha256_of_video(path) == finding["sha256"]:
-                        values: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
-                        found[text] = self._kind(path=text, **values)
-                except (OSError, VideoError, KeyError, TypeError):
-                    continue
+            if state is None or text not in self._places:
+                continue
+            stream, place = self._places[text]
+            stream.seek(place)
+            row = checked_row(stream.readline())
+            finding = row["finding"]
+            with suppress(OSError, VideoError):
+                if row["state"] == state or sha256_of_video(path) == finding.get("sha256"):
+                    values: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
+                    found[text] = self._kind(path=text, **values)
         return found
 
     def append(self, found: Found) -> None:
@@ -108,7 +107,7 @@ class Journal(Generic[Found]):
 
     def close(self) -> None:
         """Flush the findings to the disk and close the files."""
-        for stream, _ in self._earlier:
+        for stream in self._streams:
             stream.close()
         self._lines.close()
 

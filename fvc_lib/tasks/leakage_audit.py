@@ -28,7 +28,7 @@ from fvc_lib.tasks.video.results import with_targets
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]  # the columns of LEAKAGE_AUDIT
-Links = Sequence[tuple[int, int]] | None  # pairs of row numbers of near-duplicates; None: not searched for
+Links = Sequence[tuple[int, int]]  # pairs of row numbers of near-duplicates
 T = TypeVar("T")
 
 _CARRIES_AUC = 0.6  # metadata columns are named from this AUC on
@@ -105,7 +105,10 @@ def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
 
 
 def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_duplicate_bits: int) -> Iterator[Row]:
-    """Yield one row per kind of overlap between folds; counts are summed over the FOLDS tables ``trainings``."""
+    """Yield one row per kind of overlap between folds; counts are summed over the FOLDS tables ``trainings``.
+
+    Near-duplicates have no row if ``near_duplicate_bits`` is 0, which turns the search for them off.
+    """
     facts = index.drop("label", "group_id")
     numbered = [rows.with_columns(training=number) for number, rows in enumerate(trainings)]
     known = pl.concat(numbered).join(facts, on="video_id", how="left", maintain_order="left").with_row_index("row")
@@ -117,13 +120,14 @@ def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_dupli
         ("contents", "content_sha256"),
     ):
         yield _in_two(known, "fold", column, name)
+    if not near_duplicate_bits:
+        return
     links: list[tuple[int, int]] = []
-    for part in known.partition_by("training") if near_duplicate_bits else ():
+    for part in known.partition_by("training"):
         first = part["row"][0]
         near = near_duplicate_links(part["perceptual_hash"].to_list(), near_duplicate_bits)
         links += [(first + one, first + other) for one, other in near]
-    without_hash = known["perceptual_hash"].null_count()
-    yield _near_copies(known, "fold", "near_duplicates", links if near_duplicate_bits else None, without_hash)
+    yield _near_copies(known, "fold", "near_duplicates", links, known["perceptual_hash"].null_count())
 
 
 def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
@@ -139,16 +143,13 @@ def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_wit
 
     The links are a spanning forest, so no link across parts means no pair across parts.
     """
-    check = f"{name}_in_two_{part}s"
-    if links is None:
-        return check, None, None, "Near-duplicates were not searched for (near_duplicate_bits is 0).", None
     parts, names = rows[part].to_list(), rows["path"].to_list()
     across = [(names[one], names[other]) for one, other in links if parts[one] != parts[other]]
     found = (
         f"{len(across):,} of {len(links):,} near-duplicate links between {part}s; {num_without_hash:,} files without a "
         f"hash not compared. The first: {across[:1]}."
     )
-    return check, len(across), None, found, not across
+    return f"{name}_in_two_{part}s", len(across), None, found, not across
 
 
 def _claim(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None) -> Row:
@@ -273,8 +274,6 @@ def _split_audit(
         config: gives ``near_duplicate_bits``.
         judge: compares two pictures whose hashes are near; None: the hashes suffice.
     """
-    bits = config.near_duplicate_bits
-    links = near_duplicate_links(hashes, bits, judge) if bits else None
     files = files.with_columns(now=pl.Series(contents, dtype=pl.String), training=0)
     changed = files.filter(pl.col("now").ne_missing(pl.col("content_sha256")))["path"].to_list()
     found = f"{len(changed):,} of {files.height:,} files differ from the index. The first: {changed[:3]}."
@@ -282,7 +281,9 @@ def _split_audit(
         _in_two(files, "part", "group_id", "groups"),
         _in_two(files, "part", "path", "files"),
         _in_two(files, "part", "now", "contents"),
-        _near_copies(files, "part", "near_copies", links, hashes.count(None)),
         ("files_unlike_the_index", len(changed), None, found, not changed),
     ]
+    if config.near_duplicate_bits:
+        links = near_duplicate_links(hashes, config.near_duplicate_bits, judge)
+        rows.append(_near_copies(files, "part", "near_copies", links, hashes.count(None)))
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")

@@ -23,9 +23,14 @@ CLIPS = 3
 
 
 def test_rows_are_originals_and_copies_in_the_order_of_the_ids():
-    videos = pl.DataFrame({"video_id": ["b", "a"], "label": ["fake", "real"]})
-    assert clip_rows(videos) == (ClipRow("a", 0, 0), ClipRow("b", 0, 1))
-    assert clip_rows(videos, 1) == (*ROWS, ClipRow("b", 1, 1))
+    videos = pl.DataFrame({"video_id": ["b", "a"], "label": ["fake", "real"], "group_id": ["g", "h"]})
+    assert clip_rows(videos) == (ClipRow("a", 0, 0, "h"), ClipRow("b", 0, 1, "g"))
+    assert [(row.clip_id, row.label) for row in clip_rows(videos, 1)] == [
+        ("a#0", 0),
+        ("a#1", 0),
+        ("b#0", 1),
+        ("b#1", 1),
+    ]
 
 
 def test_a_sample_is_the_clip_as_stored(tiny_training):

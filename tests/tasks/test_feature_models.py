@@ -82,9 +82,10 @@ def test_settings_are_chosen_on_inner_folds_of_whole_groups_without_validation_a
 
     model = replace(estimators.LOGISTIC, candidates=({"penalty": 30.0},), fit=watching)
     monkeypatch.setattr(classical, "model_of", lambda config: model)
-    source, clips, _ = read_fold(tiny.paths, tiny.config, 0)
+    source, parts = read_fold(tiny.paths, tiny.config, 0)
+    clips = parts[""]
     with pytest.raises(LeakageError, match="sealed"):
-        list(clips.test)
+        clips.test.open(None)
     train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
     *inner, whole = seen
     assert len(inner) == classical.INNER_FOLDS
@@ -103,7 +104,7 @@ def test_a_stopped_fold_starts_over_and_gives_the_same_bits(tmp_path, finished):
     with pytest.raises(StoppedError):
         train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog(), stop=lambda: next(answers))
     outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog(), progress=lambda *at: steps.append(at))
-    assert steps == [(0, 2), (1, 2), (2, 2)]
+    assert steps == [(1, 2), (2, 2)]
     same = finished[2][0].training
     assert (outcome.training.best_weights, outcome.training.candidates) == (same.best_weights, same.candidates)
     assert tiny.paths.predictions(0).read_bytes() == finished[0].paths.predictions(0).read_bytes()

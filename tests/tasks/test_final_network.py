@@ -69,7 +69,7 @@ def test_all_groups_train_it_or_choose_for_it_and_nothing_tests_it(run):
     outcome = train(run, config)
     assert outcome.train_anew  # a finished one is not trained again
     with_control = config.model_copy(update={"shuffled_label_control": True})
-    assert [bool(read_fold(run, with_control, fold)[2]) for fold in (0, None)] == [True, False]
+    assert [len(read_fold(run, with_control, fold)[1]) for fold in (0, None)] == [2, 1]
     assert outcome.num_train + outcome.num_validation == NUM_VIDEOS
     assert (outcome.num_test, outcome.control, outcome.sources) == (0, None, None)
     chose = read_table(run.final_validation, FINAL_VALIDATION)

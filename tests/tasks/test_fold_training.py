@@ -131,7 +131,7 @@ def streamed(tiny, **changes):
 def test_a_stream_has_the_clips_of_the_store_in_another_order(tiny_training):
     found = {}
     for name, tiny in (("stream", streamed(tiny_training)), ("store", tiny_training)):
-        _, clips, _ = read_fold(tiny.paths, tiny.config, 0)
+        clips = read_fold(tiny.paths, tiny.config, 0)[1][""]
         data = fold_training(tiny.paths, tiny.config, 0).task.training_data
         batch = data.__getitems__(range(len(data)))
         found[name] = (batch.sample_ids, batch.tensors["frames"], data.classes, clips.fingerprint, data.stream)
@@ -174,7 +174,7 @@ def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_train
     some = pl.col("group_id").is_in(folds["group_id"].unique().sort().gather_every(2).to_list())
     write_table(folds.filter((pl.col("fold") == 0) | (pl.col("label") == "fake") | some), FOLDS, tiny.paths.folds)
     shift = run(tiny, list_log()).training.selection.prior_logit
-    assert shift == prior_logit(read_fold(tiny.paths, tiny.config, 0)[1].train, "loss") > 0
+    assert shift == prior_logit(read_fold(tiny.paths, tiny.config, 0)[1][""].train, "loss") > 0
     network = DETECTORS.get(tiny.config.model).build().eval()
     network.load_state_dict(load_weights(tiny.paths.fold_checkpoints(0) / BEST))
     table = read_table(tiny.paths.predictions(0), PREDICTIONS)
@@ -189,9 +189,9 @@ def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tin
     clips = fold_clips(TrainingRows(folds), tiny_training.store, config, 1)
     assert {row.augmentation_index for row in clips.train} == {0, 1}
     outer = clips.test.open(recorded_selection(clips))
-    assert {row.augmentation_index for row in (*clips.validation, *outer.rows)} == {0}
+    assert {row.augmentation_index for row in (*clips.validation, *outer)} == {0}
     split = split_for_fold(folds, 1, inner_validation_share=config.inner_validation_share, seed=config.seed)
-    for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (outer.rows, split.test)):
+    for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (outer, split.test)):
         assert {row.video_id for row in rows} == set(part["video_id"])
 
 
@@ -214,7 +214,7 @@ def test_videos_that_could_not_be_decoded_are_named_and_left_out_up_to_a_share(t
 )
 def test_a_clip_that_is_gone_stops_the_fold_before_training(tiny_training, list_log, monkeypatch, copy, error):
     monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
-    video_id = read_fold(tiny_training.paths, tiny_training.config, 0)[1].train[0].video_id
+    video_id = read_fold(tiny_training.paths, tiny_training.config, 0)[1][""].train[0].video_id
     tiny_training.store.clip_path(video_id, copy).unlink()
     with pytest.raises(DataError, match=error.format(video_id)):
         run(tiny_training, list_log())

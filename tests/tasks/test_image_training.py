@@ -145,11 +145,11 @@ def test_predictions_that_are_not_the_test_parts_are_refused(trained):
     table = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
     try:
         write_table(table.head(table.height - 1), IMAGE_PREDICTIONS, run.paths.image_predictions)
-        with pytest.raises(DataError, match=r"class predictions: got 16 rows"):
+        with pytest.raises(DataError, match=r"image_predictions\.parquet.*not the rows of the test part"):
             image_results(run.paths, run.config)
         moved = table.with_columns(group_id=pl.lit("another"))
         write_table(moved, IMAGE_PREDICTIONS, run.paths.image_predictions)
-        with pytest.raises(DataError, match=r"class predictions"):
+        with pytest.raises(DataError, match="not the rows of the test part"):
             image_results(run.paths, run.config)
     finally:
         write_table(table, IMAGE_PREDICTIONS, run.paths.image_predictions)

@@ -6,7 +6,7 @@ metric varies with the test groups that were drawn. It does not show how it vari
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -37,10 +37,10 @@ def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
     targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
     classes = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS).sort("image_id")
     numbers = tables.read_table(paths.target_predictions, tables.TARGET_PREDICTIONS).sort("target", "image_id")
-    test, training = (images.filter(part=part) for part in ("test", "train"))
-    _require("class predictions", test.drop_nulls("class_label"), classes, ["image_id", "class_label", "group_id"])
-    due = targets.join(test, on="image_id", how="semi")
-    _require("predicted numbers", due, numbers, ["image_id", "target", "value", "group_id"])
+    test, training = images.filter(part="test"), images.filter(part="train")
+    of_class, of_target = ["image_id", "class_label", "group_id"], ["image_id", "target", "value", "group_id"]
+    _require(test.drop_nulls("class_label"), classes, of_class, paths.image_predictions)
+    _require(targets.join(test, on="image_id", how="semi"), numbers, of_target, paths.target_predictions)
     rows = _class_rows(training["class_label"].drop_nulls(), classes, config) if classes.height else []
     for (target,), predicted in numbers.group_by("target", maintain_order=True):
         known = targets.filter(target=target).join(training, on="image_id", how="semi")["value"]
@@ -50,13 +50,10 @@ def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
     return table
 
 
-def _require(what: str, due: pl.DataFrame, made: pl.DataFrame, columns: list[str]) -> None:
-    """Raise ``DataError`` unless ``made`` has exactly the rows of ``due``, by ``columns``."""
+def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], path: Path) -> None:
+    """Raise ``DataError`` unless ``made``, read from ``path``, has exactly the rows of ``due``, by ``columns``."""
     if not due.select(columns).sort(columns).equals(made.select(columns).sort(columns)):
-        raise DataError(
-            f"{what}: got {made.height} rows that are not those of the test part, which has {due.height}. Run "
-            "10_image_recognition again."
-        )
+        raise DataError(f"{str(path)!r}: not the rows of the test part. Run 10_image_recognition again.")
 
 
 def worst_mistakes(predictions: pl.DataFrame, number: int = 12) -> pl.DataFrame:
@@ -74,28 +71,26 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
         config: gives replicates, confidence and seed.
     """
     counts = trained.value_counts().sort("count", "class_label", descending=[True, False])
-    by_frequency = counts["class_label"].to_list()
-    classes = sorted({*predictions["class_label"], *predictions["predicted_label"], *by_frequency})
-    number_of = {label: number for number, label in enumerate(classes)}
+    by_frequency, true = counts["class_label"], predictions["class_label"]
+    names = pl.concat([by_frequency, true, predictions["predicted_label"]]).unique().sort().to_list()
+    code_of = {name: code for code, name in enumerate(names)}
     labels, predicted = (
-        predictions[column].replace_strict(number_of, return_dtype=pl.Int64).to_numpy()
+        predictions[column].replace_strict(code_of, return_dtype=pl.Int64).to_numpy()
         for column in ("class_label", "predicted_label")
     )
-    # Classes without training pictures rank last.
-    rank_of = {label: rank for rank, label in enumerate(by_frequency, start=1)}
-    ranks = predictions["class_label"].replace_strict(rank_of, default=len(classes), return_dtype=pl.Int64).to_numpy()
-    majority = np.full(labels.size, number_of[by_frequency[0]])
-    groups, own_ranks = predictions["group_id"].to_list(), predictions["rank_of_class"].to_numpy()
-    rows = _measured_rows(MODEL, _class_measures(own_ranks, labels, predicted), groups, config)
+    groups = predictions["group_id"].to_list()
+    own = _class_measures(predictions["rank_of_class"].to_numpy(), labels, predicted)
+    rows = _measured_rows(MODEL, own, groups, config)
     # A class has too few pictures for an interval.
-    scores, own = class_scores(labels, predicted), predictions.group_by("class_label")
-    sizes = {label: (count, of) for label, count, of in own.agg(pl.len(), pl.col("group_id").n_unique()).iter_rows()}
-    rows += [
-        (MODEL, f"class:{name}", metric, "", float(values[place]), None, None, *sizes[name])
-        for place, name in enumerate(classes[number] for number in np.unique(labels))
-        for metric, values in scores.items()
-    ]
-    return rows + _measured_rows(MAJORITY_CLASS, _class_measures(ranks, labels, majority), groups, config)
+    sizes = predictions.group_by("class_label").agg(pl.len(), pl.col("group_id").n_unique()).sort("class_label").rows()
+    for metric, values in class_scores(labels, predicted).items():
+        for value, (name, *size) in zip(values.tolist(), sizes, strict=True):
+            rows.append((MODEL, f"class:{name}", metric, "", value, None, None, *size))
+    # Classes without training pictures rank last.
+    rank_of = {name: rank for rank, name in enumerate(by_frequency, start=1)}
+    ranks = true.replace_strict(rank_of, default=len(names), return_dtype=pl.Int64).to_numpy()
+    majority = _class_measures(ranks, labels, np.full(labels.size, code_of[by_frequency[0]]))
+    return rows + _measured_rows(MAJORITY_CLASS, majority, groups, config)
 
 
 def _class_measures(ranks: IntArray, labels: IntArray, predicted: IntArray) -> dict[str, Metric]:
@@ -108,9 +103,7 @@ def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, co
     rows: list[Row] = []
     for source, predicted in ((MODEL, predictions["predicted"].to_numpy()), (MEAN_PREDICTOR, mean)):
         measures = regression_measures(values, predicted)
-        in_unit = {name for name in measures if (declared := declaration(name)) and declared.unit == "target"}
-        units = dict.fromkeys(in_unit, predictions["unit"][0])
-        rows += _measured_rows(source, measures, groups, config, f"target:{target}", units)
+        rows += _measured_rows(source, measures, groups, config, f"target:{target}", predictions["unit"][0])
     return rows
 
 
@@ -120,12 +113,16 @@ def _measured_rows(
     groups: Sequence[str],
     config: RunConfig,
     subject: str = "all",
-    units: Mapping[str, str] = MappingProxyType({}),
+    unit: str = "",
 ) -> list[Row]:
-    """Return one result row with an interval per measure; ``units`` gives the unit by the measure's name."""
+    """Return one result row with an interval per measure; ``unit`` is the target's, for metrics in its unit."""
     intervals = intervals_over_groups(
         list(measures.values()), groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
     )  # fmt: skip
-    named = zip(measures, intervals, strict=True)
-    return [(source, subject, name, units.get(name, ""), *interval.row()) for name, interval in named]
+    rows: list[Row] = []
+    for name, interval in zip(measures, intervals, strict=True):
+        declared = declaration(name)
+        of_metric = unit if declared is not None and declared.unit == "target" else ""
+        rows.append((source, subject, name, of_metric, *interval.row()))
+    return rows

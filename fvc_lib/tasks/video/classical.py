@@ -243,9 +243,8 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
 
 def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray | None:
     """Return the inner fold of each of the N training rows, int64 (N,); None if a class has fewer than two groups."""
-    videos = {row.video_id: LABELS[row.label] for row in clips.train}
-    groups = [clips.groups[video_id] for video_id in videos]
-    frame = pl.DataFrame({"video_id": list(videos), "group_id": groups, "label": list(videos.values())})
+    videos = [(row.video_id, row.group_id, LABELS[row.label]) for row in clips.train]
+    frame = pl.DataFrame(videos, schema=["video_id", "group_id", "label"], orient="row").unique(maintain_order=True)
     num_folds = min(INNER_FOLDS, most_folds(frame))
     if num_folds < 2:
         return None

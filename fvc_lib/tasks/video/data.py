@@ -1,11 +1,12 @@
 """Samples of an outer fold, from stored clips. Only the training part uses augmented copies."""
 
+import copy
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -37,6 +38,7 @@ class ClipRow:
     video_id: str
     augmentation_index: int
     label: int
+    group_id: str = ""
 
     @property
     def clip_id(self) -> str:
@@ -76,7 +78,6 @@ class ClipDataset:
         draws: True: a row gives one sample, a random clip of the row in each epoch; False: N samples, all its clips.
         mixing: mixup and cutmix for training; None: no mixing.
         seed: seed of all random choices.
-        epoch: the epoch of the samples (0-based).
     """
 
     def __init__(
@@ -88,12 +89,11 @@ class ClipDataset:
         draws: bool = False,
         mixing: MixSettings | None = None,
         seed: int = 0,
-        epoch: int = 0,
     ) -> None:
         self._source = source
         self.rows = tuple(rows)
         self._clips, self._per_row = clips, 1 if draws else clips
-        self._mixing, self._seed, self._epoch = mixing, seed, epoch
+        self._mixing, self._seed, self._epoch = mixing, seed, 0
         num_frames, *pixels = source.shape
         self._shape = (num_frames // clips, *pixels)  # (T, 3, S, S) of one clip
         labels = np.array([row.label for row in self.rows])
@@ -135,13 +135,10 @@ class ClipDataset:
         return Batch(ids, tensors)
 
     def at_epoch(self, epoch: int) -> "ClipDataset":
-        """Return the data set for ``epoch`` (0-based); the same object if nothing is drawn at random."""
-        draws = self._per_row < self._clips
-        if self._mixing is None and not draws:
-            return self
-        return ClipDataset(
-            self._source, self.rows, clips=self._clips, draws=draws, mixing=self._mixing, seed=self._seed, epoch=epoch
-        )
+        """Return the data set for ``epoch`` (0-based)."""
+        other = copy.copy(self)
+        other._epoch = epoch
+        return other
 
     def _chosen(self, index: int) -> tuple[ClipRow, int]:
         """Return the row of sample ``index``, and the number of its clip within the row."""
@@ -167,13 +164,13 @@ class ClipDataset:
 
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
-    """Return the rows of ``videos`` (columns ``video_id label``), sorted by video id.
+    """Return the rows of ``videos`` (columns ``video_id label group_id``), sorted by video id.
 
-    Each video gives its original, then ``augmentations_per_video`` copies.
+    A video gives its original, then ``augmentations_per_video`` copies.
     """
     return tuple(
-        ClipRow(video_id, index, LABELS.index(label))
-        for video_id, label in videos.sort("video_id").select("video_id", "label").iter_rows()
+        ClipRow(video_id, index, LABELS.index(label), group_id)
+        for video_id, label, group_id in videos.sort("video_id").select("video_id", "label", "group_id").iter_rows()
         for index in range(augmentations_per_video + 1)
     )
 
@@ -199,7 +196,7 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
 
     A network that was trained with balanced classes assumes as many fakes as reals. With four fakes per real, even a
     perfect network would have an expected calibration error of 0.18. No temperature corrects that (C. Elkan, "The
-    foundations of cost-sensitive learning", IJCAI 2001, theorem 2). Returns 0 if ``class_balance`` is ``none``.
+    foundations of cost-sensitive learning", IJCAI 2001, theorem 2). Return 0 if ``class_balance`` is ``none``.
     """
     if class_balance == "none":
         return 0.0
@@ -207,59 +204,34 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
     return math.log(real / fake)
 
 
-@dataclass(frozen=True)
-class OuterFold:
-    """The opened test part of a fold: its rows, sorted by video id, and the group id of each video id."""
-
-    rows: tuple[ClipRow, ...]
-    group_of: Mapping[str, str]
-
-
 class SealedFold:
     """The test videos of a fold, sealed until the choices of its training are recorded; then readable once.
 
-    Before that only ``len`` works. Any other access raises ``LeakageError``, so that neither labels nor ids of the test
-    videos can influence the choice of epoch, temperature or threshold.
+    Before that only ``len`` works, so that neither labels nor ids of the test videos can influence the choice of epoch,
+    temperature or threshold.
     """
 
-    __slots__ = ("_clips", "_contents", "_is_open", "_name")
+    def __init__(self, name: str, rows: Sequence[ClipRow], clips: str) -> None:
+        self.__name, self.__rows = name, tuple(rows)
+        self.__clips = clips  # fingerprint of the fold
+        self.__is_open = False
 
-    def __init__(self, name: str, rows: Sequence[ClipRow], group_of: Mapping[str, str], clips: str) -> None:
-        self._name = name
-        self._contents = OuterFold(tuple(rows), dict(group_of))
-        self._clips = clips  # fingerprint of the fold
-        self._is_open = False
-
-    def open(self, selection: RecordedSelection) -> OuterFold:
-        """Return the test videos.
+    def open(self, selection: RecordedSelection) -> tuple[ClipRow, ...]:
+        """Return the rows of the test videos, sorted by video id.
 
         Raises:
             LeakageError: ``selection`` is not the record of this fold, or the fold was opened before.
         """
-        if self._is_open or not isinstance(selection, RecordedSelection) or selection.clips != self._clips:
-            self._refuse()
-        self._is_open = True
-        return self._contents
+        if self.__is_open or not isinstance(selection, RecordedSelection) or selection.clips != self.__clips:
+            raise LeakageError(
+                f"{self.__name}: its {len(self)} test videos are sealed. Record the choice of epoch, threshold and "
+                "temperature (selection.record_selection), and open the fold with that record, once."
+            )
+        self.__is_open = True
+        return self.__rows
 
     def __len__(self) -> int:
-        return len(self._contents.rows)
-
-    def __iter__(self) -> Iterator[ClipRow]:
-        self._refuse()
-
-    def __reduce__(self) -> NoReturn:
-        self._refuse()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise LeakageError(
-            f"{self._name}: its {len(self)} test videos are sealed. Choose epoch, threshold and temperature on the "
-            "inner validation part, record them (selection.record_selection), and open the fold with that record, once."
-        )
+        return len(self.__rows)
 
 
 @dataclass(frozen=True)
@@ -270,26 +242,22 @@ class FoldClips:
         fold: the fold's number; None for the network of all groups, whose test part is empty.
         train: originals and augmented copies.
         validation: originals of the inner validation part, which chooses epoch, temperature and threshold.
-        validation_groups: the group of each validation video.
         test: the sealed test part, originals only.
         missing: ids of videos that have no clip and are in no part.
         fingerprint: hash of the parts, labels and clip settings.
-        groups: the group of each training video.
     """
 
     fold: int | None
     train: tuple[ClipRow, ...]
     validation: tuple[ClipRow, ...]
-    validation_groups: Mapping[str, str]
     test: SealedFold
     missing: tuple[str, ...]
     fingerprint: str
-    groups: Mapping[str, str]
 
     @property
     def num_validation_groups(self) -> int:
         """Number of groups in the inner validation part."""
-        return len(set(self.validation_groups.values()))
+        return len({row.group_id for row in self.validation})
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
@@ -305,8 +273,6 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
         store.note_use()
         return store
     shards = ClipShards(shards_folder(store, made), STREAM_BUFFER if config.clip_source == "stream" else 0)
-    if shards.settings_hash != store.settings_hash or shards.shape != store.shape:
-        raise DataError(f"shards in {str(shards.folder)!r}: made with other settings. Run 03_augmentation again.")
     shards.verify()
     note_use(shards.folder, {})
     return shards
@@ -348,17 +314,21 @@ def control_clips(
         config: which controls are wanted.
         clips: the parts that the model is trained, validated and tested on.
     """
-    if (fold := clips.fold) is None:
-        return {}
-    wanted: dict[str, Callable[[], TrainingRows]] = {}
-    if config.shuffled_label_control:
-        wanted[SHUFFLED_LABELS] = lambda: rows.shuffled(stable_seed("control", config.seed))
-    if config.real_source_control:
-        wanted[REAL_SOURCES] = lambda: of_two_sources(rows, index(), config, fold, clips.missing)
-    controls = {}
-    for name, relabelled in wanted.items():
+    fold, controls = clips.fold, dict[str, FoldClips]()
+    if fold is None:
+        return controls
+    for name, is_wanted in (
+        (SHUFFLED_LABELS, config.shuffled_label_control),
+        (REAL_SOURCES, config.real_source_control),
+    ):
+        if not is_wanted:
+            continue
         try:
-            controls[name] = fold_clips(relabelled(), source, config, fold)
+            if name == SHUFFLED_LABELS:
+                relabelled = rows.shuffled(stable_seed("control", config.seed))
+            else:
+                relabelled = of_two_sources(rows, index(), config, fold, clips.missing)
+            controls[name] = fold_clips(relabelled, source, config, fold)
         except DataError as error:
             _logger.warning("fold %d has no control on %s: %s", fold, CONTROL_TRAININGS[name], error)
     return controls
@@ -377,41 +347,25 @@ def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | N
     if len(missing) > config.max_rejected_share * rows.folds.height:
         raise DataError(
             f"{len(missing)} of {rows.folds.height} videos have no clip in {config.cache_dir!r} (allowed share: "
-            f"{config.max_rejected_share:g}), the first: {', '.join(missing[:5])}. Run 03_augmentation with these "
-            "parameters and look at what it reports."
+            f"{config.max_rejected_share:g}), the first: {missing[0]}. Run 03_augmentation with these parameters and "
+            "look at what it reports."
         )
     if missing:
         _logger.warning("%d videos have no clip and take no part: %s", len(missing), ", ".join(missing))
     share, seed = config.inner_validation_share, config.seed
     split = rows.split(fold, inner_validation_share=share, seed=seed, without=missing)
-    copies = 0 if config.of_features == "forensic" else config.augmentations_per_video
-    parts = {
-        "train": clip_rows(split.train, copies),
-        "validation": clip_rows(split.validation),
-        "test": clip_rows(split.test),
-    }
-    gone = [row.clip_id for row in parts["train"] if not source.has(row.video_id, row.augmentation_index)]
+    train = clip_rows(split.train, 0 if config.of_features == "forensic" else config.augmentations_per_video)
+    validation, test = clip_rows(split.validation), clip_rows(split.test)
+    gone = [row.clip_id for row in train if not source.has(row.video_id, row.augmentation_index)]
     if gone:
         raise DataError(
-            f"{len(gone)} clips are not in the clip store, the first: {', '.join(gone[:10])}. Run 03_augmentation "
-            "again with the same decode and augmentation parameters."
+            f"{len(gone)} clips are not in the clip store, the first: {gone[0]}. Run 03_augmentation again with the "
+            "same decode and augmentation parameters."
         )
     digest = hashlib.sha256(source.settings_hash.encode())
-    for part, part_rows in parts.items():
+    for part, part_rows in (("train", train), ("validation", validation), ("test", test)):
         lines = "".join(f"{part}\x1f{row.clip_id}\x1f{row.label}\n" for row in part_rows)
         digest.update(lines.encode("utf-8", "surrogateescape"))
-    groups, validation_groups, test_groups = (
-        dict(videos.select("video_id", "group_id").iter_rows())
-        for videos in (split.train, split.validation, split.test)
-    )
     fingerprint = digest.hexdigest()
-    return FoldClips(
-        fold=fold,
-        train=parts["train"],
-        validation=parts["validation"],
-        validation_groups=validation_groups,
-        test=SealedFold(f"outer fold {fold}", parts["test"], test_groups, fingerprint),
-        missing=missing,
-        fingerprint=fingerprint,
-        groups=groups,
-    )
+    sealed = SealedFold(f"outer fold {fold}", test, fingerprint)
+    return FoldClips(fold, train, validation, sealed, missing, fingerprint)

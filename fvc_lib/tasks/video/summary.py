@@ -15,7 +15,7 @@ from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FINAL_VALIDATION, LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
 from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.video.data import ClipRow, FoldClips, OuterFold
+from fvc_lib.tasks.video.data import ClipRow, FoldClips
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings_text
 
 
@@ -81,11 +81,11 @@ class TrainingSummary(TrainingRecord):
 class Scored:
     """A finished training with its opened outer fold.
 
-    ``logits`` and the calibrated probabilities ``scores``, both (N,), are in the order of ``outer.rows``.
+    ``logits`` and the calibrated probabilities ``scores``, both (N,), are in the order of ``rows``.
     """
 
     summary: TrainingSummary
-    outer: OuterFold
+    rows: tuple[ClipRow, ...]
     logits: FloatArray
     scores: FloatArray
 
@@ -107,9 +107,9 @@ def score_outer_fold(
     Raises:
         DataError: a logit of a test video is not finite.
     """
-    chosen, outer = summary.selection, clips.test.open(summary.recorded)
-    labels, logits = np.array([row.label for row in outer.rows]), logits_of(outer.rows) + summary.selection.prior_logit
-    lost = [row.video_id for row, finite in zip(outer.rows, np.isfinite(logits), strict=True) if not finite]
+    chosen, rows = summary.selection, clips.test.open(summary.recorded)
+    labels, logits = np.array([row.label for row in rows]), logits_of(rows) + chosen.prior_logit
+    lost = [row.video_id for row, finite in zip(rows, np.isfinite(logits), strict=True) if not finite]
     if lost:
         raise DataError(
             f"the logits of {len(lost)} test videos are not finite, the first: {', '.join(lost[:5])}. Look at their "
@@ -118,7 +118,7 @@ def score_outer_fold(
     scores = probabilities(logits, chosen.temperature)
     accuracy = balanced_accuracy(labels, decide(scores, chosen.threshold))
     log("test", {"roc_auc": roc_auc(labels, scores), "balanced_accuracy": accuracy})
-    return Scored(summary, outer, logits, scores)
+    return Scored(summary, rows, logits, scores)
 
 
 def digest_of_state(state: Mapping[str, Tensor]) -> str:
@@ -133,12 +133,12 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
     ``scored`` holds the model under the empty name, and its controls (trainings on other labels) by their names.
     """
     model, shuffled, sources = scored[""], scored.get(SHUFFLED_LABELS), scored.get(REAL_SOURCES)
-    chosen, rows = model.summary.selection, model.outer.rows
-    of_source = dict(zip(sources.outer.rows, sources.scores, strict=True)) if sources else {}
+    chosen, rows = model.summary.selection, model.rows
+    of_source = dict(zip(sources.rows, sources.scores, strict=True)) if sources else {}
     by_video = {row.video_id: (float(score), row.label) for row, score in of_source.items()}
     columns = {
         "video_id": [row.video_id for row in rows],
-        "group_id": [model.outer.group_of[row.video_id] for row in rows],
+        "group_id": [row.group_id for row in rows],
         "label": [LABELS[row.label] for row in rows],
         "fold": fold,
         "score": model.scores,
@@ -146,7 +146,7 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
         "logit": model.logits,
         "temperature": chosen.temperature,
         "control_score": shuffled.scores if shuffled else None,
-        "control_label": [LABELS[row.label] for row in shuffled.outer.rows] if shuffled else None,
+        "control_label": [LABELS[row.label] for row in shuffled.rows] if shuffled else None,
         "source_score": [by_video.get(row.video_id, (None, None))[0] for row in rows],
         "source_label": [by_video.get(row.video_id, (None, None))[1] for row in rows],
     }
@@ -163,7 +163,7 @@ def validation_table(
     rows = clips.validation
     columns: dict[str, object] = {
         "video_id": [row.video_id for row in rows],
-        "group_id": [clips.validation_groups[row.video_id] for row in rows],
+        "group_id": [row.group_id for row in rows],
         "label": [LABELS[row.label] for row in rows],
         "logit": logits,
         "temperature": recorded.selection.temperature,

@@ -8,6 +8,7 @@ A control is the same training on other labels, for example shuffled ones; the m
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Unpack
 
 import polars as pl
@@ -55,7 +56,6 @@ from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.results import forensic_features
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.summary import (
-    Scored,
     TrainingSummary,
     digest_of_state,
     predictions_table,
@@ -63,6 +63,8 @@ from fvc_lib.tasks.video.summary import (
     validation_table,
 )
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
+
+Parts = dict[str, FoldClips]  # the model's clips under the empty name, and those of its controls by their names
 
 
 def train_fold(
@@ -90,12 +92,11 @@ def train_fold(
     begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # then each rank calls this again
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
-        source, clips, controls = read_fold(paths, config, fold)
+        source, parts = read_fold(paths, config, fold)
         outcome = paths.training_checkpoints(stage, fold) / "outcome.json"
         if not (begins_ranks or (outcome.exists() and table.exists())):
-            place = (fold or 0) + ranks.rank / ranks.size
-            source = _with_features(paths, config, source, config, place, options)
-        return _training(paths, config, source, {"": clips, **controls})
+            source = _with_features(paths, config, source, config, (fold or 0) + ranks.rank / ranks.size, options)
+        return _training(paths, config, source, parts)
 
     return train(stage, fold, paths, config, read, TrainingSummary, **options)
 
@@ -110,7 +111,8 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
         model on features); and the batch of that step, None for a model on features.
     """
     if config.of_features:
-        text, tables = classical.look_at_features(config, *_read_features(paths, config, fold, {})[:2])
+        source, parts = _read_features(paths, config, fold, {})
+        text, tables = classical.look_at_features(config, source, parts[""])
         return [text], tables, None
     step = first_step(fold_training(paths, config, fold).task, config)
     return [*step.setup, step.sentence()], [step.network_table(), step.tensor_table()], step.batch
@@ -118,12 +120,11 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
 
 def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -> Training[TrainingSummary]:
     """Return the training of one outer fold, or of all groups, on clips; raises as ``train_fold``."""
-    source, clips, controls = read_fold(paths, config, fold)
-    return _training(paths, config, source, {"": clips, **controls})
+    return _training(paths, config, *read_fold(paths, config, fold))
 
 
-def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, FoldClips, dict[str, FoldClips]]:
-    """Return the source of a fold's data, the fold's parts, and each control's parts by name (``data.control_clips``).
+def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, Parts]:
+    """Return the source of a fold's data, and the clips of the model and of each control.
 
     The source is the run's clips, or a ``FeatureTable`` for a model on forensic features.
 
@@ -145,45 +146,41 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
         except DataError as error:
             raise DataError(f"{error} {again}") from error
     clips = data.fold_clips(rows, source, config, fold)
-    if gone := [video_id for video_id in clips.missing if video_id in known]:  # folds would train on different videos
-        raise DataError(
-            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
-            f"{', '.join(gone[:5])}. {again}"
-        )
-    return source, clips, data.control_clips(rows, lambda: read_table(paths.index, INDEX), source, config, clips)
+    gone = known.intersection(clips.missing)
+    if gone:  # folds would train on different videos
+        raise DataError(f"clips of {len(gone)} videos were made and are gone, the first: {min(gone)}. {again}")
+    controls = data.control_clips(rows, lambda: read_table(paths.index, INDEX), source, config, clips)
+    return source, {"": clips, **controls}
 
 
 # Networks
 
 
-def _training(
-    paths: RunPaths, config: RunConfig, source: Any, parts: dict[str, FoldClips]
-) -> Training[TrainingSummary]:
-    """Return the training of the model and its controls.
-
-    ``parts`` holds the model's clips under the empty name, and each control's under its name.
-    """
+def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> Training[TrainingSummary]:
+    """Return the training of the model and its controls."""
     clips, number = parts[""], config.clips_per_video
     fold = clips.fold
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
-        chosen = [choose(network, source, of, config) for network, of in zip(trained, parts.values(), strict=True)]
-        summaries = [_summary(network, each[0]) for network, each in zip(trained, chosen, strict=True)]
-        inner = validation_table(fold, clips, chosen[0][1], chosen[0][0])
+        networks = dict(zip(parts, trained, strict=True))
+        chosen = {name: choose(network, source, parts[name], config) for name, network in networks.items()}
+        summaries = {name: _summary(network, chosen[name][0]) for name, network in networks.items()}
+        recorded, logits = chosen[""]
+        inner = validation_table(fold, clips, logits, recorded)
         if fold is None:
-            return Finished(summaries, lambda: write_table(inner, FINAL_VALIDATION, paths.final_validation))
+            return Finished([summaries[""]], lambda: write_table(inner, FINAL_VALIDATION, paths.final_validation))
         # Open the outer folds only after every choice is on disk.
-        scored = {
-            name: score(network, summary, parts[name], source, number)
-            for name, network, summary in zip(parts, trained, summaries, strict=True)
-        }
+        scored = {}
+        for name, network in networks.items():
+            logits_of = partial(_logits, network, source, number)
+            scored[name] = score_outer_fold(summaries[name], parts[name], logits_of, network.log)
         table = predictions_table(fold, scored)
 
         def write() -> None:
             write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
             write_table(table, PREDICTIONS, paths.predictions(fold))
 
-        return Finished(summaries, write)
+        return Finished(list(summaries.values()), write)
 
     return Training(
         stage=FINAL_TRAINING if fold is None else FOLD_TRAINING,
@@ -214,24 +211,23 @@ def _with_features(
 ) -> Any:
     """Return ``source`` with the features that the trunk of ``trunk`` gives its clips (``with_features``).
 
-    ``place`` is the fold number plus rank / ranks. It sets the clip to begin at, so folds, ranks and runs that work at
-    the same time compute different clips.
+    ``place`` is the fold number plus rank / ranks. It sets the clip to begin at, so folds and ranks that work at the
+    same time compute different clips.
     """
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
-    begin = (place / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1
-    return with_features(source, made, trunk, device, begin=begin, stop=options.get("stop") or (lambda: False))
+    begin, stop = place / config.num_trainings, options.get("stop") or (lambda: False)
+    return with_features(source, made, trunk, device, begin=begin, stop=stop)
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     balanced = config.class_balance in ("sampler", "batch")
     mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balanced)
+    used = mixing if mixing.mixes else None
     seed = stable_seed("clips", config.seed, "final" if clips.fold is None else clips.fold)
     number = config.clips_per_video
-    training = ClipDataset(
-        source, clips.train, clips=number, draws=True, mixing=mixing if mixing.mixes else None, seed=seed
-    )
+    training = ClipDataset(source, clips.train, clips=number, draws=True, mixing=used, seed=seed)
     validation = ClipDataset(source, clips.validation, clips=number)
     return VideoTask(training, validation, config=config, weights=weights)
 
@@ -245,13 +241,13 @@ def choose(
         The record of the choice, which opens the sealed ``clips.test`` and is already on disk; and the logits (N,) of
         the inner validation videos.
     """
-    state, validation = trained.state, _scores(trained, source, clips.validation, config.clips_per_video)
+    state, labels = trained.state, [row.label for row in clips.validation]
     prior = data.prior_logit(clips.train, config.class_balance)
-    logits = validation.logits + prior
+    logits = _logits(trained, source, config.clips_per_video, clips.validation) + prior
 
     def recorded() -> dict[str, Any]:
         chosen = select(
-            validation.labels, logits, clips.num_validation_groups, prior_logit=prior, point=config.operating_point,
+            labels, logits, clips.num_validation_groups, prior_logit=prior, point=config.operating_point,
             validation_loss=state.history[state.best_epoch - 1].validation["loss"], num_epochs=len(state.history),
             best_epoch=state.best_epoch,
         )  # fmt: skip
@@ -259,33 +255,22 @@ def choose(
         return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
 
     document = trained.ranks.from_leader("selection", recorded)
-    kept = RecordedSelection(**{**document, "selection": Selection(**document["selection"])})
-    names = ("best_epoch", "temperature", "threshold", "log_loss")
-    trained.log("selection", {name: document["selection"][name] for name in names})
-    return kept, logits
-
-
-def score(
-    trained: TrainedNetwork, summary: TrainingSummary, clips: FoldClips, source: ClipSource, num_clips: int = 1
-) -> Scored:
-    """Open the outer fold and score ``num_clips`` clips of each of its videos; raises as ``score_outer_fold``."""
-    return score_outer_fold(summary, clips, lambda rows: _scores(trained, source, rows, num_clips).logits, trained.log)
+    chosen = document.pop("selection")
+    trained.log("selection", {name: chosen[name] for name in ("best_epoch", "temperature", "threshold", "log_loss")})
+    return RecordedSelection(Selection(**chosen), **document), logits
 
 
 def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSummary:
     chosen = recorded.selection
-    return TrainingSummary(
-        **{**trained.record(), "best_epoch": chosen.best_epoch},
-        temperature=chosen.temperature,
-        threshold=chosen.threshold,
-        recorded=recorded,
-    )
+    fields = {**trained.record(), "best_epoch": chosen.best_epoch}
+    return TrainingSummary(**fields, temperature=chosen.temperature, threshold=chosen.threshold, recorded=recorded)
 
 
-def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow], clips: int) -> BinaryScores:
-    scores = BinaryScores(clips)
-    trained.predict(ClipDataset(source, rows, clips=clips), scores)
-    return scores
+def _logits(trained: TrainedNetwork, source: ClipSource, num_clips: int, rows: Sequence[ClipRow]) -> FloatArray:
+    """Return the logit of each of N ``rows``, float64 (N,): the mean over its ``num_clips`` clips."""
+    scores = BinaryScores(num_clips)
+    trained.predict(ClipDataset(source, rows, clips=num_clips), scores)
+    return scores.logits
 
 
 # Models on features
@@ -293,8 +278,8 @@ def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow]
 
 def _read_features(
     paths: RunPaths, config: RunConfig, fold: int, options: TrainingOptions
-) -> tuple[classical.Source, FoldClips, dict[str, FoldClips]]:
-    """Return the features, the parts and the controls' parts of a fold; compute missing features of a trunk.
+) -> tuple[classical.Source, Parts]:
+    """Return the features of a fold, and the clips of the model and of each control; compute a trunk's features.
 
     Raises:
         StoppedError: ``stop`` of the options returned True; computed features stay in the cache.
@@ -303,11 +288,11 @@ def _read_features(
     refuse_settings(config)
     if config.of_features == "embedding":
         refuse_random_trunk(config)
-    source, clips, controls = read_fold(paths, config, fold)
+    source, parts = read_fold(paths, config, fold)
     if config.of_features == "forensic":
-        return source, clips, controls
+        return source, parts
     featured = _with_features(paths, config, source, trunk_config(config), fold, options)
-    return classical.EmbeddedClips(featured, config), clips, controls
+    return classical.EmbeddedClips(featured, config), parts
 
 
 def _train_on_features(
@@ -317,29 +302,29 @@ def _train_on_features(
     log, memory = options["metric_log"], options.get("memory") or NoObserver()
     stop, progress = options.get("stop") or (lambda: False), options.get("progress") or (lambda _done, _total: None)
     memory.at("setup")
-    source, clips, controls = _read_features(paths, config, fold, options)
-    folder = paths.training_checkpoints(FOLD_TRAINING, fold)
+    source, parts = _read_features(paths, config, fold, options)
+    clips, folder = parts[""], paths.training_checkpoints(FOLD_TRAINING, fold)
     fingerprint = sha256_of_json([{"fold": fold, **config.training_values()}, clips.fingerprint])
     finished = read_outcome(folder / "outcome.json", TrainingSummary)
     if finished is not None and finished.fingerprint == fingerprint and paths.predictions(fold).exists():
         return replace(finished, train_anew=command_text("--force", FOLD_TRAINING[:2], "--resume", paths.root))
     paths.stage_checkpoint(FOLD_TRAINING, fold).unlink(missing_ok=True)  # it lists files that are written from here on
-    parts, fitted = {"": clips, **controls}, dict[str, classical.Fitted]()
     logs = {name: ControlLog(log, name) if name else log for name in parts}
+    fitted: dict[str, classical.Fitted] = {}
     memory.at("train", epoch=1)
     for name, of in parts.items():
-        progress(len(fitted), len(parts))
         fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
+        progress(len(fitted), len(parts))
     # Open the outer folds only after every choice is on disk.
     memory.at("test")
     scored = {name: classical.score(config, source, of, fitted[name], logs[name]) for name, of in parts.items()}
-    progress(len(parts), len(parts))
     memory.at("report")
-    model, summaries = fitted[""], {name: each.summary for name, each in scored.items()}
+    model = fitted[""]
     inner = validation_table(fold, clips, model.validation_logits, model.recorded)
     write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
     write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
     network = classical.trained_class(config, source, model.arrays)
+    summaries = {name: one.summary for name, one in scored.items()}
     outcome = TrainingOutcome(
         fold=fold,
         model=config.model,
