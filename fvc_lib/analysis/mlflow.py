@@ -100,7 +100,7 @@ def run_content(run: RunPaths) -> RunContent:
 
     The ``run_id`` in ``run.json`` identifies a run, so a renamed or copied folder counts as the same run.
     """
-    record, status, headline = read_json_object(run.run_json), run_status(run), run_headline(run)
+    record, status = read_json_object(run.run_json), run_status(run)
     run_id = stored_text(as_text(record.get("run_id")) or path_to_text(run.run_id))
     experiment = stored_text(as_text(record.get("experiment")) or path_to_text(run.experiment))
     curves, tables = learning_curves([run]), {name: SQL_TABLES[name]([run]) for name in _TABLES}
@@ -111,23 +111,26 @@ def run_content(run: RunPaths) -> RunContent:
         points += _bounded_points([*row["scope"].split(":", 1), row["source"]], row, ended)
     for row in tables["task_results"].frame.iter_rows(named=True):
         points += _bounded_points(["test", row["source"], row["subject"]], row, ended)
-    page = [run.report_html, run.root / "plotly.min.js"]
-    files = [*page, run.params_yaml, run.run_json, run.status_json, run.code_patch, run.robustness_results]
-    notes = [*run_damage(run.root), *curves.notes, *(note for answer in tables.values() for note in answer.notes)]
+    files = [
+        run.report_html, run.root / "plotly.min.js", run.params_yaml, run.run_json, run.status_json, run.code_patch,
+        run.robustness_results,
+    ]  # fmt: skip
+    notes, csv_files = [*run_damage(run.root), *curves.notes], {}
+    for name, answer in tables.items():
+        notes += answer.notes
+        if answer.frame.height:  # as CSV, which MLflow's pages show as a table
+            csv_files[f"tables/{name}.csv"] = csv_for_people(answer.frame.drop("run_id"))
+    tags = run_tags(run_headline(run), record)
     return RunContent(
         experiment,
         run_id,
-        _STATUSES.get(str(headline.state), "KILLED"),
+        _STATUSES.get(str(status.get("state")), "KILLED"),
         (began, ended),
         {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in run_parameters(run).items()},
-        {**run_tags(headline, record), "fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])},
+        {**tags, "fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])},
         list({point[:2]: point for point in points}.values()),
         [path for path in files if path.is_file()],
-        {  # as CSV, which MLflow's pages show as a table
-            f"tables/{name}.csv": csv_for_people(answer.frame.drop("run_id"))
-            for name, answer in tables.items()
-            if answer.frame.height
-        },
+        csv_files,
         tuple(dict.fromkeys(notes)),
     )
 
@@ -160,51 +163,44 @@ def _log_points(curves: pl.DataFrame, otherwise: int) -> list[Point]:
     """Return the points of ``queries.learning_curves``; a line without a time gets ``otherwise`` (milliseconds)."""
     place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
     time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(otherwise)
-    rows = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan))
-    keys = {names: key_of(*names) for names in set(rows.select(pl.nth(0, 1, 2)).rows())}
-    return [(keys[names[:3]], *names[3:]) for names in rows.iter_rows()]
+    rows = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan)).rows()
+    keys = {names: key_of(*names) for names in {row[:3] for row in rows}}
+    return [(keys[row[:3]], *row[3:]) for row in rows]
 
 
 def _bounded_points(parts: Sequence[str], row: Mapping[str, Any], ended: int) -> Iterator[Point]:
-    """Yield the points of a row of results, all at step 0: value, interval ends, mean and deviation over folds.
+    """Yield the value and the interval ends of a row of results as points at step 0; null values are left out.
 
-    Null values are left out. ``parts`` of the key come before the metric.
+    ``parts`` of the key come before the metric.
     """
     key = key_of(*parts, row["metric"])
-    names = {key: "value", **{f"{key}/{name}": name for name in ("low", "high", "fold_mean", "fold_std")}}
-    for of_value, name in names.items():
-        value = row.get(name)
-        if value is not None:
+    for name, end in (("value", ""), ("low", "/low"), ("high", "/high")):
+        if row[name] is not None:
             # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
-            yield of_value, 0, ended, value if math.isfinite(value) else math.nan
+            yield f"{key}{end}", 0, ended, row[name] if math.isfinite(row[name]) else math.nan
 
 
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
     """Return the tags of a run; MLflow shows the tag ``mlflow.note.content`` as Markdown at the top of its page."""
+    verdict = headline.verdict
     attempts = as_list(record.get("attempts")) or [{}]
     code = as_mapping(as_mapping(attempts[-1]).get("code"))
-    scores = [
-        f"{source_name(score.source)}: {headline.measure.name} {interval_text(score.value, score.low, score.high)}"
-        for score in headline.scores
-    ]
-    note = [f"**{headline.verdict.standing}**: {_markdown(headline.verdict.sentence)}"]
-    tags: dict[str, object] = {
-        "mlflow.note.content": "\n\n".join([*note, *map(_markdown, [*headline.cautions, *scores])]),
+    note = [f"**{verdict.standing}**: {_markdown(verdict.sentence)}", *map(_markdown, headline.cautions)]
+    for score in headline.scores:
+        number = interval_text(score.value, score.low, score.high)
+        note.append(_markdown(f"{source_name(score.source)}: {headline.measure.name} {number}"))
+    tags = {
+        "mlflow.note.content": "\n\n".join(note),
         "mlflow.source.name": "run_notebooks.py",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": code.get("commit"),
         "fvc.state": headline.state,
-        "fvc.standing": headline.verdict.standing,
-        "fvc.verdict": headline.verdict.sentence,
-        "fvc.caution": " ".join(headline.cautions),
-        "fvc.failure": headline.failure,
-        f"fvc.num_{headline.measure.one}s": headline.num_samples,
-        "fvc.num_groups": headline.num_groups,
-        "fvc.forked_from": record.get("forked_from"),
+        "fvc.standing": verdict.standing,
+        "fvc.verdict": verdict.sentence,
         "fvc.corpus": headline.corpus,
         "fvc.config_hash": record.get("config_hash"),
     }
-    return {name: stored_text(value)[:MAX_TEXT] for name, value in tags.items() if value not in (None, "")}
+    return {name: stored_text(value)[:MAX_TEXT] for name, value in tags.items() if value}
 
 
 def _markdown(text: str) -> str:
@@ -368,12 +364,14 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
             f"bundle first: {command_text('export-mlflow', 'RUN', '--register', asked['name'])}"
         )
     with connected(tracking_uri) as client:
-        by_alias = client.get_model_version_by_alias
-        version = (client.get_model_version if asked["version"] else by_alias)(*filter(None, asked.groups()))
-        digest = str(version.tags.get(_BUNDLE, ""))
-        if not re.fullmatch("[0-9a-f]{64}", digest):
+        if asked["alias"]:
+            version = client.get_model_version_by_alias(asked["name"], asked["alias"])
+        else:
+            version = client.get_model_version(asked["name"], asked["version"])
+        digest = version.tags.get(_BUNDLE)
+        if not digest:
             raise UsageError(f"{uri!r}: version {version.version} is no bundle that export-mlflow registered.")
-        folder = cache_dir.expanduser().absolute() / "registered_models" / digest
+        folder = cache_dir.expanduser().absolute() / "registered_models" / sha256_of_json(digest)
         if (folder / _DIGESTS).is_file() and sha256_of_file(folder / _DIGESTS) == digest:
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)

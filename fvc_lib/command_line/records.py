@@ -221,7 +221,7 @@ def audit(
     python run_notebooks.py audit scores.csv --corpus ~/videos --operating-point fpr=0.01
     python run_notebooks.py audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
 
-    Written: audit.html (opens offline), tables as CSV and LaTeX, and notebook 40_score_audit as executed.
+    Written: audit.html (opens offline), tables as CSV, and notebook 40_score_audit as executed.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.audit.findings import ANSWER, FILES
     from fvc_lib.analysis.audit.numbers import settings

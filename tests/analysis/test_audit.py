@@ -21,9 +21,6 @@ def sigmoid(values: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-values))
 
 
-NONE = numbers.similar_ids([], [])
-
-
 @pytest.fixture(scope="module")
 def planted() -> tuple[pl.DataFrame, pl.DataFrame]:
     """Groups of three: ``weak`` and ``same`` are alike, ``strong`` is better, ``source`` reads where reals are from."""
@@ -129,10 +126,11 @@ def test_who_leaves_out_videos_is_not_put_first_and_no_winner(planted, tmp_path)
     assert found.interval("picky")[0] > found.interval("weak")[0]
     assert found.detectors == ("weak", "picky")
     assert found.of_coverage("picky", "auc_if_wrong") < found.interval("weak")[0]
-    limits = findings.cautions(found, has_groups=False, alike=NONE, notes=["A note."])
+    limits = findings.cautions(found, has_groups=False, notes=["A note."])
     assert any("picky did not answer 120 of 480" in line for line in limits)
     assert f"the {480 - 120} of 480 videos" in findings.answer(found)[0]
-    findings.write_tables(found, NONE, tmp_path, limits)
+    findings.write_tables(found, tmp_path, limits)
+    assert any("each video is taken for a group of its own" in line for line in limits)
     in_the_terminal = (tmp_path / findings.ANSWER).read_text().splitlines()
     assert in_the_terminal == [*findings.answer(found), "", *limits]
     table = scores.select(weak="weak", shy=pl.when(pl.int_range(480) % 3 == 0).then("strong"))
@@ -154,7 +152,7 @@ def test_a_detector_that_reads_the_source_of_reals_is_caught_by_its_floor(plante
     one = videos.with_columns(group_id=pl.when(web).then(pl.lit("one")).otherwise("group_id"))
     found = numbers.audit_scores(one, scores.select("source"), HOW)
     assert found.floors.is_empty(), "what parts a single group from others is no recognition of its source"
-    assert any("10 groups each" in line for line in findings.cautions(found, has_groups=True, alike=NONE))
+    assert any("10 groups each" in line for line in findings.cautions(found, has_groups=True))
 
 
 def test_a_group_lookup_by_row_is_no_control_to_be_above(audit):
@@ -199,7 +197,7 @@ def test_a_detector_that_ranks_the_other_way_is_told_and_a_threshold_that_was_gi
     videos, scores = planted
     how = numbers.settings("threshold=2.5", replicates=100)
     audit = numbers.audit_scores(videos, scores.select(pl.col("strong"), turned=-pl.col("weak")), how)
-    told = findings.cautions(audit, has_groups=True, alike=NONE)
+    told = findings.cautions(audit, has_groups=True)
     assert any("turned ranks reals above fakes" in line and "--higher-is-real" in line for line in told)
     labels, strong = (videos["label"] == "fake").to_numpy(), scores["strong"].to_numpy()
     wanted = sklearn.metrics.balanced_accuracy_score(labels, strong >= 2.5)
@@ -220,41 +218,6 @@ def test_one_detector_without_anything_known_gives_what_can_be_given(tmp_path):
     assert audit.interval("one") == (1.0, None, None)
     assert "No control" in missing[0]
     assert "No control could be computed" in " ".join(findings.answer(audit))
-    assert findings.write_tables(audit, NONE, tmp_path)
+    assert findings.write_tables(audit, tmp_path)
     assert "one" in figures.detectors_figure(audit).layout.title.text
     assert [trace.name for trace in figures.audit_roc_figure(audit, videos, scores).data] == ["one", "chance"]
-
-
-# --- Ids that look related
-
-
-def families(*ids: str, groups: list[str | None] | None = None) -> list[list[str]]:
-    others = [f"{letter}{letter}{other}" for letter in "abcdefg" for other in "hijklmn"]
-    found = numbers.similar_ids([*ids, *others], [*(groups or [None] * len(ids)), *[None] * len(others)])
-    return found["videos"].to_list()
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        ("real/000.mp4", "fake/000_003.mp4"), ("a/party.mp4", "b/party.avi"), ("party", "party_2", "party-fake"),
-        ("party_c23", "party_c40"),
-    ],
-)  # fmt: skip
-def test_ids_of_one_video_are_suspected(ids):
-    assert sorted(ids) in families(*ids)
-
-
-@pytest.mark.parametrize(
-    "ids", [("v_1", "v_2"), ("holiday", "holidays"), tuple(f"take_{number}" for number in range(60))]
-)
-def test_counters_words_and_habits_are_not(ids):
-    assert families(*ids) == []
-
-
-def test_stated_groups_are_no_suspicion_and_an_unstated_one_is_a_caution(audit):
-    assert families("party", "party_2", groups=["one", "one"]) == []
-    alike = numbers.similar_ids(["party", "party_2", *map(str, range(1000, 1010))], [None] * 12)
-    limits = " ".join(findings.cautions(audit, has_groups=False, alike=alike))
-    assert "each video is taken for a group of its own" in limits
-    assert "2 videos have ids that look related across groups, such as 'party', 'party_2'" in limits

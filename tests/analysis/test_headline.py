@@ -170,9 +170,8 @@ def test_beside_a_control_that_wins_stand_its_columns_and_what_helps_against_it(
         True
     ] * 3
     wins = Score("length_only", 0.9, 0.8, 0.95)
-    assert "length_matched" in what_to_do(wins, {})
-    assert "length_matched" not in what_to_do(wins, {"protocol": "length_matched"})
-    assert "not shown to be above chance" in what_to_do(Score("length_only", 0.52, 0.41, 0.63), {})
+    assert "length_matched" in what_to_do(wins)
+    assert "not shown to be above chance" in what_to_do(Score("length_only", 0.52, 0.41, 0.63))
 
 
 def test_a_corpus_with_fake_voices_is_said_to_be_judged_by_what_is_seen(run: RunPaths) -> None:
@@ -193,7 +192,7 @@ def test_runs_of_different_data_never_look_alike_on_a_list(make_run: Callable[..
         known = {"name": "folder", "listing_sha256": "0" * 64, "fingerprint": digits * 32, "corpora": [corpus]}
         write_json(run.run_json, {"run_id": run.run_id, "corpus": known})
     labels = run_labels(runs)
-    starts = ("clips a1a1a1 · ", "clips b2b2b2 · ", "FaceForensics++ · ")
+    starts = ("clips a1a1a1 · ", "clips b2b2b2 · ", "FaceForensics++ c3c3c3 · ")
     assert all(label.startswith(start) for label, start in zip(labels, starts, strict=True))
     assert all(label.endswith(f" / {run.run_id}") for label, run in zip(labels, runs, strict=True))
     html = write_runs_index(runs[0].root.parent.parent).read_text(encoding="utf-8")

@@ -69,7 +69,7 @@ def test_classes_that_were_never_tested_are_named_and_no_overall_figure_is_meant
     moved = pl.when(pl.col("class_label").is_in(["apple pie", "bibimbap"])).then(pl.lit("train")).otherwise("part")
     write_table(images.with_columns(part=moved), IMAGES, run.images)
     told = "\n".join(summary_lines(run))
-    assert "2 of 4 classes were never tested (apple pie, bibimbap): the number is of the other 2" in told
+    assert "2 of 4 classes were never tested (apple pie, bibimbap): the number is of the others" in told
     assert "no overall figure is meant" in told
 
 

@@ -1,15 +1,13 @@
 """The numbers of an audit of anyone's scores, with intervals over groups.
 
-A detector is judged on the videos that it answered. Detectors are compared and averaged on the videos that all of them
-answered, with the same random draws of groups.
+A detector is judged on the videos that it answered. Detectors are compared on the videos that all of them answered,
+with the same random draws of groups.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from fvc_lib.analysis.read.headline import (
     METADATA_ONLY,
 )
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
-from fvc_lib.metrics.combination import average_scores
 from fvc_lib.metrics.cross_validation import (
     DECISION_METRICS,
     METRICS,
@@ -51,17 +48,17 @@ from fvc_lib.metrics.operating_points import (
 )
 from fvc_lib.services.errors import UsageError
 
-AVERAGE = "average of all"
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 SMALL_BELOW_GROUPS = 20
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 _GIVEN = "threshold="  # of a threshold that comes with the scores
 _MOST_SLICES = 12
-_NEED_VIDEOS = (METADATA_ONLY, LENGTH_ONLY)  # controls without which no detector is above all controls
+_NEED_VIDEOS = {METADATA_ONLY, LENGTH_ONLY}  # controls without which no detector is above all controls
 
 Groups = npt.NDArray[np.object_]
 Mask = npt.NDArray[np.bool_]
 Ends = tuple[float | None, float | None, float | None]
+Row = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -149,8 +146,7 @@ class Audit:
     Attributes:
         detectors: names, the highest main metric on the common videos first.
         numbers: all metrics of each detector on the videos that it answered.
-        common: the main metric on the common videos, also for the average of all scores (``AVERAGE``). Empty if the
-            detectors cannot be compared.
+        common: the main metric on the common videos. Empty if the detectors cannot be compared.
         controls: each control (a simple predictor) next to each detector on the same videos. ``is_above`` says whether
             the detector is above the control.
         shuffled: ROC AUC after labels were dealt to other groups: mean over the deals, and their range.
@@ -213,7 +209,7 @@ class Audit:
         honest = self.honest_controls(detector)
         if not honest["is_above"].all():
             return False
-        return True if set(_NEED_VIDEOS) <= set(honest["source"]) else None
+        return True if set(honest["source"]) >= _NEED_VIDEOS else None
 
 
 def ends_of(rows: pl.DataFrame) -> Ends | None:
@@ -226,27 +222,35 @@ class _Rows:
     """A selection of n videos of the table.
 
     Attributes:
-        mask: bool (N,), whether a row of the table is selected.
+        places: int64 (n,), the row numbers in the table.
         labels: int64 (n,), 0 is real and 1 is fake.
         groups: object (n,), group ids.
         how: the settings of the audit.
     """
 
-    mask: Mask
+    places: IntArray
     labels: IntArray
     groups: Groups
     how: Settings
+
+    def part(self, chosen: Mask) -> "_Rows":
+        """Return the rows where ``chosen``, bool (n,), is True."""
+        return _Rows(self.places[chosen], self.labels[chosen], self.groups[chosen], self.how)
 
     @property
     def has_both_labels(self) -> bool:
         """Whether there are reals and fakes."""
         return np.unique(self.labels).size == 2
 
+    @property
+    def num_groups(self) -> int:
+        """Number of groups."""
+        return len(set(self.groups.tolist()))
+
     def drawn(self, measures: Sequence[tuple[Metric, npt.ArrayLike]]) -> ReplicateValues:
         """Return the values of ``measures`` on these rows and in each half-sample; all measures share the draws."""
-        return replicate_values(
-            self.labels, measures, self.groups, replicates=self.how.replicates, seed=self.how.seed
-        )  # fmt: skip
+        how = self.how
+        return replicate_values(self.labels, measures, self.groups, replicates=how.replicates, seed=how.seed)
 
     def ends(self, measures: Sequence[tuple[Metric, npt.ArrayLike]]) -> list[tuple[Any, ...]]:
         """Return ``(value, low, high, n, number of groups)`` of each measure."""
@@ -273,52 +277,39 @@ def audit_scores(
     Raises:
         ValueError: lengths differ, or there is only one label.
     """
-    how, groups = how or Settings(), group_ids(videos)
+    how, controls = how or Settings(), controls or {}
     labels = (videos["label"] == "fake").cast(pl.Int64).to_numpy()
+    table = _Rows(np.arange(labels.size), labels, group_ids(videos), how)
     columns = {name: scores[name].cast(pl.Float64).to_numpy() for name in scores.columns}  # NaN: no answer
-
-    def rows_of(mask: Mask) -> _Rows:
-        return _Rows(mask, labels[mask], groups[mask], how)
-
-    found: dict[str, list[tuple[object, ...]]] = defaultdict(list)
-    found["coverage"] = [(name, *_coverage(labels, column)) for name, column in columns.items()]
-    answered = {name: ~np.isnan(column) for name, column in columns.items()}
-    for mask, members in _by_mask(answered):
-        rows, own = rows_of(mask), {name: columns[name][mask] for name in members}
-        found["shuffled"] += _shuffled(rows, own)
-        if not rows.has_both_labels:
-            found["numbers"] += [(name, MAIN_METRIC, None, None, None, rows.labels.size, 0) for name in members]
-            continue
-        limits = {name: _limits(column, rows) for name, column in own.items()}
-        ends = rows.ends(list((measures := _measures(own, limits, how)).values()))
-        known = dict(zip(measures, ends, strict=True))
-        found["numbers"] += [(*key, *row) for key, row in known.items() if len(key) == 2]
-        found["thresholds"] += _thresholds(limits, known, rows)
-        found["slices"] += _slices(videos.filter(mask), own, limits, rows)
-        found["floors"] += _floors(videos.filter(mask), own, rows)
-    common = rows_of(np.logical_and.reduce(list(answered.values())))
+    answered = {name: table.part(~np.isnan(column)) for name, column in columns.items()}
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for name, column in columns.items():
+        for kind, found in _of_detector(videos, column, answered[name]).items():
+            rows[kind] += [(name, *row) for row in found]
+        rows["coverage"].append((name, *_coverage(labels, column)))
+    common = table.part(~np.isnan(np.array(list(columns.values()))).any(axis=0))
     is_compared = len(columns) > 1 and common.has_both_labels
     if is_compared:
-        together = np.column_stack([column[common.mask] for column in columns.values()])
-        drawn = common.drawn([(roc_auc, column) for column in (*together.T, average_scores(together))])
-        intervals = intervals_of(drawn, how.confidence)
-        found["common"] = [(name, *of.row()[:3]) for name, of in zip([*columns, AVERAGE], intervals, strict=True)]
-        found["differences"] = list(_differences(list(columns), drawn, how))
-    for rows, members in [(common, list(columns))] if is_compared else [(rows_of(answered[x]), [x]) for x in columns]:
-        found["controls"] += _controls(controls or {}, {name: columns[name] for name in members}, rows, rows_of)
+        drawn = common.drawn([(roc_auc, column[common.places]) for column in columns.values()])
+        intervals = zip(columns, intervals_of(drawn, how.confidence), strict=True)
+        rows["common"] = [(name, *interval.row()[:3]) for name, interval in intervals]
+        rows["differences"] = list(_differences(list(columns), drawn, how))
+        rows["controls"] = list(_controls(controls, columns, common))
+    else:
+        for name, column in columns.items():
+            rows["controls"] += _controls(controls, {name: column}, answered[name])
     frames = {
-        name: pl.DataFrame(found[name], schema=schema, orient="row").fill_nan(None) for name, schema in _SCHEMAS.items()
+        name: pl.DataFrame(rows[name], schema=schema, orient="row").fill_nan(None) for name, schema in _SCHEMAS.items()
     }
     main = frames["common"] if is_compared else frames["numbers"].filter(metric=MAIN_METRIC)
-    order = main.filter(pl.col("detector") != AVERAGE).sort("value", descending=True, nulls_last=True)["detector"]
     frames["slices"] = frames["slices"].sort("auc", "slice_by", "value", nulls_last=True, maintain_order=True)
     return Audit(
-        detectors=tuple(order),
+        detectors=tuple(main.sort("value", descending=True, nulls_last=True)["detector"]),
         **frames,
         num_common=common.labels.size,
-        num_common_groups=len(set(common.groups.tolist())),
+        num_common_groups=common.num_groups,
         num_videos=videos.height,
-        num_groups=len(set(groups.tolist())),
+        num_groups=table.num_groups,
         settings=how,
     )
 
@@ -329,154 +320,139 @@ def group_ids(videos: pl.DataFrame) -> Groups:
     return videos.select(pl.coalesce(named, alone)).to_series().to_numpy().astype(object)
 
 
-def _by_mask(masks: Mapping[str, Mask]) -> list[tuple[Mask, list[str]]]:
-    """Return pairs of a mask and the names that share it, so that they can share their draws."""
-    alike: dict[bytes, tuple[Mask, list[str]]] = {}
-    for name, mask in masks.items():
-        alike.setdefault(mask.tobytes(), (mask, []))[1].append(name)
-    return list(alike.values())
+# --- One detector on the videos that it answered
 
 
-# --- Detectors on the videos that they answered
+def _of_detector(videos: pl.DataFrame, column: FloatArray, rows: _Rows) -> dict[str, list[Row]]:
+    """Return by the name of a table the rows of one detector, whose scores (N,) are ``column``, without its name."""
+    scores, how = column[rows.places], rows.how
+    tail = (1 - how.confidence) / 2
+    (aucs,) = shuffled_label_aucs(rows.labels, scores[:, None], rows.groups, num=200, seed=how.seed)
+    shuffled = [(aucs.mean(), *np.quantile(aucs, [tail, 1 - tail]))]
+    if not rows.has_both_labels:
+        return {"shuffled": shuffled, "numbers": [(MAIN_METRIC, None, None, None, scores.size, 0)]}
+    limits = _limits(scores, rows)
+    measures = _measures(scores, limits, how)
+    ends = dict(zip(measures, rows.ends(list(measures.values())), strict=True))
+    thresholds: list[Row] = []
+    for point, (limit, is_resolved) in limits.items():
+        rates = ends.pop((point, "fpr"))[:3] + ends.pop((point, "tpr"))[:3]
+        thresholds.append((point, *rates, limit.min(), limit.max(), is_resolved))
+    known = videos[rows.places]
+    decided = limits.get(how.decides_at)
+    return {
+        "shuffled": shuffled,
+        "numbers": [(metric, *numbers) for (metric,), numbers in ends.items()],
+        "thresholds": thresholds,
+        "slices": list(_slices(known, scores, decide(scores, decided[0]) if decided else None, rows)),
+        "floors": list(_floors(known["real_source"].to_numpy(), scores, rows)),
+    }
 
 
-def _limits(scores: FloatArray, rows: _Rows) -> dict[str, FloatArray]:
-    """Return the thresholds of the rows, float64 (n,), by operating point; empty where none can be chosen."""
-    half, limits = _halves(rows), {}
-    if half is not None:
-        for point in dict.fromkeys((*map(operating_point, FALSE_ALARM_RATES), rows.how.point)):
-            limits[str(point)] = crossed_thresholds(point, rows.labels, scores, half)
-    if rows.how.threshold is not None:
-        limits[rows.how.decides_at] = np.full(scores.size, rows.how.threshold)
+def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool]]:
+    """Return by operating point the thresholds of the rows, float64 (n,), and whether its reals resolve the point.
+
+    Each half of the groups gets the threshold that the other half chooses. Without both labels in each half there is no
+    threshold.
+    """
+    limits, how = {}, rows.how
+    half = halves(rows.labels, rows.groups, seed=how.seed)
+    counts = np.bincount(2 * rows.labels + half, minlength=4)  # the reals of both halves, then their fakes
+    if counts.all():
+        for point in (*map(operating_point, FALSE_ALARM_RATES), how.point):
+            is_resolved = point.is_resolved_by(counts[:2].min())
+            limits[str(point)] = crossed_thresholds(point, rows.labels, scores, half), is_resolved
+    if how.threshold is not None:
+        limits[how.decides_at] = np.full(scores.size, how.threshold), True
     return limits
 
 
 def _measures(
-    columns: Mapping[str, FloatArray], limits: Mapping[str, Mapping[str, FloatArray]], how: Settings
+    scores: FloatArray, limits: Mapping[str, tuple[FloatArray, bool]], how: Settings
 ) -> dict[tuple[str, ...], tuple[Metric, FloatArray]]:
-    """Return all measures of detectors with scores ``columns`` and thresholds ``limits``.
-
-    Keys are (detector, metric), and (detector, operating point, ``fpr`` or ``tpr``).
-    """
+    """Return all measures of a detector by ``(metric,)``, and by ``(operating point, "fpr" or "tpr")``."""
     measures: dict[tuple[str, ...], tuple[Metric, FloatArray]] = {}
-    for name, scores in columns.items():
-        called = {point: decide(scores, limit).astype(np.float64) for point, limit in limits[name].items()}
-        measures |= {(name, metric): (METRICS[metric], scores) for metric in RANKING_METRICS}
-        if how.decides_at in called:
-            measures |= {(name, metric): (METRICS[metric], called[how.decides_at]) for metric in DECISION_METRICS}
-        if scores.min() >= 0 and scores.max() <= 1:
-            measures |= {(name, metric): (METRICS[metric], scores) for metric in PROBABILITY_METRICS}
-        measures |= {(name, point, "fpr"): (share_of_reals_called, column) for point, column in called.items()}
-        measures |= {(name, point, "tpr"): (share_of_fakes_called, column) for point, column in called.items()}
-    return measures
+    inputs = dict.fromkeys(RANKING_METRICS, scores)
+    for point, (limit, _) in limits.items():
+        called = decide(scores, limit).astype(np.float64)
+        measures[point, "fpr"] = share_of_reals_called, called
+        measures[point, "tpr"] = share_of_fakes_called, called
+        if point == how.decides_at:
+            inputs |= dict.fromkeys(DECISION_METRICS, called)
+    if scores.min() >= 0 and scores.max() <= 1:
+        inputs |= dict.fromkeys(PROBABILITY_METRICS, scores)
+    return measures | {(metric,): (METRICS[metric], values) for metric, values in inputs.items()}
 
 
-def _thresholds(
-    limits: Mapping[str, Mapping[str, FloatArray]], known: Mapping[tuple[str, ...], tuple[Any, ...]], rows: _Rows
-) -> Iterator[tuple[object, ...]]:
-    half = _halves(rows)
-    reals = 0 if half is None else min(((half == each) & (rows.labels == 0)).sum() for each in (0, 1))
-    for name, of_points in limits.items():
-        for point, limit in of_points.items():
-            is_resolved = point.startswith(_GIVEN) or operating_point(point).is_resolved_by(reals)
-            rates = (*known[name, point, "fpr"][:3], *known[name, point, "tpr"][:3])
-            yield name, point, *rates, limit.min(), limit.max(), is_resolved
-
-
-def _halves(rows: _Rows) -> IntArray | None:
-    """Return the half of the groups, 0 or 1, of each row, int64 (n,); None if a half would lack a class."""
-    half = halves(rows.labels, rows.groups, seed=rows.how.seed)
-    return half if all(np.unique(rows.labels[half == each]).size == 2 for each in (0, 1)) else None
-
-
-def _slices(
-    videos: pl.DataFrame,
-    columns: Mapping[str, FloatArray],
-    limits: Mapping[str, Mapping[str, FloatArray]],
-    rows: _Rows,
-) -> Iterator[tuple[object, ...]]:
-    """Yield rows of ``Audit.slices``, for every detector in ``columns``.
+def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, rows: _Rows) -> Iterator[Row]:
+    """Yield rows of ``Audit.slices``; ``called`` (n,) is 1 for a video called fake, None: not known.
 
     The fakes of a generator are measured against all reals, and the reals of a source against all fakes. A corpus is
     measured with its own reals and fakes.
     """
     for by, label in (("generator", 1), ("real_source", 0), ("corpus", None)):
-        sliced = np.full(rows.labels.size, fill_value=True) if label is None else rows.labels == label
-        named = _slice_names(videos[by], sliced)
-        values = sorted(set(named[sliced].tolist()))
-        for value in values if len(values) > 1 else ():
-            own = sliced & (named == value)
-            inside = own | ~sliced
-            part = _Rows(inside, rows.labels[inside], rows.groups[inside], rows.how)
-            if not part.has_both_labels:
-                continue
-            num_groups = len(set(rows.groups[own].tolist()))
-            ends = part.ends([(roc_auc, scores[inside]) for scores in columns.values()])
-            for (name, scores), (auc, *interval, _, _) in zip(columns.items(), ends, strict=True):
-                limit = limits[name].get(rows.how.decides_at)
-                called = None if limit is None else decide(scores, limit)[own].mean()
-                # One group says nothing of how groups vary.
-                bounds = interval if num_groups > 1 else (None, None)
-                counts = (int(own.sum()), num_groups, num_groups < SMALL_BELOW_GROUPS)
-                yield name, by, value, auc, *bounds, called, *counts
+        sliced = np.ones(rows.labels.size, bool) if label is None else rows.labels == label
+        names = _slice_names(videos[by], sliced)
+        values = sorted(set(names[sliced].tolist()))
+        for value in values if len(values) > 1 else []:
+            chosen = sliced & (names == value)
+            inside = chosen | ~sliced
+            part, num_groups = rows.part(inside), rows.part(chosen).num_groups
+            if part.has_both_labels:
+                ((auc, low, high, *_),) = part.ends([(roc_auc, scores[inside])])
+                share = None if called is None else called[chosen].mean()
+                yield by, value, auc, low, high, share, chosen.sum(), num_groups, num_groups < SMALL_BELOW_GROUPS
 
 
 def _slice_names(column: pl.Series, sliced: Mask) -> Groups:
     """Return the name of the slice of each row, object (n,).
 
-    Of more than 12 values in the ``sliced`` rows the rarest become ALL_OTHERS. A null is NOT_KNOWN.
+    All but the 12 most frequent values in the ``sliced`` rows become ALL_OTHERS. A null is NOT_KNOWN.
     """
-    counts = column.filter(pl.Series(sliced)).drop_nulls().rename("value").value_counts()
-    values = counts.sort(["count", "value"], descending=[True, False])["value"]
-    frequent = values.head(_MOST_SLICES if len(values) <= _MOST_SLICES else _MOST_SLICES - 1)
-    value = pl.col(column.name)
-    name = pl.when(value.is_in(frequent.implode()) | value.is_null()).then(value).otherwise(pl.lit(ALL_OTHERS))
-    return column.to_frame().select(name.fill_null(NOT_KNOWN)).to_series().to_numpy().astype(object)
+    counts = column.alias("value").filter(pl.Series(sliced)).drop_nulls().value_counts()
+    frequent = counts.sort("count", "value", descending=[True, False])["value"].head(_MOST_SLICES)
+    names = pl.when(pl.col("value").is_in(frequent.implode())).then("value").otherwise(pl.lit(ALL_OTHERS))
+    known = pl.when(pl.col("value").is_null()).then(pl.lit(NOT_KNOWN)).otherwise(names)
+    return column.alias("value").to_frame().select(known).to_series().to_numpy().astype(object)
 
 
-def _floors(videos: pl.DataFrame, columns: Mapping[str, FloatArray], rows: _Rows) -> Iterator[tuple[object, ...]]:
-    reals = rows.labels == 0
-    sources = videos["real_source"].to_numpy()[reals]
-    for name, scores in columns.items():
-        floor = real_source_floor(
-            scores[reals], sources, rows.groups[reals], replicates=rows.how.replicates, seed=rows.how.seed,
-            confidence=rows.how.confidence,
-        )  # fmt: skip
-        if floor is not None:
-            yield name, floor.higher, floor.lower, *floor.interval.row()[:3], floor.num_higher, floor.num_lower
+def _floors(sources: Groups, scores: FloatArray, rows: _Rows) -> Iterator[Row]:
+    how, reals = rows.how, rows.labels == 0
+    floor = real_source_floor(
+        scores[reals],
+        sources[reals],
+        rows.groups[reals],
+        replicates=how.replicates,
+        seed=how.seed,
+        confidence=how.confidence,
+    )
+    if floor is not None:
+        yield floor.higher, floor.lower, *floor.interval.row()[:3], floor.num_higher, floor.num_lower
 
 
-def _coverage(labels: IntArray, scores: FloatArray) -> tuple[object, ...]:
+def _coverage(labels: IntArray, scores: FloatArray) -> Row:
     answered = ~np.isnan(scores)
     known = scores[answered]
     worst = np.where(labels == 1, known.min() - 1, known.max() + 1)  # a fake below all, a real above all
-    numbers = [int((answered & (labels == label)).sum()) for label in (0, 1)]
-    return int(answered.sum()), answered.mean(), *numbers, roc_auc(labels, np.where(answered, scores, worst))
-
-
-def _shuffled(rows: _Rows, columns: Mapping[str, FloatArray]) -> Iterator[tuple[object, ...]]:
-    table, tail = np.column_stack(list(columns.values())), (1 - rows.how.confidence) / 2
-    aucs = shuffled_label_aucs(rows.labels, table, rows.groups, num=200, seed=rows.how.seed)
-    for name, of_detector in zip(columns, aucs, strict=True):
-        yield name, of_detector.mean(), *np.quantile(of_detector, [tail, 1 - tail])
+    auc_if_wrong = roc_auc(labels, np.where(answered, scores, worst))
+    num_fake = labels[answered].sum()
+    return known.size, answered.mean(), known.size - num_fake, num_fake, auc_if_wrong
 
 
 # --- Detectors together, and next to controls
 
 
-def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) -> Iterator[tuple[object, ...]]:
+def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) -> Iterator[Row]:
     """Yield rows of ``Audit.differences``, one for each pair of detectors; Holm's p is corrected for all pairs."""
     pairs = list(combinations(range(len(names)), 2))
-    found = [paired_difference(drawn, one, other, confidence=how.confidence) for one, other in pairs]
-    adjusted = holm([pair.p_value for pair in found]).tolist()
-    for (one, other), pair, p in zip(pairs, found, adjusted, strict=True):
-        ends = (pair.value, pair.low, pair.high)
-        yield names[one], names[other], *ends, pair.p_value, p, bool(p <= 1 - how.confidence)
+    differences = [paired_difference(drawn, *pair, confidence=how.confidence) for pair in pairs]
+    adjusted = holm([difference.p_value for difference in differences]).tolist()
+    for (first, second), found, p in zip(pairs, differences, adjusted, strict=True):
+        is_shown = p <= round(1 - how.confidence, 12)
+        yield names[first], names[second], found.value, found.low, found.high, found.p_value, p, is_shown
 
 
-def _controls(
-    controls: Mapping[str, pl.DataFrame], columns: Mapping[str, FloatArray], rows: _Rows, rows_of: Any
-) -> Iterator[tuple[object, ...]]:
+def _controls(controls: Mapping[str, pl.DataFrame], columns: Mapping[str, FloatArray], rows: _Rows) -> Iterator[Row]:
     """Yield rows of ``Audit.controls``, one for each detector and control.
 
     Both are measured on the videos of ``rows`` for which the control has a score.
@@ -485,64 +461,15 @@ def _controls(
         controls: as in ``audit_scores``.
         columns: scores (N,) of the detectors.
         rows: the videos on which detectors are compared.
-        rows_of: returns the ``_Rows`` of a bool mask (N,).
     """
-    scored = {source: rows.mask & control["score"].is_not_null().to_numpy() for source, control in controls.items()}
-    for mask, sources in _by_mask(scored):
-        part = rows_of(mask)
+    for source, frame in controls.items():
+        part = rows.part(frame["score"].is_not_null().to_numpy()[rows.places])
         if not part.has_both_labels:
             continue
-        known = [controls[source].filter(mask).fill_null(-1) for source in sources]
-        of_controls = [(within_folds(roc_auc, frame["fold"].to_numpy()), frame["score"].to_numpy()) for frame in known]
-        ends = part.ends([*of_controls, *((roc_auc, column[mask]) for column in columns.values())])
-        for name, (value, low, high, *_) in zip(columns, ends[len(sources) :], strict=True):
-            for source, control in zip(sources, ends[: len(sources)], strict=True):
-                is_above = is_above_control(value, low, control[0], control[2])
-                yield name, source, *control[:3], part.labels.size, value, low, high, is_above
-
-
-# --- Videos whose ids suggest that they came from one another: groups that a table does not state
-
-_VIDEO_ENDINGS = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv", ".gif"})
-# A copy's ending: a number of few digits, a compression level, or a step of editing.
-_SUFFIX = re.compile(
-    r"(?:(?:[_\-. ]+(?:\d{1,3}|c\d\d|q\d\d|v\d|raw|real|fake|copy|orig|original|edited|crop|cropped|aug|face|swap|"
-    r"swapped|clip\d*|part\d*|seg\d*|frame\d*|scene\d*)|\s*\(\d+\)))+$",
-    re.IGNORECASE,
-)
-_MOST_ALIKE = 100  # videos; a name that more share, or a fifth of all, is a habit of naming
-
-
-def similar_ids(ids: Sequence[str], groups: Sequence[str | None]) -> pl.DataFrame:
-    """Return families: sets of videos with similar ids that belong to two or more groups.
-
-    Ids are similar if they have the same name without folder, format and endings such as ``_2`` or ``_crop``. In
-    FaceForensics++, ``000_003`` is also similar to ``000`` and ``003``. A family is only a suspicion.
-
-    Args:
-        ids: N video ids.
-        groups: N group ids; None: the video has none.
-
-    Returns:
-        One row per family: ``name`` and ``videos`` (a list of ids).
-    """
-    rows = [
-        (name, video, group or f"alone {video}")
-        for video, group in zip(ids, groups, strict=True)
-        for name in _names_of(video)
-    ]
-    table = pl.DataFrame(rows, schema=dict.fromkeys(("name", "videos", "group"), pl.String), orient="row")
-    families = table.group_by("name").agg(pl.col("videos").unique().sort(), num_groups=pl.col("group").n_unique())
-    most = max(2, min(_MOST_ALIKE, len(ids) // 5))
-    is_family = pl.col("videos").list.len().is_between(2, most) & (pl.col("num_groups") > 1)
-    return families.filter(is_family).select("name", "videos").sort("name")
-
-
-def _names_of(video: str) -> list[str]:
-    """Return the names by which a video may share a family."""
-    path = PurePosixPath(video.replace("\\", "/"))
-    stem = (path.stem if path.suffix.lower() in _VIDEO_ENDINGS else path.name).lower()
-    if re.fullmatch(r"\d{3}(_\d{3})?", stem):  # FaceForensics++: target_source
-        return [stem, *stem.split("_")] if "_" in stem else [stem]
-    base = _SUFFIX.sub("", stem)
-    return [base if len(base) >= 3 else stem]
+        known = frame[part.places]
+        measures = [(within_folds(roc_auc, known["fold"].to_numpy()), known["score"].to_numpy())]
+        measures += [(roc_auc, column[part.places]) for column in columns.values()]
+        control, *ends = part.ends(measures)
+        for name, (value, low, high, *_) in zip(columns, ends, strict=True):
+            is_above = is_above_control(value, low, control[0], control[2])
+            yield name, source, *control[:3], part.labels.size, value, low, high, is_above

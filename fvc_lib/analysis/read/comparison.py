@@ -10,12 +10,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read.headline import ReportHeadline, audit_failures, run_cautions, run_headline
+from fvc_lib.analysis.read.headline import (
+    HEADLINE_METRIC as MAIN_METRIC,
+    ReportHeadline,
+    audit_failures,
+    run_cautions,
+    run_headline,
+)
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.runs import (
     ensemble_text,
@@ -27,13 +32,7 @@ from fvc_lib.analysis.read.runs import (
     run_task,
     trial_text,
 )
-from fvc_lib.analysis.wording import (
-    clean_text,
-    count_text,
-    interval_text,
-    metric_name,
-    number_text,
-)
+from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import (
@@ -45,13 +44,7 @@ from fvc_lib.metrics.intervals import (
     paired_difference,
     replicate_values,
 )
-from fvc_lib.services.atomic_files import (
-    AnyPath,
-    as_mapping,
-    path_to_text,
-    read_json_object,
-    sha256_of_json,
-)
+from fvc_lib.services.atomic_files import AnyPath, as_mapping, path_to_text, read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import run_config
@@ -67,7 +60,6 @@ from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING
 
-MAIN_METRIC = "roc_auc"
 ENSEMBLE = "the ensemble"
 _DATA = ("video_id", "group_id", "label", "fold")  # runs must share these columns to be compared
 Refusal = tuple[str, str]  # name of a run that is not compared, and the reason with a remedy
@@ -111,8 +103,8 @@ class JudgedRun:
         """
         if is_ensemble(self.run.root):
             return sha256_of_json({**read_json_object(self.run.root / ENSEMBLE_RECORD), "name": ""})
-        record = as_mapping(read_json_object(self.run.stage_checkpoint(FOLD_TRAINING, 0)).get("fingerprint"))
-        recorded = as_mapping(record.get("parameters"))
+        checkpoint = read_json_object(self.run.stage_checkpoint(FOLD_TRAINING, 0))
+        recorded = as_mapping(as_mapping(checkpoint.get("fingerprint")).get("parameters"))
         files = [recorded.get(name, self.config.identity(name)) for name in ("model", "model_weights", "crop")]
         return sha256_of_json([self.config.model_copy(update={"seed": 0, "folds_seed": None}).training_hash, files])
 
@@ -153,14 +145,13 @@ def _refuse_unfit(run: RunPaths) -> None:
 
 def _predictions(run: RunPaths) -> pl.DataFrame:
     folds = read_table(run.folds, FOLDS)
-    numbers = sorted(folds["fold"].unique().to_list())
-    if missing := [str(fold) for fold in numbers if not run.predictions(fold).is_file()]:
-        raise DataError(f"there are no predictions of fold {', '.join(missing)} of {len(numbers)}. {_resume(run)}")
-    predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]).sort("video_id")
-    strange = predictions.join(folds, on=list(_DATA), how="anti")["video_id"]
-    if predictions.is_empty() or strange.len() or predictions["video_id"].is_duplicated().any():
-        example = f"{strange.len()} do not fit, for example {strange.min()!r}"
-        raise DataError(f"its predictions are not those of its own folds; {example}. Run {FOLD_TRAINING} again.")
+    files = [run.predictions(fold) for fold in folds["fold"].unique().sort()]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise DataError(f"there is no {', '.join(missing)} of {count_text(len(files), 'fold')}. {_resume(run)}")
+    predictions = pl.concat([read_table(path, PREDICTIONS) for path in files]).sort("video_id")
+    strange = predictions.join(folds, on=_DATA, how="anti").height
+    if predictions.is_empty() or strange or predictions["video_id"].is_duplicated().any():
+        raise DataError(f"its predictions are not those of its folds ({strange} differ). Run {FOLD_TRAINING} again.")
     if not protocol_text(run_parameters(run)):
         return predictions
     tested = read_table(run.protocol, PROTOCOL).filter(part="test").select("video_id", "target")
@@ -189,31 +180,20 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
     """Return the runs that were judged on the same data as the first, and a refusal for each other run."""
     alike, refusals = [], []
     for run in runs:
-        if differs := _difference_of_data(runs[0], run):
-            fork = command_text("--resume", path_to_text(runs[0].run.root), "--fork", "-p", "NAME", "VALUE")
-            reason = f"{run.name} and {runs[0].name} were not judged on the same videos and folds: {differs}."
-            refusals.append((run.name, f"{reason} A fork keeps videos and folds: {clean_text(fork)}"))
-        else:
+        first, other = (judged.predictions.select(_DATA) for judged in (runs[0], run))
+        differing = pl.concat([first.join(other, on=_DATA, how="anti"), other.join(first, on=_DATA, how="anti")])
+        videos = differing["video_id"].unique().sort()
+        if videos.is_empty():
             alike.append(run)
+            continue
+        fork = command_text("--resume", path_to_text(runs[0].run.root), "--fork", "-p", "NAME", "VALUE")
+        reason = (
+            f"{run.name} and {runs[0].name} were not judged on the same videos, labels, groups and folds: "
+            f"{count_text(videos.len(), 'video')} differ (for example {clean_text(videos[0])!r}). "
+            f"A fork keeps videos and folds: {clean_text(fork)}"
+        )
+        refusals.append((run.name, reason))
     return alike, refusals
-
-
-def _difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
-    """Return text that counts the videos in which the data of two runs differ, with an example; empty if none do."""
-    one, other = (run.predictions.select(_DATA) for run in (first, second))
-    both = one.join(other, on="video_id", how="full", suffix="_other", coalesce=True)
-    cases = {
-        f"only in {second.name}": pl.col("label").is_null(),
-        f"only in {first.name}": pl.col("label_other").is_null(),
-        "with another label": pl.col("label") != pl.col("label_other"),
-        "with another group": pl.col("group_id") != pl.col("group_id_other"),
-        "with another fold": pl.col("fold") != pl.col("fold_other"),
-    }
-    for case, differs in cases.items():
-        videos = both.filter(differs)["video_id"]
-        if videos.len():
-            return f"{count_text(videos.len(), 'video')} {case} (for example {clean_text(videos.min())!r})"
-    return ""
 
 
 # --- Differences between two, on the same half-samples of the groups
@@ -225,14 +205,30 @@ def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, se
     All runs must have the same videos, labels, groups and folds (``with_data_of_first``). They share the half-samples.
     ``metric`` is a key of ``METRICS``, and ``seed`` that of the half-samples.
     """
-    shared = runs[0].predictions
-    folds = shared["fold"].to_numpy()
-    several = "target" in shared.columns and shared["target"].n_unique() > 1  # then the number is the mean over them
-    targets = shared["target"].to_numpy() if several else None
-    scored = [(run.predictions["score"].to_numpy(), run.predictions["threshold"].to_numpy()) for run in runs]
-    measures = [measure_over_folds(metric, scores, thresholds, folds, targets) for scores, thresholds in scored]
-    labels = (shared["label"] == "fake").cast(pl.Int64).to_numpy()
-    return replicate_values(labels, measures, shared["group_id"].to_list(), replicates=replicates, seed=seed)
+    scored = [(metric, run.predictions["score"], run.predictions["threshold"]) for run in runs]
+    return replicates_over_folds(runs[0].predictions, scored, replicates=replicates, seed=seed)
+
+
+def replicates_over_folds(
+    videos: pl.DataFrame, scored: Sequence[tuple[str, pl.Series, pl.Series]], *, replicates: int, seed: int
+) -> ReplicateValues:
+    """Return several metrics on all videos and in each half-sample of the groups, which they share.
+
+    Args:
+        videos: columns ``label group_id fold``. If ``target`` has several values, a metric is the mean over them.
+        scored: for each number the metric (a key of ``METRICS``), the scores and the thresholds of all videos.
+        replicates: number of half-samples.
+        seed: seed of the half-samples.
+    """
+    folds, targets = videos["fold"].to_numpy(), None
+    if "target" in videos.columns and videos["target"].n_unique() > 1:
+        targets = videos["target"].to_numpy()
+    measures = [
+        measure_over_folds(metric, scores.to_numpy(), thresholds.to_numpy(), folds, targets)
+        for metric, scores, thresholds in scored
+    ]
+    labels = (videos["label"] == "fake").cast(pl.Int64).to_numpy()
+    return replicate_values(labels, measures, videos["group_id"].to_list(), replicates=replicates, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -260,7 +256,7 @@ def difference_text(pair: PairComparison) -> str:
     """Return the metric of the second model minus that of the first as text, such as ``+0.031 [+0.004, +0.058]``."""
     ends = pair.difference.value, pair.difference.low, pair.difference.high
     value, low, high = (f"{end:+.3f}" if math.isfinite(end) else "undefined" for end in ends)
-    return f"{value} [{low}, {high}]" if math.isfinite(ends[1]) and math.isfinite(ends[2]) else value
+    return value if "undefined" in (low, high) else f"{value} [{low}, {high}]"
 
 
 def p_text(p_value: float) -> str:
@@ -293,15 +289,15 @@ def _compare(
     named: Mapping[str, Sequence[JudgedRun]],
     pairs: Sequence[tuple[str, str]],
     metric: str,
+    limits: Mapping[str, str],
     *,
-    limits: Mapping[str, str] | None = None,
     replicates: int,
     seed: int,
     confidence: float,
 ) -> Comparison:
     """Compare pairs of names by the mean of the metric over the runs of a name, with Holm's adjustment.
 
-    A pair with a trial (a run on part of its corpus) never counts as shown.
+    If a run is a trial (on part of its corpus), no pair counts as shown.
 
     Args:
         named: the runs of each name.
@@ -314,43 +310,44 @@ def _compare(
     """
     names, runs = list(named), [run for several in named.values() for run in several]
     drawn = replicates_of(runs, metric, replicates=replicates, seed=seed)
-    parts = np.split(np.arange(len(runs)), np.cumsum([len(several) for several in named.values()])[:-1])
+    ends = np.cumsum([len(several) for several in named.values()])
+    values, samples = np.split(drawn.values, ends[:-1]), np.split(drawn.replicates, ends[:-1])
     means = replace(
         drawn,
-        values=np.array([drawn.values[part].mean() for part in parts]),
-        replicates=np.array([drawn.replicates[part].mean(0) for part in parts]),
-        bounds=drawn.bounds[: len(parts)],
-        is_distance=drawn.is_distance[: len(parts)],
+        values=np.array([part.mean() for part in values]),
+        replicates=np.array([part.mean(0) for part in samples]),
+        bounds=drawn.bounds[: len(names)],
+        is_distance=drawn.is_distance[: len(names)],
     )
     differences = [
-        paired_difference(means, names.index(one), names.index(other), confidence=confidence) for one, other in pairs
+        paired_difference(means, names.index(first), names.index(second), confidence=confidence)
+        for first, second in pairs
     ]
     adjusted = holm([difference.p_value for difference in differences]).tolist()
-    trials = {name: trial_text(run_parameters(several[0].run)) for name, several in named.items()}
-    found = []
+    trial = next(filter(None, (trial_text(run_parameters(run.run)) for run in runs)), "")
+    compared = []
     for pair, difference, p_value in zip(pairs, differences, adjusted, strict=True):
         # A share of 1 in 20 is 0.05, not 0.050000000000000044.
         is_shown = p_value <= round(1 - confidence, 12)
-        compared = PairComparison(*pair, difference, p_value, is_shown, "")
-        finding = _finding(compared, metric)
-        limit = (limits or {}).get(pair[difference.value > 0], "") if is_shown else ""
-        if tried := [f"{name} is a {trials[name]}" for name in pair if trials[name]]:
-            limit = f"{' and '.join(tried)}: no difference is claimed."
-        found.append(replace(compared, is_shown=is_shown and not limit, finding=f"{finding} {limit}".strip()))
-    ends = [(float(drawn.values[part].min()), float(drawn.values[part].max())) for part in parts]
-    intervals = intervals_of(means, confidence)
-    values, spread = (dict(zip(names, each, strict=True)) for each in (intervals, ends))
-    return Comparison(metric, confidence, values, tuple(found), spread)  # type: ignore[arg-type]  # two kinds of dict
+        finding = _finding(PairComparison(*pair, difference, p_value, is_shown, ""), metric)
+        limit = limits.get(pair[difference.value > 0], "") if is_shown else ""
+        if trial:
+            limit = f"This is a {trial}: no difference is claimed."
+        finding = f"{finding} {limit}".strip()
+        compared.append(PairComparison(*pair, difference, p_value, is_shown and not limit, finding))
+    intervals = dict(zip(names, intervals_of(means, confidence), strict=True))
+    spread = {name: (float(part.min()), float(part.max())) for name, part in zip(names, values, strict=True)}
+    return Comparison(metric, confidence, intervals, tuple(compared), spread)
 
 
 def _finding(pair: PairComparison, metric: str) -> str:
-    numbers = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
+    name, numbers = metric_name(metric), f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
     if math.isnan(pair.holm_p_value):
-        return f"{metric_name(metric)} of {pair.second} minus {pair.first} has no interval: {numbers}."
+        return f"{name} of {pair.second} minus {pair.first} has no interval: {numbers}."
     if not pair.is_shown:
-        return f"No difference in {metric_name(metric)} is shown between {pair.first} and {pair.second}: {numbers}."
+        return f"No difference in {name} is shown between {pair.first} and {pair.second}: {numbers}."
     side = "above" if pair.difference.value > 0 else "below"
-    return f"{pair.second} is {side} {pair.first} in {metric_name(metric)}: {numbers}; {direction(metric)} is better."
+    return f"{pair.second} is {side} {pair.first} in {name}: {numbers}; {direction(metric)} is better."
 
 
 # --- Runs, pair by pair
@@ -383,18 +380,17 @@ def compare(
         raise UsageError(f"metric: got {metric!r}.{did_you_mean(metric, METRICS)} Known: {', '.join(METRICS)}.")
     judged, refusals = judged_runs(runs)
     alike, of_other_data = with_data_of_first(judged)
+    refused = (*refusals, *of_other_data)
     if len(alike) < 2:
-        return Comparison(metric, confidence, refusals=(*refusals, *of_other_data))
+        return Comparison(metric, confidence, refusals=refused)
     named = {run.name: [run] for run in alike}
     pairs = list(itertools.combinations(named, 2))
-    found = _compare(named, pairs, metric, replicates=replicates, seed=seed, confidence=confidence)
-    return replace(found, refusals=(*refusals, *of_other_data))
+    compared = _compare(named, pairs, metric, {}, replicates=replicates, seed=seed, confidence=confidence)
+    return replace(compared, refusals=refused)
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
     """Return ``comparison`` as lines of plain text: the value of each run, the finding of each pair, and refusals."""
-    if not comparison.values and not comparison.refusals:
-        return ("There is no pair of runs to compare: give two or more.",)
     shown = [f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval"]
     for name, value in comparison.values.items():
         counted = f"{count_text(value.num_rows, 'video')} in {count_text(value.num_groups, 'group')}"
@@ -495,7 +491,7 @@ def compare_detectors(
     reference: RunPaths | None = None,
     replicates: int = 2000,
     confidence: float = 0.95,
-    without_run: Sequence[tuple[str, str]] = (),
+    without_run: Sequence[Sequence[str]] = (),
     measure_costs: MeasureCosts | None = None,
 ) -> DetectorComparison:
     """Compare the detectors of ``runs`` with a reference detector.
@@ -515,58 +511,57 @@ def compare_detectors(
     Raises:
         DataError: ``reference`` cannot be compared, or nothing is left to compare.
     """
-    judged, refusals = judged_runs([*([reference] if reference else []), *runs], finished=True)
+    judged, refusals = judged_runs([reference, *runs] if reference else runs, finished=True)
     if reference and (not judged or judged[0].run.root.resolve() != reference.root.resolve()):
         raise DataError(f"the reference cannot be compared. {refusals[0][1]}")
     # Counted twice, a training would look certain: of several runs of one training the newest counts.
     newest: dict[tuple[str, int], JudgedRun] = {}
     for run in judged:
-        other = newest.setdefault((run.detector, run.config.seed), run)
-        newest[run.detector, run.config.seed] = max(other, run, key=lambda judged: judged.run.run_id)
-    doubles = [run.name for run in judged if run not in newest.values()]
+        key = run.detector, run.config.seed
+        if key not in newest or run.run.run_id > newest[key].run.run_id:
+            newest[key] = run
     chosen, of_other_data = with_data_of_first(list(newest.values()))
-    left_out = [*((name, why) for name, why in without_run), *refusals, *of_other_data]
-    left_out += [(name, f"{name}: a newer run has its parameters and seed.") for name in doubles]
-    by_detector: dict[str, list[JudgedRun]] = {}
+    doubles = [run.name for run in judged if run not in newest.values()]
+    refusals += [*of_other_data, *((name, f"{name}: a newer run has its parameters and seed.") for name in doubles)]
+    refusals = [*((name, reason) for name, reason in without_run), *refusals]
+    by_detector: dict[str, list[JudgedRun]] = {run.detector: [] for run in chosen}
     for run in sorted(chosen, key=lambda run: run.config.seed):
-        by_detector.setdefault(run.detector, []).append(run)
-    together = [by_detector[detector] for detector in dict.fromkeys(run.detector for run in chosen)]
-    if len(together) < 2 and (left_out or len(chosen) < 2):  # one detector trained several times shows its spread
-        what = "there is one detector, and nothing to compare it with." if together else "no run can be compared."
-        raise DataError(" ".join([what, *(reason for _, reason in left_out)]))
-    named = dict(zip(names_of([several[0] for several in together]), together, strict=True))
+        by_detector[run.detector].append(run)
+    if len(by_detector) < 2 and (refusals or len(chosen) < 2):  # one detector trained several times shows its spread
+        reasons = " ".join(reason for _, reason in refusals)
+        raise DataError(f"{count_text(len(by_detector), 'detector')} can be compared, wanted two or more. {reasons}")
+    named = dict(zip(names_of([several[0] for several in by_detector.values()]), by_detector.values(), strict=True))
     above, limits = {}, {}
     for name, several in named.items():
         above[name] = sum(run.headline.verdict.standing == "above control" for run in several)
         if above[name] < len(several):
-            runs_of = f"{above[name]} of {count_text(len(several), 'run')}"
-            limits[name] = f"But only {runs_of} of {name} lie above every control."
-    how: dict[str, Any] = {"limits": limits, "replicates": replicates, "seed": 0, "confidence": confidence}
-    pairs = list(itertools.combinations(named, 2))
-    compared = {metric: _compare(named, pairs, metric, **how) for metric in DETECTOR_METRICS}
-    first, *others = named
-    from_reference = _compare(named, [(first, other) for other in others], MAIN_METRIC, **how)
+            runs_of = count_text(len(several), "run")
+            limits[name] = f"But only {above[name]} of {runs_of} of {name} lie above every control."
+
+    def compared(pairs: Sequence[tuple[str, str]], metric: str) -> Comparison:
+        return _compare(named, pairs, metric, limits, replicates=replicates, seed=0, confidence=confidence)
+
+    every_pair = list(itertools.combinations(named, 2))
+    of_metric = {metric: compared(every_pair, metric) for metric in DETECTOR_METRICS}
+    from_reference = compared(every_pair[: len(named) - 1], MAIN_METRIC)  # the first pairs are those of the first name
     detectors = [
         Detector(
             name,
             tuple(several),
             above[name],
-            {metric: found.values[name] for metric, found in compared.items()},
-            {metric: found.spread[name] for metric, found in compared.items()},
+            {metric: comparison.values[name] for metric, comparison in of_metric.items()},
+            {metric: comparison.spread[name] for metric, comparison in of_metric.items()},
             _costs(several, measure_costs),
-            {metric: _mark(found, name) for metric, found in compared.items()},
+            {metric: _mark(comparison, name) for metric, comparison in of_metric.items()},
         )
         for name, several in named.items()
     ]
-    having: dict[str, list[str]] = {}
+    cautioned: dict[str, list[str]] = {}
     for run in chosen:
         for caution in run_cautions(run.run):
-            having.setdefault(caution, []).append(run.name)
-    cautions = (
-        caution if len(of_runs) == len(chosen) else f"{', '.join(of_runs)}: {caution}"
-        for caution, of_runs in having.items()
-    )
-    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(left_out), tuple(cautions), confidence)
+            cautioned.setdefault(caution, []).append(run.name)
+    cautions = tuple(f"{', '.join(names)}: {caution}" for caution, names in cautioned.items())
+    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(refusals), cautions, confidence)
 
 
 def names_of(runs: Sequence[JudgedRun]) -> list[str]:
@@ -574,7 +569,7 @@ def names_of(runs: Sequence[JudgedRun]) -> list[str]:
 
     An ensemble is named after its members.
     """
-    values = {run.name: run.config.relevant() for run in runs if not ensemble_text(run.run)}
+    values = {run.name: run.config.relevant() for run in runs if not is_ensemble(run.run.root)}
     fields = [name for name in DECLARED if name not in NOT_HASHED | {"seed", "folds_seed", "model"}]
     differing = [name for name in fields if len({str(known.get(name)) for known in values.values()}) > 1]
     names = []
@@ -588,10 +583,10 @@ def names_of(runs: Sequence[JudgedRun]) -> list[str]:
 def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[str, float]:
     runs, measured = [run.run for run in judged], measure(judged[0].parts) if measure else [{}]
     peaks = memory_peaks(runs).frame.filter(stage=FOLD_TRAINING)
-    costs = {name: peaks[name].max() for name in ("peak_rss_bytes", "peak_device_bytes")}
+    costs = peaks.select(pl.max("peak_rss_bytes", "peak_device_bytes")).row(0, named=True)
     costs["training_seconds"] = training_summary(runs).frame.filter(trained="model")["seconds"].sum() / len(runs)
     costs |= {name: sum(network[name] for network in measured) for name in set.intersection(*map(set, measured))}
-    return {name: value for name, value in costs.items() if value}  # type: ignore[misc]
+    return {name: value for name, value in costs.items() if value}
 
 
 def _mark(compared: Comparison, name: str) -> str:
@@ -600,12 +595,11 @@ def _mark(compared: Comparison, name: str) -> str:
     ``BEST`` needs a shown difference from every other name. The p-values are corrected for all pairs, because the name
     was chosen for its value.
     """
-    sign = 1 if direction(compared.metric) == "higher" else -1
-    values = [sign * interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
-    if len(values) < 2 or sign * compared.values[name].value != max(values):
+    best = max if direction(compared.metric) == "higher" else min
+    values = [interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
+    if len(values) < 2 or compared.values[name].value != best(values):
         return ""
-    own = [pair.is_shown for pair in compared.pairs if name in (pair.first, pair.second)]
-    return BEST if all(own) else HIGHEST
+    return BEST if all(pair.is_shown for pair in compared.pairs if name in (pair.first, pair.second)) else HIGHEST
 
 
 # --- Ensembles: runs that can be one detector together, and whether that is better than the best of them
@@ -639,26 +633,25 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
         DataError: a run is damaged or not finished, or runs differ in videos, labels, groups, folds, protocols or
             operating points.
     """
-    if inner := next((run for run in runs if is_ensemble(run.root)), None):
-        raise UsageError(f"{inner.run_id} is an ensemble itself. Name its runs.")
+    if inner := [run.run_id for run in runs if is_ensemble(run.root)]:
+        raise UsageError(f"{inner[0]} is an ensemble itself. Name its runs.")
     members, refusals = judged_runs(runs, finished=True)
     refusals += with_data_of_first(members)[1]
     if refusals:
         raise DataError(f"no ensemble is made: {' '.join(reason for _, reason in refusals)}")
     if len(members) < 2:
         raise UsageError(f"got {count_text(len(members), 'run')}, and an ensemble is of two or more.")
-    rules = [(protocol_name(run_parameters(run.run)), run.config.operating_point) for run in members]
-    if len(set(rules)) > 1:
-        named = ", ".join(f"{run.name} {' '.join(rule)}" for run, rule in zip(members, rules, strict=True))
-        raise DataError(f"no ensemble is made of runs whose protocols or operating points differ: {named}.")
-    trainings = [(run.detector, run.config.seed) for run in members]
-    if twice := [run.name for run, known in zip(members, trainings, strict=True) if trainings.count(known) > 1]:
-        same = f"{' and '.join(twice)} have the same training parameters and seed"
-        raise UsageError(f"{same}: counted twice, one training would have two votes. Name one of them.")
+    rules = {f"{protocol_name(run_parameters(run.run))} {run.config.operating_point}" for run in members}
+    if len(rules) > 1:
+        raise DataError(f"no ensemble is made of different protocols or operating points: {', '.join(sorted(rules))}.")
+    trainings = {(run.detector, run.config.seed): run.name for run in members}
+    if len(trainings) < len(members):
+        twice = ", ".join(run.name for run in members if run.name not in trainings.values())
+        raise UsageError(f"{twice}: another run has the same training parameters and seed. Name one of them.")
     firsts = {run.detector: run for run in members[::-1]}
     distinct = list(dict.fromkeys(run.detector for run in members))
-    detectors = tuple(distinct.index(run.detector) for run in members)
-    return Members(tuple(members), detectors, tuple(names_of([firsts[detector] for detector in distinct])))
+    places = tuple(distinct.index(run.detector) for run in members)
+    return Members(tuple(members), places, tuple(names_of([firsts[detector] for detector in distinct])))
 
 
 def against_members(
@@ -680,21 +673,20 @@ def against_members(
     Raises:
         DataError: the folder's tables are missing or damaged.
     """
-    named = {ENSEMBLE: [JudgedRun(ENSEMBLE, folder, _predictions(folder))]}
     values = replicates_of(members.runs, MAIN_METRIC, replicates=1, seed=seed).values
-    named |= {members.runs[place].name: [members.runs[place]] for place in np.argsort(-values, kind="stable")}
-    limit = f"That claims nothing of fakes: {headline.verdict.sentence}"
-    limits = {} if headline.verdict.standing == "above control" else {ENSEMBLE: limit}
-    pairs = [(name, ENSEMBLE) for name in named if name != ENSEMBLE]
-    how: dict[str, Any] = {"limits": limits, "replicates": replicates, "seed": seed, "confidence": confidence}
-    return _compare(named, pairs, MAIN_METRIC, **how)
+    ranked = [members.runs[place] for place in np.argsort(-values, kind="stable")]
+    pairs = [(run.name, ENSEMBLE) for run in ranked]
+    named = {run.name: [run] for run in (JudgedRun(ENSEMBLE, folder, _predictions(folder)), *ranked)}
+    limits = {}
+    if headline.verdict.standing != "above control":
+        limits[ENSEMBLE] = f"That claims nothing of fakes: {headline.verdict.sentence}"
+    return _compare(named, pairs, MAIN_METRIC, limits, replicates=replicates, seed=seed, confidence=confidence)
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
     """Return sentences: the ROC AUC of the ensemble, whether it beats its best member, and its verdict."""
     best = comparison.pairs[0]
-    number, own = (
-        interval_text(interval.value, interval.low, interval.high)
-        for interval in (comparison.values[ENSEMBLE], comparison.values[best.first])
-    )
-    return [f"ROC AUC {number}; its best member, {best.first}, has {own}.", best.finding, *headline.sentences]
+    ensemble, member = comparison.values[ENSEMBLE], comparison.values[best.first]
+    number = interval_text(ensemble.value, ensemble.low, ensemble.high)
+    of_best = interval_text(member.value, member.low, member.high)
+    return [f"ROC AUC {number}; its best member, {best.first}, has {of_best}.", best.finding, *headline.sentences]

@@ -13,13 +13,13 @@ from fvc_lib.analysis.read.comparison import (
     BEST,
     COSTS,
     HIGHEST,
-    MAIN_METRIC,
     Detector,
     DetectorComparison,
     JudgedRun,
     difference_text,
     p_text,
 )
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC
 from fvc_lib.analysis.read.runs import read_tables, trial_text
 from fvc_lib.analysis.wording import (
     bytes_text,
@@ -51,15 +51,17 @@ def detector_table(found: DetectorComparison) -> pl.DataFrame:
     """Return one row per detector for readers: texts with units, and the mark behind the ROC AUC."""
     by_name, rows = {pair.second: pair for pair in found.differences}, []
     for detector in found.detectors:
-        pair, cost, spread = by_name.get(detector.name), detector.cost, detector.spread[MAIN_METRIC]
+        pair, cost = by_name.get(detector.name), detector.cost
+        counted = count_text(len(detector.runs), "run")
+        lowest, highest = map(number_text, detector.spread[MAIN_METRIC])
         rows.append(
             {
                 "detector": detector.name,
                 "auc": _marked(detector, MAIN_METRIC),
-                "over_seeds": f"{' to '.join(map(number_text, spread))} ({count_text(len(detector.runs), 'run')})",
+                "over_seeds": f"{lowest} to {highest} ({counted})",
                 "difference": difference_text(pair) if pair else "reference",
                 "holm_p": p_text(pair.holm_p_value) if pair else "",
-                "above_controls": f"{detector.num_above_controls} of {count_text(len(detector.runs), 'run')}",
+                "above_controls": f"{detector.num_above_controls} of {counted}",
                 "num_parameters": cost.get("num_parameters"),
                 "num_trained": cost.get("num_trained"),
                 "milliseconds_per_clip": number_text(cost.get("milliseconds_per_clip"), 1),
@@ -88,18 +90,14 @@ def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
     """Return one row per pair of a run and the name of its detector: its ROC AUC, best control and verdict."""
     rows = []
     for run, detector in runs:
-        score, best = run.headline.model_score, run.headline.verdict.best_control
-        row = {
-            "run_id": run.name,
-            "detector": detector,
-            "seed": None if len(run.parts) > 1 else run.config.seed,
-            "roc_auc": interval_text(score.value, score.low, score.high) if score else "",
-            "best_control": source_name(best.source) if best else "none",
-            "control_auc": interval_text(best.value, best.low, best.high) if best else "",
-            "standing": run.headline.verdict.standing,
-            "verdict": run.headline.verdict.sentence,
-            "trial": trial_text(vars(run.config)) or None,
-        }
+        verdict = run.headline.verdict
+        row = {"run_id": run.name, "detector": detector, "seed": None if len(run.parts) > 1 else run.config.seed}
+        if score := run.headline.model_score:
+            row["roc_auc"] = interval_text(score.value, score.low, score.high)
+        if best := verdict.best_control:
+            row["best_control"] = source_name(best.source)
+            row["control_auc"] = interval_text(best.value, best.low, best.high)
+        row |= {"standing": verdict.standing, "verdict": verdict.sentence, "trial": trial_text(vars(run.config))}
         rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)
 
@@ -111,7 +109,7 @@ def runs_of(found: DetectorComparison) -> list[tuple[JudgedRun, str]]:
 
 def left_out_table(found: DetectorComparison) -> pl.DataFrame:
     """Return ``run_id why`` for the runs that are not compared."""
-    return pl.DataFrame(found.left_out, schema=dict.fromkeys(("run_id", "why"), pl.String), orient="row")
+    return pl.DataFrame(found.left_out, {"run_id": pl.String, "why": pl.String}, orient="row")
 
 
 def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
@@ -132,8 +130,8 @@ def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFram
 
 def number_table(found: DetectorComparison) -> pl.DataFrame:
     """Return one row per detector for programs: all metrics and costs as numbers that are not rounded."""
-    by_name = {pair.second: pair for pair in found.differences}
-    rows = []
+    by_name, rows = {pair.second: pair for pair in found.differences}, []
+    marks = {BEST: "best, shown", HIGHEST: "best, not shown"}
     for detector in found.detectors:
         row: dict[str, Any] = {
             "detector": detector.name,
@@ -145,13 +143,13 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
             "num_groups": detector.intervals[MAIN_METRIC].num_groups,
         }
         for metric, interval in detector.intervals.items():
-            row |= {metric: interval.value, f"{metric}_low": interval.low, f"{metric}_high": interval.high}
-            smallest, largest = detector.spread[metric]
-            row |= {f"{metric}_smallest_of_seeds": smallest, f"{metric}_largest_of_seeds": largest}
-            row[f"{metric}_mark"] = {BEST: "best, shown", HIGHEST: "best, not shown"}.get(detector.marks[metric])
+            numbers = (interval.value, interval.low, interval.high, *detector.spread[metric])
+            ends = ("", "_low", "_high", "_smallest_of_seeds", "_largest_of_seeds")
+            row |= {f"{metric}{end}": number for end, number in zip(ends, numbers, strict=True)}
+            row[f"{metric}_mark"] = marks.get(detector.marks[metric])
         if pair := by_name.get(detector.name):
-            row |= {"difference": pair.difference.value, "difference_low": pair.difference.low}
-            row |= {"difference_high": pair.difference.high, "p": pair.difference.p_value, "holm_p": pair.holm_p_value}
+            row |= {f"difference_{name}": number for name, number in vars(pair.difference).items()}
+            row["difference_holm_p"] = pair.holm_p_value
         rows.append(row | {name: detector.cost.get(name) for name in COSTS})
     return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
 
@@ -180,19 +178,18 @@ def bibliography(found: DetectorComparison) -> str:
 
     A detector or corpus that declares no publication gets a comment.
     """
-    models = dict.fromkeys(model for detector in found.detectors for model in detector.models)
-    texts = [_bibtex_of(model) or f"% {clean_text(model)}: declares no publication" for model in models]
     run, loaders = found.detectors[0].runs[0], dict(CORPORA.items())
     index = read_tables([(run.name, run.run.index)], INDEX, without=["perceptual_hash"]).frame
-    for corpus, layout in index.select("corpus", "label_source").unique().sort("corpus", "label_source").rows():
-        declared = loaders[layout].bibtex.strip() if layout in loaders else ""
-        texts.append(declared or f"% corpus {clean_text(corpus)}: no publication is known here")
+    entries = {model: _bibtex_of(model) for detector in found.detectors for model in detector.models}
+    for corpus, layout in index.select("corpus", "label_source").unique().sort("corpus").rows():
+        entries[f"corpus {corpus}"] = loaders[layout].bibtex if layout in loaders else ""
+    texts = [entry.strip() or f"% {clean_text(name)}: declares no publication" for name, entry in entries.items()]
     return "\n\n".join(dict.fromkeys(texts)) + "\n"
 
 
 def _bibtex_of(model: str) -> str:
     try:
-        return DETECTORS.get(model).bibtex.strip()
+        return DETECTORS.get(model).bibtex
     except FvcError:  # its package or file is not on this machine
         return ""
 
@@ -205,6 +202,7 @@ def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     numbers, runs = csv_for_people(number_table(found)), csv_for_people(run_table(runs_of(found)))
-    for name, text in zip(TABLE_FILES, (numbers, runs, paper_table(found), bibliography(found)), strict=True):
-        write_text(folder / name, text)
-    return [folder / name for name in TABLE_FILES]
+    files = [folder / name for name in TABLE_FILES]
+    for file, text in zip(files, (numbers, runs, paper_table(found), bibliography(found)), strict=True):
+        write_text(file, text)
+    return files

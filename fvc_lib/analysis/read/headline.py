@@ -6,7 +6,6 @@ sources of real videos apart: it shows how far a score may come from recognising
 
 import os
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from fvc_lib.analysis.read.queries import memory_peaks, results
 from fvc_lib.analysis.read.runs import (
     TARGET_SCOPE,
     Answer,
+    as_number,
     corpus_text,
     earlier_attempt,
     ensemble_text,
@@ -26,7 +26,6 @@ from fvc_lib.analysis.read.runs import (
     protocol_name,
     protocol_text,
     read_tables,
-    recorded_corpora,
     run_parameters,
     run_status,
     run_task,
@@ -51,11 +50,8 @@ from fvc_lib.services.records.ensembles import is_ensemble
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import (
-    CROSS_CORPUS,
     DEFAULT_TASK,
     KFOLD,
-    LENGTH_MATCHED,
-    METADATA_MATCHED,
     OFFICIAL,
     PROTOCOLS,
     TASKS,
@@ -70,25 +66,22 @@ LENGTH_ONLY = "length_only"
 REAL_SOURCE_FLOOR = "real_source_floor"  # of the model's own scores
 REAL_SOURCE_CONTROL = "real_source_control"  # of the same detector trained on the sources
 MARGIN = "margin_over_floor"
-# A fork reuses the checkpoints of a run without this control; otherwise the folds train again.
-_HOW_TO_TRAIN_ON_SOURCES = {
-    True: "run_notebooks.py --resume RUN --fork -p real_source_control true",
-    False: "run_notebooks.py --force 04 --resume RUN",
-}
-# Against a control: the parameter that helps, and how.
-_REMEDIES = (
-    (METADATA_ONLY, "protocol", METADATA_MATCHED, "train and test on videos alike in codec, size and length"),
-    (METADATA_ONLY, "canonical", True, "measure re-encoded videos, if the container carries the labels"),
-    (METADATA_ONLY, "rescale", 480, "measure rescaled videos, if size and rate carry the labels"),
-    (LENGTH_ONLY, "protocol", LENGTH_MATCHED, "train and test on videos of alike lengths"),
-    (REAL_SOURCE_FLOOR, "protocol", CROSS_CORPUS, "test on another corpus"),
-    (REAL_SOURCE_CONTROL, "protocol", CROSS_CORPUS, "test on another corpus"),
+_MORE_REALS = (
+    "To do about it: test on another corpus (-p protocol cross_corpus); or add reals from where the fakes come from."
 )
-_MORE_REALS = {
-    METADATA_ONLY: "add reals with the metadata of the fakes",
-    LENGTH_ONLY: "add reals as long as the fakes",
-    REAL_SOURCE_FLOOR: "add reals from where the fakes come from",
-    REAL_SOURCE_CONTROL: "add reals from where the fakes come from",
+# By the control that the model is not above.
+_REMEDIES = {
+    METADATA_ONLY: (
+        "To do about it: train and test on videos alike in codec, size and length (-p protocol metadata_matched); or "
+        "measure re-encoded videos (-p canonical true) or rescaled ones (-p rescale 480); or add reals with the "
+        "metadata of the fakes."
+    ),
+    LENGTH_ONLY: (
+        "To do about it: train and test on videos of alike lengths (-p protocol length_matched); or add reals as long "
+        "as the fakes."
+    ),
+    REAL_SOURCE_FLOOR: _MORE_REALS,
+    REAL_SOURCE_CONTROL: _MORE_REALS,
 }
 Standing = Literal["above control", "not above control", "not shown", "no result"]
 
@@ -204,7 +197,7 @@ class ReportHeadline(MeasuredScores):
     experiment: str
     state: str | None
     verdict: Verdict
-    peak_rss_bytes: int | None
+    peak_rss_bytes: float | None
     duration_seconds: float | None
     started_utc: str | None
     model: str | None
@@ -227,9 +220,9 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
     Controls on a split that leaks (``DISHONEST_CONTROLS``) come last.
     """
-    rows = results_frame.filter((pl.col("scope") == "all") & (pl.col("metric") == metric))
-    aside = pl.col("source").is_in(sorted(DISHONEST_CONTROLS))
-    rows = rows.sort(pl.col("source") != "model", aside, -pl.col("value"), "source", nulls_last=True)
+    rows = results_frame.filter(scope="all", metric=metric)
+    leaks = pl.col("source").is_in(list(DISHONEST_CONTROLS))
+    rows = rows.sort(pl.col("source") != "model", leaks, -pl.col("value"), "source", nulls_last=True)
     return tuple(Score(*row) for row in rows.select("source", "value", "low", "high").iter_rows())
 
 
@@ -240,19 +233,20 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
     """
     for begins, metric_begins, one in TASKS[task].headline:
         fitting = pl.col("subject").str.starts_with(begins) & pl.col("metric").str.starts_with(metric_begins)
-        models = results.filter(fitting, source="model").to_dicts()
-        if not models:
-            continue
-        subject, metric = models[0]["subject"], models[0]["metric"]
-        rows = results.filter(subject=subject, metric=metric)
-        rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
-        exact = (pl.col("source") == "chance") & pl.col("low").is_null()  # computed, not estimated
-        ends = [pl.when(exact).then("value").otherwise(end).alias(end) for end in ("low", "high")]
-        scores = tuple(Score(*row) for row in rows.select("source", "value", *ends).iter_rows())
-        name = metric_name(metric) if subject == "all" else f"{metric_name(metric)}, {subject_name(subject)}"
-        strict = TASKS[task].strict_controls.get(begins, {})
-        measure = Measure(name, one, strict_controls=strict)
-        return MeasuredScores(measure, scores, models[0]["num_samples"], models[0]["num_groups"])
+        models = results.filter(fitting, source="model").head(1).rows(named=True)
+        for model in models:
+            subject, metric = model["subject"], model["metric"]
+            rows = results.filter(subject=subject, metric=metric)
+            rows = rows.sort(pl.col("source") != "model", -pl.col("value"), "source", nulls_last=True)
+            exact = (pl.col("source") == "chance") & pl.col("low").is_null()  # computed, not estimated
+            ends = [pl.when(exact).then("value").otherwise(end).alias(end) for end in ("low", "high")]
+            name = metric_name(metric) if subject == "all" else f"{metric_name(metric)}, {subject_name(subject)}"
+            return MeasuredScores(
+                Measure(name, one, strict_controls=TASKS[task].strict_controls.get(begins, {})),
+                tuple(Score(*row) for row in rows.select("source", "value", *ends).iter_rows()),
+                model["num_samples"],
+                model["num_groups"],
+            )
     return MeasuredScores(Measure(*TASKS[task].no_headline))
 
 
@@ -263,23 +257,29 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
     if TASKS[task].headline:
         table, answer = run.task_results, read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
         measured = task_scores(answer.frame, task)
-        untested = tuple(untested_classes(run)) if measured.scores else ()
-        measured = replace(measured, notes=answer.notes, cautions=untested)
+        cautions = tuple(untested_classes(run))
     else:
         table, answer = run.results, results([run])
-        scores = overall_scores(answer.frame)
-        strict = dict(FORGERIES.strict_controls)
-        if any(score.source == REAL_SOURCE_CONTROL for score in scores):  # else there were no two sources
-            strict[REAL_SOURCE_CONTROL] = _HOW_TO_TRAIN_ON_SOURCES[asked.get("real_source_control") is False]
-        measure = replace(FORGERIES, leaks=official_leaks(asked, leakage_audit_of(run).frame), strict_controls=strict)
-        margin = next(iter(overall_scores(answer.frame, MARGIN)), None)
-        model = answer.frame.filter(scope="all", source="model").select("num_videos", "num_groups")
-        measured = MeasuredScores(measure, scores, notes=answer.notes, margin=margin)
-        if model.height:
-            cautions = protocol_cautions(asked, answer.frame, HEADLINE_METRIC, recorded_corpora(run))
-            num_videos, num_groups = model.row(0)
-            measured = replace(measured, num_samples=num_videos, num_groups=num_groups, cautions=cautions)
-    return replace(measured, earlier=earlier_attempt(run, table) if measured.scores else "")
+        measured = _scores_over_folds(run, answer.frame)
+        cautions = protocol_cautions(asked, answer.frame, HEADLINE_METRIC)
+    if not measured.scores:
+        return replace(measured, notes=answer.notes)
+    return replace(measured, notes=answer.notes, cautions=cautions, earlier=earlier_attempt(run, table))
+
+
+def _scores_over_folds(run: RunPaths, frame: pl.DataFrame) -> MeasuredScores:
+    asked, scores = run_parameters(run), overall_scores(frame)
+    strict = dict(FORGERIES.strict_controls)
+    if REAL_SOURCE_CONTROL in [score.source for score in scores]:  # else there were no two sources
+        # A fork reuses the checkpoints of a run without this control; otherwise the folds train again.
+        is_fork = asked.get("real_source_control") is False
+        ways = "--force 04 --resume RUN", "--resume RUN --fork -p real_source_control true"
+        strict[REAL_SOURCE_CONTROL] = f"run_notebooks.py {ways[is_fork]}"
+    measure = replace(FORGERIES, leaks=official_leaks(asked, leakage_audit_of(run).frame), strict_controls=strict)
+    model = frame.filter(scope="all", source="model").select("num_videos", "num_groups").head(1).rows()
+    num_videos, num_groups = model[0] if model else (None, None)
+    margin = next(iter(overall_scores(frame, MARGIN)), None)
+    return MeasuredScores(measure, scores, num_videos, num_groups, margin=margin)
 
 
 # --- Cautions: sentences that limit what a score shows, because of its data, its intervals or its leaks
@@ -306,20 +306,19 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
     """Return cautions that follow from the parameters: synthetic corpus, shuffled labels, re-encoding or rescaling."""
-    what, rows = TASKS[run_task(parameters)].synthetic, parameters.get("rescale")
     synthetic = "The corpus is synthetic: the number shows that the pipeline works, not how well"
     if parameters.get("more_corpora"):
         synthetic = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
-    holds = {
-        f"{synthetic} {what}.": parameters.get("corpus") == "",
-        "Labels were shuffled by group on purpose: anything but chance would be a leak.":
-            parameters.get("shuffle_labels") is True,
-        "Every video was re-encoded by one recipe before it was decoded or measured.":
-            parameters.get("canonical") is True,
-        f"Every video was brought to {rows} rows and {RESCALE_RATE} frames a second before it was decoded or measured.":
-            isinstance(rows, int) and rows > 0,
-    }  # fmt: skip
-    return [caution for caution, is_so in holds.items() if is_so]
+    cautions = []
+    if parameters.get("corpus") == "":
+        cautions.append(f"{synthetic} {TASKS[run_task(parameters)].synthetic}.")
+    if parameters.get("shuffle_labels") is True:
+        cautions.append("Labels were shuffled by group on purpose: anything but chance would be a leak.")
+    if parameters.get("canonical") is True:
+        cautions.append("Every video was re-encoded by one recipe before it was decoded or measured.")
+    if rows := parameters.get("rescale"):
+        cautions.append(f"Every video was brought to {rows} rows and {RESCALE_RATE} frames a second before decoding.")
+    return cautions
 
 
 def trial_caution(parameters: Mapping[str, object]) -> str:
@@ -349,45 +348,43 @@ def fake_voices(run: RunPaths) -> str:
 def untested_classes(run: RunPaths) -> list[str]:
     """Return a caution that names the classes without a test image; an empty list if every class has one."""
     images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
-    classes = set(images["class_label"])
-    untested = sorted(classes - set(images.filter(part="test")["class_label"]))
-    if not untested:
+    tested = pl.col("class_label").is_in(images.filter(part="test")["class_label"].implode())
+    untested = images.filter(~tested)["class_label"].unique().sort()
+    if untested.is_empty():
         return []
-    named = _some_of(list(map(clean_text, untested)))
-    number = f"{len(untested)} of {count_text(len(classes), 'class', 'classes')}"
-    others = f"the number is of the other {len(classes) - len(untested)}, and no overall figure is meant."
-    return [f"{number} were never tested ({named}): {others}"]
+    number = f"{untested.len()} of {count_text(images['class_label'].n_unique(), 'class', 'classes')}"
+    named = _some_of([clean_text(name) for name in untested])
+    return [f"{number} were never tested ({named}): the number is of the others, and no overall figure is meant."]
 
 
 def _some_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    more = ["..."] if len(names) > _MOST_NAMED else []
+    return ", ".join([*names[:_MOST_NAMED], *more])
 
 
 # --- Protocols: what a number is the mean of, and the leaks of an official split
 
 
-def protocol_cautions(
-    parameters: Mapping[str, object], results: pl.DataFrame, metric: str, corpora: Sequence[str] = ()
-) -> tuple[str, ...]:
+def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, metric: str) -> tuple[str, ...]:
     """Return the caution that explains the protocol and gives the score at each target; empty for ``kfold``.
 
     Args:
         parameters: parameters of the run.
         results: rows of RESULTS.
         metric: name of the score.
-        corpora: all corpora of the run.
     """
-    name = protocol_name(parameters)
+    name, mean = protocol_name(parameters), ""
     if name == KFOLD:
         return ()
     rows = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=metric)
-    known = rows.sort("value", "scope", nulls_last=True).select("scope", "value").rows()
-    numbers = [f"{clean_text(scope.removeprefix(TARGET_SCOPE))} {number_text(value)}" for scope, value in known]
-    counted = f"The number is the plain mean over {count_text(len(numbers), 'target')}, the worst first"
-    mean = f" {counted}: {_some_of(numbers)}." if numbers else ""
-    text = protocol_text(parameters, corpora)
-    return (f"Protocol {text if ' trained on ' in text else f'{name}: {PROTOCOLS[name].meaning}'}.{mean}",)
+    targets = [
+        f"{clean_text(scope.removeprefix(TARGET_SCOPE))} {number_text(value)}"
+        for scope, value in rows.sort("value", "scope", nulls_last=True).select("scope", "value").rows()
+    ]
+    if targets:
+        counted = count_text(len(targets), "target")
+        mean = f" The number is the plain mean over {counted}, the worst first: {_some_of(targets)}."
+    return (f"Protocol {protocol_text(parameters)}: {PROTOCOLS[name].meaning}.{mean}",)
 
 
 def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:
@@ -445,10 +442,10 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
     if model is None:
         return Verdict("no result", "No result is recorded.")
     missing = _missing(known, measure)
-    controls = [control for source, control in known.items() if source not in DISHONEST_CONTROLS]
+    honest = [control for source, control in known.items() if source not in DISHONEST_CONTROLS]
     # A floor that is not shown above chance denies nothing, but one that may exceed the model leaves the case open.
-    unsure = [control for control in controls if _is_uncertain_floor(control)]
-    controls = [control for control in controls if control not in unsure]
+    unsure = [control for control in honest if _is_uncertain_floor(control)]
+    controls = [control for control in honest if control not in unsure]
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
     if leaks:
         return Verdict("not above control", f"The leakage audit did not pass, so no number counts: {leaks[0]}", best)
@@ -461,17 +458,16 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
     ]
     if in_reach:
         # A control with a lower value may have the wider interval.
-        nearest = best if best in in_reach else max(in_reach, key=lambda score: score.high or score.value or 0.0)
-        assert nearest is not None
+        nearest = max(in_reach, key=lambda score: (score == best, score.high or score.value))
         sentence = f"The model is not above its control ({nearest.text}). {missing}"
         return Verdict("not above control", sentence.strip(), nearest)
+    lowest = model.value if model.low is None else model.low
     for floor in unsure:
-        if (floor.value or 0.0) > ((model.value or 0.0) if model.low is None else model.low):
+        if (floor.value or 0.0) > (lowest or 0.0):
             sentence = f"Not shown to be above its controls: {floor.text}, is too uncertain for that. {missing}"
             return Verdict("not shown", sentence.strip(), floor)
     if best is None or missing:
-        sentence = f"Not shown to be above its controls. {missing or 'There is none.'}"
-        return Verdict("not shown", sentence, best)
+        return Verdict("not shown", f"Not shown to be above its controls. {missing or 'There is none.'}", best)
     named = f"{source_name(best.source).lower()}, {number_text(best.value)}"
     return Verdict("above control", f"The model is above its best control ({named}).", best)
 
@@ -482,12 +478,11 @@ def _is_uncertain_floor(score: Score) -> bool:
 
 
 def _missing(known: Mapping[str, Score], measure: Measure) -> str:
-    """Return sentences on the strict controls without a value, with the commands that compute them; empty if none."""
-    how: defaultdict[str, list[str]] = defaultdict(list)
-    for source, command in measure.strict_controls.items():
-        if source not in known:
-            how[command].append(source_name(source).lower())
-    return " ".join(f"Missing: {', '.join(names)} (to get it: {command})." for command, names in how.items())
+    """Return a sentence on the strict controls without a value, with the commands that compute them; empty if none."""
+    missing = {source: command for source, command in measure.strict_controls.items() if source not in known}
+    names = ", ".join(source_name(source).lower() for source in missing)
+    commands = "; ".join(dict.fromkeys(missing.values()))
+    return f"Missing: {names} (to get it: {commands})." if missing else ""
 
 
 def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
@@ -520,13 +515,12 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     """Return the headline of a run, from the files that it has written so far."""
     asked, status, measured = run_parameters(run), run_status(run), measured_scores(run)
     verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
-    peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
-    if verdict.best_control and verdict.standing == "not above control":
-        advice = what_to_do(verdict.best_control, asked)
-        if verdict.best_control.source == METADATA_ONLY and advice.startswith("To do"):  # the columns behind it
+    control = verdict.best_control
+    if control and verdict.standing == "not above control":
+        if control.source == METADATA_ONLY:  # the columns behind it
             cautions += audit.frame.filter(check="metadata_carriers")["finding"].to_list()
-        cautions.append(advice)
+        cautions.append(what_to_do(control))
     cautions += audit.frame.filter(check="size_and_rate")["finding"].to_list()
     cautions += floor_margin(measured.scores, measured.margin)
     cautions += [trial_caution(asked), *parameter_cautions(asked), fake_voices(run)]
@@ -535,26 +529,26 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         if chance is not None and model.high is not None and model.high < chance:
             cautions.append(f"The whole interval lies below chance ({chance:g}): the model predicts the opposite here.")
         cautions += [*measured.cautions, *interval_cautions(model.value, model.low, model.high)]
-    measured = replace(
+    scores = replace(
         measured,
         cautions=tuple(dict.fromkeys(caution for caution in cautions if caution not in verdict.sentence)),
         notes=(*measured.notes, *audit.notes, *run_damage(run.root)),
     )
-    number, seconds = status.get("peak_rss_bytes") if peak is None else peak, status.get("duration_seconds")
+    peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
     return ReportHeadline(
-        **vars(measured),
+        **vars(scores),
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
         state=as_text(status.get("state")),
         verdict=verdict,
-        peak_rss_bytes=int(number) if isinstance(number, int | float) else None,
-        duration_seconds=seconds if isinstance(seconds, int | float) else None,
+        peak_rss_bytes=as_number(status.get("peak_rss_bytes") if peak is None else peak),
+        duration_seconds=as_number(status.get("duration_seconds")),
         started_utc=as_text(status.get("started_utc")),
         model=ensemble_text(run) or model_name(asked),
-        protocol=protocol_text(asked, recorded_corpora(run)),
+        protocol=protocol_text(asked),
         corpus=corpus_text(run),
         failure=failure(status),
-    )  # fmt: skip
+    )
 
 
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[str]:
@@ -564,37 +558,32 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
     same half-samples of groups. None: not recorded.
     """
     known = {score.source: score for score in scores if score.value is not None}
-    model, sentences = known.get("model"), []
-    for source, who in ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model")):
-        floor = known.get(source)
-        if model is None or floor is None:
-            continue
-        shown = "is not shown to recognise" if _is_uncertain_floor(floor) else "recognises"
-        over = Score("", (model.value or 0) - (floor.value or 0)) if source == REAL_SOURCE_FLOOR else margin
-        text = interval_text(over.value, over.low, over.high) if over else "not recorded"
-        sentences.append(f"{who} {shown} where a real comes from: {floor.text}. The model's margin over it is {text}.")
+    model, sentences = known.get("model", Score("model", 0.0)), []
+    margins = {REAL_SOURCE_CONTROL: "not recorded"}
+    if margin:
+        margins[REAL_SOURCE_CONTROL] = interval_text(margin.value, margin.low, margin.high)
+    if floor := known.get(REAL_SOURCE_FLOOR):
+        margins[REAL_SOURCE_FLOOR] = number_text((model.value or 0) - (floor.value or 0))
+    who = {REAL_SOURCE_CONTROL: "The detector, trained on that,", REAL_SOURCE_FLOOR: "The model"}
+    for source, text in margins.items():
+        if source in known and "model" in known:
+            shown = "is not shown to recognise" if _is_uncertain_floor(known[source]) else "recognises"
+            recognised = f"{who[source]} {shown} where a real comes from: {known[source].text}"
+            sentences.append(f"{recognised}. The model's margin over it is {text}.")
     return sentences
 
 
-def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
+def what_to_do(control: Score) -> str:
     """Return advice for a model that is not above ``control``; empty if there is none.
 
-    Remedies that the run's ``parameters`` already apply are left out. If the control itself is not shown to be above
-    chance, the advice says that other videos would not help.
+    If the control itself is not shown to be above chance, the advice says that other videos would not help.
     """
-    if control.source not in _MORE_REALS:
-        return ""
-    if control.low is not None and control.low <= CHANCE_AUC:
+    if control.source in _REMEDIES and control.low is not None and control.low <= CHANCE_AUC:
         return (
             f"{source_name(control.source)} is not shown to be above chance itself, so other or matched videos would "
             "not help: the model tells too little, or the videos are too few."
         )
-    ways = [
-        f"{way} (-p {name} {str(value).lower()})"
-        for source, name, value, way in _REMEDIES
-        if source == control.source and parameters.get(name) != value
-    ]
-    return f"To do about it: {'; or '.join([*ways, _MORE_REALS[control.source]])}."
+    return _REMEDIES.get(control.source, "")
 
 
 # --- Many runs

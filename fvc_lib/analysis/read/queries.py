@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import polars as pl
@@ -18,7 +17,7 @@ import polars as pl
 from fvc_lib.analysis.read.runs import Answer, read_tables, run_names
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import as_mapping, message_text, path_to_text, read_json_object
+from fvc_lib.services.atomic_files import message_text, path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import read_params_file
@@ -98,39 +97,20 @@ SQL_EXAMPLES = tuple(
 # --- Logs
 
 
-@dataclass(frozen=True)
-class LineFormat:
-    """The format of a log's lines: columns with their DuckDB types, and the SQL condition that a good line meets."""
-
-    columns: Mapping[str, str]
-    good: str
-
-
-_METRIC_LINES = LineFormat(
-    {
-        "ts": "DOUBLE", "step": "BIGINT", "epoch": "BIGINT", "phase": "VARCHAR", "metric": "VARCHAR",
-        "value": "DOUBLE", "flag": "VARCHAR", "fold": "BIGINT", "attempt": "BIGINT",
-    },
-    good="step IS NOT NULL AND phase IS NOT NULL AND metric IS NOT NULL AND (isfinite(value) OR flag IS NOT NULL)",
-)  # fmt: skip
-
-_MEMORY_LINES = LineFormat(
-    {
-        "timestamp": "DOUBLE", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
-        "batch_idx": "BIGINT", "global_step": "BIGINT", "allocated_mb": "DOUBLE", "reserved_mb": "DOUBLE",
-        "max_allocated_mb": "DOUBLE", "total_memory_mb": "DOUBLE", "usage_percent": "DOUBLE", "free_mb": "DOUBLE",
-        "device": "VARCHAR", "rank": "BIGINT", "rss_mb": "DOUBLE",
-    },
-    good="timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)",
-)  # fmt: skip
-
-_EVENT_LINES = LineFormat(
-    {
-        "timestamp": "DOUBLE", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
-        "batch_idx": "BIGINT", "global_step": "BIGINT", "kind": "VARCHAR", "message": "VARCHAR", "details": "JSON",
-    },
-    good="kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL",
-)  # fmt: skip
+_METRIC_COLUMNS = {
+    "ts": "DOUBLE", "step": "BIGINT", "epoch": "BIGINT", "phase": "VARCHAR", "metric": "VARCHAR",
+    "value": "DOUBLE", "flag": "VARCHAR", "fold": "BIGINT", "attempt": "BIGINT",
+}  # fmt: skip
+_PLACE = {
+    "timestamp": "DOUBLE", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
+    "batch_idx": "BIGINT", "global_step": "BIGINT",
+}  # fmt: skip
+_MEMORY_COLUMNS = {
+    **_PLACE, "allocated_mb": "DOUBLE", "reserved_mb": "DOUBLE", "max_allocated_mb": "DOUBLE",
+    "total_memory_mb": "DOUBLE", "usage_percent": "DOUBLE", "free_mb": "DOUBLE", "device": "VARCHAR", "rank": "BIGINT",
+    "rss_mb": "DOUBLE",
+}  # fmt: skip
+_EVENT_COLUMNS = {**_PLACE, "kind": "VARCHAR", "message": "VARCHAR", "details": "JSON"}
 
 # Columns from the details of memory events; ``details`` has all.
 _EVENT_DETAILS = {
@@ -140,47 +120,46 @@ _EVENT_DETAILS = {
 }  # fmt: skip
 
 
-def _read_log_lines(runs: Sequence[RunPaths], folder: str, line_format: LineFormat) -> Answer:
+def _read_log_lines(runs: Sequence[RunPaths], folder: str, columns: Mapping[str, str], good: str) -> Answer:
     """Return the good lines of the JSONL files in ``folder`` of ``runs``, in file and line order.
 
-    A good line is one JSON object that satisfies ``line_format``. Other lines are left out, and the notes count them.
-    Columns: ``file_number name run_id stage file_fold line`` and those of the format; ``line`` counts from 1. Stage
-    and fold come from the names of the files.
+    A good line is one JSON object that satisfies the SQL condition ``good``. Other lines are left out, and the notes
+    count them. ``columns`` maps the name of a field to its DuckDB type. Further columns are ``file_number name run_id
+    stage file_fold line``; ``line`` counts from 1. Stage and fold come from the names of the files.
     """
     rows: list[tuple[int, str, str, list[str]]] = []
     notes = []
     for run, run_id in zip(runs, _names(runs), strict=True):
         for path in sorted((run.root / folder).glob("*.jsonl")):
-            text = ""
             try:
-                if damage := damage_of(path):
-                    notes.append(f"{message_text(damage)} Its good lines are shown and may be wrong.")
                 text = path.read_bytes().decode("utf-8", "replace")
             except OSError as error:
                 notes.append(f"{path_to_text(path)} could not be read: {error.strerror}.")
+                continue
+            if damage := damage_of(path):
+                notes.append(f"{message_text(damage)} Its good lines are shown and may be wrong.")
             rows.append((len(rows), path_to_text(path.stem), run_id, text.split("\n")))
-    columns: list[tuple[str, Any]] = [("file_number", pl.Int64), ("name", pl.String), ("run_id", pl.String)]
-    columns.append(("text", pl.List(pl.String)))
-    files = pl.DataFrame(rows, schema=columns, orient="row").with_columns(
-        stage=pl.col("name").str.replace(r"_fold_\d+$", ""),
-        file_fold=pl.col("name").str.extract(r"_fold_(\d+)$").cast(pl.Int64),
-        line=pl.int_ranges(1, pl.col("text").list.len() + 1),
-    )
+    schema: dict[str, pl.DataType | type[pl.DataType]] = {
+        "file_number": pl.Int64,
+        "name": pl.String,
+        "run_id": pl.String,
+        "text": pl.List(pl.String),
+    }
+    files = pl.DataFrame(rows, schema, orient="row")
+    lines = files.with_columns(line=pl.int_ranges(1, pl.col("text").list.len() + 1)).explode("text", "line")
     # DuckDB parses a table of lines, so that the names of files never reach SQL.
     query = f"""
-        SELECT file_number, name, run_id, stage, file_fold, line,
-               {", ".join(f"fields.{name} AS {name}" for name in line_format.columns)},
-               coalesce({line_format.good}, false) AS good
-        FROM (SELECT *, TRY(from_json(text, '{json.dumps(dict(line_format.columns))}')) AS fields FROM lines)
+        SELECT file_number, name, run_id, regexp_replace(name, '_fold_\\d+$', '') AS stage,
+               TRY_CAST(regexp_extract(name, '_fold_(\\d+)$', 1) AS BIGINT) AS file_fold, line,
+               {", ".join(f"fields.{name} AS {name}" for name in columns)}, coalesce({good}, false) AS good
+        FROM (SELECT *, TRY(from_json(text, '{json.dumps(columns)}')) AS fields FROM lines)
         WHERE good OR NOT regexp_full_match(text, '\\s*')
     """
-    parsed = ask(query, {"lines": files.explode("text", "line")})
-    bad = parsed.filter(~pl.col("good")).group_by("run_id", "name", maintain_order=True).agg("line")
-    for run_id, name, lines in bad.rows():
-        first = ", ".join(map(str, lines[:3]))
-        notes.append(
-            f"{count_text(len(lines), 'line')} of {run_id}/{name}.jsonl could not be read, the first: {first}."
-        )
+    parsed = ask(query, {"lines": lines})
+    bad = parsed.filter(~pl.col("good")).group_by("run_id", "name", maintain_order=True)
+    for run_id, name, number, first in bad.agg(pl.len(), pl.col("line").first().alias("first")).rows():
+        counted = count_text(number, "line")
+        notes.append(f"{counted} of {run_id}/{name}.jsonl could not be read, the first is line {first}.")
     return Answer(parsed.filter("good").drop("good"), tuple(notes))
 
 
@@ -193,7 +172,8 @@ def learning_curves(
     ``value`` is null where ``flag`` is nan, inf or -inf. If a step was logged again after a resume, only the last line
     of the last attempt is returned.
     """
-    lines = _read_log_lines(runs, "metrics", _METRIC_LINES)
+    good = "step IS NOT NULL AND phase IS NOT NULL AND metric IS NOT NULL AND (isfinite(value) OR flag IS NOT NULL)"
+    lines = _read_log_lines(runs, "metrics", _METRIC_COLUMNS, good)
     curve = ["run_id", "stage", "fold", "phase", "metric", "step", "file_number"]
     texts = dict.fromkeys(("run_id", "stage", "phase", "metric"), pl.String)
     frame = lines.frame.with_columns(
@@ -218,7 +198,8 @@ def memory_samples(runs: Sequence[RunPaths]) -> Answer:
     from 1; a new attempt is recognised by its clock, which restarts at zero. ``seconds`` is the working time since the
     first start, without the pauses between attempts.
     """
-    lines = _read_log_lines(runs, "memory", _MEMORY_LINES)
+    good = "timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)"
+    lines = _read_log_lines(runs, "memory", _MEMORY_COLUMNS, good)
     query = f"""
         WITH steps AS (
             SELECT *, lag(elapsed_seconds) OVER (PARTITION BY file_number ORDER BY line) AS before FROM lines
@@ -228,7 +209,7 @@ def memory_samples(runs: Sequence[RunPaths]) -> Answer:
             FROM steps
         )
         SELECT run_id, stage, file_fold AS fold, count(*) FILTER (starts) OVER so_far AS attempt,
-               sum(moved) OVER so_far AS seconds, line, {", ".join(_MEMORY_LINES.columns)}
+               sum(moved) OVER so_far AS seconds, line, {", ".join(_MEMORY_COLUMNS)}
         FROM moved WINDOW so_far AS (PARTITION BY file_number ORDER BY line)
         ORDER BY run_id, stage, fold, file_number, line
     """
@@ -242,7 +223,8 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
     line phase epoch batch_idx global_step kind message details`` and those of ``_EVENT_DETAILS``. ``details`` is JSON
     text.
     """
-    lines = _read_log_lines(runs, "memory/events", _EVENT_LINES)
+    good = "kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL"
+    lines = _read_log_lines(runs, "memory/events", _EVENT_COLUMNS, good)
     fields = [f"try_cast(details->>'$.{name}' AS {kind}) AS {to}" for name, (kind, to) in _EVENT_DETAILS.items()]
     query = f"""
         WITH clocks AS (
@@ -274,15 +256,19 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
     child processes. ``peak_device_bytes`` is null without an accelerator.
     """
     samples = memory_samples(runs)
-    on_cpu = pl.col("device").fill_null("cpu").str.starts_with("cpu")
-    allocated = pl.max_horizontal("allocated_mb", "max_allocated_mb")
-    process = pl.max_horizontal("rss_mb", pl.when(on_cpu).then(allocated))
-    peaks = samples.frame.group_by("run_id", "stage", "fold", maintain_order=True).agg(
-        num_samples=pl.len().cast(pl.Int64),
-        peak_rss_bytes=(process.max() * 1e6).round().cast(pl.Int64),
-        peak_device_bytes=(pl.when(~on_cpu).then(allocated).max() * 1e6).round().cast(pl.Int64),
-    )
-    return Answer(peaks, samples.notes)
+    query = """
+        WITH known AS (
+            SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu,
+                   greatest(allocated_mb, max_allocated_mb) AS highest_mb
+            FROM samples
+        )
+        SELECT run_id, stage, fold, count(*) AS num_samples,
+               CAST(round(1e6 * max(greatest(rss_mb, CASE WHEN on_cpu THEN highest_mb END))) AS BIGINT)
+                   AS peak_rss_bytes,
+               CAST(round(1e6 * max(highest_mb) FILTER (NOT on_cpu)) AS BIGINT) AS peak_device_bytes
+        FROM known GROUP BY run_id, stage, fold ORDER BY run_id, stage, fold
+    """
+    return Answer(ask(query, {"samples": samples.frame}), samples.notes)
 
 
 # --- Records
@@ -313,16 +299,17 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
                 notes.append(damage or f"{path_to_text(path)} holds no finished training.")
                 continue
             name = path_to_text(path.parent.name)
-            fold = int(name.removeprefix("fold_")) if name.removeprefix("fold_").isdecimal() else None
-            place = {"run_id": run_id, "stage": stages.get(name, name) if fold is None else FOLD_TRAINING, "fold": fold}
-            samples = {
-                f"num_{part}_samples": outcome.get(f"num_{part}_videos", outcome.get(f"num_{part}"))
-                for part in ("train", "validation", "test")
-            }
-            for trained, record in {"model": "training", **{name: name for name in CONTROL_TRAININGS}}.items():
-                if training := as_mapping(outcome.get(record)):
-                    epochs = len(training["history"]) if isinstance(training.get("history"), list) else None
-                    rows.append({**outcome, **samples, **training, **place, "trained": trained, "epochs": epochs})
+            number = name.removeprefix("fold_")
+            place: dict[str, object] = {"run_id": run_id, "stage": stages.get(name, name)}
+            if number.isdecimal():
+                place |= {"stage": FOLD_TRAINING, "fold": int(number)}
+            for part in ("train", "validation", "test"):
+                place[f"num_{part}_samples"] = outcome.get(f"num_{part}_videos", outcome.get(f"num_{part}"))
+            trainings = {"model": outcome["training"], **{name: outcome.get(name) for name in CONTROL_TRAININGS}}
+            for trained, training in trainings.items():
+                if isinstance(training, dict):
+                    epochs = len(training.get("history", ()))
+                    rows.append({**outcome, **training, **place, "trained": trained, "epochs": epochs})
     columns = {
         name: pl.Series([row.get(name) for row in rows], dtype=kind, strict=False) for name, kind in _TRAININGS.items()
     }
@@ -335,8 +322,7 @@ _PARAMETERS = {"parameter": pl.String, "run_id": pl.String, "value": pl.String, 
 def read_parameters(runs: Sequence[RunPaths]) -> Answer:
     """Return ``parameter run_id value changes_numbers``, one row per parameter and run, as ordered in ``params.yaml``.
 
-    ``value`` is text, and null if the run lacks the parameter. ``changes_numbers`` is false for parameters that cannot
-    change a result, such as folders.
+    ``value`` is text. ``changes_numbers`` is false for parameters that cannot change a result, such as folders.
     """
     notes, known = [], {}
     for run, run_id in zip(runs, _names(runs), strict=True):
@@ -350,7 +336,7 @@ def read_parameters(runs: Sequence[RunPaths]) -> Answer:
         for run_id, values in known.items():
             value = values.get(name)
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            rows.append((name, run_id, text if name in values else None, name not in NOT_HASHED))
+            rows.append((name, run_id, text, name not in NOT_HASHED))
     return Answer(pl.DataFrame(rows, schema=_PARAMETERS, orient="row"), tuple(notes))
 
 
@@ -402,29 +388,33 @@ def predictions(runs: Sequence[RunPaths]) -> Answer:
     return read_tables(files, tables.PREDICTIONS)
 
 
-def index_counts(run: RunPaths, by: str) -> Answer:
-    """Count the videos and groups of the index by label and the column ``by``.
+def _asked(run: RunPaths, table: str, query: str) -> Answer:
+    """Return the rows of an SQL query over one table of a run."""
+    answer = SQL_TABLES[table]([run])
+    return Answer(ask(query, {table: answer.frame}), answer.notes)
 
-    Columns: ``label value num_videos num_groups total_bytes``. ``by`` is a column of ``tables.INDEX``, or ``size`` for
-    width x height.
+
+def index_counts(run: RunPaths, by: str) -> Answer:
+    """Count the videos and groups of the index by label and the column ``by``: ``label value num_videos num_groups``.
+
+    ``by`` is a column of ``tables.INDEX``, or ``size`` for width x height.
     """
-    videos = SQL_TABLES["videos"]([run])
-    value = pl.format("{} × {}", "width", "height") if by == "size" else pl.col(by).cast(pl.String)
-    counts = videos.frame.group_by("label", value.fill_null("not known").alias("value")).agg(
-        num_videos=pl.len().cast(pl.Int64),
-        num_groups=pl.col("group_id").n_unique().cast(pl.Int64),
-        total_bytes=pl.col("size_bytes").sum(),
-    )
-    return Answer(counts.sort(-pl.col("num_videos"), "value", "label"), videos.notes)
+    value = "width || ' × ' || height" if by == "size" else f"CAST({by} AS VARCHAR)"
+    query = f"""
+        SELECT label, coalesce({value}, 'not known') AS value, count(*) AS num_videos,
+               count(DISTINCT group_id) AS num_groups
+        FROM videos GROUP BY 1, 2 ORDER BY num_videos DESC, 2, 1
+    """
+    return _asked(run, "videos", query)
 
 
 def fold_balance(run: RunPaths) -> Answer:
     """Count the videos and groups of each outer fold: ``fold label num_videos num_groups``."""
-    folds = SQL_TABLES["folds"]([run])
-    counts = folds.frame.group_by("fold", "label").agg(
-        num_videos=pl.len().cast(pl.Int64), num_groups=pl.col("group_id").n_unique().cast(pl.Int64)
-    )
-    return Answer(counts.sort("fold", "label", descending=[False, True]), folds.notes)
+    query = """
+        SELECT fold, label, count(*) AS num_videos, count(DISTINCT group_id) AS num_groups
+        FROM folds GROUP BY fold, label ORDER BY fold, label DESC
+    """
+    return _asked(run, "folds", query)
 
 
 def augmentation_counts(run: RunPaths) -> Answer:
@@ -432,7 +422,6 @@ def augmentation_counts(run: RunPaths) -> Answer:
 
     ``num_augmented`` is the number of all augmented clips; ``share`` is ``num_clips / num_augmented``.
     """
-    clips = SQL_TABLES["clips"]([run])
     query = """
         WITH made AS (
             SELECT clip_id, TRY_CAST(operations AS JSON) AS operations, count(*) OVER () AS num_augmented
@@ -443,7 +432,7 @@ def augmentation_counts(run: RunPaths) -> Answer:
         SELECT operation, count(*) AS num_clips, num_augmented, count(*) / num_augmented AS share
         FROM drawn GROUP BY operation, num_augmented ORDER BY num_clips DESC, operation
     """
-    return Answer(ask(query, {"clips": clips.frame}), clips.notes)
+    return _asked(run, "clips", query)
 
 
 SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
@@ -500,7 +489,7 @@ def ask_sql(
     """
     # A table that the query does not name stays empty: it may have a million rows. ``query_table`` may name any.
     text = query.lower()
-    answers = {name: read(runs if name in text or "query" in text else ()) for name, read in SQL_TABLES.items()}
+    answers = {name: read(runs if name in text or "query" in text else []) for name, read in SQL_TABLES.items()}
     frames = {name: answer.frame for name, answer in answers.items()}
     for name, path in (files or {}).items():
         try:

@@ -3,24 +3,23 @@
 A level is one kind of disturbance at one strength.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read.headline import run_cautions
+from fvc_lib.analysis.read.comparison import replicates_over_folds
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, run_cautions
 from fvc_lib.analysis.read.runs import run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
-from fvc_lib.metrics.cross_validation import measure_over_folds
-from fvc_lib.metrics.intervals import holm, intervals_of, paired_difference, replicate_values
+from fvc_lib.metrics.intervals import holm, intervals_of, paired_difference
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_types
 
 UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
-MAIN_METRIC = "roc_auc"
 # Ranking, and decisions at thresholds that were chosen on undisturbed videos.
 METRICS = (MAIN_METRIC, "balanced_accuracy")
-_OWN = ("value", "low", "high")
 HEADINGS = {"strength": "Level", "num_failed": "Without a score"}
 
 
@@ -50,30 +49,31 @@ def robustness_results(
     before = scored.filter(level=UNDISTURBED)
     rows = []
     for (level, kind), of_level in scored.group_by("level", "kind", maintain_order=True):
-        both = before.join(
-            of_level.drop_nulls("score").select("video_id", disturbed="score"), on="video_id", maintain_order="left"
-        )
-        shared = {"level": level, "kind": kind, "strength": strengths.get(str(level), "as it is"), "trial": trial}
-        counts = {
+        disturbed = of_level.drop_nulls("score").select("video_id", disturbed="score")
+        both = before.join(disturbed, on="video_id", maintain_order="left")
+        row = {
+            "level": level,
+            "kind": kind,
+            "strength": strengths.get(str(level), "as it is"),
+            "trial": trial,
             "num_videos": both.height,
             "num_groups": both["group_id"].n_unique(),
             "num_failed": of_level.height - both.height,
         }
         numbers = _numbers(both, replicates, seed, confidence) if both["label"].n_unique() == 2 else {}
-        if level == UNDISTURBED:  # it is what the others are compared with
-            numbers = {metric: {name: each[name] for name in _OWN} for metric, each in numbers.items()}
-        rows += [{**shared, "metric": metric, **numbers.get(metric, {}), **counts} for metric in METRICS]
+        rows += [{**row, "metric": metric, **numbers.get(metric, {})} for metric in METRICS]
     table = pl.DataFrame(rows, schema=column_types(ROBUSTNESS_RESULTS))
-    tested = ~pl.col("level").is_in([UNDISTURBED, WITHOUT_LOSS])
-    adjusted = pl.concat(
-        part.with_columns(holm_p_value=pl.Series(holm(part["p_value"].fill_null(np.nan).to_numpy())).fill_nan(None))
-        for part in table.filter(tested).partition_by("metric")
-    )
+    differences = ["difference", "difference_low", "difference_high", "p_value", "undisturbed"]
+    is_level = pl.col("level") != UNDISTURBED
+    table = table.with_columns(pl.when(is_level).then(name).alias(name) for name in differences)
+    tested = is_level & (pl.col("level") != WITHOUT_LOSS)
+    parts = [table.filter(~tested)]
+    for metric in METRICS:
+        part = table.filter(tested, metric=metric)
+        adjusted = pl.Series("holm_p_value", holm(part["p_value"].fill_null(math.nan).to_numpy())).fill_nan(None)
+        parts.append(part.with_columns(adjusted))
     worst = pl.when(metric=MAIN_METRIC).then("value").max().over("level")
-    table = pl.concat([adjusted, table.filter(~tested)])
-    table = table.sort(
-        pl.col("level") != UNDISTURBED, worst, "metric", descending=[False, False, True], nulls_last=True
-    )
+    table = pl.concat(parts).sort(is_level, worst, "metric", descending=[False, False, True], nulls_last=True)
     return check_table(table, ROBUSTNESS_RESULTS, "robustness results")
 
 
@@ -82,27 +82,22 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
 
     Keys are ``value low high difference difference_low difference_high p_value undisturbed``.
     """
-    thresholds, folds = both["threshold"].to_numpy(), both["fold"].to_numpy()
-    several = "target" in both.columns and both["target"].n_unique() > 1  # then results are the mean over them
-    targets = both["target"].to_numpy() if several else None
-    measures = [
-        measure_over_folds(metric, both[column].to_numpy(), thresholds, folds, targets)
-        for metric in METRICS
-        for column in ("score", "disturbed")
-    ]
-    labels = (both["label"] == "fake").cast(pl.Int64).to_numpy()
-    drawn = replicate_values(labels, measures, both["group_id"].to_list(), replicates=replicates, seed=seed)
+    measures = [(metric, both[column], both["threshold"]) for metric in METRICS for column in ("score", "disturbed")]
+    drawn = replicates_over_folds(both, measures, replicates=replicates, seed=seed)
     intervals, numbers = intervals_of(drawn, confidence), {}
-    for number, metric in enumerate(METRICS):
-        first, second = 2 * number, 2 * number + 1
-        paired = paired_difference(drawn, first, second, confidence=confidence)
-        value, low, high, *_ = intervals[second].row()
-        known = {
-            "difference": paired.value, "difference_low": paired.low, "difference_high": paired.high,
-            "p_value": paired.p_value, "undisturbed": intervals[first].value,
-        }  # fmt: skip
-        finite = {name: each if np.isfinite(each) else None for name, each in known.items()}
-        numbers[metric] = {"value": value, "low": low, "high": high, **finite}
+    for place, metric in zip((0, 2), METRICS, strict=True):
+        paired = paired_difference(drawn, place, place + 1, confidence=confidence)
+        row = {
+            "value": intervals[place + 1].value,
+            "low": intervals[place + 1].low,
+            "high": intervals[place + 1].high,
+            "difference": paired.value,
+            "difference_low": paired.low,
+            "difference_high": paired.high,
+            "p_value": paired.p_value,
+            "undisturbed": intervals[place].value,
+        }
+        numbers[metric] = {name: value if np.isfinite(value) else None for name, value in row.items()}
     return numbers
 
 
@@ -137,26 +132,24 @@ def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | No
     """
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
     levels = main.filter(pl.col("level") != UNDISTURBED)
-    sentences = [] if run is None else list(run_cautions(run))
+    sentences = list(run_cautions(run)) if run else []
     for row in main.filter(level=UNDISTURBED).iter_rows(named=True):
-        counted = f"{count_text(row['num_videos'], 'video')} in {count_text(row['num_groups'], 'group')}"
-        sentences.append(f"Undisturbed: {name} {interval_text(row['value'], row['low'], row['high'])}, {counted}.")
+        number = interval_text(row["value"], row["low"], row["high"])
+        sentences.append(f"Undisturbed: {name} {number}, {row['num_videos']} videos in {row['num_groups']} groups.")
         if row["low"] is None or row["low"] <= 0.5:
             sentences.append("Its interval does not lie above 0.5: such a detector has nothing to lose.")
     for row in levels.drop_nulls("value").head(1).iter_rows(named=True):
         number = interval_text(row["value"], row["low"], row["high"])
-        paired = f"{_difference(row)} against the same videos undisturbed"
-        sentences.append(f"Worst: {row['kind']}, {row['strength']}: {name} {number}, {paired}.")
+        sentences.append(f"Worst: {row['kind']}, {row['strength']}: {name} {number}, difference {_difference(row)}.")
     disturbing = levels.filter(pl.col("level") != WITHOUT_LOSS)
-    shown = disturbing.filter((pl.col("difference") < 0) & (pl.col("holm_p_value") <= round(1 - confidence, 12)))
+    shown = disturbing.filter(pl.col("difference") < 0, pl.col("holm_p_value") <= round(1 - confidence, 12))
     sentences.append(
         f"At {shown.height} of {count_text(disturbing.height, 'level')} a loss of {name} is shown ({confidence:.0%}, "
         "corrected for their number by Holm's method). A loss that is not shown may be there all the same."
     )
-    control = levels.filter(level=WITHOUT_LOSS)["difference"].drop_nulls().to_list()
-    changes = f"changes by {control[0]:+z.4f}" if control else "was not scored: what writing anew does is not known"
+    control = levels.filter(level=WITHOUT_LOSS).drop_nulls("difference")["difference"]
+    changes = f"changes by {control[0]:+z.4f}" if control.len() else "was not scored, so what re-encoding does is open"
     sentences.append(f"Control, written again without loss: {name} {changes}.")
-    failed = sum(levels["num_failed"])
-    if failed:
+    if failed := sum(levels["num_failed"]):
         sentences.append(f"Left out on both sides, since they have no score: {count_text(failed, 'disturbed video')}.")
     return sentences

@@ -5,7 +5,7 @@ test, such as ``kfold`` or ``cross_corpus``.
 """
 
 import datetime
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,26 +146,13 @@ def protocol_name(parameters: Mapping[str, object]) -> str:
     return name if isinstance(name, str) and name in PROTOCOLS else KFOLD
 
 
-def protocol_text(parameters: Mapping[str, object], corpora: Sequence[str] = ()) -> str:
-    """Return the protocol of a run as text; empty for ``kfold``.
-
-    If the protocol has targets (corpora that are only tested on), they follow. ``corpora`` are all corpora of the run;
-    those that are no target follow as "trained on".
-    """
-    name = protocol_name(parameters)
+def protocol_text(parameters: Mapping[str, object]) -> str:
+    """Return the protocol of a run as text, with the corpora that are only tested on; empty for ``kfold``."""
+    name, targets = protocol_name(parameters), parameters.get("target_corpora")
     if name == KFOLD:
         return ""
-    targets = parameters.get("target_corpora")
-    tested = list(map(str, targets)) if isinstance(targets, list | tuple) else []
-    known = set(map(_letters_of, tested))
-    trained = [corpus for corpus in corpora if tested and _letters_of(corpus) not in known]
-    parts = ((trained, "trained on"), (tested, "tested on"))
-    return ", ".join([name, *(f"{use} {', '.join(map(clean_text, names))}" for names, use in parts if names)])
-
-
-def _letters_of(name: str) -> str:
-    """Return a corpus's name in lower case without punctuation; ``cross_corpus`` compares names in this form."""
-    return "".join(filter(str.isalnum, name.lower())) or name
+    tested = ", ".join(map(clean_text, targets)) if isinstance(targets, list | tuple) else ""
+    return f"{name}, tested on {tested}" if tested else name
 
 
 def trial_text(parameters: Mapping[str, object]) -> str:
@@ -175,14 +162,8 @@ def trial_text(parameters: Mapping[str, object]) -> str:
 
 
 def model_name(parameters: Mapping[str, object]) -> str | None:
-    """Return the name of the run's network; a text encoder that is not the project's own is mentioned.
-
-    None if the parameters name no network.
-    """
-    task = run_task(parameters)
-    model = as_text(parameters.get(TASKS[task].network))
-    foreign = task == "video_text" and parameters.get("text_encoder") not in (None, "own")
-    return f"{model} with a text encoder from outside" if model and foreign else model
+    """Return the name of the run's network; None if the parameters name none."""
+    return as_text(parameters.get(TASKS[run_task(parameters)].network))
 
 
 def ensemble_text(run: RunPaths) -> str:
@@ -195,39 +176,29 @@ def ensemble_text(run: RunPaths) -> str:
 # --- Corpora
 
 
-def _recorded_corpus(run: RunPaths) -> Mapping[str, object]:
+def _recorded_corpus(run: RunPaths) -> tuple[str, str]:
+    """Return the names of a run's corpora, joined by " + ", and their fingerprint; empty texts if not recorded."""
     record = read_json_object(run.run_json)
-    return {} if document_damage(run.run_json, record) else as_mapping(record.get("corpus"))
-
-
-def recorded_corpora(run: RunPaths) -> list[str]:
-    """Return the names of the corpora in the run's index; empty while there is no index."""
-    return list(map(str, as_list(_recorded_corpus(run).get("corpora"))))
-
-
-def _corpus_name(recorded: Mapping[str, object]) -> str:
-    """Return the names of the corpora in the index, joined by " + ".
-
-    While there is no index, return the name that was recorded when the run began; empty if there is none.
-    """
-    corpora = as_list(recorded.get("corpora")) if recorded.get("listing_sha256") != "" else []
-    return " + ".join(map(str, corpora)) or as_text(recorded.get("name")) or ""
+    corpus = {} if document_damage(run.run_json, record) else as_mapping(record.get("corpus"))
+    names = " + ".join(map(str, as_list(corpus.get("corpora"))))
+    return names or as_text(corpus.get("name")) or "", as_text(corpus.get("fingerprint")) or ""
 
 
 def corpus_text(run: RunPaths) -> str | None:
     """Return the name of a run's corpus with the first 12 digits of its fingerprint; None if no corpus is recorded."""
-    recorded = _recorded_corpus(run)
-    fingerprint = as_text(recorded.get("fingerprint"))
+    name, fingerprint = _recorded_corpus(run)
     known = f"fingerprint {fingerprint[:12]}" if fingerprint else "not indexed yet"
-    parts = (_corpus_name(recorded), known, trial_text(run_parameters(run)))
-    return ", ".join(filter(None, parts)) if parts[0] else None
+    trial = trial_text(run_parameters(run))
+    return ", ".join(filter(None, (name, known, trial))) if name else None
 
 
 # --- Names of runs
 
 _MOST_MARKS = 3
-# These have a place of their own in every list.
-_NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora"})
+# Lists show these elsewhere, or not at all.
+_NO_MARKS = NOT_HASHED | {
+    "dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora",
+}  # fmt: skip
 
 
 def run_names(runs: Sequence[RunPaths]) -> list[str]:
@@ -239,31 +210,23 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     """Return for each run three texts: its corpus, its detector, and the parameters in which it differs.
 
-    The third text names at most ``_MOST_MARKS`` parameters that can change a number. A parameter is named if its value
-    is not the most frequent one among the runs of the same task; of equally frequent ones that of the newest run. The
-    beginning of the fingerprint is added to a corpus if another one has its name.
+    The corpus has the first six digits of its fingerprint. The third text names at most ``_MOST_MARKS`` parameters that
+    can change a number. They are compared with the first of ``runs`` that has the same task.
     """
-    asked = [run_parameters(run) for run in runs]
-    values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for _, parameters in sorted(zip((run.root.name for run in runs), asked, strict=True), key=lambda pair: pair[0]):
-        for name, value in parameters.items():
-            values[run_task(parameters), name].insert(0, str(value))
-    usual = {key: Counter(known).most_common(1)[0][0] for key, known in values.items()}
-    corpora = [
-        (_corpus_name(corpus), as_text(corpus.get("fingerprint")) or "") for corpus in map(_recorded_corpus, runs)
-    ]
-    alike = Counter(name for name, fingerprint in set(corpora) if fingerprint)
+    firsts: dict[str, Mapping[str, object]] = {}
     marks = []
-    for (name, fingerprint), parameters in zip(corpora, asked, strict=True):
-        task, own = run_task(parameters), list(filter(None, [trial_text(parameters)]))
-        for field, value in parameters.items():
-            if field not in _NO_MARKS | NOT_HASHED and str(value) != usual[task, field]:
-                own.append(f"{field} {value}")
-        more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
+    for run in runs:
+        parameters = run_parameters(run)
+        first = firsts.setdefault(run_task(parameters), parameters)
+        differing = [
+            f"{name} {clean_text(value)}"
+            for name, value in parameters.items()
+            if name not in _NO_MARKS and value != first.get(name)
+        ]
         detector = ", ".join(filter(None, (model_name(parameters), protocol_text(parameters))))
-        corpus = f"{name} {fingerprint:.6}".rstrip() if alike[name] > 1 else name
-        corpus = corpus or Path(as_text(parameters.get("corpus")) or "").name
-        marks.append((corpus, detector, ", ".join(own[:_MOST_MARKS]) + more))
+        name, fingerprint = _recorded_corpus(run)
+        corpus = f"{name} {fingerprint[:6]}".rstrip() or Path(as_text(parameters.get("corpus")) or "").name
+        marks.append((corpus, detector, ", ".join(filter(None, (trial_text(parameters), *differing[:_MOST_MARKS])))))
     return marks
 
 

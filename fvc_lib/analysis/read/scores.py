@@ -7,7 +7,7 @@ import polars as pl
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, run_cautions
 from fvc_lib.analysis.read.runs import TARGET_SCOPE, run_parameters, trial_text
-from fvc_lib.analysis.wording import count_text, interval_text, latex_table, latex_text, source_name
+from fvc_lib.analysis.wording import interval_text, latex_table, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import NEUTRAL, NOT_HASHED
 from fvc_lib.services.run_paths import RunPaths
@@ -28,17 +28,17 @@ def score_table(
             deviation over all these runs.
         run: the run of the predictions, for the column ``trial``.
     """
-    every = pl.concat([each.select("video_id", "score") for each in (predictions, *others)])
+    every = pl.concat([frame.select("video_id", "score") for frame in (predictions, *others)])
     spread = every.group_by("video_id").agg(score_std=pl.col("score").std(), num_seeds=pl.len().cast(pl.Int64))
-    called = pl.when(pl.col("score") >= pl.col("threshold")).then(pl.lit("fake")).otherwise(pl.lit("real"))
-    rows = (
-        predictions.join(index.select("video_id", "path"), on="video_id", how="left")
-        .join(spread, on="video_id", how="left")
-        .with_columns(called=called, trial=_trial_column(run))
-        .with_columns(is_right=pl.col("called") == pl.col("label"), path=pl.col("path").fill_null(pl.col("video_id")))
+    rows = predictions.join(index.select("video_id", "path"), on="video_id", how="left")
+    distance = pl.col("score") - pl.col("threshold")
+    rows = rows.join(spread, on="video_id", how="left").with_columns(
+        called=pl.when(distance >= 0).then(pl.lit("fake")).otherwise(pl.lit("real")),
+        path=pl.col("path").fill_null(pl.col("video_id")),
+        trial=_trial_column(run),
     )
-    sure = (pl.col("score") - pl.col("threshold")).abs()
-    table = rows.sort("is_right", -sure, "video_id").select(list(SCORES.columns))
+    rows = rows.with_columns(is_right=pl.col("called") == pl.col("label"))
+    table = rows.sort("is_right", -distance.abs(), "video_id").select(list(SCORES.columns))
     return check_table(table, SCORES, "scores")
 
 
@@ -53,16 +53,16 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
     There is one frame per seed; of several runs with the same seed the latest counts. The folds of the runs may
     differ, because no network scores a group that it was trained on.
     """
-    found = {}
-    own = {**NEUTRAL, **run_parameters(run)}
+    frames = {}
+    parameters = {**NEUTRAL, **run_parameters(run)}
     for other in map(RunPaths, sorted(run.root.parent.glob("run_*"))):
-        asked = {**NEUTRAL, **run_parameters(other)}
-        differing = {name for name in {*own, *asked} - NOT_HASHED if own.get(name) != asked.get(name)}
-        if other.results.is_file() and differing == {"seed"}:
+        others = {**NEUTRAL, **run_parameters(other)}
+        names = {*parameters, *others} - NOT_HASHED
+        if other.results.is_file() and [name for name in names if parameters.get(name) != others.get(name)] == ["seed"]:
             scored = queries.predictions([other])
             if scored.frame.height and not scored.notes:  # else its own report says so
-                found[asked.get("seed")] = scored.frame.drop("run_id")
-    return list(found.values())
+                frames[others["seed"]] = scored.frame.drop("run_id")
+    return list(frames.values())
 
 
 def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> None:
@@ -92,19 +92,23 @@ def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[s
         confidence: coverage of the intervals, for the caption.
         cautions: sentences at the end of the caption.
     """
-    text = pl.when(pl.col("value").is_null()).then(pl.lit("--")).otherwise(
-        pl.struct("value", "low", "high").map_elements(lambda row: interval_text(*row.values()), pl.String)
-    )  # fmt: skip
-    cells = {(row[0], row[1], row[2]): row[3] for row in results.select("scope", "source", "metric", text).rows()}
+    chosen = results.filter(pl.col("metric").is_in(list(_FOR_A_PAPER))).drop_nulls("value")
+    ends = chosen.select("scope", "source", "metric", "value", "low", "high").rows()
+    cells = {(scope, source, metric): interval_text(*numbers) for scope, source, metric, *numbers in ends}
     scopes = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model")["scope"].unique().sort()
-    rows = [
-        (f"{latex_text(source_name(source))}{'*' * (source in DISHONEST_CONTROLS)}", "all", source)
-        for source in results.filter(scope="all")["source"].unique(maintain_order=True)
+    named = []
+    for source in results.filter(scope="all")["source"].unique(maintain_order=True):
+        name = latex_text(source_name(source))
+        named.append((f"{name}*" if source in DISHONEST_CONTROLS else name, "all", source))
+    named += [(latex_text(f"Model, {scope.removeprefix(TARGET_SCOPE)}"), scope, "model") for scope in scopes]
+    body = [
+        [name, *(cells.get((scope, source, metric), "--") for metric in _FOR_A_PAPER)] for name, scope, source in named
     ]
-    rows += [(latex_text(f"Model, {scope.removeprefix(TARGET_SCOPE)}"), scope, "model") for scope in scopes]
-    body = [[name, *(cells.get((*key, metric), "--") for metric in _FOR_A_PAPER)] for name, *key in rows]
-    model = results.filter(scope="all", source="model").select("num_videos", "num_groups").head(1).rows()
-    counted = "".join(f"{count_text(videos, 'video')} in {count_text(groups, 'group')}; " for videos, groups in model)
+    counts = results.filter(scope="all", source="model")
+    counted = "".join(
+        f"{videos:,} videos in {groups:,} groups; "
+        for videos, groups in counts.select("num_videos", "num_groups").head(1).rows()
+    )
     mean = f"; the mean over {len(scopes)} targets, which follow" if len(scopes) > 1 else ""
     caption = (
         rf"{counted}{100 * confidence:g}\% intervals over groups{mean}. "
