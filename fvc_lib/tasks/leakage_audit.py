@@ -11,7 +11,7 @@ the share of fakes among the group's training videos. Otherwise it is the model'
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import polars as pl
 
@@ -29,7 +29,6 @@ from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]  # the columns of LEAKAGE_AUDIT
 Links = Sequence[tuple[int, int]]  # pairs of row numbers of near-duplicates
-T = TypeVar("T")
 
 _CARRIES_AUC = 0.6  # metadata columns are named from this AUC on
 _MOST_CARRIERS = 3
@@ -194,8 +193,8 @@ def _metadata_carriers(
         return
     alone = {name: judged([name]).value for name in controls.METADATA if index[name].n_unique() > 1}
     best = sorted(alone, key=lambda name: -alone[name])[:_MOST_CARRIERS]
-    carriers = ", ".join(f"{name} ({alone[name]:.2f})" for name in best if alone[name] >= _CARRIES_AUC)
-    found = f"Metadata predicts the labels by {carriers or 'several columns together'}; AUC of each column alone."
+    carriers = ", ".join(f"{name} ({alone[name]:.2f})" for name in best)
+    found = f"Metadata predicts the labels. The columns with the highest AUC of their own: {carriers}."
     yield "metadata_carriers", None, whole, found, None
     size = judged(controls.SIZE_AND_RATE)
     if not config.rescale and size.value >= _CARRIES_AUC and size.low > 0.5:
@@ -212,78 +211,47 @@ def _interval(interval: Interval) -> str:
 
 # Tasks image and video_text have one split instead of folds.
 
-Progress = Callable[[int, int], None] | None
-Stop = Callable[[], bool] | None
 
-
-def image_split_audit(
-    images: pl.DataFrame, root: Path, config: RunConfig, *, progress: Progress = None, stop: Stop = None
+def split_audit(
+    rows: pl.DataFrame,
+    root: Path,
+    config: RunConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
-    """Return one row per check of a split of pictures (LEAKAGE_AUDIT).
+    """Return one row per check of a split into parts (LEAKAGE_AUDIT); a video with several texts counts once.
 
     Args:
-        images: IMAGES schema, the pictures of the training.
+        rows: IMAGES, or VIDEO_TEXTS for task ``video_text``.
         root: folder that ``path`` is relative to. Files that changed since they were indexed are read again.
-        config: gives ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
+        config: gives ``task``, ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
         progress: called with (files read, files).
         stop: called after each file; may raise ``StoppedError``.
     """
-    files, found = _read_again(IMAGE_FILES, images, root, config, progress, stop)
-    contents = [None if image.facts is None else image.facts.content_sha256 for image in found]
-    hashes = [image.perceptual_hash for image in found]
-    any_picture = max((image.thumbnail for image in found), default="")  # files without a hash are never compared
-    judge = SamePictures([image.thumbnail or any_picture for image in found])
-    return _split_audit(files, contents, hashes, config, judge)
-
-
-def video_text_split_audit(
-    pairs: pl.DataFrame, root: Path, config: RunConfig, *, progress: Progress = None, stop: Stop = None
-) -> pl.DataFrame:
-    """Return one row per check of a split of VIDEO_TEXTS (LEAKAGE_AUDIT); a video with several texts counts once.
-
-    Arguments are those of ``image_split_audit``.
-    """
-    files, found = _read_again(VIDEO_FILES, pairs, root, config, progress, stop)
-    contents = [None if video.probe is None else video.content_sha256 for video in found]
-    return _split_audit(files, contents, [video.perceptual_hash for video in found], config)
-
-
-def _read_again(
-    kind: FileKind[T], rows: pl.DataFrame, root: Path, config: RunConfig, progress: Progress, stop: Stop
-) -> tuple[pl.DataFrame, list[T]]:
-    """Return a table ``path part group_id content_sha256`` of the files, and the facts of each file as it is now."""
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
+    kind: FileKind[Any] = IMAGE_FILES if config.task == "image" else VIDEO_FILES
     cache, paths = Path(config.cache_dir) / "index", files["path"].to_list()
     probed, _ = probe_files(kind, root, paths, cache, workers=config.workers, progress=progress, stop=stop)
-    return files, [probed[path] for path in paths]
-
-
-def _split_audit(
-    files: pl.DataFrame,
-    contents: Sequence[str | None],
-    hashes: Sequence[str | None],
-    config: RunConfig,
-    judge: SamePictures | None = None,
-) -> pl.DataFrame:
-    """Return the checks as LEAKAGE_AUDIT.
-
-    Args:
-        files: table of ``_read_again`` with F rows.
-        contents: F, the SHA-256 of each file now; None where it cannot be read.
-        hashes: F perceptual hashes; None where a file has none.
-        config: gives ``near_duplicate_bits``.
-        judge: compares two pictures whose hashes are near; None: the hashes suffice.
-    """
+    found = [probed[path] for path in paths]
+    judge = None
+    if config.task == "image":
+        contents = [file.facts and file.facts.content_sha256 for file in found]
+        any_picture = max((file.thumbnail for file in found), default="")  # files without a hash are never compared
+        judge = SamePictures([file.thumbnail or any_picture for file in found])
+    else:
+        contents = [file.content_sha256 or None for file in found]
     files = files.with_columns(now=pl.Series(contents, dtype=pl.String), training=0)
     changed = files.filter(pl.col("now").ne_missing(pl.col("content_sha256")))["path"].to_list()
-    found = f"{len(changed):,} of {files.height:,} files differ from the index. The first: {changed[:3]}."
-    rows = [
+    text = f"{len(changed):,} of {files.height:,} files differ from the index. The first: {changed[:3]}."
+    checks = [
         _in_two(files, "part", "group_id", "groups"),
         _in_two(files, "part", "path", "files"),
         _in_two(files, "part", "now", "contents"),
-        ("files_unlike_the_index", len(changed), None, found, not changed),
+        ("files_unlike_the_index", len(changed), None, text, not changed),
     ]
     if config.near_duplicate_bits:
+        hashes = [file.perceptual_hash for file in found]
         links = near_duplicate_links(hashes, config.near_duplicate_bits, judge)
-        rows.append(_near_copies(files, "part", "near_copies", links, hashes.count(None)))
-    return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
+        checks.append(_near_copies(files, "part", "near_copies", links, hashes.count(None)))
+    return check_table(frame_of(checks, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")

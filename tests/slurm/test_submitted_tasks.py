@@ -26,7 +26,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import TASK_OF_STAGE
 from fvc_lib.tasks.image.results import image_results
 from fvc_lib.tasks.image.training import train_images
-from fvc_lib.tasks.leakage_audit import image_split_audit
+from fvc_lib.tasks.leakage_audit import split_audit
 from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus
 from tests.faults.stage_moments import renamed, watching
 from tests.slurm.cluster import Cluster
@@ -78,7 +78,7 @@ def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
         write_table(images.images, IMAGES, paths.images)
         write_table(images.targets, IMAGE_TARGETS, paths.image_targets)
         write_table(images.rejected, REJECTED, paths.rejected)
-        audit = image_split_audit(images.images, images.root, config)
+        audit = split_audit(images.images, images.root, config)
         write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
         train_images(paths, config, metric_log=log)
         image_results(paths, config)

@@ -10,16 +10,12 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.analysis.audit.numbers import Settings, audit_scores, group_ids
-from fvc_lib.corpus.listing import read_corpus
-from fvc_lib.corpus.score_table import FACTS, ScoreTable, found_in_corpus
+from fvc_lib.analysis.audit.numbers import group_ids
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video import controls
-from tests.faults.small_runs import small_corpus
 
 FVC2018 = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
 
@@ -195,16 +191,9 @@ def test_under_a_protocol_each_control_learns_what_its_own_training_had(tables: 
 # A table of anyone's scores
 
 
-def table_of(ids: list[str], labels: list[str], groups: list[str | None]) -> ScoreTable:
-    facts = {name: pl.lit(None, pl.String) for name in FACTS if name != "group_id"}
-    columns = [pl.Series("video_id", ids), pl.Series("label", labels), pl.Series("group_id", groups, dtype=pl.String)]
-    videos = pl.DataFrame(columns).with_columns(**facts).select("video_id", "label", *FACTS).sort("video_id")
-    return ScoreTable(videos, pl.DataFrame({"one": np.random.default_rng(0).random(len(ids))}))
-
-
 def test_controls_of_scores_are_in_the_order_of_the_table_and_missing_ones_are_named():
     ids, groups = [f"v{number:02}" for number in range(40)], [f"g{number // 2}" for number in range(40)]
-    videos = table_of(ids, ["real", "real", "fake", "fake"] * 10, groups).videos
+    videos = pl.DataFrame({"video_id": ids, "label": ["real", "real", "fake", "fake"] * 10, "group_id": groups})
     found, missing = controls.controls_of_scores(videos, group_ids(videos).tolist())
     assert set(found) == {"constant", "group_lookup_by_group", "group_lookup_by_row"}
     assert all(control["video_id"].to_list() == ids for control in found.values())
@@ -214,20 +203,12 @@ def test_controls_of_scores_are_in_the_order_of_the_table_and_missing_ones_are_n
     assert found["group_lookup_by_group"].equals(found["constant"])
 
 
-@pytest.mark.long
-def test_with_the_videos_come_groups_metadata_and_clip_length(tmp_path):
-    corpus = small_corpus("video", tmp_path / "corpus")
-    entries = read_corpus(corpus).entries
-    table = table_of([each.path for each in entries], [str(each.label) for each in entries], [None] * len(entries))
-    config = resolve_config({"corpus": str(corpus), "cache_dir": str(tmp_path / "cache")})
-    known, of_corpus = found_in_corpus(table, config, tmp_path / "audit")
-    assert known.videos["group_id"].null_count() < table.videos.height == of_corpus.height
-    groups = group_ids(known.videos).tolist()
-    found, missing = controls.controls_of_scores(known.videos, groups, of_corpus)
+def test_videos_of_a_corpus_have_metadata_controls_and_others_are_counted(tables):
+    folds = tables.folds()
+    videos, groups = folds.select("video_id", "label"), folds["group_id"].to_list()
+    found, missing = controls.controls_of_scores(videos, groups, tables.index(folds))
     assert {"metadata_only", "length_only"} <= set(found)
     assert missing == []
-    audit = audit_scores(known.videos, known.scores, Settings(replicates=100), controls=found)
-    assert audit.controls["value"].is_not_null().all()
-    found, missing = controls.controls_of_scores(known.videos, groups, of_corpus.head(of_corpus.height - 1))
+    found, missing = controls.controls_of_scores(videos, groups, tables.index(folds)[1:])
     assert found["metadata_only"]["score"].null_count() == 1
-    assert "1 of" in missing[-1]
+    assert "1 of 60" in missing[-1]

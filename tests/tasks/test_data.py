@@ -99,9 +99,9 @@ def test_training_draws_one_clip_of_each_row_by_seed_row_and_epoch_alone(several
     data = ClipDataset(several.store, rows, clips=CLIPS, draws=True, seed=3)
     assert len(data) == len(data.classes) == len(rows)
     drawn = {}
-    for epoch in range(6):
+    for epoch in range(3):
         order, now, seen = np.random.default_rng(epoch).permutation(len(rows)).tolist(), data.at_epoch(epoch), []
-        for size, workers in ((7, 0), (5, 2)):
+        for size, workers in ((7, 0), (5, 2 * (not epoch))):
             batches = [order[start : start + size] for start in range(0, len(order), size)]
             loaded = load_batches(now, batches, num_workers=workers)
             seen.append({name for batch in loaded for name in batch.sample_ids})

@@ -8,8 +8,8 @@ import pytest
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.tasks import leakage_audit as split_audit
-from fvc_lib.tasks.leakage_audit import image_split_audit, video_text_split_audit
+from fvc_lib.tasks import leakage_audit
+from fvc_lib.tasks.leakage_audit import split_audit
 from fvc_lib.video.decode.probe import VideoProbe
 from tests.corpus.edited_pictures import drawn, put_picture, saved_anew
 
@@ -46,7 +46,7 @@ def table(root, **parts):
 
 def audit(images, root, tmp_path, **changes):
     config = resolve_config({"task": "image", "cache_dir": str(tmp_path / "cache"), **changes}, environ={})
-    found = image_split_audit(images, root, config)
+    found = split_audit(images, root, config)
     assert tuple(found["check"]) == CHECKS
     return {row["check"]: row for row in found.iter_rows(named=True)}
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_another_by_now_or_gone_is_said(corpus, tmp_path, dishes)
 def test_a_video_with_several_texts_counts_once_and_its_copies_are_found(tmp_path, monkeypatch):
     contents = {"a": "1", "b": "2", "c": "1", "d": "4"}
     probes = {path: ProbeResult(path, PROBE, 64 * content) for path, content in contents.items()}
-    monkeypatch.setattr(split_audit, "probe_files", lambda *_, **__: (probes, 0))
+    monkeypatch.setattr(leakage_audit, "probe_files", lambda *_, **__: (probes, 0))
     pairs = pl.DataFrame(
         {
             "path": list("aabcd"), "text": list("vwxyz"), "part": ["train", "train", "test", "train", "test"],
@@ -93,11 +93,11 @@ def test_a_video_with_several_texts_counts_once_and_its_copies_are_found(tmp_pat
         }
     )  # fmt: skip
     config = resolve_config({"task": "video_text"}, environ={})
-    found = video_text_split_audit(pairs, tmp_path, config)
+    found = split_audit(pairs, tmp_path, config)
     assert found["passed"].to_list() == [True] * 5
     assert found["finding"][1] == "0 of 4 files in more than one part."
     moved = pairs.with_columns(part=pl.when(pl.col("path") == "c").then(pl.lit("test")).otherwise("part"))
-    found = video_text_split_audit(moved.sample(fraction=1, shuffle=True, seed=1), tmp_path, config)
+    found = split_audit(moved.sample(fraction=1, shuffle=True, seed=1), tmp_path, config)
     assert dict(zip(found["check"], found["passed"], strict=True)) == {
         **dict.fromkeys(CHECKS, True), "groups_in_two_parts": False, "contents_in_two_parts": False
     }  # fmt: skip

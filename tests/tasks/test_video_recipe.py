@@ -15,7 +15,6 @@ from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask, engine_settings
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
-from tests.kits.rank_kit import Training, distance, run_ranks, same_weights, train
 from tests.kits.task_kit import DrawnClips, Some
 
 RECIPE = pytest.mark.parametrize("kind", ["recipe"], indirect=True)
@@ -24,10 +23,10 @@ LOGITS = torch.tensor([-3.0, 0.4, 0.0, 6.0])
 LABELS = torch.tensor([0.0, 0.0, 1.0, 1.0])
 
 
-def loss_of(**settings):
-    config = resolve_config(settings, environ={})
-    task = VideoTask(None, None, config=config, weights=(0.7, 1.6))
-    return task.loss({"logits": LOGITS}, Batch(tuple("abcd"), {"label": LABELS}))
+def loss_of(target=None, **settings):
+    task = VideoTask(None, None, config=resolve_config(settings, environ={}), weights=(0.7, 1.6))
+    mixed = {} if target is None else {"target": target}
+    return task.loss({"logits": LOGITS}, Batch(tuple("abcd"), {"label": LABELS, **mixed}))
 
 
 @RECIPE
@@ -41,23 +40,6 @@ def test_a_training_with_all_of_it_that_is_stopped_goes_on_to_the_same_bits(make
     assert same_end(make_engine("parts", ema_decay=0.9).fit(), whole.state)
     wanted = latest_weights(tmp_path, "whole")
     assert all(tensor.equal(wanted[name]) for name, tensor in latest_weights(tmp_path, "parts").items())
-
-
-@RECIPE
-@pytest.mark.slow
-def test_two_ranks_find_with_all_of_it_what_one_process_finds(tasks, tmp_path):
-    found = {}
-    for size in (1, 2):
-        folder = tmp_path / str(size)
-        folder.mkdir()
-        training = Training(
-            tasks, folder, {"epochs": 3, "learning_rate": 1e-4, "ema_decay": 0.9, "balance_batches": True}
-        )
-        for code, said in run_ranks(size, train, training):
-            assert code == 0, said
-        found[size] = training.found()
-    assert distance(found[2], found[1]) < 1e-6
-    assert same_weights(found[2], training.found(1))
 
 
 def test_the_loss_is_torch_s_to_the_bit_and_smoothing_moves_half_of_its_share_to_the_other_class():
@@ -202,10 +184,8 @@ def test_what_a_clip_is_mixed_with_depends_on_epoch_and_seed_alone():
 
 
 def test_the_loss_of_a_mixture_is_that_of_both_clips_by_their_shares():
-    config = resolve_config({}, environ={})
-    task = VideoTask(None, None, config=config, weights=(0.7, 1.6))
     target = torch.tensor([0.0, 0.25, 1.0, 0.5])
-    found = task.loss({"logits": LOGITS}, Batch(tuple("abcd"), {"label": LABELS, "target": target}))
+    found = loss_of(target)
     as_real, as_fake = (F.binary_cross_entropy_with_logits(LOGITS, LABELS * 0 + k, reduction="none") for k in (0, 1))
     torch.testing.assert_close(found.total, (0.7 * (1 - target) * as_real + 1.6 * target * as_fake).sum())
     torch.testing.assert_close(found.weight, (0.7 * (1 - target) + 1.6 * target).sum())

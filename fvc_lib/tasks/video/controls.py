@@ -333,26 +333,29 @@ def controls_of_scores(
         corpus does not have.
     """
     rows = videos.select("video_id", "label", group_id=pl.Series("group_id", list(groups), dtype=pl.String))
-    num_folds = min(_MOST_FOLDS, most_folds(rows))
-    if num_folds < 2:
+    folds = _some_folds(rows, seed)
+    if folds is None:
         return {}, ["No control: a label is in fewer than two groups, so nothing can be learned and tested."]
-    folds = make_folds(rows, num_folds, seed)
     controls = {
         CONSTANT: constant(folds),
         GROUP_LOOKUP_BY_GROUP: group_lookup(folds),
         GROUP_LOOKUP_BY_ROW: group_lookup(split_by_row(folds, seed=seed)),
     }
-    there = rows.clear() if of_corpus is None else rows.join(of_corpus, on="video_id", how="semi")
-    num_folds = min(_MOST_FOLDS, most_folds(there))
-    if of_corpus is None or num_folds < 2:
+    there = None if of_corpus is None else _some_folds(rows.join(of_corpus, on="video_id", how="semi"), seed)
+    if of_corpus is None or there is None:
         return controls, ["No metadata and no clip length control: give the corpus of both labels' videos (--corpus)."]
-    folds = make_folds(there, num_folds, seed)
     for name, columns in ((METADATA_ONLY, METADATA), (LENGTH_ONLY, LENGTH)):
-        scored = metadata_only(of_corpus, folds, columns).drop("group_id", "label")
+        scored = metadata_only(of_corpus, there, columns).drop("group_id", "label")
         controls[name] = rows.join(scored, on="video_id", how="left", maintain_order="left")
     absent = rows.height - there.height
     fewer = f"{absent:,} of {rows.height:,} videos are not in the corpus: the metadata and length controls lack them."
     return controls, [fewer] if absent else []
+
+
+def _some_folds(rows: pl.DataFrame, seed: int) -> pl.DataFrame | None:
+    """Return up to five folds of ``rows``; None if a label is in fewer than two groups."""
+    num_folds = min(_MOST_FOLDS, most_folds(rows))
+    return make_folds(rows, num_folds, seed) if num_folds > 1 else None
 
 
 # The real-versus-real floor

@@ -29,6 +29,7 @@ from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide,
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import (
+    Interval,
     group_interval,
     group_intervals,
     one_vote_per_group,
@@ -52,7 +53,6 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.tasks.video.controls import (
     MARGIN,
-    METADATA,
     REAL_SOURCE_CONTROL,
     REAL_SOURCE_FLOOR,
     all_controls,
@@ -96,16 +96,15 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
     Columns are ``video_id group_id`` and the float64 features, null where missing; rows are sorted by ``video_id``.
 
     Raises:
-        DataError: there is no table, it lacks a family that ``config`` names, or no video has a feature.
+        DataError: there is no table, or it lacks a family that ``config`` names.
     """
     table, family_of = read_table(path, FEATURES).sort("video_id"), families_of(config)
     names = [name for name in table.columns if name in family_of]
-    columns = pl.col(names)
-    measured = table.filter(pl.any_horizontal(columns.is_not_null()))
     lacking = sorted(set(family_of.values()) - {family_of[name] for name in names})
-    if lacking or measured.is_empty():
+    if lacking:
         raise DataError(f"{str(path)!r} has no features of: {', '.join(lacking)}. Run 03b_forensic_features again.")
-    return measured.select("video_id", "group_id", columns.cast(pl.Float64))
+    measured = table.filter(pl.any_horizontal(pl.col(names).is_not_null()))
+    return measured.select("video_id", "group_id", pl.col(names).cast(pl.Float64))
 
 
 def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
@@ -135,12 +134,10 @@ def earlier_openings(run: RunPaths, num_folds: int) -> EarlierOpenings:
     for fold in range(num_folds):
         folder = run.fold_checkpoints(fold)
         now = read_selection(folder)
-        for place in run.superseded.glob(f"*/{folder.relative_to(run.root)}"):
-            before = read_selection(place)
-            if before is not None:
-                replaced += now is None or before.weights != now.weights
-            else:
-                unknown += (place / SELECTION).exists()
+        for path in run.superseded.glob(f"*/{folder.relative_to(run.root)}/{SELECTION}"):
+            before = read_selection(path.parent)
+            unknown += before is None
+            replaced += before is not None and (now is None or before.weights != now.weights)
     return EarlierOpenings(replaced, str(read_json_object(run.run_json).get("forked_from", "")), unknown)
 
 
@@ -187,8 +184,7 @@ def kfold_results(
     for scored in () if config.shuffle_labels else (model, predictions):
         floor = real_source_floor(index, scored, config)
         if floor is not None and math.isfinite(floor.value):
-            value, low, high, *sizes = floor.row()
-            rows.append((REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", value, low, high, None, None, *sizes))
+            rows.append(_row(REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", floor))
             break
     return check_table(frame_of(rows, RESULTS).fill_nan(None), RESULTS, "kfold results")
 
@@ -210,8 +206,15 @@ def _trained_floor_rows(
     if math.isfinite(metric(fake_labels(of_targets), values)):  # else a target lacks a source: over all together
         scored = of_targets
     rows = [row for row in _source_rows(REAL_SOURCE_CONTROL, scored, ["roc_auc"], config) if row[1] != ALL_BY_GROUP]
-    value, low, high, *sizes = margin_over_floor(model, scored, config).row()
-    return [*rows, (REAL_SOURCE_CONTROL, ALL_FOLDS, MARGIN, value, low, high, None, None, *sizes)]
+    return [*rows, _row(REAL_SOURCE_CONTROL, ALL_FOLDS, MARGIN, margin_over_floor(model, scored, config))]
+
+
+def _row(
+    source: str, scope: str, metric: str, interval: Interval, mean: float | None = None, std: float | None = None
+) -> Row:
+    """Return a RESULTS row; ``mean`` and ``std`` are those of the folds."""
+    value, low, high, *sizes = interval.row()
+    return (source, scope, metric, value, low, high, mean, std, *sizes)
 
 
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
@@ -288,11 +291,10 @@ def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config
         measures = [measured(name, part) for name in names]
         found = group_intervals(fake_labels(part), measures, groups, row_weights=votes, **interval_settings(config))
         for name, interval in zip(names, found, strict=True):
-            value, low, high, *sizes = interval.row()
             of_fold = values[name] if scope == ALL_FOLDS else []
             mean = float(np.mean(of_fold)) if of_fold else None
-            spread = float(np.std(of_fold, ddof=1)) if len(of_fold) > 1 else None
-            rows.append((source, scope, name, value, low, high, mean, spread, *sizes))
+            std = float(np.std(of_fold, ddof=1)) if len(of_fold) > 1 else None
+            rows.append(_row(source, scope, name, interval, mean, std))
     return rows + of_folds
 
 
@@ -301,8 +303,7 @@ def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config
 # Fewer groups of a class make a slice small: with ten, the interval of a share near one half is about 0.6 wide.
 SMALL_BELOW_GROUPS = 10
 NOT_KNOWN = "not known"
-ALL_OTHERS = "all others"
-MOST_VALUES = 12  # per column; the other values make one slice
+MOST_VALUES = 12  # per column, the most frequent ones
 
 # Columns that make slices, and the class that has the column: its slices are compared with all of the other class.
 _SLICED = {
@@ -323,9 +324,8 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
 
     Slices are by ``platform``, ``corpus``, ``label_source``, ``real_source``, ``manipulation``, ``generator`` (unless
     it equals the manipulation), ``duration``, ``resolution`` and ``codec``. A source of reals is compared with all
-    fakes, and a manipulation or generator with all reals. A column with one value makes no slice. Missing values form
-    the slice ``not known``, and the rare ones beyond the eleven most frequent ``all others``. The AUC of one class is
-    null.
+    fakes, and a manipulation or generator with all reals. A column with one value makes no slice, and only its
+    twelve most frequent values do. Missing values form the slice ``not known``. The AUC of one class is null.
 
     Args:
         index: columns of INDEX.
@@ -343,12 +343,9 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
         if column == "generator" and part[column].equals(part["manipulation"]):
             continue
         counts = part.group_by(column).len().sort("len", column, descending=[True, False])
-        names = counts[column].to_list()
-        if len(names) > MOST_VALUES:
-            rare, names = names[MOST_VALUES - 1 :], [*names[: MOST_VALUES - 1], ALL_OTHERS]
-            part = part.with_columns(pl.col(column).replace(rare, ALL_OTHERS))
+        names = counts[column].head(MOST_VALUES)
         others = known.filter(pl.col("label") != label) if label else known.clear()
-        for name in names if len(names) > 1 else ():
+        for name in names if names.len() > 1 else ():
             of_slice = pl.concat([part.filter(pl.col(column) == name), others]).sort("video_id")
             groups = of_slice.group_by("label").agg(pl.len(), pl.col("group_id").n_unique())
             real, fake = (groups.filter(label=value)["len"].sum() for value in ("real", "fake"))
@@ -424,14 +421,10 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
 
 # Models on features
 
-_GAIN = {
-    "compared": pl.String, "auc": pl.Float64, "auc_of_metadata": pl.Float64, "gain": pl.Float64, "low": pl.Float64,
-    "high": pl.Float64, "p_value": pl.Float64,
-}  # fmt: skip
+_GAIN = dict.fromkeys(("auc", "auc_of_metadata", "gain", "low", "high", "p_value"), pl.Float64)
 
 
 def gain_over_metadata(
-    features: Path,
     config: RunConfig,
     index: pl.DataFrame,
     predictions: pl.DataFrame,
@@ -442,7 +435,6 @@ def gain_over_metadata(
     """Compare the AUC of a model on features with that of metadata alone, on the same videos.
 
     Args:
-        features: the run's table FEATURES; read for a model on forensic features.
         config: the run's parameters.
         index: INDEX schema.
         predictions: PREDICTIONS of all folds.
@@ -450,29 +442,16 @@ def gain_over_metadata(
         left_out: ids of videos that are in no part.
 
     Returns:
-        Table ``compared auc auc_of_metadata gain low high p_value``, with one row for the model. For forensic features
-        a second row is for a model of metadata and features. Empty for a network.
+        One row ``auc auc_of_metadata gain low high p_value``, null where undefined.
     """
-    if not config.of_features:
-        return pl.DataFrame(schema=_GAIN)
     scored, trainings = with_targets(predictions.sort("video_id"), protocol), trainings_of(protocol, config, left_out)
     judged = scored.select("video_id", "group_id", "label", "fold")
-
-    def of_columns(index: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-        return with_targets(tested(lambda rows: metadata_only(index, rows, names), judged, trainings), protocol)
-
-    compared = {"Metadata": of_columns(index, METADATA), "The model": scored}
-    if config.of_features == "forensic":
-        further = forensic_features(features, config).drop("group_id")
-        names = [*METADATA, *further.drop("video_id").columns]
-        compared["Metadata with features"] = of_columns(index.join(further, on="video_id", how="left"), names)
-    measures = [measured("roc_auc", table) for table in compared.values()]
-    groups, settings = scored["group_id"].to_list(), interval_settings(config)
-    confidence = settings.pop("confidence")
-    drawn = replicate_values(fake_labels(scored), measures, groups, **settings)
-    rows = []
-    for number, name in list(enumerate(compared))[1:]:
-        gain = paired_difference(drawn, 0, number, confidence=confidence)
-        aucs = (float(drawn.values[number]), float(drawn.values[0]))
-        rows.append((name, *aucs, gain.value, gain.low, gain.high, gain.p_value))
-    return pl.DataFrame(rows, schema=_GAIN, orient="row").fill_nan(None)
+    metadata = with_targets(tested(lambda rows: metadata_only(index, rows), judged, trainings), protocol)
+    drawn = replicate_values(
+        fake_labels(scored), [measured("roc_auc", metadata), measured("roc_auc", scored)],
+        scored["group_id"].to_list(), replicates=config.bootstrap_replicates, seed=config.seed,
+    )  # fmt: skip
+    gain = paired_difference(drawn, 0, 1, confidence=config.confidence)
+    of_metadata, of_model = drawn.values.tolist()
+    row = (of_model, of_metadata, gain.value, gain.low, gain.high, gain.p_value)
+    return pl.DataFrame([row], schema=_GAIN, orient="row").fill_nan(None)

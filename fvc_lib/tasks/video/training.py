@@ -134,21 +134,17 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
     rows, known = data.rows_to_train_on(table, config, fold), set[str]()
-    again = f"Make them again: {command_text('--from', '03', '--resume', paths.root)}"
     source: Any = None
     if config.of_features == "forensic":
         source = classical.FeatureTable(forensic_features(paths.features, config), config)
     else:
         made = read_table(paths.augmented_metadata, AUGMENTED)
         known = set(made["video_id"])
-        try:
-            source = data.open_clips(config, made)
-        except DataError as error:
-            raise DataError(f"{error} {again}") from error
+        source = data.open_clips(config, made)
     clips = data.fold_clips(rows, source, config, fold)
     gone = known.intersection(clips.missing)
     if gone:  # folds would train on different videos
-        raise DataError(f"clips of {len(gone)} videos were made and are gone, the first: {min(gone)}. {again}")
+        raise DataError(f"clips of {len(gone)} videos are gone, the first: {min(gone)}. Run 03_augmentation again.")
     controls = data.control_clips(rows, lambda: read_table(paths.index, INDEX), source, config, clips)
     return source, {"": clips, **controls}
 
