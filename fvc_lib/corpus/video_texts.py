@@ -73,8 +73,7 @@ class PairListing:
     notes: tuple[str, ...] = ()
 
 
-# Row number, path, text, cells by column, refusal of the file, and groups besides the stated one.
-_Pair = tuple[int, str, str, Mapping[str, str], Refusal | None, tuple[str, ...]]
+_Pair = tuple[label_table.FileRow, str, tuple[str, ...]]  # row, text, and groups besides the stated one
 
 
 def normalised_text(text: str) -> str:
@@ -105,8 +104,7 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
     columns = [table.optional(names) for names in (label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS)]
     table.refuse_misspelt((path, text, *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
     rows = label_table.file_rows(table, files, rejections, path, [text, *columns])
-    pairs = ((row.number, row.path, row.cells[text], row.cells, row.refusal, ()) for row in rows)
-    return _listing(files, pairs, rejections, f"{table.name} row {{}}: ")
+    return _listing(files.root, ((row, row.cells[text], ()) for row in rows), rejections)
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
@@ -120,36 +118,34 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     """
     files, rejections = tar_files(Path(corpus), allow_outside), Rejections()
     samples, notes = tar_samples(Path(corpus), files, rejections)
-    pairs = (
-        (row, sample.path, sample.cells.get(".txt") or label_table.cell_text(sample.cells, "text", "caption") or "",
-         sample.cells, sample.refusal, sample.links)
-        for row, sample in enumerate(samples, start=1)
-    )  # fmt: skip
-    return _listing(files, pairs, rejections, "", notes)
+    pairs = list[_Pair]()
+    for number, sample in enumerate(samples, start=1):
+        row = label_table.FileRow(number, sample.path, sample.refusal, sample.cells, sample.path)
+        text = sample.cells.get(".txt") or label_table.cell_text(sample.cells, "text", "caption")
+        pairs.append((row, text or "", sample.links))
+    return _listing(files.root, pairs, rejections, notes)
 
 
-def _listing(
-    files: CorpusFiles, pairs: Iterable[_Pair], rejections: Rejections, where: str, notes: tuple[str, ...] = ()
-) -> PairListing:
-    """Return the listing of ``pairs``; ``where`` begins the details of rejected rows, ``{}`` in it is their number."""
+def _listing(root: Path, pairs: Iterable[_Pair], rejections: Rejections, notes: tuple[str, ...] = ()) -> PairListing:
+    """Return the listing of ``pairs``; reject those without a usable file, text or part."""
     rows, memberships = [], set[tuple[str, str]]()
-    for row, path, written, cells, no_file, links in pairs:
-        group, text = label_table.cell_text(cells, *label_table.GROUP_COLUMNS), normalised_text(written)
-        part, no_part = label_table.stated_part(cells, *label_table.SPLIT_COLUMNS)
-        if no_file is None or no_file.reason == "missing_video":
-            memberships.update((path, each) for each in (group, *links) if each)
-        no_text = None
+    for row, written, links in pairs:
+        group, text = label_table.cell_text(row.cells, *label_table.GROUP_COLUMNS), normalised_text(written)
+        part, no_part = label_table.stated_part(row.cells, *label_table.SPLIT_COLUMNS)
+        if row.refusal is None or row.refusal.reason == "missing_video":
+            memberships.update((row.path, name) for name in (group, *links) if name)
+        problem = no_part
         if not text:
-            no_text = Refusal("no_text", "has no text. Write what is seen, or drop the row.")
+            problem = Refusal("no_text", "has no text. Write what is seen, or drop the row.")
         elif re.search("[\ud800-\udfff]", text):
-            no_text = Refusal("malformed_row", "its text is not UTF-8. Save it in UTF-8.")
-        refusal = no_file or no_text or no_part
-        if refusal is not None:
-            rejections.add_file(path, Refusal(refusal.reason, where.format(row) + refusal.detail), row=row)
+            problem = Refusal("malformed_row", "its text is not UTF-8. Save it in UTF-8.")
+        refusal = row.refused(problem)
+        if refusal is None:
+            rows.append((row.number, row.path, text, part, group))
         else:
-            rows.append((row, path, text, part, group))
+            rejections.add_file(row.path, refusal, row=row.number)
     table = pl.DataFrame(rows, schema=_ROWS, orient="row")
-    return PairListing(files.root, table, rejections, tuple(sorted(memberships)), notes)
+    return PairListing(root, table, rejections, tuple(sorted(memberships)), notes)
 
 
 Progress = Callable[[int, int], None]
@@ -186,7 +182,7 @@ def _is_of_tars(corpus: Path) -> bool:
     """
     tars = {name.split(".")[0] for name in tars_in(corpus)}
     tables = label_table.tables_in(corpus) if corpus.is_dir() else []
-    return bool(tars) and all(Path(table).stem in tars for table in tables)
+    return bool(tars) and tars.issuperset(Path(table).stem for table in tables)
 
 
 def index_video_texts(
@@ -243,7 +239,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
             rejections.add_file(path, Refusal(result.reason, result.detail), row=row)
     videos = pl.DataFrame(probed, schema=_PROBED, orient="row")
     table = listing.rows.join(videos, on="path").sort("content_sha256", "text", "path", "row")
-    # Before rows that are only repeated, or are copies across the split, are rejected: those are no loss.
+    # Repeated rows, and copies across the split, are no loss: they are rejected later.
     refuse_lost(listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share)
     paths, contents = videos["path"].to_list(), videos["content_sha256"].to_list()
     near = near_copies(contents, [probes[path].perceptual_hash for path in paths], config.near_duplicate_bits)
@@ -260,31 +256,26 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
             f"got {groups_text(len(set(grouping.group_ids)))}, wanted some in each of {', '.join(PARTS)}. Add videos "
             "that are not of one group, or change the manifest's split."
         )
+    same_pair = pl.col("row").first().over("content_sha256", "text")
     table = table.with_columns(
-        # A content is called by the first path of its files.
-        pl.col("path").min().over("content_sha256"),
-        own_path="path",
-        part=pl.Series(split.parts, dtype=pl.String),
-        split_source=pl.Series(split.sources, dtype=pl.String),
-        used=pl.col("row").first().over("content_sha256", "text"),
-    )
+        part=pl.Series(split.parts), split_source=pl.Series(split.sources), used=same_pair,
+        text_sha256=pl.col("text").map_elements(lambda text: sha256(text.encode()).hexdigest(), pl.String),
+    )  # fmt: skip
     is_used, detail = pl.col("row") == pl.col("used"), pl.format("the same video and text as row {}.", "used")
-    reject(table.filter(~is_used).with_columns(path="own_path"), "duplicate_pair", detail, rejections)
-    table = table.filter(is_used)
-    texts = table["text"].unique().sort()
-    hashes = {text: sha256(text.encode()).hexdigest() for text in texts}
-    text_ids, content_ids = video_ids(hashes.values()), video_ids(table["content_sha256"])
+    reject(table.filter(~is_used), "duplicate_pair", detail, rejections)
     table = table.with_columns(
-        text_id=pl.col("text").replace_strict({text: text_ids[hashes[text]] for text in texts}, return_dtype=pl.String),
-        video_id=pl.col("content_sha256").replace_strict(content_ids, return_dtype=pl.String),
+        pl.col("path").min().over("content_sha256"),  # a content is called by the first path of its files
+        text_id=pl.col("text_sha256").replace_strict(video_ids(table["text_sha256"])),
+        video_id=pl.col("content_sha256").replace_strict(video_ids(table["content_sha256"])),
     ).with_columns(pair_id=pl.col("video_id") + "_" + pl.col("text_id"))
-    pairs = check_table(table.select(*VIDEO_TEXTS.columns).sort("pair_id"), VIDEO_TEXTS, "the pairs")
-    rejected = rejections.frame()
-    notes = [f"{pairs.height:,} pairs of {videos.height:,} videos and {len(texts):,} different texts.", *listing.notes]
+    pairs = table.filter(is_used).select(*VIDEO_TEXTS.columns).sort("pair_id")
+    pairs, rejected = check_table(pairs, VIDEO_TEXTS, "the pairs"), rejections.frame()
+    num_texts = pairs["text_id"].n_unique()
+    notes = [f"{pairs.height:,} pairs of {videos.height:,} videos and {num_texts:,} different texts.", *listing.notes]
     if rejected.height:
         notes.append(f"Not used: {reasons_text(rejected)}.")
     test = pairs.filter(part="test")
-    known = test.filter(pl.col("text_id").is_in(pairs.filter(part="train")["text_id"].unique().implode()))
+    known = test.join(pairs.filter(part="train"), on="text_id", how="semi")
     notes.append(
         f"{known['text_id'].n_unique():,} of {test['text_id'].n_unique():,} different test texts ({known.height:,} of "
         f"{test.height:,} pairs) also belong to training videos: a model may know them by heart."
@@ -294,5 +285,5 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
 
 def _split(table: pl.DataFrame, group: pl.Expr, seed: int) -> PartSplit:
     """Split ``table`` by the groups in ``group``; a part that is stated for a row holds for its whole group."""
-    groups, parts = table.select(group.alias("group"), "part").to_dict(as_series=False).values()
-    return split_parts(groups, [None] * table.height, parts, seed=seed)
+    groups, parts = table.select(group).to_series().to_list(), table["part"].to_list()
+    return split_parts(groups, [None] * len(parts), parts, seed=seed)
