@@ -278,8 +278,8 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     """Return the targets to predict with their units, in the requested order.
 
     Args:
-        wanted: names, with or without unit (``calories`` or ``calories_kcal``). Empty means all targets; the single
-            name ``none`` means no target.
+        wanted: names without unit, such as ``calories``. Empty means all targets; the single name ``none`` means no
+            target.
         units: unit of each target of the corpus.
 
     Raises:
@@ -287,9 +287,8 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     """
     if tuple(wanted) == (NO_TARGETS,):
         return {}
-    spelt = {name: name for name in units} | {f"{name}_{unit}": name for name, unit in units.items() if unit}
     for name in wanted:
-        if name not in spelt:
-            near, have = did_you_mean(name, spelt), ", ".join(units) or "no column of numbers"
+        if name not in units:
+            near, have = did_you_mean(name, units), ", ".join(units) or "no column of numbers"
             raise UsageError(f"targets: got {name!r}; the corpus has {have}.{near} Name some of these, or none alone.")
-    return {spelt[name]: units[spelt[name]] for name in wanted or units}
+    return {name: units[name] for name in wanted or units}

@@ -70,7 +70,7 @@ def test_pictures_of_a_dish_are_a_group_and_targets_are_chosen_by_name(dishes: P
     assert set(index.images["split_source"]) == {"made"}
     grouped = index.images.group_by("group_id").agg(pl.len(), pl.col("part").n_unique())
     assert grouped.drop("group_id").rows() == [(2, 1)] * 12
-    chosen = index_images(config_for(dishes, targets=("mass_g", "calories")))
+    chosen = index_images(config_for(dishes, targets=("mass", "calories")))
     assert list(chosen.units) == ["mass", "calories"]
     assert set(chosen.targets["target"]) == {"mass", "calories"}
     with pytest.raises(DataError, match="24 x nothing_to_learn"):  # a dish has no class

@@ -127,13 +127,13 @@ def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(sh
         ("celeb_df", "Celeb-real", "'Celeb-real'"),
         ("deeperforensics", "lists/splits/test.txt", "test.txt"),
         ("deeperforensics", "manipulated_videos", "'manipulated_videos"),
-        ("fakeavceleb", "meta_data.csv", "'meta_data.csv'"),
+        ("fakeavceleb", "meta_data.csv", "/meta_data.csv"),
         ("fakeavceleb", "RealVideo-RealAudio", "'RealVideo-RealAudio'"),
         ("aigvdbench", "Real", "'Real'"),
         ("aigvdbench", "val.jsonl", "val.jsonl"),
         ("dfdc", "dfdc_train_part_1/metadata.json", "dfdc_train_part_1/metadata.json"),
         ("dfdc", "test/labels.csv", "test/metadata.json"),
-        ("dfdc_preview", "dataset.json", "'dataset.json'"),
+        ("dfdc_preview", "dataset.json", "/dataset.json"),
     ],
 )
 def test_a_tree_unpacked_halfway_is_refused_with_what_was_expected(

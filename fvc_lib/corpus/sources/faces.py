@@ -49,12 +49,20 @@ from fvc_lib.corpus.sources.published import (
     listed_but_absent,
     read_lines,
     read_published,
-    require,
     split_lists,
 )
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
+
+
+def _require(folder: Path, title: str, name: str) -> None:
+    """Raise ``DataError`` if the folder ``name`` of a corpus called ``title`` is missing."""
+    if not (folder / name).is_dir():
+        raise DataError(
+            f"corpus {str(folder)!r}: looks like {title}, but lacks {name!r}. Unpack it as it was published."
+        )
+
 
 # --- FaceForensics++, DFD and DeeperForensics.
 
@@ -131,7 +139,7 @@ def read_deeperforensics(folder: Path) -> Listing:
     """List the videos of DeeperForensics, which are all fake.
 
     Raises:
-        DataError: only some lists of the official split are there.
+        DataError: one or two lists of the official split are missing.
     """
     lists = split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
     # A line may begin with the variant's folder.
@@ -173,7 +181,7 @@ def read_celeb_df(folder: Path) -> Listing:
     Raises:
         DataError: ``Celeb-real`` is missing, or the list has a malformed line.
     """
-    require(folder, "Celeb-DF", "Celeb-real")
+    _require(folder, "Celeb-DF", "Celeb-real")
     tests, parts = folder / "List_of_testing_videos.txt", dict[str, str]()
     for line in filter(None, read_lines(tests) if tests.is_file() else []):
         match = re.fullmatch(rf"[01]\s+((?:{'|'.join(_FOLDERS)})/.+)", line)
@@ -213,10 +221,9 @@ def read_dfdc(folder: Path) -> Listing:
 
 
 def _dfdc_tables(folder: Path) -> dict[str, Path]:
-    """Map the path of each part below ``folder`` to its table of labels; a part is at most two levels below.
+    """Map the path of each part below ``folder`` to its table of labels, which may be missing.
 
-    Raises:
-        DataError: a part has videos but no table.
+    A part is at most two levels below.
     """
     tables = dict[Path, Path]()
     for top in (folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))):
@@ -224,10 +231,8 @@ def _dfdc_tables(folder: Path) -> dict[str, Path]:
         table = first_of(top, "metadata.json", "labels.csv")
         if not tables.keys().isdisjoint(top.parents):
             continue
-        if table is not None:
-            tables[top] = table
-        elif is_part and any(top.glob("*.mp4")):
-            require(folder, "DFDC", f"{top.name}/metadata.json")
+        if table is not None or (is_part and any(top.glob("*.mp4"))):
+            tables[top] = table or top / "metadata.json"
     return {top.relative_to(folder).as_posix(): table for top, table in tables.items()}
 
 
@@ -285,7 +290,6 @@ def read_dfdc_preview(folder: Path) -> Listing:
     Raises:
         DataError: ``dataset.json`` is missing or damaged, or a row has no label or no id of a person.
     """
-    require(folder, "DFDC preview", "dataset.json")
     entries = dict[str, Entry]()
     with annotations(folder / "dataset.json") as text:
         for path, row in json.loads(text).items():
@@ -312,10 +316,10 @@ def read_fakeavceleb(folder: Path) -> Listing:
     """List the videos of FakeAVCeleb, with people and methods from ``meta_data.csv``.
 
     Raises:
-        DataError: the table is missing, or a row does not have ten values or a folder of the corpus.
+        DataError: the table is missing or damaged, or a row does not have ten values or a folder of the corpus.
     """
     top = first_of(folder, "FakeAVCeleb") or folder  # the release's outer folder
-    require(top, "FakeAVCeleb", "RealVideo-RealAudio", "meta_data.csv")
+    _require(top, "FakeAVCeleb", "RealVideo-RealAudio")
     entries = dict[str, Entry]()
     with annotations(top / "meta_data.csv") as text:
         for cells in list(filter(None, csv.reader(text.splitlines())))[1:]:

@@ -50,7 +50,7 @@ from fvc_lib.corpus.listing import (
     stated_label,
 )
 from fvc_lib.corpus.sources.published import folders_in
-from fvc_lib.corpus.tar_samples import TarSample, tar_files, tar_samples, tars_in
+from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import escape_text, path_from_text, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
@@ -183,17 +183,16 @@ def _require_labels(what: str, words: Sequence[str], rows: Sequence[Entry], reme
 
 # --- Tars of videos in WebDataset's layout, which are not unpacked.
 
-_WORDS, _FLAGS = (".cls", "label", "cls"), ("fake", "is_fake")
-_FLAG_MEANS = {"true": "fake", "1": "fake", "false": "real", "0": "real"}
+_WORDS = (".cls", "label", "cls", "is_fake", "fake")  # where a sample may state its label
 
 
 def read_tar_shards(corpus: Path) -> Listing:
     """List every video in a tar, in the tars of a folder, or in the tars of a pattern.
 
-    The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``fake`` or ``is_fake`` of
-    ``KEY.json``. If several are given, they must agree. Other fields of ``KEY.json`` are read like the columns of a
-    manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video; their label is that of ``KEY``, or is given
-    for every picture. If the folder has a manifest, that is read instead.
+    The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``is_fake`` or ``fake`` of
+    ``KEY.json``, as ``label_map`` translates it. If several are given, they must agree. Other fields of ``KEY.json``
+    are read like the columns of a manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video. Their label
+    is that of ``KEY``, or is given for every picture. If the folder has a manifest, that is read instead.
 
     Raises:
         UsageError: a pattern of tars or a manifest is unusable (``run_paths.tars_of``, ``read_manifest``).
@@ -204,38 +203,27 @@ def read_tar_shards(corpus: Path) -> Listing:
         return read_manifest(manifests[0])
     files, rejections = tar_files(corpus), Rejections()
     samples, notes = tar_samples(corpus, files, rejections, pictures=True)
-    words = [word for sample in samples for name in _WORDS if (word := cell_text(sample.cells, name))]
-    rows, places = list[Entry](), list[str | Refusal]()
+    rows, places, words = list[Entry](), list[str | Refusal](), list[str]()
     for number, sample in enumerate(samples, start=1):
-        label, unclear = _label_of(sample)
-        row, no_part = entry_of(sample.cells, sample.path, label, number, "the tars")
-        refusal = sample.refusal or unclear or no_part
-        if refusal is not None and label not in LABELS:
-            rejections.add_file(sample.path, refusal, row=number)
-        else:
-            rows.append(replace(row, links=sample.links))
-            places.append(refusal or sample.path)
+        stated = {name: word for name in _WORDS if (word := cell_text(sample.cells, name))}
+        words += stated.values()
+        labels = {stated_label(word) for word in stated.values()}
+        row, no_part = entry_of(sample.cells, sample.path, next(iter(labels), None), number, "the tars")
+        if len(labels) != 1 or (sample.refusal is not None and labels.isdisjoint(LABELS)):
+            detail = f"{sample.path}: got the labels {stated}, wanted one in KEY.cls or KEY.json."
+            unclear = Refusal("conflicting_labels" if labels else "label_not_used", detail)
+            rejections.add_file(sample.path, sample.refusal or unclear, row=number)
+            continue
+        rows.append(replace(row, links=sample.links))
+        places.append(sample.refusal or no_part or sample.path)
     first = f"For example: {rejections.rows[0][5]} " if rejections.rows and not rows else ""
     remedy = (
-        f"{first}Put 'real' or 'fake' next to each KEY.mp4, into KEY.cls or as 'label' into KEY.json (or 'is_fake', "
-        "true or false); or put a manifest.csv next to the tars, with paths like 000.tar/KEY.mp4."
+        f"{first}Put 'real' or 'fake' next to each KEY.mp4, into KEY.cls or as 'label' into KEY.json; or put a "
+        "manifest.csv next to the tars, with paths like 000.tar/KEY.mp4."
     )
     _require_labels("the tars", words, rows, remedy)
     rows, places, of_frames = join_frames(files, rows, places, words, rejections)
     return listing_of_rows(files, "tar_shards", rows, places, rejections, (*notes, *of_frames))
-
-
-def _label_of(sample: TarSample) -> tuple[str | None, Refusal | None]:
-    """Return (label, refusal): ``real``, ``fake`` or another word and None, or None and why there is no clear label."""
-    stated = {name: stated_label(word) for name in _WORDS if (word := cell_text(sample.cells, name))}
-    for name in _FLAGS:
-        if (flag := cell_text(sample.cells, name)) is not None:
-            stated[name] = _FLAG_MEANS.get(flag.lower(), f"{flag}, not true or false")
-    labels = set(stated.values())
-    if len(labels) == 1:
-        return labels.pop(), None
-    detail = f"{sample.path}: got the labels {stated}, wanted one in KEY.cls or KEY.json."
-    return None, Refusal("conflicting_labels" if labels else "label_not_used", detail)
 
 
 # --- FVC-2018.

@@ -183,30 +183,16 @@ def holds(*names: str) -> Callable[[Path], bool]:
     return lambda folder: first_of(folder, *names) is not None
 
 
-def require(root: Path, title: str, *names: str) -> None:
-    """Raise ``DataError`` if one of ``names`` is missing below ``root``."""
-    for name in names:
-        if not (root / name).exists():
-            raise DataError(
-                f"corpus {str(root)!r}: looks like {title}, but lacks {name!r}. Fetch or unpack it as it was "
-                "published; to use the present files, write a manifest."
-            )
-
-
 def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
-    """Return the file with the list of each part of an official split; empty if there is none.
+    """Return the files with the lists of an official split, of which one or two may be missing; empty if none is there.
 
     The keys are train, validation and test. ``patterns`` are possible paths of a list below ``folder``, where ``{}``
     stands for train, val or test.
-
-    Raises:
-        DataError: only some of the three lists are there.
     """
     for pattern in patterns:
-        names = {part: pattern.format(name) for name, part in PARTS.items()}
-        if first_of(folder, *names.values()):
-            require(folder, "a corpus with an official split", *names.values())
-            return {part: folder / name for part, name in names.items()}
+        lists = {part: folder / pattern.format(name) for name, part in PARTS.items()}
+        if any(path.exists() for path in lists.values()):
+            return lists
     return {}
 
 
