@@ -15,8 +15,6 @@ Parts (--only), in this order:
   engine         clips a second beside the bare loop's, in turns; the target is 0.95
   preflight      the predicted peak of memory beside the measured one; the target is 25 %
   stem           milliseconds and memory of the forensic stem, by how many clips it takes at once
-  accelerations  clips a second with each of the parameter accelerations' values beside none, and how far the weights
-                 are apart
 """
 
 from __future__ import annotations

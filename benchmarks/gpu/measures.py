@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.gpu.networks import NETWORKS
 from benchmarks.gpu.trainings import Case, Rate, Task, train, train_bare
 from fvc_lib.detectors.own.stems import FORENSIC
 from fvc_lib.engine import device as devices
-from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.loading import effective_batches, epoch_order, load_batches
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services import memory as memory_budget
-from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory import Acceleration, MemoryBudget
+from fvc_lib.services.memory import MemoryBudget
 from tests.gpu.trainings import NoisyClips
 
 _MEASURING_SECONDS = 60.0  # of a preflight: a process of its own, and some steps of each size
@@ -225,61 +222,6 @@ def measure_preflight(case: Case, network: str) -> Iterator[Figure]:
     yield Figure("preflight", line.rstrip(), values)
 
 
-# --- What is asked for to train faster.
-
-
-def lacks(compute: ComputeDevice, name: Acceleration) -> str:
-    """Why the device cannot do it; empty where it can."""
-    try:
-        resolve_device(compute.device.type, accelerations=(name,))
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-def weights_apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest relative difference of a tensor."""
-    pairs = [(found[name].float(), each.float()) for name, each in expected.items() if each.is_floating_point()]
-    return max(float((a - b).norm() / b.norm().clamp(min=1e-9)) for a, b in pairs)
-
-
-def measure_accelerations(case: Case, network: str) -> Iterator[Figure]:
-    """Each that this device and these networks can do alone. The first without any is trained twice: what lies between
-    the two is the device's own.
-    """
-    plain = train(case, network, case.asked.short_steps)
-    yield Figure("none", f"none: {plain.clips_per_second:.1f} clips/s", {"clips_per_second": plain.clips_per_second})
-    yield from _compared(case, network, plain, "none again", case.compute)
-    quick: tuple[Acceleration, ...] = ("channels_last", "fused_adamw", "cudnn_benchmark")
-    for name in quick:
-        if not (why := lacks(case.compute, name)):
-            yield from _compared(case, network, plain, name, replace(case.compute, accelerations=(name,)))
-        else:
-            yield Figure(name, f"{name} skipped: {why}")
-
-
-def _compared(
-    case: Case,
-    network: str,
-    plain: Rate,
-    name: str,
-    compute: ComputeDevice,
-) -> Iterator[Figure]:
-    """Rate and weights beside those of ``plain``; where it fails, or there is no time for it, that is the figure."""
-    needed = case.clock.needs(network, case.asked.warmup + case.asked.short_steps)
-    if case.clock.left < needed:
-        yield Figure(name, f"{name}: not measured, {case.clock.left:.0f} s are left and it takes {needed:.0f}")
-        return
-    try:
-        found = train(case, network, case.asked.short_steps, compute)
-    except Exception as error:  # noqa: BLE001 - a compiler that is missing, say; the others are measured all the same
-        yield Figure(name, f"{name} failed: {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}")
-        return
-    apart, faster = weights_apart(found.weights, plain.weights), found.clips_per_second / plain.clips_per_second
-    line = f"{name}: {found.clips_per_second:.1f} clips/s, {faster:.3f} of none, weights apart {apart:.1e}"
-    yield Figure(name, line, {"clips_per_second": found.clips_per_second, "ratio": faster, "weights_apart": apart})
-
-
 def measure_stem(case: Case, network: str) -> Iterator[Figure]:
     """Of a batch of 16 clips at most."""
     device, asked = case.compute.device, case.asked
@@ -322,7 +264,6 @@ MEASURES = {
     "engine": Measure(measure_engine, trainings=2),
     "preflight": Measure(measure_preflight, more_seconds=_MEASURING_SECONDS),
     "stem": Measure(measure_stem, networks=False),
-    "accelerations": Measure(measure_accelerations, trainings=2),
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory import Acceleration, DeviceMemory, give_back_freed
+from fvc_lib.services.memory import DeviceMemory, give_back_freed
 
 if TYPE_CHECKING:
     from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have
@@ -22,46 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComputeDevice:
-    """The device of a training, its name and its settings; ``amp_dtype`` is None for training in float32."""
+    """The device of a training and its name; ``amp_dtype`` is None for training in float32."""
 
     device: torch.device
     amp_dtype: torch.dtype | None
     name: str
-    accelerations: tuple[Acceleration, ...] = ()
 
     def describe(self) -> str:
         """Return one line for a notebook, like ``cpu (x86_64, 2 threads), float32``."""
         precision = "float32" if self.amp_dtype is None else f"mixed {str(self.amp_dtype).removeprefix('torch.')}"
-        return ", ".join([f"{self.device.type} ({self.name})", precision, *self.accelerations])
+        return f"{self.device.type} ({self.name}), {precision}"
 
 
-def accelerated(model: nn.Module, compute: ComputeDevice) -> nn.Module:
-    """Move ``model`` to the device; with ``channels_last`` give its convolution weights that memory format.
-
-    Raises:
-        UsageError: the model has no convolution for ``channels_last``.
-    """
-    model = model.to(compute.device)
-    if "channels_last" in compute.accelerations:
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        kernels = [parameter for parameter in model.parameters() if parameter.ndim in formats]
-        if not kernels:
-            name = type(model).__name__
-            raise UsageError(f"accelerations: channels_last does nothing for {name}: no convolution. Leave it out.")
-        for kernel in kernels:
-            kernel.data = kernel.data.contiguous(memory_format=formats[kernel.ndim])
-    return model
-
-
-def resolve_device(
-    request: str = "auto", amp: str = "auto", accelerations: tuple[Acceleration, ...] = ()
-) -> ComputeDevice:
+def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
     """Return the requested device; ``auto`` chooses cuda, else mps, else cpu.
 
     ``amp="auto"`` means bfloat16 on cuda, or float16 where the GPU lacks it. All else means float32.
 
     Raises:
-        UsageError: the requested device is not available, or lacks what one of ``accelerations`` needs.
+        UsageError: the requested device is not available.
     """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(name for name, there in present.items() if there) if request == "auto" else request
@@ -70,39 +49,35 @@ def resolve_device(
         raise UsageError(
             f"device: got {request!r}, which torch {torch.__version__} does not find; it has: {have}, auto."
         )
-    if "cudnn_benchmark" in accelerations and kind != "cuda":
-        raise UsageError(f"accelerations: cudnn_benchmark is not possible on {kind}: cuDNN is CUDA's. Leave it out.")
     if kind != "cuda":
         name = f"{torch.get_num_threads()} threads" if kind == "cpu" else "Apple GPU"
-        return ComputeDevice(torch.device(kind), None, name, accelerations)
+        return ComputeDevice(torch.device(kind), None, name)
     device, amp_dtype = torch.device(kind, torch.cuda.current_device()), None
     if amp == "auto":
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         amp_dtype = torch.bfloat16 if has_bfloat16 else torch.float16
-    return ComputeDevice(device, amp_dtype, torch.cuda.get_device_name(device), accelerations)
+    return ComputeDevice(device, amp_dtype, torch.cuda.get_device_name(device))
 
 
 def training_device(config: "RunConfig") -> ComputeDevice:
     """Return the device that the run's parameters ``config`` request."""
-    return resolve_device(config.device, config.amp, config.accelerations)
+    return resolve_device(config.device, config.amp)
 
 
 @contextmanager
 def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
     """Select CUDA's kernels for ``compute`` within the block, and restore torch's settings at the end.
 
-    With mixed precision, float32 products are computed in TF32. ``cudnn_benchmark`` lets cuDNN time its algorithms.
+    With mixed precision, float32 products are computed in TF32.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    before = matmul.allow_tf32, cudnn.allow_tf32
     if compute.device.type == "cuda":
         matmul.allow_tf32 = cudnn.allow_tf32 = compute.amp_dtype is not None
-        cudnn.benchmark = before[2] or "cudnn_benchmark" in compute.accelerations
     try:
         yield
     finally:
-        if compute.device.type == "cuda":
-            matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:

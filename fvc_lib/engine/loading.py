@@ -33,19 +33,13 @@ _WORKER_DIED = re.compile(
 
 
 def epoch_order(
-    num_samples: int,
-    epoch: int,
-    seed: int,
-    classes: Sequence[int] | None = None,
-    batch_size: int | None = None,
-    stream: Stream | None = None,
+    num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None, stream: Stream | None = None
 ) -> IntArray:
     """Return (num_samples,) int64 sample indices for one epoch.
 
     Without ``classes`` it is a permutation. With ``classes`` (num_samples,) every class occurs equally often, up to a
     difference of one. Samples of a rare class are repeated; their numbers of repetitions differ by at most one. Of a
-    common class only some samples occur, without repetition. With ``batch_size`` also the classes of every effective
-    batch (the last may be smaller) occur equally often, up to one.
+    common class only some samples occur, without repetition.
 
     With ``stream`` samples come in the order of a shuffle buffer. Shards are read in random order, and their samples
     fill a buffer of ``stream.buffer`` samples. Every further sample replaces a random one, which is the next in order.
@@ -63,27 +57,14 @@ def epoch_order(
         return shuffled(np.arange(num_samples))
     labels = np.asarray(classes)
     kinds = np.unique(labels)
-    size = batch_size or num_samples
-    sizes = [min(size, num_samples - start) for start in range(0, num_samples, size)]
-    by_batch = np.array([_even_shares(size, kinds.size, generator) for size in sizes]).reshape(-1, kinds.size)
-    shares = by_batch.sum(0)
-    drawn = [
-        np.concatenate([shuffled(members) for _ in range(-(-share // members.size))])[:share]
-        for members, share in ((np.flatnonzero(labels == kind), n) for kind, n in zip(kinds, shares, strict=True))
-    ]
-    ends = by_batch.cumsum(0)
-    batches = [
-        np.concatenate([own[end - share : end] for own, share, end in zip(drawn, row, at, strict=True)])
-        for row, at in zip(by_batch, ends, strict=True)
-    ]
-    return np.concatenate([generator.permutation(batch) for batch in batches])
-
-
-def _even_shares(num_places: int, num_kinds: int, generator: np.random.Generator) -> IntArray:
-    """Return (num_kinds,) numbers that sum to ``num_places`` and differ by at most one, the larger at random."""
-    shares = np.full(num_kinds, num_places // num_kinds)
-    shares[generator.permutation(num_kinds)[: num_places % num_kinds]] += 1
-    return shares
+    shares = np.full(kinds.size, num_samples // kinds.size)
+    shares[generator.permutation(kinds.size)[: num_samples % kinds.size]] += 1
+    drawn = []
+    for kind, share_of_kind in zip(kinds, shares, strict=True):
+        members = np.flatnonzero(labels == kind)
+        rounds = [shuffled(members) for _ in range(-(-share_of_kind // members.size))]
+        drawn.append(np.concatenate(rounds)[:share_of_kind])
+    return generator.permutation(np.concatenate(drawn))
 
 
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:

@@ -49,13 +49,10 @@ class EngineSettings:
     early_stopping_epochs: int  # 0 means never
     seed: int
     balance_classes: bool = False  # draw classes evenly (the training data must name them)
-    balance_batches: bool = False  # draw them evenly in every effective batch, not only over the epoch
     num_workers: int = 0
     max_nonfinite_steps: int = 5  # skipped steps; one more ends the training
     checkpoint_seconds: float = 120.0  # at most this long between checkpoints within an epoch
     gradient_checkpointing: bool = False  # compute activations again in the backward pass instead of keeping them
-    # Decay of the weights' moving average, which validation and test use; 0: none.
-    ema_decay: float = 0.0
 
 
 class TrainingDivergedError(FvcError):
@@ -164,7 +161,7 @@ class Engine:
         With several ranks only rank 0's ``accumulator`` has all samples. The loss is the same on all ranks.
         """
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
-            model = devices.accelerated(self.task.build_model(), self.compute)
+            model = self.task.build_model().to(self.compute.device)
         model.load_state_dict(weights)
         self._watch.at("test")
         with devices.deterministic_algorithms(self.compute.device):
@@ -188,7 +185,7 @@ class Engine:
 
     def _set_up(self) -> None:
         settings, device = self.settings, self.compute.device
-        self._model = devices.accelerated(self.task.build_model(), self.compute)
+        self._model = self.task.build_model().to(device)
         if settings.gradient_checkpointing:
             devices.recompute_activations(self._model)
         shares = self.task.rate_shares(self._model) if isinstance(self.task, tasks.ScalesRates) else None
@@ -199,8 +196,6 @@ class Engine:
             weight_decay=settings.weight_decay,
             max_gradient_norm=settings.max_gradient_norm,
             rate_shares=shares,
-            ema_decay=settings.ema_decay,
-            fused="fused_adamw" in self.compute.accelerations,
         )
         self._transaction = BatchTransaction(
             self.task,
@@ -281,14 +276,12 @@ class Engine:
         The validation batches follow the training batches of every epoch.
         """
         data, settings = self.task.training_data, self.settings
-        balanced = settings.balance_classes or settings.balance_batches
-        if balanced and data.classes is None:
+        classes = data.classes if settings.balance_classes else None
+        if settings.balance_classes and classes is None:
             raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
-        classes = data.classes if balanced else None
-        size = settings.effective_batch_size if settings.balance_batches else None
         stream = data.stream if isinstance(data, tasks.StreamedSampleSet) else None
         for epoch in range(epochs_done, settings.epochs):
-            order = loading.epoch_order(len(data), epoch, settings.seed, classes, size, stream)
+            order = loading.epoch_order(len(data), epoch, settings.seed, classes, stream)
             for samples in effective_batches(order, settings.effective_batch_size, batches_done):
                 yield PlannedBatch(_TRAINING, epoch, share(samples, self._ranks.rank, self._ranks.size))
             batches_done = 0
@@ -312,7 +305,7 @@ class Engine:
         self._watch.at("train")
         before = state.micro_batch
         draws = stable_seed("step", self.settings.seed, state.step)
-        result = self._transaction.gradients(batch, state.micro_batches.to_try, num_samples, draws=draws)
+        result = self._transaction.gradients(batch, before, num_samples, draws=draws)
         rate = stepping.learning_rate_at(
             state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share
         )
@@ -322,8 +315,8 @@ class Engine:
         state.micro_batches.done(state.step, result.micro_batch)
         state.step += 1
         state.batches_done += 1
-        if state.micro_batch != before:
-            self._watch.micro_batch_changed(before, state.micro_batch)
+        if state.micro_batch < before:
+            self._watch.micro_batch_lowered(before)
         if math.isfinite(result.loss.total):
             state.epoch_loss.add(result.loss)
         self._watch.step_metrics({"loss": result.loss.mean(), "learning_rate": rate, "gradient_norm": norm})
@@ -360,10 +353,9 @@ class Engine:
         self._watch.at("validation")
         collected = self.task.new_accumulator()
         data = self.task.validation_data
-        with self._stepper.averaged():
-            mean, lowered = self._evaluate(self._model, data, self._loaded, collected)
-            loss = mean.mean()
-            better = training_state.copy_weights(self._model) if loss < state.best_loss else {}
+        mean, lowered = self._evaluate(self._model, data, self._loaded, collected)
+        loss = mean.mean()
+        better = training_state.copy_weights(self._model) if loss < state.best_loss else {}
         state.epochs_done += 1
         if lowered:
             state.inexact_because.append(f"out of memory in the validation of epoch {state.epochs_done}")

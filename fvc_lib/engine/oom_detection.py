@@ -101,64 +101,39 @@ class MicroBatchChange:
     micro_batch: int
 
 
-RECOVERY_STEPS = 10  # a try that fails costs one attempt at a step, and every failure doubles the wait
-
-
 @dataclass
 class MicroBatchPlan:
-    """The number of samples in memory at once: an out-of-memory halves it, and later it is doubled again.
+    """The number of samples in memory at once; an out-of-memory lowers it for the rest of the training.
 
-    A lowered micro-batch is doubled after ``wait_steps`` steps without an out-of-memory, up to ``planned``. If memory
-    runs out within ``wait_steps`` steps after a doubling, ``wait_steps`` doubles. Every change is recorded with its
-    step, because rounding depends on how a batch was split.
+    Every change is recorded with its step, because rounding depends on how a batch was split.
     """
 
     planned: int  # used throughout by a training without out-of-memory
-    current: int = 0  # of the last step
     changes: list[MicroBatchChange] = field(default_factory=list)  # all changes so far, the plan itself first
-    quiet_steps: int = 0  # since the last change or try
-    wait_steps: int = RECOVERY_STEPS  # quiet steps before the next try
-    climbed: bool = False  # whether the last change was a doubling that has yet to last
 
     def __post_init__(self) -> None:
         if not self.changes:
-            self._change(0, self.planned)
+            self.changes.append(MicroBatchChange(0, self.planned))
 
     @property
-    def to_try(self) -> int:
-        """The micro-batch that the next step begins with."""
-        return min(2 * self.current, self.planned) if self.quiet_steps >= self.wait_steps else self.current
+    def current(self) -> int:
+        """The micro-batch of the last step."""
+        return self.changes[-1].micro_batch
 
     def done(self, step: int, micro_batch: int) -> None:
-        """Record that step ``step`` began with ``to_try`` samples at once and succeeded with ``micro_batch``."""
-        tried = self.to_try
-        if micro_batch == tried == self.current:
-            self.quiet_steps += 1
-            if self.climbed and self.quiet_steps >= self.wait_steps:
-                self.climbed, self.wait_steps = False, RECOVERY_STEPS
-            return
-        if micro_batch < tried and (self.climbed or tried > self.current):
-            self.wait_steps *= 2
-        self.climbed, self.quiet_steps = micro_batch > self.current, 0
+        """Record that step ``step`` succeeded with ``micro_batch`` samples at once."""
         if micro_batch != self.current:
-            self._change(step, micro_batch)
+            self.changes.append(MicroBatchChange(step, micro_batch))
 
     def to_document(self) -> dict[str, Any]:
         """Return the plan as numbers and lists, for a checkpoint."""
-        return {**vars(self), "changes": [[change.step, change.micro_batch] for change in self.changes]}
+        return {"planned": self.planned, "changes": [[change.step, change.micro_batch] for change in self.changes]}
 
     def resume(self, document: dict[str, Any], step: int) -> None:
         """Continue from ``document`` (made by ``to_document``) at ``step``.
 
-        A planned micro-batch below the stored one takes effect at once. A larger one is reached by doubling.
+        A lowered micro-batch stays, unless another one is planned now.
         """
-        planned = self.planned
-        vars(self).update(document, changes=[MicroBatchChange(*change) for change in document["changes"]])
-        if planned != self.planned:
-            self.planned, self.quiet_steps, self.climbed = planned, 0, False
-        if self.current > planned:
-            self._change(step, planned)
-
-    def _change(self, step: int, micro_batch: int) -> None:
-        self.current = micro_batch
-        self.changes.append(MicroBatchChange(step, micro_batch))
+        self.changes = [MicroBatchChange(*change) for change in document["changes"]]
+        if self.planned != document["planned"]:
+            self.done(step, self.planned)

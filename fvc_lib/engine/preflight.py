@@ -18,21 +18,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
-from fvc_lib.engine.joint_loss import COMPARING, num_compared
+from fvc_lib.engine.joint_loss import COMPARING
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.engine.oom_detection import OutOfMemory, first_line, is_out_of_memory
-from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
 from fvc_lib.services import memory
-from fvc_lib.services.errors import FvcError, StoppedError, UsageError
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import (
     PREFETCHED_BATCHES,
@@ -71,18 +70,11 @@ class StepRequest:
     compute: ComputeDevice
     gradient_checkpointing: bool = False
     num_workers: int = 0  # loader processes
-    num_ranks: int = 1  # processes with as many samples each
-    averages: bool = False  # whether a moving average of the weights is kept
 
     @property
     def samples_per_step(self) -> int:
         """The number of samples in an effective batch, at most that of the training data."""
         return min(self.effective_batch_size, len(self.task.training_data))
-
-    @property
-    def largest_micro_batch(self) -> int:
-        """The planned micro-batch, between 1 and the size of an effective batch."""
-        return max(1, min(self.micro_batch, self.samples_per_step))
 
 
 @dataclass(frozen=True)
@@ -107,15 +99,11 @@ class PreflightReport:
 
     def message(self) -> str:
         """Return a sentence for the log and the notebook."""
-        chosen = f"micro-batch {self.micro_batch}"
-        if self.lowered:
-            chosen += f" in place of {self.micro_batch_planned}, which does not fit; the effective batch stays the same"
+        chosen = f"memory preflight: micro-batch {self.micro_batch} ({self.micro_batch_planned} planned)"
         if self.peak_bytes is None:
-            return f"memory preflight: not measured ({self.problem}): going on with {chosen}"
-        peak = f"memory preflight: predicted peak {self.peak_bytes / 1e9:.2f} GB with {chosen}"
-        if self.fits:
-            return f"{peak}; budget {self.budget}"
-        return f"{peak}; that is over the budget of {self.budget}, and the training tries it. {memory_advice('sample')}"
+            return f"{chosen}, not measured: {self.problem}"
+        measured = f"{chosen}, predicted peak {self.peak_bytes / 1e9:.2f} GB of {self.budget}"
+        return measured if self.fits else f"{measured}, which is too much. {memory_advice('sample')}"
 
 
 def preflight(
@@ -141,35 +129,42 @@ def preflight(
     Raises:
         StoppedError: ``stop`` returned True.
     """
-    planned, device = request.largest_micro_batch, request.compute.device
+    planned, device = max(1, min(request.micro_batch, request.samples_per_step)), request.compute.device
     devices.give_back_unused()  # memory that an earlier training left free is used again
-    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else memory.resident_bytes()
-    if device.type != "cuda" and budget.total_bytes - held < _CHILD_BYTES:
-        # The budget may be a limit that kills. The least gives the same result.
-        problem = f"the budget of {budget} has no room for a process that measures"
-        return PreflightReport(1, planned, budget, None, problem)
+    held = _held(device)
+    room = budget.total_bytes - held
+    if device.type != "cuda" and room < _CHILD_BYTES:  # the budget may be a limit that kills
+        return PreflightReport(1, planned, budget, None, f"{budget} has no room for a process that measures")
     size = planned
     while True:
         tell(size)
-        added, ran_out, problem = _measured(request, size, budget.total_bytes - held, time_limit_seconds, stop)
+        peak, ran_out, problem = None, "", ""
+        try:
+            found = _measured(request, size, room, time_limit_seconds, stop)
+            peak, ran_out = (None, found) if isinstance(found, str) else (held + found, "")
+        except FvcError as error:
+            problem = str(error)
         if ran_out.startswith(COMPARING):  # a smaller micro-batch compares as many samples
             problem = f"memory ran out {ran_out}; {memory_advice('comparison')}"
         elif ran_out and size == 1:
             problem = f"one sample alone ran out of memory: {ran_out}; {memory_advice('sample')}"
-        report = PreflightReport(size, planned, budget, None if added is None else held + added, problem)
-        if problem or report.fits or (size == 1 and not ran_out):
+        report = PreflightReport(size, planned, budget, peak, problem)
+        if problem or report.fits or size == 1:
             return report
         size //= 2
 
 
 def _measured(
     request: StepRequest, size: int, room_bytes: int, time_limit_seconds: float, stop: Callable[[], bool]
-) -> tuple[int | None, str, str]:
+) -> int | str:
     """Measure a training with ``size`` samples at once in a child process.
 
     Returns:
-        The bytes that a training adds to its process, or None; how memory ran out; any other reason why the bytes are
-        not known.
+        The bytes that a training adds to its process; or how memory ran out.
+
+    Raises:
+        FvcError: the step was not measured for another reason.
+        StoppedError: ``stop`` returned True.
     """
 
     def look() -> None:
@@ -180,21 +175,18 @@ def _measured(
     free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     try:
         job = pickle.dumps((request, size, torch.get_num_threads(), room_bytes, free_bytes))
-        (answer,) = run_isolated(
-            f"{__name__}:measure", [(sys.path, base64.b64encode(job).decode())], workers=1,
-            timeout_seconds=time_limit_seconds, memory_bytes=None, look=look,
-        )  # fmt: skip
-    except StoppedError:
-        raise
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return None, "", f"the task cannot be sent to another process: {error}"
-    except (FvcError, OSError) as error:  # the process cannot even be started
-        return None, "", str(error)
+        raise FvcError(f"the task cannot be sent to another process: {error}") from error
+    item = sys.path, base64.b64encode(job).decode()
+    (answer,) = run_isolated(
+        f"{__name__}:measure", [item], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None, look=look
+    )
     if answer.failure == "crashed" and answer.detail.startswith(_MEMORY_DEATHS):
-        return None, f"the measuring process died with {answer.detail}", ""
+        return f"the measuring process died with {answer.detail}"
     if answer.failure:
-        return None, "", answer.detail
-    return (None, answer.value, "") if isinstance(answer.value, str) else (answer.value, "", "")
+        raise FvcError(answer.detail)
+    found: int | str = answer.value
+    return found
 
 
 # --- As a training uses it
@@ -236,21 +228,13 @@ def planned_micro_batch(
 
     Raises:
         StoppedError: ``stop`` returned True while a step was measured.
-        UsageError: this process alone holds more than ``mem_gb``.
     """
     if not config.memory_preflight:
         return settings.micro_batch, None
+    samples_of_rank = -(-settings.effective_batch_size // num_ranks)
     request = StepRequest(
-        task, settings.micro_batch, -(-settings.effective_batch_size // num_ranks), compute,
-        gradient_checkpointing=settings.gradient_checkpointing, num_workers=settings.num_workers, num_ranks=num_ranks,
-        averages=settings.ema_decay > 0,
-    )  # fmt: skip
-    budget, held = device_budget(config, compute), memory.resident_bytes()
-    if compute.device.type == "cpu" and config.mem_gb is not None and held >= budget.total_bytes:
-        raise UsageError(
-            f"mem_gb {config.mem_gb:g}: this process holds {held / 1e9:.2f} GB before it trains, and may use {budget}. "
-            "Resume the run with a larger -p mem_gb, or with -p mem_gb none."
-        )
+        task, settings.micro_batch, samples_of_rank, compute, settings.gradient_checkpointing, settings.num_workers
+    )
 
     def tell(micro_batch: int) -> None:
         message = f"memory preflight: measuring a training step with micro-batch {micro_batch}"
@@ -259,6 +243,7 @@ def planned_micro_batch(
 
     observer.at(PREFLIGHT)
     try:
+        budget = device_budget(config, compute)
         report = preflight(request, budget=budget, stop=stop or (lambda: False), tell=tell)
     finally:
         observer.at("setup")
@@ -370,16 +355,11 @@ def _train_a_little(request: StepRequest, size: int) -> int:
     precision = devices.Precision(request.compute)
     # TF32 or not decides which kernels convolutions take, and so their workspace.
     with devices.cuda_kernels(request.compute), devices.deterministic_algorithms(device):
-        model = devices.accelerated(request.task.build_model(), request.compute).train()
+        model = request.task.build_model().to(device).train()
         if request.gradient_checkpointing:
             devices.recompute_activations(model)
-        stepper = Stepper(
-            model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0,
-            ema_decay=0.5 * request.averages, fused="fused_adamw" in request.compute.accelerations,
-        )  # fmt: skip
-        transaction = BatchTransaction(
-            request.task, model, precision, device, report=_refuse, ranks=_ImitatedRanks(request)
-        )  # fmt: skip
+        stepper = Stepper(model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0)
+        transaction = BatchTransaction(request.task, model, precision, device, report=_refuse)
         best_model = copy_weights(model)  # a training holds these too
         for batch in _batches(request):
             batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
@@ -395,21 +375,6 @@ def _refuse(event: OutOfMemory) -> None:
     """Raise ``MemoryError`` at an out-of-memory, so that the transaction does not halve the micro-batch."""
     where = f"{COMPARING}: " if event.where == "joint_loss" else ""
     raise MemoryError(f"{where}{event.state.message}")
-
-
-class _ImitatedRanks(Ranks):
-    """Imitate the other ranks, and the rest of an effective batch, for a loss that compares samples.
-
-    The outputs of the measured samples are repeated until there are as many as all ranks have together.
-    """
-
-    def __init__(self, request: StepRequest) -> None:
-        self.size = request.num_ranks
-        self._num_samples = request.samples_per_step * request.num_ranks
-
-    def everyone(self, place: str, value: Any) -> list[Any]:
-        """Return ``value``, compared outputs, as often as needed for the samples of all ranks."""
-        return [value] * -(-self._num_samples // max(1, num_compared(value)))
 
 
 def _limit_growth(room_bytes: int) -> None:

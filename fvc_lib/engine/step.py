@@ -16,12 +16,11 @@ are old and some new. Only a checkpoint then has the old weights (``StepLostErro
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -428,8 +427,6 @@ def build_optimizer(
     learning_rate: float,
     weight_decay: float,
     shares: Mapping[nn.Parameter, float] | None = None,
-    *,
-    fused: bool = False,
 ) -> EagerAdamW:
     """Return AdamW (Loshchilov and Hutter, 2019); parameters with one dimension (biases, norm scales) are not decayed.
 
@@ -449,7 +446,7 @@ def build_optimizer(
         for share, members in (of_share or {1.0: []}).items()
         for matrices in (True, False)
     ]
-    return EagerAdamW(groups, lr=learning_rate, fused=fused or None)
+    return EagerAdamW(groups, lr=learning_rate)
 
 
 def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
@@ -493,8 +490,6 @@ class Stepper:
         weight_decay: applies to parameters with two or more dimensions.
         max_gradient_norm: L2 norm to which gradients are clipped.
         rate_shares: factors of the learning rate by parameter.
-        ema_decay: decay of the weights' moving average; 0: none.
-        fused: step in one kernel.
     """
 
     def __init__(
@@ -506,19 +501,12 @@ class Stepper:
         weight_decay: float,
         max_gradient_norm: float,
         rate_shares: Mapping[nn.Parameter, float] | None = None,
-        ema_decay: float = 0.0,
-        fused: bool = False,
     ) -> None:
         self._model = model
         self._precision = precision
         self._max_gradient_norm = max_gradient_norm
-        self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares, fused=fused)
+        self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares)
         self.learning_rate = learning_rate
-        self._trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._ema_decay = ema_decay
-        self._averaged_steps = 0
-        # By name, of the parameters that are trained at any time; empty before the first step, and without an average.
-        self._average: dict[str, Tensor] = {}
 
     def take(self, result: BatchGradients, learning_rate: float) -> float:
         """Take a step unless the gradients are not finite, and return their L2 norm before clipping.
@@ -536,54 +524,18 @@ class Stepper:
             memory = memory_state(error)
         raise StepLostError(memory)  # from outside the handler, whose traceback holds tensors
 
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Use the averaged weights in the model within the block, without a copy; do nothing without an average."""
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    def _exchange(self) -> None:
-        for name, parameter in self._trained.items() if self._average else ():
-            parameter.data, self._average[name] = self._average[name], parameter.data
-
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        """Update the moving average of the weights.
-
-        The decay is smaller in the first steps, as in TensorFlow's ExponentialMovingAverage. Otherwise the initial
-        weights would dominate the average of a short training.
-        """
-        if not self._ema_decay:
-            return
-        if not self._average:
-            self._average = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
-        self._averaged_steps += 1
-        decay = min(self._ema_decay, (1 + self._averaged_steps) / (10 + self._averaged_steps))
-        torch._foreach_lerp_(list(self._average.values()), list(self._trained.values()), 1 - decay)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimizer, scaler and average."""
+        """Return the states of optimizer and scaler."""
         optimizer = {"state": self._optimizer.state_dict()["state"], "learning_rate": self.learning_rate}
-        state = {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
-        if self._average:
-            state["average"] = {"steps": self._averaged_steps, "weights": dict(self._average)}
-        return state
+        return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state_dict``; ``foreach`` and ``fused`` of this stepper stay."""
+        """Restore the result of ``state_dict``."""
         saved = state["optimizer"]
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["state"]})
         self.learning_rate = saved["learning_rate"]
         set_learning_rate(self._optimizer, self.learning_rate)
         self._precision.restore_scaler(state["scaler"])
-        average = state.get("average", {"steps": 0, "weights": {}})
-        self._averaged_steps = average["steps"]
-        self._average = {
-            name: weights.to(self._trained[name].device, copy=True) for name, weights in average["weights"].items()
-        }
 
     def _take(self, result: BatchGradients, learning_rate: float) -> float:
         scaler = self._precision.scaler
@@ -595,6 +547,4 @@ class Stepper:
         if math.isfinite(norm) or self._precision.scales_losses:
             scaler.step(self._optimizer)
         scaler.update()
-        if math.isfinite(norm):
-            self._update_average()
         return norm

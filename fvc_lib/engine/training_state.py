@@ -138,7 +138,7 @@ def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
         "torch": str(torch.__version__),  # its own class would be refused on loading
         "threads": str(torch.get_num_threads()),
         "device": compute.device.type if compute.device.type == "cpu" else compute.name,
-        "precision": " ".join([str(compute.amp_dtype or torch.float32), *compute.accelerations]),
+        "precision": str(compute.amp_dtype or torch.float32),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "ranks": str(num_ranks),
     }
@@ -305,12 +305,12 @@ class TrainingWatch:
             micro_batch_next=event.micro_batch_next,
         )
 
-    def micro_batch_changed(self, before: int, now: int) -> None:
-        """Report a change of the number of samples in memory at once, from this step on."""
-        reason = "out of memory" if now < before else "memory suffices again"
+    def micro_batch_lowered(self, before: int) -> None:
+        """Report that an out-of-memory lowered the number of samples in memory at once, from this step on."""
+        now = self.state.micro_batch
         self.step_metrics({"micro_batch": float(now)})
-        message = f"micro-batch {before} -> {now}: {reason}"
-        self._memory.event("micro_batch", message, micro_batch_before=before, micro_batch=now, reason=reason)
+        message = f"micro-batch {before} -> {now}: out of memory"
+        self._memory.event("micro_batch", message, micro_batch_before=before, micro_batch=now)
 
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
         """Report an out-of-memory that a smaller micro-batch cannot avoid, and return the error to raise.

@@ -7,7 +7,7 @@ what its value may change. Hashes, checkpoint bindings, resume and forks are der
 
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -31,7 +31,6 @@ from fvc_lib.services.config_fields import (
     zero_or_from,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
-from fvc_lib.services.memory import Acceleration
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, SAMPLING, ClipSettings
 from fvc_lib.services.run_paths import beside_the_code
 from fvc_lib.services.tasks import (
@@ -195,23 +194,15 @@ class RunConfig(BaseModel):
     learning_rate: float = field(0.003, "weights", "AdamW's peak rate after warm-up, before cosine decay", gt=0)
     weight_decay: float = field(0.01, "weights", "AdamW's decoupled weight decay", ge=0)
     warmup_share: float = field(0.1, "weights", "share of all steps spent warming up linearly", ge=0, lt=1)
-    ema_decay: float = field(
-        0.0, "weights", "decay of a moving average of the weights, which is tested; 0: off", neutral=0.0, ge=0, lt=1
+    class_balance: Literal["loss", "sampler", "none"] = field(
+        "loss", "weights", "loss: weigh classes; sampler: draw them evenly; none", _LABELLED
     )
-    class_balance: Literal["loss", "sampler", "batch", "none"] = field(
-        "loss", "weights", "loss: weigh classes; sampler: draw them evenly; batch: in every effective batch; none",
-        _LABELLED,
-    )  # fmt: skip
     early_stopping_epochs: int = field(
         6, "weights", "stop after this many epochs without a better validation loss; 0: never", ge=0
     )
     amp: Literal["auto", "off"] = field("auto", "weights", "mixed precision where the device has it")
     device: Literal["auto", "cuda", "mps", "cpu"] = field(
         "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True
-    )
-    # No acceleration is on by default: docs/measurements.md has the gains on a CPU, a GPU's are not measured.
-    accelerations: Annotated[tuple[Acceleration, ...], BeforeValidator(split_names)] = field(
-        (), "rounding", f"for speed, any of {', '.join(get_args(Acceleration))}: A,B"
     )
     num_workers: int = field(0, "nothing", "loader processes, as cores and memory allow; 0: none", ge=0)
     num_ranks: Annotated[int, BeforeValidator(number_or_auto)] = field(

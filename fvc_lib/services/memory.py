@@ -235,12 +235,6 @@ def give_back_freed() -> None:
 # there is one. If several are set, torch 2.13 reads the first in this order.
 ALLOC_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-# Ways to make a training faster, which may change how sums are rounded.
-#   channels_last    convolutions' weights with their channels innermost, as tensor cores want them
-#   fused_adamw      the optimizer's step in one kernel
-#   cudnn_benchmark  cuDNN tries its algorithms and takes the fastest
-Acceleration = Literal["channels_last", "fused_adamw", "cudnn_benchmark"]
-
 # For the CPU nothing is set. glibc was tried on steps of r2plus1d, 16 clips of 6 x 112 x 112: MALLOC_ARENA_MAX 1 or 2
 # left the peak where it was (480-530 MB), thresholds of 4 to 32 MiB too; MALLOC_MMAP_THRESHOLD_ or
 # MALLOC_TRIM_THRESHOLD_ of 64 KiB to 1 MiB, or MALLOC_TOP_PAD_ of 64 MiB, lowered it to 430 MB, and a step took 2.3 to

@@ -47,11 +47,9 @@ class Registry(Generic[T]):
     @overload
     def register(self, name: str) -> Callable[[T], T]: ...
     @overload
-    def register(self, name: str, item: T) -> T: ...
-    @overload
-    def register(self, name: T) -> T: ...
+    def register(self, name: Any, item: T | None = None) -> T: ...
     def register(self, name: Any, item: Any = None) -> Any:
-        """Register ``item`` under ``name``; return a decorator if there is no item.
+        """Register ``item`` under ``name`` and return it; return a decorator if there is no item.
 
         Args:
             name: the name, or an item with a ``name`` and perhaps ``aliases``; ``timm:NAME`` stands for a family.
@@ -63,24 +61,23 @@ class Registry(Generic[T]):
         frame = sys._getframe(1)
         source = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
         if not isinstance(name, str):
-            return self._put(name.name, name, getattr(name, "aliases", ()), source)
-        put = partial(self._put, name, aliases=(), source=source)
-        return put if item is None else put(item)
+            return self._put(name, name.name, source, getattr(name, "aliases", ()))
+        return self._put(item, name, source) if item is not None else partial(self._put, name=name, source=source)
 
-    def _put(self, name: str, item: T, aliases: Sequence[str], source: str) -> T:
+    def _put(self, item: T, name: str, source: str, aliases: Sequence[str] = ()) -> T:
         if "ipykernel" in source or source.startswith("<ipython"):  # other processes cannot import from a notebook
             raise UsageError(
                 f"{self.kind} {name!r}: a notebook's cell cannot register it. Begin the cell with %%writefile FILE.py, "
                 "and give the model as FILE.py:CLASS."
             )
         for label in (name, *aliases):
-            if self._sources.setdefault(label, source) != source:  # the same line again is a reloaded module
+            before = self._sources.setdefault(label, source)
+            if before != source:  # the same line again is a reloaded module
                 raise UsageError(
-                    f"{self.kind} {label!r} is registered twice: in {self._sources[label]}, and in {source}. "
-                    "Rename one of them."
+                    f"{self.kind} {label!r} is registered twice: in {before}, and in {source}. Rename one of them."
                 )
+            self._aliases[label] = name
         self._items[name] = item
-        self._aliases.update(dict.fromkeys(aliases, name))
         return item
 
     def get(self, name: str) -> T:
@@ -91,26 +88,17 @@ class Registry(Generic[T]):
         Raises:
             UsageError: no such item, or its file cannot be imported; the message has the nearest name and all names.
         """
-        item = self._known(name)
-        for module in self.declared_in(name) if item is None else ():
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                raise UsageError(
-                    f"{self.kind} {name!r}: its file {module.replace('.', '/')}.py cannot be imported: "
-                    f"{type(error).__name__}: {error}. Mend it, or choose another."
-                ) from error
-        if item is None and (item := self._known(name)) is None:
+        label = _family(name)
+        if label not in self._aliases:
+            for module in self.declared_in(name):
+                self._import(module, partial(importlib.import_module, module))
+        if label not in self._aliases:
             self._fill()
-            item = self._known(name)
-        if item is None:
-            failed = "".join(f" Not loaded: {module} ({reason})." for module, reason in self.broken.items())
-            near = did_you_mean(name, [*self._items, *self._aliases])
-            raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
-        return item
-
-    def _known(self, name: str) -> T | None:
-        return self._items.get(self._aliases.get(name, _family(name)))
+        if label in self._aliases:
+            return self._items[self._aliases[label]]
+        failed = "".join(f" Not loaded: {module} ({reason})." for module, reason in self.broken.items())
+        near = did_you_mean(name, self._aliases)
+        raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
 
     def check(self, name: str) -> str:
         """Return ``name`` if a file of the folder or an entry point has it, without an import; raises like ``get``."""
@@ -138,27 +126,25 @@ class Registry(Generic[T]):
         return list(self._items.items())
 
     def _fill(self) -> None:
-        """Import all files that register items; log a file that fails, and store the reason in ``broken``."""
+        """Import all files and entry points that register items."""
         if self._filled:
             return
-        sources: dict[str, Callable[[], object]] = {
-            module: partial(importlib.import_module, module)
-            for module, text in self._texts.items()
-            if ".register" in text
-        }
-        sources.update({point.name: partial(self._load, point) for point in self._entry_points()})
-        for name, load in sources.items():
-            try:
-                load()
-            except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the others, whatever it raises
-                self.broken[name] = f"{type(error).__name__}: {error}"
-                _logger.warning("%s %s is left out: %s", self.kind, name, self.broken[name])
+        for module, text in self._texts.items():
+            if ".register" in text:
+                self._import(module, partial(importlib.import_module, module))
+        for point in self._entry_points():
+            loaded = self._import(point.name, point.load)
+            if loaded is not None and point.name not in self._sources and not isinstance(loaded, ModuleType):
+                self._put(loaded, point.name, point.value)
         self._filled = True
 
-    def _load(self, point: Any) -> None:
-        loaded = point.load()
-        if point.name not in self._sources and not isinstance(loaded, ModuleType):
-            self._put(point.name, loaded, (), point.value)
+    def _import(self, name: str, load: Callable[[], Any]) -> Any:
+        """Return the result of ``load``; if it fails, log the reason, store it in ``broken`` and return None."""
+        try:
+            return load()
+        except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the others, whatever it raises
+            self.broken[name] = f"{type(error).__name__}: {error}"
+            _logger.warning("%s %s is left out: %s", self.kind, name, self.broken[name])
 
     def _entry_points(self) -> Sequence[Any]:
         from importlib import metadata  # 3 MB, which workers need not have
@@ -174,10 +160,11 @@ class Registry(Generic[T]):
         place = Path(spec.origin)
         if spec.submodule_search_locations is None:
             return {self._folder: place.read_text(encoding="utf-8")}
-        return {
-            ".".join((self._folder, *path.relative_to(place.parent).with_suffix("").parts)): path.read_text("utf-8")
-            for path in sorted(place.parent.rglob("[!_]*.py"))
-        }
+        texts = {}
+        for path in sorted(place.parent.rglob("[!_]*.py")):
+            parts = path.relative_to(place.parent).with_suffix("").parts
+            texts[".".join((self._folder, *parts))] = path.read_text(encoding="utf-8")
+        return texts
 
 
 def _family(name: str) -> str:
@@ -210,7 +197,7 @@ class FileRegistry(Registry[T]):
     def code_files(self, name: str) -> dict[str, Path]:
         """Return the path of the user's file in ``name`` and of the modules that it imports, by relative path."""
         path = self.file_of(name)
-        return {} if path is None else {relative: path.parent / relative for relative in _code_of_file(path)}
+        return {} if path is None else {str(file.relative_to(path.parent)): file for file in _code_of_file(path)}
 
     def declared_in(self, name: str) -> list[str]:
         """Return the dotted names of the files that register ``name``; none for a user's file (see ``identity``)."""
@@ -225,47 +212,41 @@ class FileRegistry(Registry[T]):
         path, item = self.file_of(name), name.rpartition(":")[2]
         if path is None:
             return None
-        if not path.is_file():
-            raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give path/to/FILE.py:{self.holds.upper()}.")
         try:
-            module = _import_file(path)
+            chosen = getattr(_import_file(path), item)
         except Exception as error:
             raise UsageError(
-                f"{self.kind} {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. Mend it."
+                f"{self.kind} {name!r}: {str(path)!r} gives no {self.holds} {item}: {type(error).__name__}: {error}. "
+                f"Mend the file, or give path/to/FILE.py:{self.holds.upper()}."
             ) from error
-        chosen = getattr(module, item, None)
-        if not callable(chosen):
-            near = did_you_mean(item, vars(module))
-            raise UsageError(f"{self.kind} {name!r}: {path.name} has no {self.holds} {item}.{near}")
         return chosen
 
 
-def _code_of_file(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of a user's file and of the modules that it imports from its folder, by relative path.
-
-    Of an imported package all files are included. The digest of an unreadable file is empty.
-    """
-    digests: dict[Path, str] = {}
+def _code_of_file(path: Path) -> list[Path]:
+    """Return a user's file and the modules that it imports from its folder, sorted; all files of a package."""
+    found: set[Path] = set()
     todo = [path]
     while todo:
         file = todo.pop()
-        if file in digests:
+        if file in found:
             continue
-        digests[file] = content_digest(file)
+        found.add(file)
         try:
             nodes = list(ast.walk(ast.parse(file.read_bytes())))
         except (OSError, SyntaxError, ValueError):
-            continue
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-        for name in {name.partition(".")[0] for name in names} - {"", "fvc_lib"}:  # ours counts stage by stage
-            local = path.parent / name
-            todo += [local.with_suffix(".py")] if local.with_suffix(".py").is_file() else sorted(local.rglob("*.py"))
-    return {str(file.relative_to(path.parent)): digests[file] for file in sorted(digests)}
+            continue  # its import says so
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+        for name in names:
+            local = path.parent / name.partition(".")[0]
+            if local.name != "fvc_lib":  # ours counts stage by stage
+                module = local.with_suffix(".py")
+                todo += [module] if module.is_file() else local.rglob("*.py")
+    return sorted(found)
 
 
 def _digest_of_file(path: Path) -> str:
-    code = _code_of_file(path)
+    code = {str(file.relative_to(path.parent)): content_digest(file) for file in _code_of_file(path)}
     return sha256_of_json(code) if len(code) > 1 else code[path.name]
 
 
@@ -280,18 +261,20 @@ def _import_file(path: Path) -> ModuleType:
     name = f"fvc_user_{path.stem}_{_digest_of_file(path)[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    folder = str(path.parent.absolute())
-    local = {Path(relative).parts[0].removesuffix(".py") for relative in _code_of_file(path)} - {path.stem}
-    for loaded in [key for key in sys.modules if key.partition(".")[0] in local]:
-        place = getattr(sys.modules[loaded], "__file__", None) or folder
-        if not Path(place).is_relative_to(folder):
-            raise ImportError(f"another module {loaded!r} is imported already, from {place}. Rename one of them")
-        del sys.modules[loaded]
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    folder = path.parent.absolute()
+    for file in _code_of_file(path):
+        local = file.relative_to(path.parent).parts[0].removesuffix(".py")
+        for loaded in [key for key in sys.modules if key.partition(".")[0] == local and file != path]:
+            place = getattr(sys.modules[loaded], "__file__", None)
+            if place and not Path(place).is_relative_to(folder):
+                raise ImportError(f"another module {loaded!r} is imported already, from {place}. Rename one of them")
+            del sys.modules[loaded]
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     spec: Any = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -525,8 +508,7 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
             return DETECTORS.check(name)
         except UsageError as error:
             near = did_you_mean(name, self.names())
-            known = f"Of pictures alone: {', '.join(self.names())}; or a network on frames: {error}"
-            raise UsageError(f"{self.kind} {name!r}: unknown.{near} {known}") from error
+            raise UsageError(f"{error} A {self.kind} may also be {' or '.join(self.names())}.{near}") from error
 
     def identity(self, name: str) -> str:
         """Return the value that stands for ``name`` in a run's hash."""

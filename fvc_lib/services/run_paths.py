@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
 import re
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -184,10 +184,7 @@ def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
     folder = (Path(runs_dir) / experiment).absolute()
     there = next(path for path in (folder, *folder.parents) if path.is_symlink() or path.exists())
     if not there.is_dir():
-        raise UsageError(
-            f"{str(folder)!r} cannot be a folder of runs: {str(there)!r} is a file or a link to nowhere. "
-            "Name another one: FVC_RUNS_DIR or -p runs_dir."
-        )
+        raise UsageError(f"{str(there)!r} is no folder for runs. Name one: FVC_RUNS_DIR or -p runs_dir.")
     return there
 
 
@@ -232,19 +229,14 @@ def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> Run
     if (as_path / "run.json").is_file():
         return RunPaths(as_path.absolute())
     runs = list_runs(runs_dir, experiment)
-    if not runs:
-        raise UsageError(
-            f"no run called {name!r} under {str(runs_dir)!r}: there is none yet. Begin one first, on the built-in "
-            f"corpus: {command_text('--params', CHECKOUT / 'params/demo.yaml')}; or on your own: -p corpus PATH."
-        )
     fitting = runs[-1:] if name == "latest" else [run for run in runs if name in run.run_id]
     if len(fitting) == 1:
         return fitting[0]
-    have = ", ".join(run.run_id for run in runs[-10:])
-    problem = "no run" if not fitting else f"{len(fitting)} runs"
+    newest = ", ".join(run.run_id for run in runs[-10:]) or "none"
+    begin = command_text("--params", CHECKOUT / "params/demo.yaml")
     raise UsageError(
-        f"{problem} called {name!r} under {str(runs_dir)!r}; the newest there: {have}. "
-        "Name one of them, its path, or 'latest'."
+        f"{len(fitting) or 'no'} run called {name!r} under {str(runs_dir)!r}; the newest there: {newest}. "
+        f"Name one of them, its path, or 'latest'; or begin one: {begin}"
     )
 
 
@@ -253,72 +245,54 @@ def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> Run
 # of folders. An existing path is never read as a pattern.
 
 TAR_SUFFIX = ".tar"
-_MOST = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?", re.ASCII)
+_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 
 
-def is_pattern(corpus: str | os.PathLike[str]) -> bool:
+def is_pattern(corpus: AnyPath) -> bool:
     """Return whether ``corpus`` is a pattern with braces or wildcards, and no existing path."""
     text = os.fspath(corpus)
     return any(mark in text for mark in "{*?[") and not os.path.lexists(text)
 
 
-def fixed_folder(corpus: str | os.PathLike[str]) -> Path:
+def fixed_folder(corpus: AnyPath) -> Path:
     """Return the folder before the first part with braces or wildcards; names of tars are relative to it."""
-    parts = Path(corpus).parts
-    fixed = next((number for number, part in enumerate(parts) if any(mark in part for mark in "{}*?[")), len(parts))
-    return Path(*parts[: min(fixed, len(parts) - 1)])
+    fixed = takewhile(lambda part: not set(part) & set("{}*?["), Path(corpus).parent.parts)
+    return Path(*fixed)
 
 
-def tars_of(corpus: str | os.PathLike[str]) -> list[Path]:
+def tars_of(corpus: AnyPath) -> list[Path]:
     """Return the tars that a pattern names, sorted by name.
 
     Raises:
-        UsageError: the braces are malformed, a named tar is missing, wildcards match nothing, or a file is no tar.
+        UsageError: a named tar is missing, wildcards match nothing, or a file is no tar.
     """
     pattern = os.fspath(corpus)
-    named = _expanded(pattern)
-    matches = {name: [name] if os.path.exists(name) else glob.glob(name, recursive=True) for name in named}  # noqa: PTH110, PTH207 - text
-    found = {path for paths in matches.values() for path in paths}
-    if missing := [name for name, paths in matches.items() if not paths]:
-        what = f"{len(missing):,} of {len(named):,} named tars do not exist: {', '.join(map(repr, missing[:5]))}"
-        folder = fixed_folder(pattern)
-        raise UsageError(
-            f"corpus {pattern!r}: {what}. Fetch them, or write a pattern in quotes such as {str(folder / '*.tar')!r}."
-        )
-    others = sorted(path for path in found if not path.lower().endswith(TAR_SUFFIX) or not os.path.isfile(path))  # noqa: PTH113
-    if others:
-        raise UsageError(
-            f"corpus {pattern!r}: {others[0]!r} is no tar, and a pattern names only tars. Let it end in '.tar'; a "
-            "compressed one is unpacked first: gunzip NAME.tar.gz."
-        )
+    found: set[str] = set()
+    for name in _expanded(pattern):
+        matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)  # noqa: PTH110, PTH207 - text
+        others = [path for path in matches if not path.lower().endswith(TAR_SUFFIX)]
+        if others or not matches:
+            problem = f"{others[0]!r} is no uncompressed tar" if others else f"there is no {name!r}"
+            raise UsageError(
+                f"corpus {pattern!r}: {problem}. Name tars alone, such as shards/{{000..099}}.tar or '{{a,b}}/*.tar'."
+            )
+        found.update(matches)
+    if not found:
+        raise UsageError(f"corpus {pattern!r}: a range in braces is empty. Count upwards, such as {{000..099}}.")
     return [Path(path) for path in sorted(found)]
 
 
-def _expanded(pattern: str) -> list[str]:
-    """Return all texts that the braces of ``pattern`` stand for, in order.
-
-    Raises:
-        UsageError: braces within braces, without an end or without a choice, or more than a million names.
-    """
-    pieces = _BRACES.split(pattern)
-    choices = [_choices(inner) for inner in pieces[1::2]]
-    is_open = any(mark in piece for piece in pieces[::2] for mark in "{}")
-    if is_open or not 0 < math.prod(map(len, choices)) <= _MOST:
-        raise UsageError(
-            f"corpus {pattern!r}: its braces cannot be read. Wanted {{000..099}}, a range upwards, or {{real,fake}}, "
-            f"not one in another, at most {_MOST:,} names."
-        )
-    return ["".join(map(str.__add__, pieces[::2], (*chosen, ""))) for chosen in product(*choices)]
-
-
-def _choices(inner: str) -> list[str]:
-    match = _RANGE.fullmatch(inner)
-    if match is None:
-        return inner.split(",") if "," in inner else []
-    first, last = match[1], match[2]
-    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
-    width = max(len(first), len(last)) if is_padded else 0
-    numbers = range(int(first), int(last) + 1, int(match[3] or 1) or _MOST)
-    return [f"{number:0{width}}" for number in numbers] if len(numbers) <= _MOST else []
+def _expanded(pattern: str) -> Iterator[str]:
+    """Yield the texts that the braces of ``pattern`` stand for, in order; malformed braces stay as they are."""
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    choices: Iterable[str] = braces[1].split(",")
+    numbers = _RANGE.fullmatch(braces[1])
+    if numbers is not None:
+        first, last = numbers.groups()
+        choices = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+    for choice in choices:
+        yield from _expanded(pattern[: braces.start()] + choice + pattern[braces.end() :])

@@ -530,12 +530,7 @@ def _part(progress: Progress | None, number: int, count: int) -> Progress | None
 
 
 def settings_of(
-    config: RunConfig,
-    seed: int,
-    default_micro_batch: int,
-    *,
-    balance_classes: bool = False,
-    balance_batches: bool = False,
+    config: RunConfig, seed: int, default_micro_batch: int, *, balance_classes: bool = False
 ) -> EngineSettings:
     """Return the engine's settings for one training.
 
@@ -544,7 +539,6 @@ def settings_of(
         seed: seed of the training.
         default_micro_batch: size of a micro-batch where ``batch_size`` is 0.
         balance_classes: whether all classes are drawn equally often over an epoch.
-        balance_batches: whether all classes are drawn equally often in every effective batch.
     """
     return EngineSettings(
         epochs=config.epochs,
@@ -557,11 +551,9 @@ def settings_of(
         early_stopping_epochs=config.early_stopping_epochs,
         seed=seed,
         balance_classes=balance_classes,
-        balance_batches=balance_batches,
         num_workers=min(config.num_workers, available_cores()),
         checkpoint_seconds=60 * config.checkpoint_minutes,
         gradient_checkpointing=config.gradient_checkpointing,
-        ema_decay=config.ema_decay,
     )
 
 

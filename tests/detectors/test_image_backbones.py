@@ -96,6 +96,7 @@ def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypa
         return EncoderBackbone(PictureTrunk(OfOneSize(num_classes=0), 4))
 
     monkeypatch.setitem(BACKBONES._items, "like:NAME", lambda _: of_one_size())
+    monkeypatch.setitem(BACKBONES._aliases, "like:NAME", "like:NAME")
     config = {"task": "image", "backbone": "like:it", "image_size": 64}
     says = r"OfOneSize does not take pictures of 64 x 64 pixels: Input height \(64\).*Give -p image_size 32"
     with pytest.raises(UsageError, match=says):
@@ -131,7 +132,7 @@ def test_a_part_that_is_nearly_all_stands_for_its_parts_and_every_parameter_is_i
 def test_an_unknown_backbone_is_named_with_the_nearest():
     with pytest.raises(UsageError, match=r"'small_resent'.*Did you mean 'small_resnet'"):
         build_backbone("small_resent")
-    with pytest.raises(UsageError, match=r"torchvision:NAME, small_resnet; or a network on frames: .*clip_vit_b16"):
+    with pytest.raises(UsageError, match=r"clip_vit_b16.*A backbone may also be .*small_resnet"):
         build_backbone("resnet50")
 
 

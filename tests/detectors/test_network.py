@@ -232,9 +232,9 @@ def test_modules_next_to_a_users_file_are_imported_and_an_equal_name_elsewhere_i
 @pytest.mark.parametrize(
     ("item", "text", "says"),
     [
-        ("MyNett", MY_NET, "has no class MyNett. Did you mean 'MyNet'"),
-        ("MyNet", "import no_such_package", "cannot be imported: ModuleNotFoundError"),
-        ("MyNet", "def f(:", "cannot be imported: SyntaxError"),
+        ("MyNett", MY_NET, "gives no class MyNett: AttributeError"),
+        ("MyNet", "import no_such_package", "gives no class MyNet: ModuleNotFoundError"),
+        ("MyNet", "def f(:", "gives no class MyNet: SyntaxError"),
     ],
 )
 def test_a_users_file_that_does_not_do_is_named_with_the_reason(my_net, item, text, says):
@@ -245,7 +245,7 @@ def test_a_users_file_that_does_not_do_is_named_with_the_reason(my_net, item, te
 
 
 def test_a_users_file_that_is_not_there_is_refused_before_anything(tmp_path):
-    with pytest.raises(UsageError, match=r"no file .*nowhere.py.*FILE.py:CLASS"):
+    with pytest.raises(UsageError, match=r"nowhere.py.*FileNotFoundError.*FILE.py:CLASS"):
         config_of(model=str(tmp_path / "nowhere.py:Net")).load_chosen()
 
 

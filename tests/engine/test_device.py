@@ -3,15 +3,8 @@ import contextlib
 import pytest
 import torch
 
-from fvc_lib.engine.device import (
-    ComputeDevice,
-    accelerated,
-    cuda_kernels,
-    device_memory_probe,
-    resolve_device,
-)
+from fvc_lib.engine.device import ComputeDevice, cuda_kernels, device_memory_probe, resolve_device
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.parameters import resolve_config
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is there")
@@ -30,31 +23,12 @@ def tf32_settings() -> list[object]:
 @pytest.mark.parametrize(("dtype", "tf32"), [(torch.bfloat16, True), (None, False)])
 def test_tf32_follows_the_precision_on_cuda_and_everything_is_put_back(dtype, tf32):
     before = tf32_settings()
-    compute = ComputeDevice(torch.device("cuda", 0), dtype, "a card", ("cudnn_benchmark",))
+    compute = ComputeDevice(torch.device("cuda", 0), dtype, "a card")
     with contextlib.suppress(KeyError), cuda_kernels(compute):
         assert tf32_settings() == [tf32, tf32, [tf32] * 3]
-        assert torch.backends.cudnn.benchmark
         raise KeyError
     assert tf32_settings() == before
-    assert not torch.backends.cudnn.benchmark
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_accelerations_are_asked_for_by_name_and_change_no_hash():
-    plain = resolve_config({}, environ={})
-    fast = resolve_config({"accelerations": "fused_adamw,channels_last"}, environ={})
-    assert (plain.accelerations, fast.accelerations) == ((), ("fused_adamw", "channels_last"))
-    assert plain.config_hash == fast.config_hash
-    assert plain.training_values() == fast.training_values()
-    with pytest.raises(UsageError, match="accelerations"):
-        resolve_config({"accelerations": "warp"}, environ={})
-
-
-def test_an_acceleration_that_cannot_be_or_does_nothing_is_refused():
-    with pytest.raises(UsageError, match=r"cudnn_benchmark is not possible on cpu: cuDNN is CUDA's. Leave it out"):
-        resolve_device("cpu", accelerations=("cudnn_benchmark",))
-    with pytest.raises(UsageError, match=r"channels_last does nothing for Linear: no convolution"):
-        accelerated(torch.nn.Linear(2, 1), resolve_device("cpu", accelerations=("channels_last",)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -104,15 +104,6 @@ class _Interfering:
 
 
 @pytest.mark.fault(16)
-def test_the_micro_batch_climbs_back_after_six_transient_out_of_memories(make_engine, tasks):
-    whole = fit(make_engine, "whole", EndsAt({}), tasks())
-    state = fit(make_engine, "tight", EndsAt({1: 3, 4: 1, 5: 1, 6: 1}), tasks())
-    changes = [(change.step, change.micro_batch) for change in state.micro_batches.changes]
-    assert changes == [(0, 4), (1, 1), (12, 2), (23, 4)]
-    assert distance(state, whole) < 1e-5
-
-
-@pytest.mark.fault(16)
 def test_an_out_of_memory_is_an_event_with_the_request_and_the_next_micro_batch(make_engine, tasks, observer):
     make_engine(task=tight(tasks(), EndsOnce("backward", 2)), micro_batch=8, memory=observer).fit()
     (event,) = observer.of("out_of_memory")

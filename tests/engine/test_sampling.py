@@ -1,8 +1,7 @@
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.engine.loading import effective_batches, epoch_order, share
+from fvc_lib.engine.loading import epoch_order, share
 from fvc_lib.engine.task import Stream
 
 SIZES = st.integers(1, 60)
@@ -39,24 +38,6 @@ def test_the_ranks_shares_of_a_batch_are_the_batch(num_samples, num_ranks):
     shares = [share(batch, rank, num_ranks) for rank in range(num_ranks)]
     assert [index for part in shares for index in part] == batch
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-@pytest.mark.parametrize("size", [1, 5, 8, 40])
-def test_every_batch_can_be_drawn_evenly_from_the_classes(size):
-    """Of the rare class, too, and in the last, smaller batch; no sample comes much more often than its like."""
-    classes = [0] * 23 + [1] * 4
-    order = epoch_order(27, 3, 1, classes, size)
-    assert (
-        order.tolist() == epoch_order(27, 3, 1, classes, size).tolist() != epoch_order(27, 4, 1, classes, size).tolist()
-    )
-    batches = effective_batches(order, size)
-    assert sum(map(len, batches)) == 27
-    for batch in batches:
-        fakes = sum(classes[index] for index in batch)
-        assert abs(2 * fakes - len(batch)) <= 1
-    times = np.bincount(order, minlength=27)
-    for members in (times[:23], times[23:]):
-        assert members.max() - members.min() <= 1
 
 
 def shards_of(sizes, buffer):

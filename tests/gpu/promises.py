@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -33,9 +33,9 @@ from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.engine.training_state import TrainingState
 from fvc_lib.services import memory as memory_budget
 from fvc_lib.services.checkpoint_files import weights_digest
-from fvc_lib.services.errors import StoppedError, UsageError
+from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import available_cores
-from fvc_lib.services.memory import ALLOC_CONF_NAMES, Acceleration, MemoryBudget
+from fvc_lib.services.memory import ALLOC_CONF_NAMES, MemoryBudget
 from tests.gpu.trainings import Greedy, Lab, exact_products, weight_distance
 
 # Relative differences of weights. Splitting a batch changes gradients by 1e-6 in float32, and AdamW's division by small
@@ -292,22 +292,6 @@ def _same_end(state: TrainingState, whole: TrainingState) -> str:
     equal = weights_digest(state.best_model) == weights_digest(whole.best_model)
     found = "weights equal to the bit" if equal else f"weights differ by {weight_distance(state, whole):.1e}"
     return _need(equal and state.history == whole.history, found)
-
-
-@promise("what is asked for to train faster changes nothing but rounding")
-def accelerations(lab: Lab) -> str:
-    """Try each that the device can do, alone."""
-    plain, kept = lab.train("plain"), True
-    found: list[str] = []
-    for name in get_args(Acceleration):
-        try:
-            compute = resolve_device(lab.compute.device.type, "off", (name,))
-        except UsageError:
-            continue
-        distance = weight_distance(lab.train(name, compute=compute), plain)
-        kept &= distance < SAME_WEIGHTS
-        found.append(f"{name} {distance:.1e}")
-    return _need(kept, f"weights differ by: {', '.join(found)}")
 
 
 @promise("two ranks train what one process trains")

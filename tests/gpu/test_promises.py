@@ -3,7 +3,6 @@
 import importlib
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from fvc_lib.detectors.own.frame_cnn import FrameCnn
-from fvc_lib.engine.device import accelerated, resolve_device
-from fvc_lib.engine.step import build_optimizer
-from fvc_lib.services.errors import StoppedError
 from tests.gpu import promises
 from tests.gpu.promises import try_promises
-from tests.gpu.trainings import Lab, weight_distance
 
 GPU = Path(__file__).parent
 # Beyond torch's own needs, all that the project asks for.
@@ -79,27 +73,3 @@ def test_without_a_gpu_it_is_skipped_with_the_reason_unless_one_was_asked_for(mo
     assert capsys.readouterr().out.startswith("skipped: torch")
     assert run.main(["--device", "cuda"]) == 2
     assert "does not find" in capsys.readouterr().err
-
-
-def test_accelerations_change_nothing_but_rounding_and_are_named_in_the_record(tmp_path):
-    plain = Lab(resolve_device("cpu"), tmp_path)
-    fast = replace(plain.compute, accelerations=("channels_last", "fused_adamw", "cudnn_benchmark"))
-    engine = plain.engine("fast", compute=fast)
-    expected, found = plain.train("plain"), engine.fit()
-    assert weight_distance(found, expected) < 1e-4
-    assert fast.describe().endswith("float32, channels_last, fused_adamw, cudnn_benchmark")
-    assert not torch.backends.cudnn.benchmark
-    # A checkpoint does not say how its steps were computed: another choice goes on from it, and says so.
-    asked = iter(range(100))
-    with pytest.raises(StoppedError):
-        plain.engine("changed", compute=fast, stop=lambda: next(asked) >= 3).fit()
-    resumed = plain.train("changed")
-    assert weight_distance(resumed, expected) < 1e-4
-    assert "precision torch.float32 channels_last" in resumed.inexact_because[-1]
-
-
-def test_accelerations_reach_weights_and_optimizer():
-    compute = replace(resolve_device("cpu"), accelerations=("channels_last",))
-    model = accelerated(FrameCnn(), compute)
-    assert model.first.convolution.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert build_optimizer(model, 0.1, 0.0, fused=True).param_groups[0]["fused"]

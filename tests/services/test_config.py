@@ -130,15 +130,15 @@ def test_names_of_networks_are_checked_and_lead_to_the_files_that_register_them(
     assert config.code_chosen(["backbone"]) == ["fvc_lib.detectors.frames.timm_encoders"]
     with pytest.raises(UsageError, match=r"model 'frame_cn': unknown\. Did you mean 'frame_cnn'\?"):
         resolve_config({"model": "frame_cn"}, environ={})
-    with pytest.raises(UsageError, match="backbone 'resnet50': unknown"):
+    with pytest.raises(UsageError, match="'resnet50': unknown"):
         resolve_config({"backbone": "resnet50"}, environ={})
 
 
 def test_a_field_newer_than_a_run_has_its_neutral_value_there_and_not_today_s_default(tmp_path, monkeypatch):
     run = RunPaths(tmp_path)
     run.params_yaml.write_text("task: video\nepochs: 3\n")
-    monkeypatch.setattr(parameters, "NEUTRAL", {**NEUTRAL, "ema_decay": 0.5})
-    assert (run_config(run).ema_decay, run_config(run).epochs) == (0.5, 3)
+    monkeypatch.setattr(parameters, "NEUTRAL", {**NEUTRAL, "layer_decay": 0.5})
+    assert (run_config(run).layer_decay, run_config(run).epochs) == (0.5, 3)
 
 
 @pytest.mark.parametrize("task", TASKS)

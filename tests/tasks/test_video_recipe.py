@@ -14,8 +14,8 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask, engine_settings
-from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
-from tests.kits.task_kit import DrawnClips, Some
+from tests.kits.engine_kit import latest_weights, same_end, stop_after
+from tests.kits.task_kit import DrawnClips
 
 RECIPE = pytest.mark.parametrize("kind", ["recipe"], indirect=True)
 CPU = resolve_device("cpu")
@@ -32,12 +32,12 @@ def loss_of(target=None, **settings):
 @RECIPE
 @pytest.mark.parametrize("stops", [[2, 0, 3]], ids=str)
 def test_a_training_with_all_of_it_that_is_stopped_goes_on_to_the_same_bits(make_engine, tmp_path, stops):
-    whole = make_engine("whole", ema_decay=0.9)
+    whole = make_engine("whole")
     whole.fit()
     for after in stops:
         with pytest.raises(StoppedError):
-            make_engine("parts", stop=stop_after(after), ema_decay=0.9).fit()
-    assert same_end(make_engine("parts", ema_decay=0.9).fit(), whole.state)
+            make_engine("parts", stop=stop_after(after)).fit()
+    assert same_end(make_engine("parts").fit(), whole.state)
     wanted = latest_weights(tmp_path, "whole")
     assert all(tensor.equal(wanted[name]) for name, tensor in latest_weights(tmp_path, "parts").items())
 
@@ -102,7 +102,7 @@ def test_stages_are_freed_from_the_top_and_no_more_than_is_to_be_trained(tune):
 
 OF_THE_ENGINE = {
     "epochs": 7, "effective_batch_size": 12, "learning_rate": 0.5, "weight_decay": 0.25, "warmup_share": 0.75,
-    "early_stopping_epochs": 9, "num_workers": 2, "gradient_checkpointing": True, "ema_decay": 0.125,
+    "early_stopping_epochs": 9, "num_workers": 2, "gradient_checkpointing": True,
 }  # fmt: skip
 
 
@@ -110,45 +110,9 @@ def test_the_engine_is_told_what_the_configuration_says():
     plain, other = (engine_settings(resolve_config(values, environ={}), 0) for values in ({}, OF_THE_ENGINE))
     for name, value in OF_THE_ENGINE.items():
         assert getattr(plain, name) != value == getattr(other, name), name
-    for choice in ("loss", "sampler", "batch", "none"):
+    for choice in ("loss", "sampler", "none"):
         settings = engine_settings(resolve_config({"class_balance": choice}, environ={}), 0)
-        assert (settings.balance_classes, settings.balance_batches) == (choice == "sampler", choice == "batch")
-
-
-@RECIPE
-def test_training_draws_every_effective_batch_half_and_half(make_engine, tasks):
-    task = tasks()
-    task.training_data = Some(task.training_data, (0, 2, 4, 6, 8, 10, 12, 14, 16, 1, 3))  # nine real and two fake
-    drawn = []
-    kept = draining(task, lambda model, batch: drawn.append(batch.tensors["label"].tolist()) if model.training else 0)
-    make_engine(task=kept, balance_batches=True, epochs=2, micro_batch=8).fit()
-    assert [len(batch) for batch in drawn] == [8, 3, 8, 3]
-    assert [sum(batch) for batch in drawn[::2]] == [4, 4]
-    assert {sum(batch) for batch in drawn[1::2]} <= {1, 2}
-
-
-def weights_of(model):
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def test_the_average_of_the_weights_is_the_sum_that_its_definition_says():
-    model = layers()
-    model[0].bias.requires_grad_(False)
-    stepper = stepper_of(model, ema_decay=0.25)
-    with stepper.averaged():  # before the first step there is none
-        first = weights_of(model)
-    assert all(map(torch.equal, first, weights_of(model)))
-    wanted = None
-    for step in range(1, 5):
-        some_steps(model, stepper, 1)
-        kept = min(0.25, (1 + step) / (10 + step))
-        now = weights_of(model)
-        wanted = now if wanted is None else [kept * a + (1 - kept) * b for a, b in zip(wanted, now, strict=True)]
-    with stepper.averaged():
-        torch.testing.assert_close(weights_of(model), wanted)
-        assert not all(map(torch.equal, weights_of(model), now))
-    assert all(map(torch.equal, weights_of(model), now))
-    assert list(stepper.state_dict()["average"]["weights"]) == ["0.weight", "1.weight", "1.bias"]
+        assert settings.balance_classes == (choice == "sampler")
 
 
 def mixed_clips(**settings):

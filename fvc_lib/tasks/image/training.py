@@ -292,7 +292,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     """
     balance = config.class_balance
     weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balance == "loss" else None
-    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balance in ("sampler", "batch"))
+    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balance == "sampler")
     validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
     training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
     if mixing.balanced and training.classes is None:
@@ -300,10 +300,8 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
             f"class_balance {balance}: some training pictures have no class, and would never be drawn. Take "
             "-p class_balance loss or none."
         )
-    settings = recipe.settings_of(
-        config, stable_seed(STAGE, config.seed), DEFAULT_MICRO_BATCH,
-        balance_classes=balance == "sampler", balance_batches=balance == "batch",
-    )  # fmt: skip
+    seed = stable_seed(STAGE, config.seed)
+    settings = recipe.settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=mixing.balanced)
     initial = content_digest(config.backbone_weights) if config.backbone_weights else ""
     return Training(
         stage=STAGE,

@@ -161,6 +161,5 @@ class BinaryScores(SampleColumns):
 def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
     """Return the engine's settings for training ``fold``; for the network of all groups if ``fold`` is None."""
     seed = stable_seed("fold", config.seed, "final" if fold is None else fold)
-    balance = config.class_balance == "sampler"
-    micro_batch, halves = DETECTORS.get(config.model).micro_batch, config.class_balance == "batch"
-    return settings_of(config, seed, micro_batch, balance_classes=balance, balance_batches=halves)
+    micro_batch = DETECTORS.get(config.model).micro_batch
+    return settings_of(config, seed, micro_batch, balance_classes=config.class_balance == "sampler")

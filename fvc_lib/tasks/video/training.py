@@ -218,7 +218,7 @@ def _with_features(
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
-    balanced = config.class_balance in ("sampler", "batch")
+    balanced = config.class_balance == "sampler"
     mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balanced)
     used = mixing if mixing.mixes else None
     seed = stable_seed("clips", config.seed, "final" if clips.fold is None else clips.fold)
