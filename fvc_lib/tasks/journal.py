@@ -161,9 +161,9 @@ def found_in_blocks(
         num_known = len(found)
         progress(done + num_known, len(files))
         with closing(find([path for path in block if path_to_text(path) not in found])) as answers:
-            for each in answers:
-                found[each.path] = each
-                journal.append(each)
+            for finding in answers:
+                found[finding.path] = finding
+                journal.append(finding)
                 progress(done + len(found), len(files))
         done += len(block)
         yield [found[path_to_text(path)] for path in block], num_known

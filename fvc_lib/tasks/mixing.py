@@ -93,7 +93,7 @@ def draw_mix(
 
 def rows_of_classes(labels: np.ndarray) -> list[np.ndarray]:
     """Return the row numbers of each class of ``labels`` (N,): one int64 array per class, sorted by class."""
-    return [np.flatnonzero(labels == each) for each in np.unique(labels)]
+    return [np.flatnonzero(labels == label) for label in np.unique(labels)]
 
 
 def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:

@@ -69,12 +69,6 @@ def test_the_row_wise_split_deals_each_label_out_evenly_in_any_row_order(
     assert controls.split_by_row(folds[order], seed=seed).sort("video_id").equals(split)
 
 
-def test_group_lookup_knows_everything_by_row_and_nothing_by_group(tables: Any) -> None:
-    folds = tables.folds()
-    assert auc(controls.group_lookup(controls.split_by_row(folds, seed=0))) > 0.95
-    assert controls.group_lookup(folds).equals(controls.constant(folds))
-
-
 @pytest.mark.skipif(not FVC2018.is_dir(), reason="the FVC-2018 annotation tables are not beside this checkout")
 def test_fvc2018_leaks_by_row_and_not_by_group() -> None:
     tables = [pl.read_csv(FVC2018 / name) for name in ("FVC.csv", "FVC_dup.csv")]

@@ -9,11 +9,10 @@ from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.corpus.protocols import TrainingRows
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
+from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video.data import fold_clips, prior_logit
+from fvc_lib.tasks.video.data import fold_clips
 from fvc_lib.tasks.video.training import TrainingSummary, fold_training, read_fold, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.selection_kit import recorded_selection
@@ -135,23 +134,6 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
     assert table["control_score"].null_count() == table["control_label"].null_count() == table.height
     assert outcome.control is None
     assert not tiny.paths.control_checkpoints(0).exists()
-
-
-def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_training, list_log):
-    tiny = tiny_training.with_config(epochs=1, shuffled_label_control=False)
-    folds = read_table(tiny.paths.folds, FOLDS)
-    # All of fold 0, and outside it every fake but only some groups of reals.
-    some = pl.col("group_id").is_in(folds["group_id"].unique().sort().gather_every(2).to_list())
-    write_table(folds.filter((pl.col("fold") == 0) | (pl.col("label") == "fake") | some), FOLDS, tiny.paths.folds)
-    shift = run(tiny, list_log()).training.selection.prior_logit
-    assert shift == prior_logit(read_fold(tiny.paths, tiny.config, 0)[1][""].train, "loss") > 0
-    network = DETECTORS.get(tiny.config.model).build().eval()
-    network.load_state_dict(load_weights(tiny.paths.fold_checkpoints(0) / BEST))
-    table = read_table(tiny.paths.predictions(0), PREDICTIONS)
-    for video_id, logit in table.select("video_id", "logit").iter_rows():
-        clip = torch.from_numpy(tiny.store.read(video_id, 0).copy())[None]
-        with torch.inference_mode():
-            assert network(clip).item() + shift == pytest.approx(logit, abs=1e-4)
 
 
 def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):

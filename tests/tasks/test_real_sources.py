@@ -68,8 +68,8 @@ def test_a_floor_that_is_possible_and_was_not_trained_has_a_row_without_a_value(
     assert results.filter(source="real_source_control").select("metric", "value").rows() == [("roc_auc", None)]
     one = index.with_columns(real_source=pl.when(pl.col("label") == "real").then(pl.lit("web")))
     assert kfold_results(one, folds, some, CONFIG).filter(source="real_source_control").is_empty()
-    assert "fewer than two sources" in controls.floor_sentence(one, folds, CONFIG)
-    assert "shuffled on purpose" in controls.floor_sentence(index, folds, RunConfig(shuffle_labels=True))
+    assert "fewer than two sources" in controls.possible_floor(one, folds, CONFIG)[1]
+    assert "shuffled on purpose" in controls.possible_floor(index, folds, RunConfig(shuffle_labels=True))[1]
 
 
 def test_sources_are_split_by_the_folds_groups_and_not_at_all_where_a_part_lacks_one(tables) -> None:

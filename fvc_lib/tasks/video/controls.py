@@ -324,7 +324,7 @@ def controls_of_scores(
     Args:
         videos: columns ``video_id label``, N rows sorted by ``video_id``.
         groups: N group ids, one per row of ``videos``.
-        of_corpus: INDEX columns of those of the videos that are in a corpus; None: no corpus.
+        of_corpus: INDEX columns of the videos that are in a corpus; None: no corpus.
         seed: seed of the folds and of the split by row.
 
     Returns:
@@ -412,9 +412,9 @@ def possible_floor(
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
 ) -> tuple[pl.DataFrame, str]:
-    """Return the videos that the real-source control tests (FOLDS), labelled by source.
+    """Return the videos that the real-source control tests (FOLDS), labelled by source, and a sentence on them.
 
-    The second value is the reason why there are none; empty if there are some. ``protocol`` is a PROTOCOL table; None:
+    If the control is impossible, there are no videos and the sentence says why. ``protocol`` is a PROTOCOL table; None:
     the parts follow from ``folds``.
     """
     due, why = [folds.clear()], ""
@@ -425,21 +425,8 @@ def possible_floor(
         except DataError as error:
             why = str(error)
     tested = pl.concat(due).sort("video_id")
-    return tested, "" if tested.height else why
-
-
-def floor_sentence(
-    index: pl.DataFrame,
-    folds: pl.DataFrame,
-    config: RunConfig,
-    left_out: Collection[str] = (),
-    protocol: pl.DataFrame | None = None,
-) -> str:
-    """Return a sentence on the number of reals that the real-source control tests, or on why it is impossible."""
-    due, why = possible_floor(index, folds, config, left_out, protocol)
-    if why:
-        return f"Trained floor: not possible ({why.rstrip('.')})."
-    return f"Trained floor: {due.height} reals of two sources, tested in {due['fold'].n_unique()} folds."
+    says = f"{tested.height} reals of two sources" if tested.height else f"not possible ({why.rstrip('.')})"
+    return tested, f"Trained floor: {says}."
 
 
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
@@ -459,12 +446,12 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
     Both AUCs are computed on the same bootstrap draws of groups.
 
     Args:
-        scored: the model's scores; columns ``video_id group_id label fold score`` and maybe ``target``.
+        scored: the model's scores, sorted by ``video_id``; columns ``video_id group_id label fold score`` and maybe
+            ``target``.
         reals: the control's scores of a part of these videos, labelled by source.
         config: replicates, confidence and seed.
     """
-    row_of = scored.with_row_index("row").select("video_id", "row")
-    rows, sources = reals.join(row_of, on="video_id", maintain_order="left")["row"].to_numpy(), fake_labels(reals)
+    rows, sources = scored["video_id"].search_sorted(reals["video_id"]).to_numpy(), fake_labels(reals)
     of_model, values = _auc(scored)
     of_control, control_values = _auc(reals)
 

@@ -125,7 +125,7 @@ def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
 def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
     """Return the sorted ids of videos of ``folds`` or ``protocol`` that have no row in ``clips`` (``made_samples``)."""
     used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
-    return sorted(set(used["video_id"]) - set(clips["video_id"]))
+    return used.join(clips, on="video_id", how="anti")["video_id"].unique().sort().to_list()
 
 
 def earlier_openings(run: RunPaths, num_folds: int) -> EarlierOpenings:

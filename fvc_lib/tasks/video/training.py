@@ -5,7 +5,7 @@ A control is the same training on other labels, for example shuffled ones; the m
 ``train_fold`` without a fold trains one network on all groups, which has no test part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -56,6 +56,7 @@ from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.results import forensic_features
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.summary import (
+    Scored,
     TrainingSummary,
     digest_of_state,
     predictions_table,
@@ -65,6 +66,10 @@ from fvc_lib.tasks.video.summary import (
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
 Parts = dict[str, FoldClips]  # the model's clips under the empty name, and those of its controls by their names
+
+
+def _never() -> bool:
+    return False
 
 
 def train_fold(
@@ -86,15 +91,13 @@ def train_fold(
         if fold is None:
             raise UsageError(f"train_final: {config.model} sees features, and one network of all groups sees clips.")
         return _train_on_features(paths, config, fold, **options)
-    stage, table = (
-        (FINAL_TRAINING, paths.final_validation) if fold is None else (FOLD_TRAINING, paths.predictions(fold))
-    )
+    stage = FINAL_TRAINING if fold is None else FOLD_TRAINING
     begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # then each rank calls this again
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
         source, parts = read_fold(paths, config, fold)
         outcome = paths.training_checkpoints(stage, fold) / "outcome.json"
-        if not (begins_ranks or (outcome.exists() and table.exists())):
+        if not (begins_ranks or outcome.exists()):
             source = _with_features(paths, config, source, config, (fold or 0) + ranks.rank / ranks.size, options)
         return _training(paths, config, source, parts)
 
@@ -170,13 +173,7 @@ def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> 
         for name, network in networks.items():
             logits_of = partial(_logits, network, source, number)
             scored[name] = score_outer_fold(summaries[name], parts[name], logits_of, network.log)
-        table = predictions_table(fold, scored)
-
-        def write() -> None:
-            write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
-            write_table(table, PREDICTIONS, paths.predictions(fold))
-
-        return Finished(list(summaries.values()), write)
+        return Finished(list(summaries.values()), partial(_write_tables, paths, fold, inner, scored))
 
     return Training(
         stage=FINAL_TRAINING if fold is None else FOLD_TRAINING,
@@ -189,6 +186,12 @@ def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> 
         finish=finish,
         outputs=[paths.final_validation if fold is None else paths.predictions(fold)],
     )
+
+
+def _write_tables(paths: RunPaths, fold: int, inner: pl.DataFrame, scored: Mapping[str, Scored]) -> None:
+    """Write the tables of the inner validation videos ``inner`` and of the tested videos."""
+    write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
+    write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
 
 
 def _sizes(clips: FoldClips) -> dict[str, Any]:
@@ -212,8 +215,8 @@ def _with_features(
     """
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
-    begin, stop = place / config.num_trainings, options.get("stop") or (lambda: False)
-    return with_features(source, made, trunk, device, begin=begin, stop=stop)
+    stop = options.get("stop") or _never
+    return with_features(source, made, trunk, device, begin=place / config.num_trainings, stop=stop)
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
@@ -295,9 +298,7 @@ def _train_on_features(
     paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
     """Fit and test a model on features; writes the same files and raises the same errors as ``train_fold``."""
-    log, memory = options["metric_log"], options.get("memory") or NoObserver()
-    stop, progress = options.get("stop") or (lambda: False), options.get("progress") or (lambda _done, _total: None)
-    memory.at("setup")
+    log, memory, stop = options["metric_log"], options.get("memory") or NoObserver(), options.get("stop") or _never
     source, parts = _read_features(paths, config, fold, options)
     clips, folder = parts[""], paths.training_checkpoints(FOLD_TRAINING, fold)
     fingerprint = sha256_of_json([{"fold": fold, **config.training_values()}, clips.fingerprint])
@@ -310,15 +311,12 @@ def _train_on_features(
     memory.at("train", epoch=1)
     for name, of in parts.items():
         fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
-        progress(len(fitted), len(parts))
     # Open the outer folds only after every choice is on disk.
     memory.at("test")
     scored = {name: classical.score(config, source, of, fitted[name], logs[name]) for name, of in parts.items()}
-    memory.at("report")
     model = fitted[""]
     inner = validation_table(fold, clips, model.validation_logits, model.recorded)
-    write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
-    write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
+    _write_tables(paths, fold, inner, scored)
     network = classical.trained_class(config, source, model.arrays)
     summaries = {name: one.summary for name, one in scored.items()}
     outcome = TrainingOutcome(
