@@ -17,7 +17,7 @@ import pytest
 
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.corpus.samples.scenes import generator_for
-from fvc_lib.corpus.samples.videos import draw_region, plan_events
+from fvc_lib.corpus.samples.videos import plan_events, region_masks
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
 from fvc_lib.tasks.video.verdicts.evidence import occlusion_map
@@ -81,7 +81,7 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
     networks = networks_of_run(run, held=None)
     frames, side = networks.config.num_frames, networks.config.fixed_size
     regions = {
-        event.clips[0].path: draw_region(generator_for("forger", event.name))
+        event.clips[0].path: event.name
         for event in plan_events()
         if event.manipulation in ("region_splice", "local_resynthesis")
     }
@@ -96,7 +96,7 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
         decoded = decode_clip(corpus / path, frames, side)
         box = decoded.content
         picture = np.s_[..., box.top : box.top + box.height, box.left : box.left + box.width]
-        changed = np.stack(regions[path].masks(frames, box.height, box.width))
+        changed = np.stack(region_masks(generator_for("forger", regions[path]), frames, box.height, box.width))
         found = occlusion_map(networks, [fold], decoded.frames[None], picture)
         if found.values is not None:
             rows.append({"shown": not found.why_hidden} | agreement(found.values, changed))

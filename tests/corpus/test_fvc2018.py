@@ -1,4 +1,3 @@
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -8,23 +7,19 @@ import pytest
 from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.sources.general import parse_video_url, read_fvc2018
 from fvc_lib.services.errors import UsageError
-from tests.corpus.published import touch
 
 
 @pytest.mark.parametrize(
     ("url", "wanted"),
     [
         ("https://www.youtube.com/watch?v=-J_x2Y7mbln", ("youtube", "-J_x2Y7mbln")),
-        ("http://youtube.com/watch?feature=share&v=AEPvSo8bE2I&t=3s", ("youtube", "AEPvSo8bE2I")),
         (" https://m.youtube.com/watch?v=AEPvSo8bE2I#x ", ("youtube", "AEPvSo8bE2I")),
         ("https://youtu.be/AEPvSo8bE2I?t=3", ("youtube", "AEPvSo8bE2I")),
-        ("https://www.youtube.com/embed/AEPvSo8bE2I", ("youtube", "AEPvSo8bE2I")),
         ("https://www.youtube.com/shorts/AEPvSo8bE2I/", ("youtube", "AEPvSo8bE2I")),
         ("www.youtube.com/v/AEPvSo8bE2I", ("youtube", "AEPvSo8bE2I")),
         ("https://www.facebook.com/some.page/videos/1542574069191584/", ("facebook", "1542574069191584")),
         ("https://www.facebook.com/page/videos/vb.100/1542574069191584/?type=3", ("facebook", "1542574069191584")),
         ("https://www.facebook.com/video.php?v=1542574069191584", ("facebook", "1542574069191584")),
-        ("https://www.facebook.com/watch/?v=1542574069191584", ("facebook", "1542574069191584")),
         ("https://fb.watch/abc_-9/", ("facebook", "abc_-9")),
         ("https://twitter.com/user/status/123456789", ("twitter", "123456789")),
         ("https://mobile.twitter.com/user/status/123456789/video/1", ("twitter", "123456789")),
@@ -35,7 +30,6 @@ from tests.corpus.published import touch
         ("https://www.youtube.com/watch?v=", None),
         ("https://www.facebook.com/page", None),
         ("http://[broken", None),
-        ("", None),
     ],
 )
 def test_parse_video_url(url: str, wanted: tuple[str, str] | None) -> None:
@@ -94,7 +88,7 @@ def test_one_table_alone_or_without_its_columns_is_refused(tmp_path: Path) -> No
         read_corpus(corpus)
 
 
-def test_every_row_of_the_real_tables_is_accounted_for(shared: Path, tmp_path: Path) -> None:
+def test_every_row_of_the_real_tables_is_accounted_for(shared: Path) -> None:
     listing = read_fvc2018(shared / "fvc2018")
     table = listing.annotations
     assert (table.height, table["stated_group"].n_unique(), listing.rejected.height, listing.entries) == (
@@ -110,7 +104,3 @@ def test_every_row_of_the_real_tables_is_accounted_for(shared: Path, tmp_path: P
     # Labelled both fake and debunked, or real and parody: one usable row each.
     unusable = {"label_not_used": 495, "duplicate_path": 5, "conflicting_labels": 2}
     assert Counter(listing.rejected["reason"]) == {"missing_video": 5077, **unusable}
-    shutil.copytree(shared / "fvc2018", tmp_path / "fetched")
-    touch(tmp_path / "fetched", *(f"videos/{source_id}.mp4" for source_id in set(table["source_id"])))
-    listing = read_corpus(tmp_path / "fetched")
-    assert (len(listing.entries), Counter(listing.rejected["reason"])) == (5077, unusable)

@@ -17,7 +17,7 @@ from fvc_lib.corpus.samples import captions, dishes, videos
 from fvc_lib.corpus.samples.captions import MOTIONS, Drawing, draw, plan_clips
 from fvc_lib.corpus.samples.dishes import Dish, generate_sample_dishes, photograph
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot, split_planes
-from fvc_lib.corpus.samples.videos import MANIPULATIONS, draw_region, generate_sample_corpus, plan_events
+from fvc_lib.corpus.samples.videos import MANIPULATIONS, generate_sample_corpus, plan_events, region_masks
 
 
 def test_bytes_depend_neither_on_place_nor_on_threads_nor_on_hash_seed(tmp_path):
@@ -124,7 +124,7 @@ def test_a_manipulation_changes_much_in_its_region_or_period_and_nothing_elsewhe
         forged = MANIPULATIONS[name].apply(base, donor, generator_for("forger", seed))
         differs = (forged != base)[:, :height]
         if name in ("region_splice", "local_resynthesis"):
-            changed = np.array(draw_region(generator_for("forger", seed)).masks(frames, height, width))
+            changed = np.array(region_masks(generator_for("forger", seed), frames, height, width))
             assert 0.08 < differs.mean(axis=(1, 2)).min() < differs.mean(axis=(1, 2)).max() < 0.36
             assert (differs[0] != differs[-1]).mean() > 0.005
             assert not (differs & ~changed).any(), "nothing changed outside"

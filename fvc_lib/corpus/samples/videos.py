@@ -26,41 +26,28 @@ from fvc_lib.services.config import RunConfig
 # shows that a pipeline learns, not how hard real forgeries are.
 
 
-@dataclass(frozen=True)
-class Region:
-    """An ellipse that moves in a straight line through the clip; all numbers are shares of the frame's sides."""
+def region_masks(rng: np.random.Generator, num_frames: int, height: int, width: int) -> list[npt.NDArray[np.bool_]]:
+    """Return one mask (height, width) per frame, True inside an ellipse that moves straight through the clip.
 
-    begin: tuple[float, float]  # centre (row, column) in the clip's first frame
-    end: tuple[float, float]  # centre (row, column) in the last frame
-    half_height: float
-    half_width: float
-
-    def masks(self, num_frames: int, height: int, width: int) -> list[npt.NDArray[np.bool_]]:
-        """Return one mask (height, width) per frame, True inside."""
-        half_height, half_width = self.half_height * height, self.half_width * width
-        begin, end = np.array(self.begin), np.array(self.end)
-        rows, columns = np.arange(height)[:, None], np.arange(width)
-        masks = []
-        for share in np.linspace(0, 1, num_frames):
-            row, column = (begin + (end - begin) * share) * (height, width)
-            distance = ((rows - row) / half_height) ** 2 + ((columns - column) / half_width) ** 2
-            masks.append(distance <= 1)
-        return masks
-
-
-def draw_region(rng: np.random.Generator) -> Region:
-    """Draw a moving region that covers a fifth to a third of the frame."""
+    The ellipse covers a fifth to a third of the frame; ``rng`` decides its size, shape and path.
+    """
     half_area = rng.uniform(0.20, 0.32) / np.pi
     stretch = rng.uniform(0.75, 1.35)
-    half_height, half_width = np.sqrt(half_area) * stretch, np.sqrt(half_area) / stretch
-    begin, end = rng.uniform(0.25, 0.75, (2, 2)).tolist()
-    return Region(tuple(begin), tuple(end), float(half_height), float(half_width))
+    half_height, half_width = np.sqrt(half_area) * stretch * height, np.sqrt(half_area) / stretch * width
+    begin, end = rng.uniform(0.25, 0.75, (2, 2))  # centres (row, column) as shares of the sides
+    rows, columns = np.arange(height)[:, None], np.arange(width)
+    masks = []
+    for share in np.linspace(0, 1, num_frames):
+        row, column = (begin + (end - begin) * share) * (height, width)
+        distance = ((rows - row) / half_height) ** 2 + ((columns - column) / half_width) ** 2
+        masks.append(distance <= 1)
+    return masks
 
 
 def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
     """Return ``base`` with a moving region replaced by that of ``donor``, which has other grain and texture."""
-    forged, masks = base.copy(), draw_region(rng).masks(*_size(base))
-    for target, source, mask in zip(forged, donor, masks, strict=True):
+    forged = base.copy()
+    for target, source, mask in zip(forged, donor, region_masks(rng, *_size(base)), strict=True):
         for to_plane, from_plane, step in zip(split_planes(target), split_planes(source), (1, 2, 2), strict=True):
             np.copyto(to_plane, from_plane, where=mask[::step, ::step])
     return forged
@@ -72,15 +59,15 @@ def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) 
     The region has no camera grain, but a lattice such as upsampling networks leave.
     """
     forged, (_, height, width) = base.copy(), _size(base)
-    masks, amplitude = draw_region(rng).masks(*_size(base)), np.float32(rng.uniform(7, 12))
+    masks, amplitude = region_masks(rng, *_size(base)), np.float32(rng.uniform(7, 12))
     factor = max(4, 4 * round(min(height, width) / 72))
     half_period = max(4, 2 * round(max(height, width) / 56)) // 2
     rows, columns = (np.arange(side) // half_period % 2 for side in (height, width))
     lattice = np.where(rows[:, None] == columns, amplitude, -amplitude)  # a checkerboard
     for frame, mask in zip(forged, masks, strict=True):
         coarse = scenes.resize_plane(frame[:height], height // factor, width // factor)
-        smooth = np.clip(np.rint(scenes.resize_plane(coarse, height, width) + lattice), 16, 235).astype(np.uint8)
-        np.copyto(frame[:height], smooth, where=mask)
+        smooth = np.rint(scenes.resize_plane(coarse, height, width) + lattice)
+        np.copyto(frame[:height], np.clip(smooth, 16, 235).astype(np.uint8), where=mask)
     return forged
 
 
@@ -184,13 +171,11 @@ class EventPlan:
 
 def plan_events() -> tuple[EventPlan, ...]:
     """Return all events of the corpus in the order of their names; the same on every call."""
-    drafts = [
-        (label, number, manipulation if label == "fake" else None, num_copies)
-        for label in ("real", "fake")
-        for number, (manipulation, num_copies) in enumerate(
-            zip(_deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies"), strict=True)
-        )
-    ]
+    drafts = []
+    for label in ("real", "fake"):
+        manipulations, copies = _deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies")
+        for number in range(EVENTS_PER_LABEL):
+            drafts.append((label, number, manipulations[number] if label == "fake" else None, copies[number]))
     events, first_clip = [], 0
     for number, place in enumerate(generator_for("order", DESIGN_SEED).permutation(len(drafts))):
         events.append(_event(f"event_{number:02d}", first_clip, *drafts[place]))
@@ -303,7 +288,7 @@ def _camera(event: EventPlan) -> Camera:
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:
     """Return the frames (T, 3*H/2, W) of a copy; ``seed`` decides the scale or the box of the crop."""
-    rng, (_, height, width), (top, left) = generator_for("variant", seed), _size(frames), (0, 0)
+    rng, (_, height, width) = generator_for("variant", seed), _size(frames)
     if variant == "reencode":
         return frames
     share = rng.choice([0.75, 0.85, 1.2]) if variant == "rescale" else rng.uniform(0.86, 0.94)
@@ -314,12 +299,9 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
     for source, target in zip(frames, varied, strict=True):
         for from_plane, to_plane, step in zip(split_planes(source), split_planes(target), (1, 2, 2), strict=True):
             if variant == "crop":
-                rows, columns = (
-                    slice(at // step, at // step + side) for at, side in zip((top, left), to_plane.shape, strict=True)
-                )
-                to_plane[:] = from_plane[rows, columns]
+                to_plane[:] = from_plane[top // step :, left // step :][: h // step, : w // step]
             else:
-                to_plane[:] = np.rint(scenes.resize_plane(from_plane, *to_plane.shape)).astype(np.uint8)
+                to_plane[:] = np.rint(scenes.resize_plane(from_plane, *to_plane.shape))
     return varied
 
 
