@@ -85,7 +85,6 @@ def test_nutrition5k_gives_every_frame_its_dish(tmp_path: Path) -> None:
     assert found == {("dish_1", "train", None): 3, ("dish_2", "train", None): 1, ("dish_4", "test", None): 2}
     values = {image.stated_group: dict(image.targets) for image in listing.images}
     assert values["dish_1"] == dict(zip(("calories", "mass", "fat", "carbohydrate", "protein"), TOTALS, strict=True))
-    assert values["dish_2"]["calories"] == 210.5
     assert listing.units == {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}
     assert not any("depth" in image.path for image in listing.images)
     assert reasons(listing) == {"not_listed": 2, "no_picture": 1}  # dish_3 in no list, dish_9 in no table, dish_5
@@ -140,9 +139,6 @@ def test_a_flat_folder_says_what_to_do(tmp_path: Path) -> None:
     put(tmp_path / "labels.csv", "path,class\na.jpg,pie\n")
     with pytest.raises(UsageError, match=r"Did you mean .*labels.csv"):
         list_images(tmp_path)
-    for name in ("gone", "a.jpg"):
-        with pytest.raises(UsageError):
-            list_images(tmp_path / name)
 
 
 # Manifests

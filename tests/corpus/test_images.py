@@ -51,8 +51,6 @@ def test_food101_keeps_its_split_and_leaves_out_what_cannot_be_used(food: Path) 
     }  # fmt: skip
     images = index.images
     assert images.height == 13
-    assert all(content.startswith(name) for name, content in images.select("image_id", "content_sha256").rows())
-    assert images["image_id"].is_sorted()
     assert images.select("width", "height", "source").unique().rows() == [(12, 12, "food101")]
     official = set(images.filter(part="test", split_source="official")["path"])
     assert official == {f"images/{name}.jpg" for name in ("pie/90", "soup/91", "soup/92")}
@@ -60,32 +58,20 @@ def test_food101_keeps_its_split_and_leaves_out_what_cannot_be_used(food: Path) 
     assert images.group_by("group_id").agg(pl.col("part").n_unique())["part"].max() == 1
 
 
-def test_pictures_of_a_dish_are_a_group_and_targets_are_chosen_by_name(dishes: Path) -> None:
-    index = index_images(config_for(dishes))
-    check_table(index.images, IMAGES, "images")
-    check_table(index.targets, IMAGE_TARGETS, "targets")
-    assert (index.images.height, index.images["class_label"].null_count(), index.targets.height) == (24, 24, 24 * 5)
-    assert dict(index.units) == {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}
-    assert set(index.images["part"]) == {"train", "validation", "test"}
-    assert set(index.images["split_source"]) == {"made"}
-    grouped = index.images.group_by("group_id").agg(pl.len(), pl.col("part").n_unique())
-    assert grouped.drop("group_id").rows() == [(2, 1)] * 12
-    chosen = index_images(config_for(dishes, targets=("mass", "calories")))
-    assert list(chosen.units) == ["mass", "calories"]
-    assert set(chosen.targets["target"]) == {"mass", "calories"}
-    with pytest.raises(DataError, match="24 x nothing_to_learn"):  # a dish has no class
-        index_images(config_for(dishes, targets=("none",)))
-
-
-def test_a_stopped_index_goes_on_with_what_it_has_decoded(dishes: Path, tmp_path: Path) -> None:
-    config = config_for(dishes, cache_dir=str(tmp_path))
+def test_pictures_of_a_dish_are_a_group_and_a_stopped_index_goes_on(dishes: Path, tmp_path: Path) -> None:
+    config = config_for(dishes, cache_dir=str(tmp_path), targets=("mass", "calories"))
     with pytest.raises(StoppedError, match="run it again"):
         index_images(config, stop=lambda: True)
     seen: list[tuple[int, int]] = []
-    first = index_images(config, progress=lambda *done: seen.append(done)).images
+    index = index_images(config, progress=lambda *done: seen.append(done))
     assert seen[0][0] > 0
-    assert index_images(config, progress=lambda *done: seen.append(done)).images.equals(first)
-    assert seen[-1][0] == seen[-1][1]
+    check_table(index.images, IMAGES, "images")
+    check_table(index.targets, IMAGE_TARGETS, "targets")
+    assert (index.images.height, index.images["class_label"].null_count(), index.targets.height) == (24, 24, 24 * 2)
+    assert dict(index.units) == {"mass": "g", "calories": "kcal"}
+    assert set(index.images["part"]) == {"train", "validation", "test"}
+    grouped = index.images.group_by("group_id").agg(pl.len(), pl.col("part").n_unique())
+    assert grouped.drop("group_id").rows() == [(2, 1)] * 12
 
 
 @pytest.fixture
@@ -105,9 +91,6 @@ def test_copies_that_look_alike_are_one_group_and_on_one_side_of_the_split(edite
     assert index.rejected.is_empty()
     found = index.images.group_by("group_id").agg(pl.len(), pl.col("part").n_unique(), pl.col("class_label").n_unique())
     assert found.drop("group_id").rows() == [(3, 1, 1)] * 12
-    apart = index_images(config_for(edited, near_duplicate_bits=0))
-    assert apart.images["group_id"].n_unique() == 36
-    assert any("near_duplicate_bits" in note for note in apart.notes)
 
 
 def test_an_official_test_part_is_kept_and_its_copies_are_not_trained_on(edited: Path) -> None:
@@ -130,8 +113,6 @@ def test_a_manifest_group_on_both_sides_stops_the_run(tmp_path: Path) -> None:
     put(corpus / "manifest.csv", "path,class,group,split\na.jpg,x,g,train\nb.jpg,y,g,test\nc.jpg,x,h,train\n")
     with pytest.raises(LeakageError, match="'g'"):
         index_images(config_for(corpus))
-    for rows in (",split\na.jpg,x,test\nb.jpg,y,test", "\na.jpg,x\nb.jpg,x\nc.jpg,x", "\ngone.jpg,x"):
-        put(corpus / "manifest.csv", f"path,class{rows}\n")
-        with pytest.raises(DataError) as caught:
-            index_images(config_for(corpus))
-        assert not isinstance(caught.value, LeakageError)
+    put(corpus / "manifest.csv", "path,class\na.jpg,x\nb.jpg,x\nc.jpg,x\n")
+    with pytest.raises(DataError, match="1 class"):
+        index_images(config_for(corpus))
