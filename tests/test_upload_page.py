@@ -43,7 +43,7 @@ def judge() -> Judge:
 
 @pytest.fixture
 def server(tmp_path: Path, judge: Judge) -> Iterator[UploadServer]:
-    served = UploadServer("127.0.0.1", 0, tmp_path, 1000)
+    served = UploadServer(0, tmp_path, 1000)
     for target in (served.serve_forever, lambda: served.judge_all(judge)):
         threading.Thread(target=target, daemon=True).start()
     yield served

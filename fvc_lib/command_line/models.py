@@ -237,7 +237,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
         "license_name: see-below", "---", "",
         f"# {model}", "",
         f"**{standing.sentences[0]}**", "", *(f"- {sentence}" for sentence in standing.sentences[1:]), "",
-        *(_final_part(run, config.num_trainings) if final else []),
+        *(_final_part(config.num_trainings) if final else []),
         "## Use", "",
         "```python", "from fvc_lib import load_detector", "",
         'rows = load_detector("this folder").predict(["a file"])', "print(rows)", "```", "",
@@ -255,12 +255,11 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     return "\n".join(lines)
 
 
-def _final_part(run: RunPaths, num_networks: int) -> list[str]:
-    from fvc_lib.tasks.video.verdicts.rule import KnownVideos, final_sentences
+def _final_part(num_networks: int) -> list[str]:
+    from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
 
-    sentences = " ".join(final_sentences(KnownVideos.of_final(run)))
     not_here = f"The numbers are of {num_networks} networks, which are not here."
-    return ["## One network of all groups", "", f"{sentences} {not_here}", ""]
+    return ["## One network of all groups", "", f"{WORTH} {TAKEN_OVER} {not_here}", ""]
 
 
 def _training(run: RunPaths) -> list[str]:

@@ -133,7 +133,6 @@ STAGE_PARAMETERS = {
     "which_detectors": "names of the detectors to audit; empty: all in the table",
     "higher_is_real": "whether the table's scores are higher for reals",
     "decide_at": "best, fpr=0.01, cost=5:1 or threshold=0.5",
-    "file_seconds": "time limit for judging one file; 0: a minute, and a second for each megabyte",
     "asked_videos": "files, folders, or tables with a column path, to be judged",
     "error_rate": "share of reals that may be called fake, and of fakes real",
     "false_alarm_rate": "share of reals that may be called fake; 0: error_rate",

@@ -77,7 +77,7 @@ def decoded_files(
 
 
 def looked_at(
-    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0, file_seconds: float = 0.0
+    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0
 ) -> Generator[tuple[int, ProbeResult, str]]:
     """Probe ``files`` and decode them into ``clips``; every file is read once for both (``untrusted.look``).
 
@@ -86,7 +86,6 @@ def looked_at(
         files: N video files.
         clips: N files to write.
         workers: number of processes; 0: one per core.
-        file_seconds: time limit per file; 0: at least ``FILE_SECONDS``, and a second more for each megabyte.
 
     Yields:
         ``(position, probe, failure)`` for every file as soon as it is known: its index in ``files``, what probing
@@ -99,13 +98,12 @@ def looked_at(
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
     whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
     least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
-    limits["timeout_seconds"] = [file_seconds or _time_limit(path, least) for path in files]
+    limits["timeout_seconds"] = [_time_limit(path, least) for path in files]
     with closing(run_isolated(_LOOK, items, **limits)) as answers:
         for answer in answers:
             value, path = dict(answer.value or {}), path_to_text(files[answer.position])
             if answer.failure:
-                more = " Or give it more time: --file-seconds." if answer.failure == "timeout" else ""
-                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}{more}"
+                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}"
                 value = {"reason": answer.failure, "detail": detail}
             failure = failure_of(value)
             yield answer.position, VIDEO_FILES.read(path, value), failure

@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(home: Path) -> Iterator[str]:
     """Of the page as the command prints it."""
-    command = [sys.executable, str(ROOT / "run_notebooks.py"), "verdict-page", "latest", "--port", "0", "--no-browser"]
+    command = [sys.executable, str(ROOT / "run_notebooks.py"), "verdict-page", "latest", "--port", "0"]
     command += ["--limit-mb", "1", "--map-minutes", "0"]
     environment = {**os.environ, "FVC_RUNS_DIR": str(home / "runs"), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home)}
     with (home / "page.log").open("w") as log:

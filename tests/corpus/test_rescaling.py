@@ -109,7 +109,7 @@ def test_whether_a_file_is_familiar_is_asked_of_the_files_as_they_came(corpus: C
     write_table(corpus.originals, INDEX, run.original_index)
     facts = asdict(probe_video(corpus.folder / corpus.index["path"][0]))
     assert training_ranges(index_of_files(run)).reasons(facts) == []
-    assert any("frame rate" in told for told in training_ranges(corpus.index).reasons(facts))
+    assert any("frames per second" in told for told in training_ranges(corpus.index).reasons(facts))
     run.original_index.unlink()
     assert index_of_files(run).equals(corpus.index)  # of a run that left its videos as they are
 

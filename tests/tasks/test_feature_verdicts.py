@@ -74,7 +74,7 @@ def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there
     row = {"path": str(home / "corpus" / index["path"][0]), "sha256": index["content_sha256"][0]}
     found = file_evidence(networks, KnownVideos.of(run, [0, 1]), row, map_minutes=1.0)
     assert found.windows is None
-    assert (found.occlusion, found.notes) == (None, (NO_FRAMES,))
+    assert (found.occlusion, found.note) == (None, NO_FRAMES)
     assert found.provenance.metadata
 
 

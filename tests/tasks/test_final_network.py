@@ -116,7 +116,7 @@ def test_run_and_bundle_judge_new_files_by_it_alone_and_its_own_videos_by_their_
     row = judged["run"].table.row(1, named=True)
     shown = [file_evidence(each.networks, each.known, row) for each in (by_run, by_bundle)]
     assert shown[0].windows is not None
-    assert (shown[1].windows, shown[1].notes) == (None, (NO_NETWORK,))
+    assert (shown[1].windows, shown[1].note) == (None, NO_NETWORK)
 
 
 def test_its_log_odds_are_never_larger_in_the_median_than_the_out_of_fold_ones_of_the_same_videos(run, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.analysis.pages.answers import Known, heated
+from fvc_lib.analysis.pages.answers import heated
 from fvc_lib.command_line.verdicts.pages import page_parts
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.predicting import Trained
@@ -84,7 +84,7 @@ def test_a_map_points_at_the_one_tile_that_the_networks_read(clip):
     # The network reads one column of the tile to the left, too.
     assert found.values[:, inside].sum() > 0.8 * found.values.sum()
     assert found.p_value == 0.05
-    parts = page_parts(FileEvidence(occlusion=found), Known(np.zeros(1), np.ones(1)))
+    parts = page_parts(FileEvidence(occlusion=found))
     assert len(parts["heat_map"]["frames"]) == 2  # one for each block of frames
     assert "p = 0.05" in parts["heat_map_note"]
 
@@ -93,7 +93,7 @@ def test_a_map_points_at_the_one_tile_that_the_networks_read(clip):
 def test_a_map_of_a_network_that_reads_nothing_is_hidden(clip, network):
     found = occlusion_map(Handmade(network()), (0,), clip[None])
     assert found.why_hidden
-    parts = page_parts(FileEvidence(occlusion=found), Known(np.zeros(1), np.ones(1)))
+    parts = page_parts(FileEvidence(occlusion=found))
     assert parts["heat_map"] is None
     assert found.why_hidden in parts["heat_map_note"]
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,17 +20,18 @@ from fvc_lib.execution.run.shards import Shard
 from fvc_lib.metrics.abstention import p_values
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
-from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
+from fvc_lib.services.stage_logs import not_reported
+from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table
 from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.video.predicting import decoding_cautions
+from fvc_lib.tasks.journal import Journal, find_out
+from fvc_lib.tasks.video.predicting import Finding, VideoDetector, decoding_cautions
 from fvc_lib.tasks.video.selection import read_selection
-from fvc_lib.tasks.video.verdicts.judging import Verdicts, files_of, find_out_shard, judge_files, judged
+from fvc_lib.tasks.video.verdicts.judging import Verdicts, files_of, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
 from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from fvc_lib.tasks.video.verdicts.unfamiliar import KnownFootage, training_ranges
-from tests.kits.scored_run import trained_run, write_video
+from tests.kits.scored_run import write_video
 from tests.kits.training import ScoredTables, draw_clip
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -38,8 +40,8 @@ NO_MAPS = ("--map-minutes", "0")  # they have tests of their own, and take a min
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> RunPaths:
-    return trained_run(tmp_path_factory.mktemp("verdicts"))
+def run(scored_run) -> RunPaths:
+    return scored_run
 
 
 @pytest.fixture
@@ -94,7 +96,8 @@ def test_few_groups_cannot_show_a_low_rate_and_that_is_said(known):
     assert (rule.called_fake, rule.called_real) == (0.01, 0.1)
     assert row_of(logits(0.99), known, rule)["verdict"] == "undecided"
     told = " ".join(rule_sentences(known, rule))
-    assert "Nothing can be called fake: 20 groups cannot show a rate below 4.76 %, and 1 % was asked." in told
+    assert "Nothing is called fake: " in told
+    assert "20 groups show no rate below 4.76 %." in told
     assert "called real:" not in told
     assert known.rates(rule).called_fake == 0
 
@@ -118,7 +121,7 @@ def test_scores_are_probabilities_at_the_share_of_the_videos_they_were_calibrate
         chosen = read_selection(run.fold_checkpoints(fold)).selection
         assert rate == chosen.num_fake / (chosen.num_fake + chosen.num_real)
     told = " ".join(rule_sentences(detector.known, rule_of(0.3, prior=0.01)))
-    assert "the scores themselves are calibrated on videos of which" in told
+    assert "calibrated where this share of the videos are: 50 %." in told
 
 
 @pytest.mark.parametrize(("rate", "fpr", "prior"), [(0, 0, 0), (1.5, 0, 0), (0.1, 2, 0), (0.1, 0, -1)])
@@ -141,9 +144,9 @@ def test_what_lies_beyond_the_runs_videos_is_named_and_what_lies_within_is_not()
     assert familiar.reasons(fine) == []
     odd = {**fine, "codec": "av1", "width": 640, "duration_seconds": 60.0, "bits_per_second": None}
     (told,) = familiar.reasons(odd)
-    for outside in ("codec av1", "shorter side 64", "longer side 640", "length 60"):
+    for outside in ("codec av1", "shorter side in pixels 64", "longer side in pixels 640", "length in seconds 60"):
         assert outside in told
-    assert "bit rate" not in told
+    assert "bits per second" not in told
     assert training_ranges(ScoredTables.index(folds)).reasons(fine) == []  # their lengths are not known
 
 
@@ -173,19 +176,17 @@ def test_a_copy_is_found_by_the_runs_videos_alone_and_by_all_of_them(run):
 
 
 def test_footage_that_reals_and_fakes_share_does_not_tell_which_a_copy_is(run, tmp_path):
-    index = read_table(run.index, INDEX)
-    fake = index.filter(video_id="video00003").row(0, named=True)
+    found = verdict_detector(run.root)
+    rows = found.known.rows
+    fake = rows.filter(video_id="video00003").row(0, named=True)
     same = pl.when(pl.col("video_id") == "video00004").then(pl.lit(fake["perceptual_hash"]))
+    known = KnownVideos(rows.with_columns(perceptual_hash=same.otherwise("perceptual_hash")))
     write_copy(tmp_path / "near.mp4", fake)
-    stored = run.index.read_bytes()
-    try:
-        write_table(index.with_columns(perceptual_hash=same.otherwise("perceptual_hash")), INDEX, run.index)
-        (row,) = judge(run, [tmp_path / "near.mp4"], tmp_path / "work").table.to_dicts()
-    finally:
-        run.index.write_bytes(stored)
-    assert "video00003, labelled fake; video00004, labelled real. No prediction." in row["reasons"]
-    assert "do not tell which this is" in row["reasons"]
-    assert row["verdict"] is None
+    (finding,) = VideoDetector(found.networks, known, found.ranges).findings([tmp_path / "near.mp4"], workers=1)
+    named, shared = finding.no_prediction
+    assert "video00003, labelled fake; video00004, labelled real. No prediction." in named
+    assert "do not tell which this is" in shared
+    assert finding.logits == ()
 
 
 def test_each_kind_of_file_gets_its_row(run, tmp_path):
@@ -216,25 +217,40 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
 def test_a_file_beyond_its_time_limit_has_a_row_that_says_so_and_is_tried_again(run, tmp_path, monkeypatch):
     def too_slow(_function, _items, *, timeout_seconds, **_limits):
         (seconds,) = timeout_seconds
-        yield SimpleNamespace(position=0, failure="timeout", detail=f"no answer within {seconds:g} s", value=None)
+        yield SimpleNamespace(position=0, failure="timeout", detail=f"no answer within {seconds:.0f} s", value=None)
 
     write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
+    detector = verdict_detector(run.root)
     with monkeypatch.context() as patch:
         patch.setattr("fvc_lib.tasks.decoding.run_isolated", too_slow)
-        late = judge(run, [tmp_path / "new.mp4"], tmp_path / "out", file_seconds=7.0)
-    assert "no answer within 7 s" in late.table["failure"][0]
-    assert "--file-seconds" in late.table["reasons"][0]
-    assert judge(run, [tmp_path / "new.mp4"], tmp_path / "out").table["failure"].to_list() == [None]
+        (late,) = detector.findings([tmp_path / "new.mp4"])
+    assert "no answer within 60 s" in late.failure
+    assert not late.lasts
 
 
-def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, tmp_path):
+def looked_at_by(monkeypatch) -> list[str]:
+    """Names of the files that are looked at from here on."""
+    names, findings = list[str](), VideoDetector.findings
+
+    def watched(self, files, **more):
+        names.extend(path.stem for path in files)
+        return findings(self, files, **more)
+
+    monkeypatch.setattr(VideoDetector, "findings", watched)
+    return names
+
+
+def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, tmp_path, monkeypatch):
     files = [tmp_path / f"{name}.mp4" for name in "abc"]
     for file in files:
         write_video(file, draw_clip(file.stem, 0, file.stem == "b"))
     (tmp_path / "bad.mp4").write_bytes(b"\0" * 5000)
     asked, folder, detector = [*files, tmp_path / "bad.mp4"], tmp_path / "out", verdict_detector(run.root)
+    fresh, same = judge(run, asked, tmp_path / "fresh").table, ["path", "sha256", "verdict", "reasons", "failure"]
+    looked = looked_at_by(monkeypatch)
 
     def go_on(of=detector, rule=None, progress=lambda done, total: None) -> Verdicts:
+        looked.clear()
         return judge_files(of, asked, rule or rule_of(0.3), folder, workers=1, progress=progress)
 
     def stop(done, _):
@@ -247,26 +263,26 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     journal = folder / "findings.jsonl"
     journal.write_bytes(journal.read_bytes() + b'{"by": "somebody", "path": ')  # as a crash of the machine leaves it
     whole = go_on()
-    assert whole.num_resumed == 2  # what lies in no content is tried again: the third
-    fresh, same = judge(run, asked, tmp_path / "fresh").table, ["path", "sha256", "verdict", "reasons", "failure"]
+    assert len(looked) == 2  # the fourth, and a failure that may pass
     assert whole.table.select(same).equals(fresh.select(same))
     assert whole.table["score"][:3].to_list() == pytest.approx(fresh["score"][:3].to_list(), abs=1e-6)
     assert read_table(folder / "verdicts.csv", VERDICTS)["score"].equals(whole.table["score"])
 
     again = go_on(rule=rule_of(0.1, prior=0.01))
-    assert again.num_resumed == 3
+    assert looked == ["bad"]
     assert again.table["score"].equals(whole.table["score"])
     assert again.table["probability"].null_count() == 1
 
     os.utime(files[0])  # looked at again, and found to be the same
     write_video(files[1], draw_clip("other", 0, False))
     changed = go_on()
-    assert changed.num_resumed == 2
+    assert looked == ["b", "bad"]
     assert changed.table["sha256"].to_list()[::2] == fresh["sha256"].to_list()[::2]
     assert changed.table["score"][1] != fresh["score"][1]
     other = verdict_detector(run.root)
     other.identity = "of another model"
-    assert go_on(of=other).num_resumed == 0
+    go_on(of=other)
+    assert looked == ["a", "b", "c", "bad"]
 
 
 def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_filled_up_with(run, monkeypatch):
@@ -280,18 +296,21 @@ def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_fi
     assert np.array_equal(np.concatenate(own), features[0][[5, 2]])
 
 
-def shard_of(run, files: list[Path], folder: Path, number: int, of: int, **more) -> None:
+def shard_of(run, files: list[Path], folder: Path, number: int, of: int, progress=not_reported) -> None:
     shard = Shard(number, of)
     mine = [file for file in files if shard.has(str(file))]
-    find_out_shard(verdict_detector(run.root), mine, folder, str(shard), workers=1, **more)
+    detector = verdict_detector(run.root)
+    journal = Journal(folder, detector.identity, Finding, shard=str(shard))
+    find_out(journal, mine, partial(detector.findings, workers=1), progress)
 
 
-def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, tmp_path):
+def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, tmp_path, monkeypatch):
     of, files = 3, [tmp_path / f"{number}.mp4" for number in range(4)]
     for file in files[:3]:
         write_video(file, draw_clip(file.stem, 0, file.stem == "1"))
     files[3].write_bytes(b"no video")
-    alone, folder = judge(run, files, tmp_path / "alone"), tmp_path / "sharded"
+    judge(run, files, tmp_path / "alone")
+    folder = tmp_path / "sharded"
     folder.mkdir()
 
     def stop(done, _):
@@ -305,12 +324,12 @@ def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, 
         shard_of(run, files, folder, number, of)
     with (folder / f"findings.{some}_of_{of}.jsonl").open("ab") as journal:
         journal.write(b'{"by": "torn')
-    together = judge(run, files, folder)
-    assert (together.num_resumed, alone.num_resumed) == (3, 0)
+    looked = looked_at_by(monkeypatch)
+    judge(run, files, folder)
+    assert looked == ["3"]  # a bad file is tried again
     for name in ("verdicts.csv", "verdicts.jsonl"):
         assert (folder / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
     assert not list(folder.glob("findings.*_of_*"))
-    assert judge(run, files, folder).num_resumed == 3
 
 
 def test_a_run_whose_cache_cannot_be_made_here_uses_this_machines(run, tmp_path, monkeypatch):
@@ -333,7 +352,6 @@ def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_worth(run, tmp_path):
-    write_document(run.root / "run.json", {})
     write_video(tmp_path / "=new.mp4", draw_clip("new", 0, True))
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     out = tmp_path / "out"
@@ -366,7 +384,6 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_path, given, words):
-    write_document(run.root / "run.json", {})
     ended = CliRunner().invoke(main, ["predict", str(run.root), *given, "--out", str(tmp_path / "out"), *NO_MAPS])
     assert ended.exit_code == 2
     assert words in ended.output

@@ -40,19 +40,10 @@ _HEATED, _HEATED_SIDE, _MOST_OPACITY = 4, 168, 0.72
 
 @dataclass(frozen=True)
 class Known:
-    """Out-of-fold scores of the run's videos, and the scores at which the rule decides.
-
-    Attributes:
-        reals: float64, scores of the real videos.
-        fakes: float64, scores of the fake videos.
-        real_to: the rule decides "real" if the scores of all networks are at most this; None: never.
-        fake_from: the rule decides "fake" if the scores of all networks are at least this; None: never.
-    """
+    """Out-of-fold scores of the run's videos, float64: of the real and of the fake ones."""
 
     reals: Floats
     fakes: Floats
-    real_to: float | None = None
-    fake_from: float | None = None
 
 
 def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp: str, **parts: Any) -> None:
@@ -65,7 +56,7 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
         stamp: text that identifies the content, for ``page.stamp_of``.
         parts: further values for the template ``video.html``: ``frames`` from ``frame_pictures``, ``over_time`` and
             ``heat_map`` from the functions of these names, ``provenance``, ``prior``, ``standing``, ``notes``,
-            ``limits``, ``card`` and ``overview``.
+            ``limits`` and ``overview``.
 
     Raises:
         OSError: the page cannot be written.
@@ -96,7 +87,7 @@ def frame_pictures(clips: Pixels) -> dict[str, Any]:
     return {"pictures": [data_uri(frames[number], _FRAME_SIDE) for number in chosen], "number": len(frames)}
 
 
-def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float, known: Known) -> Any:
+def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float) -> Any:
     """Return the values that the template needs to draw the score over time; None if there is a single window.
 
     A window is a part of the video that the networks score. W is the number of windows, K that of networks.
@@ -107,7 +98,6 @@ def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, sec
         scores: (W, K), scores in [0, 1].
         middles: uint8 (W, 3, height, width), the middle frame of each window.
         seconds: length of the video in seconds.
-        known: gives the scores at which the rule decides.
     """
     if len(begins) < 2:
         return None
@@ -118,12 +108,10 @@ def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, sec
     # Drawn 1000 wide and 100 high, with 1 at the top.
     x = 1000 * np.concatenate([[0.0], (begins + ends) / 2, [seconds]]) / seconds
     mean, low, high = (np.pad(100 * (1 - y), 1, "edge") for y in (means, scores.min(1), scores.max(1)))
-    bounds = {"fake": known.fake_from, "real": known.real_to}
     quarters = [seconds * share for share in (0, 0.25, 0.5, 0.75, 1)]
     return {
         "line": _points(x, mean),
         "band": _points(np.append(x, x[::-1]), np.append(low, high[::-1])),
-        "bounds": {label: 100 * (1 - bound) for label, bound in bounds.items() if bound is not None},
         "label": f"scores over {seconds:.1f} seconds, from {means.min():.2f} to {means.max():.2f}",
         "several": scores.shape[1] > 1,
         "under": [data_uri(middles[number], _UNDER_SIDE) for number in nearest],

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,27 +10,21 @@ from typing import Any
 from fvc_lib.analysis.pages.answers import Known, frame_pictures, heat_map, over_time, write_video_page
 from fvc_lib.analysis.pages.page import stamp_of
 from fvc_lib.analysis.wording import interval_text
-from fvc_lib.command_line.models import model_card, standing_of_run
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import Report, not_reported, part_text
-from fvc_lib.tasks.bundle import CARD, is_bundle
 from fvc_lib.tasks.video.predicting import VideoDetector
 from fvc_lib.tasks.video.verdicts.evidence import MAP_LIMIT, PLACEMENTS, WINDOWS_LIMIT, FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
-from fvc_lib.tasks.video.verdicts.rule import percent, rule_of, score_bounds
-from fvc_lib.tasks.video.verdicts.scoring import FINAL
+from fvc_lib.tasks.video.verdicts.rule import percent, rule_of
 
 PAGES = "videos"  # folder next to verdicts.csv
 MAX_PAGES = 50
 MAP_MINUTES = 3.0  # for the maps of all pages together
-_PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
-_FORMAT = 8  # another number rewrites all pages
+_FORMAT = 9  # another number rewrites all pages
 
 
 def write_video_pages(
     verdicts: Verdicts,
-    model: Path,
     folder: Path,
     *,
     most: int = MAX_PAGES,
@@ -45,7 +39,6 @@ def write_video_pages(
 
     Args:
         verdicts: the verdicts on all files.
-        model: folder of the run or bundle that judged the files.
         folder: the folder of the verdicts.
         most: the largest number of pages, for the first files; -1: all files.
         map_minutes: time limit in minutes of the maps (where a video looks fake) of all pages together; 0: no maps.
@@ -58,56 +51,39 @@ def write_video_pages(
     Raises:
         OSError: a page cannot be written.
     """
-    pages = {row["path"]: f"{PAGES}/{page_name(number, row['path'])}" for number, row in _scored(verdicts, most)}
-    for old in (folder / PAGES).glob("*.html"):
-        if _PAGE.fullmatch(old.name) and f"{PAGES}/{old.name}" not in pages.values():
-            old.unlink()
-    if not pages:
-        return pages
-    detector, rule = verdicts.detector, verdicts.rule
-    known, seconds_left = known_scores(verdicts), 60 * map_minutes
+    detector, rule, pages = verdicts.detector, verdicts.rule, dict[str, str]()
+    tested, seconds_left = detector.known.tested, 60 * map_minutes
+    known = Known(*(tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake")))
     same: dict[str, Any] = {
         "standing": detector.standing.sentences[0] if rule.withheld else "",
         "limits": (*detector.standing.sentences, *verdicts.limits),
-        "card": _card(model, final=FINAL in detector.networks.folds),
         "prior": percent(rule.prior or 0),
         "overview": overview,
     }
-    for done, (_, row) in enumerate(_scored(verdicts, most)):
+    scored = ((number, row) for number, row in enumerate(verdicts.rows(), 1) if row["score"] is not None)
+    rows = list(islice(scored, None if most < 0 else most))
+    for done, (number, row) in enumerate(rows):
         name = Path(row["path"]).name
 
         def report(part: str, some: int, of: int, done: int = done, name: str = name) -> None:
-            progress(done, len(pages), f"{name}: {part_text(part, some, of)}")
+            progress(done, len(rows), f"{name}: {part_text(part, some, of)}")
 
+        pages[row["path"]] = f"{PAGES}/{page_name(number, row['path'])}"
         path, stamp = folder / pages[row["path"]], sha256_of_json([_FORMAT, row, same, map_minutes])
         if stamp_of(path) != stamp:
             begin = time.monotonic()
-            evidence = file_evidence(
-                detector.networks, verdicts.detector.known, row, map_minutes=seconds_left / 60, tell=report
-            )
-            if evidence.occlusion is not None and map_minutes:
+            minutes = seconds_left / 60
+            evidence = file_evidence(detector.networks, detector.known, row, map_minutes=minutes, tell=report)
+            if evidence.occlusion is not None:
                 seconds_left = max(1.0, seconds_left - (time.monotonic() - begin))  # at 0 a page would not say why
             path.parent.mkdir(parents=True, exist_ok=True)
-            stamp = "failed" if evidence.failures else stamp
-            write_video_page(path, row, known, stamp=stamp, **same, **page_parts(evidence, known))
-        progress(done + 1, len(pages))
+            stamp = "failed" if evidence.failure else stamp
+            write_video_page(path, row, known, stamp=stamp, **same, **page_parts(evidence))
+        progress(done + 1, len(rows))
+    for old in (folder / PAGES).glob("[0-9]*_*.html"):
+        if f"{PAGES}/{old.name}" not in pages.values():
+            old.unlink()
     return pages
-
-
-def _scored(verdicts: Verdicts, most: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(number, row)`` of the first ``most`` rows with a score, or of all for -1.
-
-    ``number`` counts all rows from 1, also those without a score.
-    """
-    rows = ((number, row) for number, row in enumerate(verdicts.rows(), 1) if row["score"] is not None)
-    return rows if most < 0 else islice(rows, most)
-
-
-def _card(model: Path, *, final: bool) -> str:
-    if is_bundle(model):
-        return (model / CARD).read_text(encoding="utf-8", errors="replace")
-    run = RunPaths(model)
-    return model_card(run, standing_of_run(run), final=final)
 
 
 def page_name(number: int, path: str) -> str:
@@ -116,23 +92,26 @@ def page_name(number: int, path: str) -> str:
     return f"{number:04d}_{plain}.html"
 
 
-def page_parts(evidence: FileEvidence, known: Known) -> dict[str, Any]:
+def page_parts(evidence: FileEvidence) -> dict[str, Any]:
     """Return the evidence as keyword arguments of ``write_video_page``."""
     curve, mapped = evidence.windows, evidence.occlusion
     parts: dict[str, Any] = {
-        "notes": (*evidence.notes, *evidence.failures),
+        "notes": [note for note in (evidence.note, evidence.failure) if note],
         "frames": None if evidence.clips is None else frame_pictures(evidence.clips),
         "provenance": evidence.provenance,
         "over_time": None,
-        "over_time_note": "" if curve is None else curve.note,
+        "over_time_note": "",
         "over_time_limit": WINDOWS_LIMIT,
         "heat_map": None,
-        "heat_map_note": "" if mapped is None else f"Not shown: {mapped.why_hidden}.",
+        "heat_map_note": "",
         "heat_map_limit": MAP_LIMIT,
     }
     if curve is not None:
-        parts["over_time"] = over_time(curve.begins, curve.ends, curve.scores, curve.middles, curve.seconds, known)
-    if mapped is not None and mapped.values is not None and not mapped.why_hidden:
+        parts["over_time"] = over_time(curve.begins, curve.ends, curve.scores, curve.middles, curve.seconds)
+        parts["over_time_note"] = curve.note
+    if mapped is not None and mapped.why_hidden:
+        parts["heat_map_note"] = f"Not shown: {mapped.why_hidden}."
+    elif mapped is not None and mapped.values is not None:
         parts["heat_map"] = heat_map(mapped.picture, mapped.values, mapped.top)
         parts["heat_map_note"] = (
             "Check: deleting the marked tiles lowers the logit more than deleting the same shape elsewhere in the clip "
@@ -141,16 +120,7 @@ def page_parts(evidence: FileEvidence, known: Known) -> dict[str, Any]:
     return parts
 
 
-def known_scores(verdicts: Verdicts) -> Known:
-    """Return the out-of-fold scores of the run's videos, and the scores from which on the rule says real or fake."""
-    tested = verdicts.detector.known.tested
-    reals, fakes = (tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake"))
-    return Known(reals, fakes, *score_bounds(verdicts.detector.known, verdicts.rule))
-
-
-def upload_judge(
-    detector: VideoDetector, model: Path, error_rate: float, *, map_minutes: float, file_seconds: float
-) -> Callable[[Path], dict[str, Any]]:
+def upload_judge(detector: VideoDetector, error_rate: float, map_minutes: float) -> Callable[[Path], dict[str, Any]]:
     """Return a function that judges one uploaded file, for ``UploadServer``.
 
     The function returns ``verdict``, ``score`` with its interval as text, ``reasons``, and ``page``, the HTML of the
@@ -160,12 +130,12 @@ def upload_judge(
 
     def judge(path: Path) -> dict[str, Any]:
         folder = path.parent / "answer"
-        verdicts = judge_files(detector, [path], rule, folder, file_seconds=file_seconds)
+        verdicts = judge_files(detector, [path], rule, folder)
         row = next(verdicts.rows())
         answer = {"verdict": row["verdict"] or "no prediction", "reasons": row["reasons"].splitlines()}
         if row["score"] is None:
             return {**answer, "score": "", "page": ""}
-        (page,) = write_video_pages(verdicts, model, folder, most=1, map_minutes=map_minutes, overview="").values()
+        (page,) = write_video_pages(verdicts, folder, most=1, map_minutes=map_minutes, overview="").values()
         score = interval_text(row["score"], row["score_low"], row["score_high"])
         return {**answer, "score": score, "page": (folder / page).read_text(encoding="utf-8")}
 

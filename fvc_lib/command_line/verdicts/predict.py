@@ -3,11 +3,12 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -16,7 +17,7 @@ from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import find_model, load_detector, task_of_model, verdict_detector
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
-from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, find_out_predictions, predict_files
+from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, finder, predict_files
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.slurm import Site, describe, jobs_of_files, read_site, submission_text, submit
@@ -24,11 +25,14 @@ from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
+if TYPE_CHECKING:
+    from fvc_lib.tasks.journal import Journal
+
 _SHOWN = 20
-_OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "file_seconds", "pages", "final")
+_OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "pages", "final")
+_OF_THIS_CALL = ("model", "paths", "out", "executor", "dry_run", "shard")  # not passed on to the call that goes on
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 ANSWER, ASKED = "answer.txt", "asked.csv"
 PROGRESS = "progress.json"
@@ -48,8 +52,6 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
               help="Time limit for the maps of where videos look fake, all together; 0: none.")  # fmt: skip
-@click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="Time limit for one file; without: 60, and 1 for each MB of it.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
               help="Number of judged videos with a page of their own, with evidence; 0: none, -1: all.")  # fmt: skip
@@ -60,7 +62,9 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
 @click.option("--dry-run", is_flag=True, help="With --executor slurm: print the jobs' scripts; writes nothing.")
 @click.option("--shard", metavar="NUMBER/OF",
               help="Find out about one share of the files, such as 0/4; the command without it goes on.")  # fmt: skip
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@click.option(
+    "--runs-dir", type=click.Path(path_type=Path, resolve_path=True), help="Runs folder, where it is not the default."
+)
 @click.pass_context
 def predict(
     context: click.Context,
@@ -71,7 +75,6 @@ def predict(
     fpr: float | None,
     prior: float | None,
     map_minutes: float,
-    file_seconds: float | None,
     jobs: int | None,
     pages: int,
     allow_code: bool,
@@ -119,57 +122,48 @@ def predict(
     Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped by a
     signal: the same command goes on.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.tasks.video.verdicts.judging import files_of, find_out_shard  # torch takes a second to load
+    from fvc_lib.tasks import predicting  # torch takes a second to load
+    from fvc_lib.tasks.journal import Journal
+    from fvc_lib.tasks.video.predicting import Finding
+    from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
-    from fvc_lib.tasks.video.verdicts.scoring import FINAL
 
     if dry_run and executor != "slurm":
         raise UsageError("--dry-run: shows the jobs of --executor slurm. Give that as well.")
     if shard is not None and (executor == "slurm" or out is None):
         raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
     site, part = read_site() if executor == "slurm" else None, None if shard is None else Shard.named(shard)
-    runs = runs_dir or Path(resolve_config().runs_dir)
-    found = find_model(runs, model)
+    runs, given = runs_dir or Path(resolve_config().runs_dir), _given(context)
+    found, more = find_model(runs, model), [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
     if (task := task_of_model(found)) != DEFAULT_TASK:
-        for name in _OF_VERDICTS:
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise UsageError(
-                    f"--{name.replace('_', '-')}: is for verdicts, which models of task {DEFAULT_TASK} give; "
-                    f"{found.name} is of task {task}. Leave it out."
-                )
-        from fvc_lib.tasks.predicting import OneNetwork
-
+        if wrong := [given[name][0] for name in _OF_VERDICTS if name in given]:
+            raise UsageError(
+                f"{wrong[0]}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of task "
+                f"{task}. Leave it out."
+            )
         predictor = load_detector(found, allow_code=allow_code)
-        assert isinstance(predictor, OneNetwork)
+        assert isinstance(predictor, predicting.OneNetwork)
         files, folder = files_of(paths, predictor.kind), _folder(out, runs / PREDICTIONS, predictor.name)
-        more = [*(["--jobs", str(jobs)] if jobs else []), *["--allow-code"] * allow_code]
         work = _Work(PREDICTIONS, predictor.file_word, found, files, folder, (*PREDICTED, ASKED), more)
-
-        def predict_shard(mine: list[Path], progress: Report) -> None:
-            find_out_predictions(predictor, mine, files, folder, str(part), jobs or 0, progress)
-
-        if not work.is_left_to_jobs(part, site, predict_shard, is_dry=dry_run):
+        find = finder(predictor, files, jobs or 0)
+        if part is not None:
+            work.do_shard(part, partial(Journal, folder, predictor.identity, predicting.Finding), find)
+        elif site is not None:
+            work.submit(site, is_dry=dry_run)
+        else:
             with work.folder_taken(), stop_on_signals():
-                predict_files(predictor, files, folder, jobs or 0)
+                predict_files(predictor, files, folder, find)
         return
-    detector = verdict_detector(found, allow_code=allow_code, held=1, final=final)  # refused before anything is written
-    final = final or FINAL in detector.networks.folds
+    detector = verdict_detector(found, allow_code=allow_code, final=final)  # refused before anything is written
     rule_of(error_rate, fpr or 0.0, prior or 0.0)
     files, folder = files_of(paths), _folder(out, runs / "verdicts", detector.name)
-    options: dict[str, object] = {
-        "--error-rate": error_rate, "--fpr": fpr, "--prior": prior, "--jobs": jobs, "--pages": pages,
-        "--map-minutes": map_minutes, "--file-seconds": file_seconds, "--runs-dir": runs_dir and runs_dir.absolute(),
-    }  # fmt: skip
-    more = [str(text) for pair in options.items() if pair[1] is not None for text in pair]
-    more += ["--allow-code"] * allow_code + ["--final"] * final
     work = _Work(VERDICTS, "video", found, files, folder, FILES, more)
-
-    def judge_shard(mine: list[Path], progress: Report) -> None:
-        detector = verdict_detector(found, allow_code=allow_code, final=final)
-        seconds = file_seconds or 0.0
-        find_out_shard(detector, mine, folder, str(part), workers=jobs or 0, file_seconds=seconds, progress=progress)
-
-    if work.is_left_to_jobs(part, site, judge_shard, is_dry=dry_run):
+    if part is not None:
+        judge = partial(detector.findings, workers=jobs or 0)
+        work.do_shard(part, partial(Journal, folder, detector.identity, Finding), judge)
+        return
+    if site is not None:
+        work.submit(site, is_dry=dry_run)
         return
     parameters: dict[str, Any] = {
         "run_dir": str(found),
@@ -181,7 +175,6 @@ def predict(
         "allow_code": allow_code,
         "final_network": final,
         "decode_workers": jobs or 0,
-        "file_seconds": file_seconds or 0.0,
         "video_pages": pages,
         "output_folder": str(folder),
     }
@@ -196,6 +189,16 @@ def predict(
         _print_verdicts(folder)
 
 
+def _given(context: click.Context) -> dict[str, list[str]]:
+    """Return the options of the command line by name, each with its value as text."""
+    found = dict[str, list[str]]()
+    for option in context.command.params:
+        name, value = option.name or "", context.params[option.name or ""]
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            found[name] = [option.opts[-1]] if value is True else [option.opts[-1], str(value)]
+    return found
+
+
 def _folder(out: Path | None, parent: Path, name: str) -> Path:
     return (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
 
@@ -204,8 +207,7 @@ def _print_verdicts(folder: Path) -> None:
     """Print the verdicts; raise ``DataError`` if no video could be read."""
     for line in (folder / ANSWER).read_text(encoding="utf-8", errors="replace").splitlines():
         click.echo(clean_text(line))
-    page = folder / "verdicts.html"
-    num_read = count = 0
+    page, num_read, count = folder / "verdicts.html", 0, 0
     with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
         for count, line in enumerate(lines, start=1):  # of a hundred thousand rows one is in memory
             row = json.loads(line)
@@ -216,9 +218,7 @@ def _print_verdicts(folder: Path) -> None:
                 click.echo(f"  {row['verdict'] or '-':<9}  {score}  {reasons}")
     if count > _SHOWN:
         click.echo(f"  and {count - _SHOWN:,} more")
-    made = sum(1 for _ in (folder / "videos").glob("*.html"))
-    click.echo(f"  page          {page}\n  with evidence {count_text(made, 'page')} in videos/ (--pages)")
-    click.echo(f"  tables        {folder}")
+    click.echo(f"  page          {page}\n  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
 
@@ -250,38 +250,39 @@ class _Work:
         """The arguments of run_notebooks.py that continue after a stop."""
         return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
 
-    def is_left_to_jobs(
-        self, shard: Shard | None, site: Site | None, find_out: Callable[[list[Path], Report], None], *, is_dry: bool
-    ) -> bool:
-        """Process ``shard``, or show or submit the jobs of ``site``; return False if both are None.
+    def do_shard(
+        self, shard: Shard, journal: "Callable[..., Journal[Any]]", find: Callable[[list[Path]], Generator[Any]]
+    ) -> None:
+        """Store the findings on this call's share of the files in a journal, which a call without a shard merges.
 
         Args:
-            shard: this call's share of the files; None: all.
-            site: the cluster; None: no jobs.
-            find_out: called with the shard's files and a callback for progress.
-            is_dry: whether to show the jobs without submitting them.
+            shard: the share.
+            journal: returns the journal of the shard ``shard``.
+            find: yields the findings on a list of files.
         """
+        from fvc_lib.tasks.journal import find_out  # torch takes a second to load
+
+        self._refuse_foreign()
+        mine = [path for path in self.files if shard.has(path_to_text(path))]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with stop_on_signals(), work_on(RunPaths(self.folder), self.stage, shard) as at_work:
+            find_out(journal(shard=str(shard)), mine, find, at_work.report)
+        click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
+
+    def submit(self, site: Site, *, is_dry: bool) -> None:
+        """Submit jobs that process shards, and one that goes on after them; with ``is_dry`` only show them."""
         run = RunPaths(self.folder)
-        if shard is not None:
-            self._refuse_foreign()
-            mine = [path for path in self.files if shard.has(path_to_text(path))]
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with stop_on_signals(), work_on(run, self.stage, shard) as at_work:
-                find_out(mine, at_work.report)
-            click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
-        elif site is not None:
-            # Its networks compute, on a GPU where a site has some.
-            stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
-            jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command)
-            if is_dry:
-                click.echo(describe(jobs, run, site))
-                return True
-            with self.folder_taken():
-                pass
-            for job in submit(jobs, run, site):
-                click.echo(f"  {submission_text(job)}")
-            click.echo(f"watch it: {command_text('status', self.folder)}")
-        return shard is not None or site is not None
+        # Its networks compute, on a GPU where a site has some.
+        stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
+        jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command)
+        if is_dry:
+            click.echo(describe(jobs, run, site))
+            return
+        with self.folder_taken():
+            pass
+        for job in submit(jobs, run, site):
+            click.echo(f"  {submission_text(job)}")
+        click.echo(f"watch it: {command_text('status', self.folder)}")
 
     def _refuse_foreign(self) -> None:
         """Check that no other command has written into the folder.

@@ -12,7 +12,6 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import path_to_text, write_text
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import PREDICTIONS
 
 if TYPE_CHECKING:
@@ -23,11 +22,22 @@ CSV, LINES, PAGE = FILES = ("predictions.csv", "predictions.jsonl", "predictions
 _SHOWN = 20
 
 
-def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, workers: int) -> None:
+def predict_files(
+    predictor: "OneNetwork",
+    files: Sequence[Path],
+    folder: Path,
+    find: "Callable[[list[Path]], Generator[Finding]]",
+) -> None:
     """Write two tables and a page (``FILES``) into ``folder``, and print the answers.
 
     A journal in ``folder`` stores the findings on a file at once, so that a killed call can continue. The journals of
     shards (shares of the files that other processes handled) are merged into it.
+
+    Args:
+        predictor: the model.
+        files: absolute paths without duplicates.
+        folder: the folder for everything that is written.
+        find: the function of ``finder``.
 
     Raises:
         DataError: no file could be read; tables and page are written before.
@@ -39,15 +49,10 @@ def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, 
     from fvc_lib.analysis.wording import clean_text, count_text
     from fvc_lib.services.tables import csv_for_people
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
-    from fvc_lib.tasks.predicting import PART_SENTENCES, Finding
+    from fvc_lib.tasks.predicting import Finding
 
-    word, worth, find = predictor.file_word, predictor.standing.sentences, _finder(predictor, files, workers)
-    for sentence in worth:
-        click.echo(f"  {clean_text(sentence)}")
-    texts = {"path": pl.String(), "sha256": pl.String(), "part": pl.String()}
-    schema = texts | dict(predictor.columns) | {"remarks": pl.String(), "failure": pl.String()}
-    rows, answers, cards = list[dict[str, Any]](), list[str](), list[Card]()
-    num_resumed = 0
+    word, worth, notes = predictor.file_word, predictor.standing.sentences, (*predictor.cautions, *predictor.notes)
+    rows, lines, cards, num_resumed = list[dict[str, Any]](), [*worth], list[Card](), 0
     take_in(folder, PREDICTIONS)
     hidden = not sys.stdout.isatty()
     with (
@@ -57,76 +62,46 @@ def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, 
         for findings, resumed in found_in_blocks(journal, files, find, lambda done, _: bar.update(done - bar.pos)):
             num_resumed += resumed
             for finding in findings:
-                row = _row(finding, predictor, PART_SENTENCES)
+                row = _row(finding, predictor)
                 rows.append(row)
                 if len(rows) <= _SHOWN:
-                    answer = "-" if finding.failure else "; ".join((finding.title, *finding.lines))
-                    answers.append(f"{finding.path}: {clean_text(answer)}  {clean_text(row['remarks'])}".rstrip())
+                    answer = "; ".join((finding.title, *finding.lines)) or "-"
+                    lines.append(f"{finding.path}: {answer} {row['remarks']}")
                 if not finding.failure and len(rows) <= MOST_CARDS:
                     picture = base64.b64decode(finding.picture) if finding.picture else None
-                    below = (Path(finding.path).name, *finding.lines, *filter(None, (row["remarks"],)))
-                    cards.append(Card(picture, f"{word} {finding.path}", finding.title, below))
+                    below = (Path(finding.path).name, *finding.lines, row["remarks"])
+                    cards.append(Card(picture, f"{word} {finding.path}", finding.title, tuple(filter(None, below))))
+    texts = dict.fromkeys(("path", "sha256", "part"), pl.String())
+    schema = texts | dict(predictor.columns) | dict.fromkeys(("remarks", "failure"), pl.String())
     table = pl.DataFrame(rows, schema=schema, orient="row")
     write_text(folder / CSV, csv_for_people(table))
     write_text(folder / LINES, table.write_ndjson())
-    failures = table.filter(pl.col("failure").is_not_null()).select("path", "failure").rows()
-    num_read, num_known = len(files) - len(failures), table.height - table["part"].null_count()
+    failures = table.drop_nulls("failure").select("path", "failure").rows()
+    num_read, num_known = len(files) - len(failures), table["part"].count()
     counts = f"{num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's"
     summary = f"{count_text(len(files), word)}: {counts}."
-    notes = (*predictor.cautions, *predictor.notes)
     write_predictions_page(
         folder / PAGE, f"Predictions by {predictor.name}", summary, (*worth, *notes), cards, num_read, failures,
         is_shown=predictor.standing.standing == "above control",
     )  # fmt: skip
-    for text in answers:
-        click.echo(f"  {text}")
     if len(files) > _SHOWN:
-        click.echo(f"  and {len(files) - _SHOWN:,} more")
+        lines.append(f"and {len(files) - _SHOWN:,} more")
     if num_resumed:
-        click.echo(f"  {count_text(num_resumed, word)} answered by an earlier call")
-    for sentence in notes:
-        click.echo(f"  {clean_text(sentence)}")
+        lines.append(f"{count_text(num_resumed, word)} answered by an earlier call")
+    for line in (*lines, *notes):
+        click.echo(f"  {clean_text(line)}")
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(len(files), word)} none could be read; the reasons: {folder / PAGE}")
 
 
-def find_out_predictions(
-    predictor: "OneNetwork",
-    mine: Sequence[Path],
-    files: Sequence[Path],
-    folder: Path,
-    shard: str,
-    workers: int,
-    progress: Report,
-) -> None:
-    """Write the findings on a shard's files into a journal in ``folder``, which ``predict_files`` merges.
-
-    Args:
-        predictor: the model.
-        mine: the shard's files.
-        files: all files.
-        folder: the folder for the journal.
-        shard: the shard's name, such as ``3_of_16``.
-        workers: number of processes that decode; 0: one per core.
-        progress: called with the number of finished files.
-
-    Raises:
-        FvcError: as ``Predictor.findings``.
-    """
-    from fvc_lib.tasks.journal import Journal, find_out
-    from fvc_lib.tasks.predicting import Finding
-
-    journal = Journal(folder, predictor.identity, Finding, shard=shard)
-    find_out(journal, mine, _finder(predictor, files, workers), progress)
-
-
-def _finder(
+def finder(
     predictor: "OneNetwork", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
     """Return a function that yields the findings on a list of files.
 
-    Findings on the first ``MOST_CARDS`` of ``files``, which the page shows, have a picture.
+    Findings on the first ``MOST_CARDS`` of ``files``, which the page shows, have a picture. ``workers`` is the number
+    of processes that decode; 0: one per core.
     """
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
     from fvc_lib.analysis.pages.answers import MOST_CARDS
@@ -142,9 +117,11 @@ def _finder(
     return lambda some: predictor.findings(some, workers=workers, picture=picture)
 
 
-def _row(finding: "Finding", predictor: "OneNetwork", sentences: dict[str, str]) -> dict[str, Any]:
+def _row(finding: "Finding", predictor: "OneNetwork") -> dict[str, Any]:
+    """Return the row of a finding: ``path sha256 part``, the predictor's columns, and ``remarks failure``."""
+    from fvc_lib.tasks.predicting import PART_SENTENCES
+
     part = predictor.known.get(finding.sha256)
-    return {
-        "path": finding.path, "sha256": finding.sha256 or None, "part": part, **finding.values,
-        "remarks": finding.failure or (sentences[part] if part else ""), "failure": finding.failure or None,
-    }  # fmt: skip
+    remarks = finding.failure or PART_SENTENCES.get(part or "", "")
+    row = {"path": finding.path, "sha256": finding.sha256 or None, "part": part}
+    return row | dict(finding.values) | {"remarks": remarks, "failure": finding.failure or None}

@@ -12,14 +12,13 @@ import secrets
 import signal
 import tempfile
 import threading
-import webbrowser
 from collections.abc import Callable
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import click
 
@@ -36,38 +35,29 @@ _IDLE_SECONDS = 60.0  # of a connection that sends nothing
 @click.command("verdict-page", short_help="A page on which anybody can drop a video and read its verdict.")
 @click.argument("model", default="latest")
 @click.option("--port", type=click.IntRange(0, 65535), default=8866, show_default=True, help="0: any that is free.")
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="0.0.0.0: other machines may use it with the token."
-)
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
               help="Time limit of a video's maps of where it looks fake; 0: none.")  # fmt: skip
-@click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), default=None, metavar="SECONDS",
-              help="Time limit of one file; by default 60, and 1 for each MB of it.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Let a bundle's own network run: read its file first.")
 @click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
-@click.option("--no-browser", is_flag=True, help="Print the address only.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def verdict_page(
     model: str,
     port: int,
-    host: str,
     limit_mb: int,
     error_rate: float,
     map_minutes: float,
-    file_seconds: float | None,
     allow_code: bool,
     final: bool,
-    no_browser: bool,
     runs_dir: Path | None,
 ) -> None:
     """Serve a web page: users drop videos on it, MODEL judges them, and the page shows the answers for download.
 
-    MODEL is 'latest', a run id, a part of one, a run folder, or an exported bundle. Only this machine sees the page,
-    unless --host says otherwise. The printed address holds a token, without which nobody enters. Uploads are deleted
-    when they have been judged. Ctrl-C ends the server.
+    MODEL is 'latest', a run id, a part of one, a run folder, or an exported bundle. Only this machine sees the page.
+    The printed address holds a token, without which nobody enters. Uploads are deleted when they have been judged.
+    Ctrl-C ends the server.
 
     \b
     python run_notebooks.py verdict-page
@@ -78,16 +68,12 @@ def verdict_page(
 
     folder = find_model(runs_dir or Path(resolve_config().runs_dir), model)
     detector = verdict_detector(folder, allow_code=allow_code, final=final)
-    judge = upload_judge(detector, folder, error_rate, map_minutes=map_minutes, file_seconds=file_seconds or 0.0)
+    judge = upload_judge(detector, error_rate, map_minutes)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with scratch_folder(detector.config) as uploads:
-        server = UploadServer(host, port, uploads, limit_mb * _MEGABYTE)
+        server = UploadServer(port, uploads, limit_mb * _MEGABYTE)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        click.echo(f"model    {folder}\naddress  {server.address}\nCtrl-C ends it.")
-        if not no_browser:
-            opener = uploads / "open.html"  # the token in an address would stand in the browser's command line
-            opener.write_text(f'<meta http-equiv="refresh" content="0; url={server.address}">', encoding="utf-8")
-            webbrowser.open(opener.as_uri())
+        click.echo(f"model    {folder}\naddress  {server.address}\nOpen the address in a browser. Ctrl-C ends it.")
         try:
             server.judge_all(judge)
         except KeyboardInterrupt:
@@ -98,27 +84,25 @@ class UploadServer(ThreadingHTTPServer):
     """The server of the page. Its threads receive uploads, and the thread that calls ``judge_all`` judges them.
 
     Args:
-        host: address to listen on.
-        port: port to listen on; 0: any free port.
+        port: port of this machine to listen on; 0: any free port.
         folder: folder for uploads, used by no other process.
         limit_bytes: the largest size of an upload.
 
     Raises:
-        UsageError: the address cannot be used.
+        UsageError: the port cannot be used.
     """
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, port: int, folder: Path, limit_bytes: int) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
         self.token = secrets.token_urlsafe(24)
         self._waiting: queue.Queue[tuple[Path, Future[Answer]]] = queue.Queue()
         try:
-            super().__init__((host, port), _Handler)
+            super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise UsageError(f"--host {host} --port {port}: {error.strerror or error}. Give another --port.") from error
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        self.address = f"http://{shown}:{self.server_address[1]}/?token={self.token}"
+            raise UsageError(f"--port {port}: {error.strerror or error}. Give another --port.") from error
+        self.address = f"http://127.0.0.1:{self.server_address[1]}/?token={self.token}"
 
     def judge_all(self, judge: Callable[[Path], Answer]) -> None:
         """Call ``judge`` with the path of each upload, one after the other; never returns."""
@@ -135,7 +119,7 @@ class UploadServer(ThreadingHTTPServer):
             limit = self.limit_bytes // _MEGABYTE
             return {"refused": f"This file has {size:,} bytes. The page takes files of 1 byte to {limit:,} MB."}
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            path = Path(folder) / safe_name(name)
+            path = Path(folder) / _safe_name(name)
             with path.open("wb") as target:
                 while piece := stream.read(min(_PIECE_BYTES, size - target.tell())):
                     target.write(piece)
@@ -153,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_SECONDS
 
     def do_GET(self) -> None:
-        if self._asked().get("token") is None or urlsplit(self.path).path != "/":
+        if self._query() is None or urlsplit(self.path).path != "/":
             self.send_error(404)
             return
         from fvc_lib.analysis.pages.page import render
@@ -163,23 +147,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         self.close_connection = True  # a refused upload is not read to its end
-        asked = self._asked()
-        if "token" not in asked:
+        query = self._query()
+        if query is None:
             self.send_error(403)
             return
         length = self.headers.get("Content-Length", "")
         try:
-            answer = self.server.take(asked.get("name", ""), int(length) if length.isdecimal() else 0, self.rfile)
+            answer = self.server.take(query.get("name", ""), int(length) if length.isdecimal() else 0, self.rfile)
         except OSError as error:
             answer = {"refused": f"The file could not be stored: {error.strerror or error}."}
         self._send("application/json", json.dumps(answer))
 
-    def _asked(self) -> dict[str, str]:
-        """Return the query's parameters; ``token`` is left out if it is wrong."""
-        asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        if not hmac.compare_digest(asked.get("token", "").encode(), self.server.token.encode()):
-            asked.pop("token", None)
-        return asked
+    def _query(self) -> dict[str, str] | None:
+        """Return the query's parameters; None without the right token."""
+        query = dict(parse_qsl(urlsplit(self.path).query))
+        token = query.get("token", "").encode()
+        return query if hmac.compare_digest(token, self.server.token.encode()) else None
 
     def _send(self, kind: str, text: str) -> None:
         content = text.encode()
@@ -196,11 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: a request line holds the token."""
 
 
-def safe_name(name: str) -> str:
-    """Return a valid file name: no folders or control characters, not hidden, at most 80 characters."""
-    last = name.replace("\\", "/").rpartition("/")[2]
-    plain = re.sub(r"[^\w .()+=@,-]", "_", last).strip(" .-")
-    stem, dot, suffix = plain.rpartition(".")
-    if not dot or len(suffix) > 8:
-        return plain[:80] or "video"
-    return f"{stem[: 80 - len(suffix)] or 'video'}.{suffix}"
+def _safe_name(name: str) -> str:
+    """Return the last 80 characters of a file name, without folders and unusual characters; never a hidden file."""
+    last = re.split(r"[/\\]", name)[-1]
+    return re.sub(r"[^\w .()+=@,-]", "_", last)[-80:].strip(" .-") or "video"

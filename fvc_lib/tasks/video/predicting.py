@@ -56,7 +56,7 @@ from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 5  # raised when findings change: stored findings of another version are not reused
+_VERSION = 6  # raised when findings change: stored findings of another version are not reused
 _KNOWN, _FEATURES = "known_videos.parquet", "features.safetensors"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -156,9 +156,8 @@ class VideoDetector(Predictor):
         if not is_ensemble(paths.root):
             networks = networks_of_run(paths, held=held, final=final)
             folds = [fold for fold in sorted(networks.folds) if fold != FINAL]
-            rates = [networks.folds[fold].base_rate for fold in folds]
             temperature = networks.folds[FINAL].temperature if final else 0.0
-            known = KnownVideos.of(paths, folds, rates, networks.base_rates, final_temperature=temperature)
+            known = KnownVideos.of(paths, folds, networks.base_rates, final_temperature=temperature)
             ranges, cautions = training_ranges(index_of_files(paths)), decoding_cautions(paths, networks)
             return cls(networks, known, ranges, standing, cautions, lambda tell: distance_of(networks, known, tell))
         if final:
@@ -192,7 +191,7 @@ class VideoDetector(Predictor):
             for fold, each in by_fold.items()
         }
         networks = Networks(bundle.record.name, bundle.config, folds, held=held)
-        known = KnownVideos(rows, [each.base_rate for each in section.folds], networks.base_rates)
+        known = KnownVideos(rows, networks.base_rates)
         features = bundle.arrays(_FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, networks.judges))
         return cls(networks, known, section.ranges, bundle.record.standing, (), lambda _: features)
 
@@ -310,22 +309,19 @@ class VideoDetector(Predictor):
     def _footage(self) -> KnownFootage:
         return KnownFootage(self.known.rows["perceptual_hash"].to_list(), self.config.near_duplicate_bits)
 
-    def findings(
-        self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture, file_seconds: float = 0.0
-    ) -> Generator[Finding]:
+    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``. If one member of an ensemble cannot judge a file, its finding is a failure.
 
         Args:
             files: paths.
             workers: processes that decode; 0: one per core.
             picture: called with the path and clips, uint8 (N, T, 3, S, S), of each scored file.
-            file_seconds: time limit for a file; 0: one minute plus one second per megabyte.
         """
         if self.ensemble is None:
-            yield from self._looked_at(files, workers, picture, file_seconds)
+            yield from self._looked_at(files, workers, picture)
             return
         new = list[Finding]()
-        for finding in self._looked_at(files, workers, picture, file_seconds):
+        for finding in self._looked_at(files, workers, picture):
             if finding.logits and not finding.is_known:
                 new.append(finding)
             else:
@@ -333,14 +329,12 @@ class VideoDetector(Predictor):
         if new:
             yield from self._by_members(self.ensemble, new, workers)
 
-    def _looked_at(
-        self, files: Sequence[Path], workers: int, picture: Picture, file_seconds: float
-    ) -> Generator[Finding]:
+    def _looked_at(self, files: Sequence[Path], workers: int, picture: Picture) -> Generator[Finding]:
         """Yield the findings of ``networks`` on the files; the arguments are those of ``findings``."""
         networks, waiting = self.networks, dict[int, ProbeResult]()
         with scratch_folder(networks.config) as folder:
             clips = [folder / f"{number}.npy" for number in range(len(files))]
-            looked = looked_at(networks.store, files, clips, workers=workers, file_seconds=file_seconds)
+            looked = looked_at(networks.store, files, clips, workers=workers)
             with closing(looked) as answers:
                 for place, probed, failure in answers:
                     if (unscored := self._unscored(probed, failure)) is not None:
@@ -415,8 +409,8 @@ class VideoDetector(Predictor):
             )
         if is_black(clips):
             yield "All frames that the networks see are black: there is nothing to judge."
-        elif num_seen > 1 and is_frozen(clips) and self.networks.sees_order:
-            yield "A still: nothing moves in the frames that the networks see, and they look at motion."
+        elif num_seen > 1 and is_frozen(clips):
+            yield "A still: nothing moves in the frames that the networks see."
         yield from self.ranges.reasons(asdict(probed.probe))
 
     def _by_members(self, record: EnsembleRecord, new: list[Finding], workers: int) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ convolutional networks", ECCV 2014). This works for any network. A map can look 
 pass a deletion check: deleting the marked tiles must lower the logit more than deleting the same shape elsewhere in the
 clip (after Petsiuk et al., "RISE", BMVC 2018).
 
-One file is in memory at a time. If one part of the evidence fails, the others are still made.
+One file is in memory at a time. If a part fails, the parts before it stay.
 """
 
 import math
@@ -39,6 +39,7 @@ from fvc_lib.video.clips.store import Pixels
 from fvc_lib.video.decode.views import Windows
 
 Floats = npt.NDArray[np.floating]
+Masks = Sequence[npt.NDArray[np.bool_]]
 
 NO_FRAMES = "The model sees features of the whole video and no frames, so it has no score over time and no map."
 NO_NETWORK = "This is a video of the run, and the bundle does not have the network that had not seen it."
@@ -54,7 +55,7 @@ BLOCKS = 2  # parts of a clip in time; a tile covers the frames of one part
 PLACEMENTS = 19  # of the same shape elsewhere, so the smallest possible p is 1 / 20
 MAX_P = 0.05
 _SHARES = (0, 0.05, 0.1, 0.2, 0.35, 0.55, 1)  # of the clip that is deleted
-_MARKED, _OVERLAP, _TRIES = 0.2, 0.5, 1000
+_FAR = 2  # tiles between a map and its moved copies, along one side at least
 
 
 @dataclass(frozen=True)
@@ -97,25 +98,25 @@ class OcclusionMap:
     why_hidden: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileEvidence:
     """The evidence on one file; a part that failed or does not apply is None.
 
     Attributes:
+        provenance: the claims of the file about its origin.
         clips: uint8 (N, T, 3, H, W), the clips that the file's score was computed from, without black bars.
         windows: the score over time.
         occlusion: the map of the parts that raise the score.
-        provenance: the claims of the file about its origin.
-        notes: sentences on why parts do not apply.
-        failures: the errors of parts that failed; another attempt may succeed.
+        note: a sentence on why there is no evidence from frames; empty if there is.
+        failure: the error that ended the evidence from frames; another attempt may succeed.
     """
 
+    provenance: Provenance | None = None
     clips: Pixels | None = None
     windows: WindowScores | None = None
     occlusion: OcclusionMap | None = None
-    provenance: Provenance | None = None
-    notes: tuple[str, ...] = ()
-    failures: tuple[str, ...] = ()
+    note: str = ""
+    failure: str = ""
 
 
 def file_evidence(
@@ -131,38 +132,30 @@ def file_evidence(
         tell: called with the name of the current part, and how much of it is done.
 
     Raises:
-        MemoryError: memory is full. ``FvcError``, ``OSError``, ``ValueError`` and ``RuntimeError`` do not raise; they
-            are listed in ``failures``.
+        MemoryError: memory is full. An ``FvcError``, ``OSError``, ``ValueError`` or ``RuntimeError`` does not raise;
+            it becomes ``failure``.
     """
-    path, failures, parts = path_from_text(row["path"]), list[str](), dict[str, Any]()
-    with _noted(failures, "Provenance"):
-        parts["provenance"] = provenance_of(path)
+    path = path_from_text(row["path"])
+    found = FileEvidence(provenance_of(path))
     own = known.rows.filter(content_sha256=row["sha256"]).drop_nulls("score")
     folds = (int(own["fold"][0]),) if own.height else networks.judges
     if not networks.sees_frames:
-        parts["notes"] = (NO_FRAMES,)
-    elif not set(folds) <= set(networks.folds):
-        parts["notes"] = (NO_NETWORK,)
-    else:
-        tell("decoding the whole video", 0, 0)
-        with _noted(failures, "The whole video"), decoded(networks, path, row["sha256"]) as (found, frames):
-            clips, picture = frames[found.stored[: found.num_clips]], _picture(found)
-            parts["clips"] = np.ascontiguousarray(clips[picture])
-            with _noted(failures, "Score over time"):
-                parts["windows"] = score_windows(networks, folds, found, frames, tell)
-            with _noted(failures, "Map"):
-                if map_minutes > 0:
-                    parts["occlusion"] = occlusion_map(networks, folds, clips, picture, map_minutes, tell)
-    return FileEvidence(**parts, failures=tuple(failures))
-
-
-@contextmanager
-def _noted(failures: list[str], part: str) -> Iterator[None]:
-    """Append the error of a part that fails to ``failures``, so that the others are still made."""
+        found.note = NO_FRAMES
+        return found
+    if not set(folds) <= set(networks.folds):
+        found.note = NO_NETWORK
+        return found
+    tell("decoding the whole video", 0, 0)
     try:
-        yield
+        with decoded(networks, path, row["sha256"]) as (windows, frames):
+            clips, picture = frames[windows.stored[: windows.num_clips]], _picture(windows)
+            found.clips = np.ascontiguousarray(clips[picture])
+            found.windows = score_windows(networks, folds, windows, frames, tell)
+            if map_minutes > 0:
+                found.occlusion = occlusion_map(networks, folds, clips, picture, map_minutes, tell)
     except (FvcError, OSError, ValueError, RuntimeError) as error:
-        failures.append(f"{part}: {type(error).__name__}: {error}")
+        found.failure = f"{type(error).__name__}: {error}"
+    return found
 
 
 # --- The score over time
@@ -186,7 +179,8 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tup
         with closing(run_isolated(_DECODE, [item], **limits)) as answers:
             answer = next(answers)
         value: dict[str, Any] = answer.value or {}
-        if failure := f"the decoder gave up: {answer.detail}" if answer.failure else failure_of(value):
+        failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure_of(value)
+        if failure:
             raise DataError(failure)
         num_stored = int(value.pop("num_stored"))
         value |= {name: np.array(rows) for name, rows in value.items() if isinstance(rows, list)}
@@ -231,13 +225,10 @@ def score_windows(
 
 def _note(found: Windows) -> str:
     places, num_frames = found.places[found.num_clips :], found.num_source_frames
-    number, per_window = places.shape
-    if num_frames == 1:
-        return "A still: the video has one frame, so there is no score over time."
-    if number == 1:
-        return f"Too short for a score over time: it has {num_frames:,} frames, and a window needs {per_window}."
+    if len(places) == 1:
+        return f"No score over time: the video's {num_frames:,} frames give one window."
     covered = 100 * len(np.unique(places)) / num_frames
-    return f"{number} windows of {per_window} frames; together they show {covered:.0f} % of the video's frames."
+    return f"{len(places)} windows; together they show {covered:.0f} % of the video's frames."
 
 
 # --- The occlusion map
@@ -267,30 +258,27 @@ def occlusion_map(
     whole = np.mean([networks.raw_logits(networks.network(fold), clips) for fold in folds], axis=0)
     clip, size, done = clips[int(whole.argmax())], networks.batch_size, 0
     seen = np.ascontiguousarray(clip[picture])
-    sides = len(seen), *seen.shape[2:]
-    shape = tuple(min(wanted, side) for wanted, side in zip((BLOCKS, TILES, TILES), sides, strict=True))
-    parts = [np.arange(side) * number // side for number, side in zip(shape, sides, strict=True)]
-    tile_of_pixel, num_tiles = np.ravel_multi_index(np.ix_(*parts), shape), int(np.prod(shape))
+    tile_of_pixel, shape = _tiles(seen)
+    num_tiles = int(np.prod(shape))
 
     num_passes = len(folds) * (1 + num_tiles + 2 + (1 + PLACEMENTS) * (len(_SHARES) - 2))
-    batch, network = np.repeat(clip[None], size, axis=0), networks.network(folds[0])
     begin = time.perf_counter()
-    networks.raw_logits(network, batch)
+    networks.raw_logits(networks.network(folds[0]), np.repeat(clip[None], size, axis=0))
     minutes = (time.perf_counter() - begin) / size * num_passes / 60
     if minutes > max_minutes:
         why = f"it would take about {math.ceil(minutes):,} minutes on this machine, and {max_minutes:.2g} are allowed"
         return OcclusionMap(seen, why_hidden=f"{why} (--map-minutes)")
-    empty = _without_detail(seen, max(1, clip.shape[-1] // 8) // 2 * 2 + 1)
+    blurred = _blurred(seen, clip.shape[-1] // 8)
 
-    def mean_logits(deleted: Sequence[npt.NDArray[np.bool_]]) -> Floats:
+    def mean_logits(masks: Masks) -> Floats:
         """Return the mean logit over networks, (M,), of the clip without the tiles of each of M masks (num_tiles,)."""
         nonlocal done
-        logits = np.zeros(len(deleted))
+        logits = np.zeros(len(masks))
         for fold in folds:
-            for first in range(0, len(deleted), size):
-                some = deleted[first : first + size]
+            for first in range(0, len(masks), size):
+                some = masks[first : first + size]
                 batch = np.repeat(clip[None], len(some), axis=0)
-                batch[picture] = [np.where(tiles[tile_of_pixel][:, None], empty, seen) for tiles in some]
+                batch[picture] = [np.where(mask[tile_of_pixel][:, None], blurred, seen) for mask in some]
                 logits[first : first + size] += networks.raw_logits(networks.network(fold), batch)
                 done += len(some)
                 tell("mapping where it looks fake", done, num_passes)
@@ -311,46 +299,51 @@ def occlusion_map(
     return OcclusionMap(seen, values, top, p_value, why_hidden)
 
 
-def _without_detail(picture: Pixels, side: int) -> Pixels:
+def _tiles(picture: Pixels) -> tuple[npt.NDArray[np.intp], tuple[int, ...]]:
+    """Return the tile number of each pixel, (T, H, W), and the numbers of tiles along time, height and width.
+
+    ``picture`` is uint8 (T, 3, H, W). A side with fewer pixels than tiles has a tile for each pixel.
+    """
+    sides = len(picture), *picture.shape[2:]
+    shape = tuple(min(wanted, side) for wanted, side in zip((BLOCKS, TILES, TILES), sides, strict=True))
+    parts = [np.arange(side) * number // side for number, side in zip(shape, sides, strict=True)]
+    return np.asarray(np.ravel_multi_index(np.ix_(*parts), shape)), shape
+
+
+def _blurred(picture: Pixels, side: int) -> Pixels:
     """Return the frames, uint8 (T, 3, H, W), blurred to fill deleted tiles.
 
-    Each pixel becomes the mean of a square of ``side`` (odd) pixels around it.
+    Each pixel becomes the mean of a square of pixels around it, whose side is the odd number at or above ``side``.
     """
-    means = F.avg_pool2d(torch.from_numpy(picture).float(), side, 1, side // 2, count_include_pad=False)
+    reach = side // 2
+    frames = torch.from_numpy(picture).float()
+    means = F.avg_pool2d(frames, 2 * reach + 1, 1, reach, count_include_pad=False)
     return np.asarray(means.round().byte().numpy())
 
 
-def _deletion_check(mean_logits: Callable[[Sequence[npt.NDArray[np.bool_]]], Floats], drops: Floats) -> float:
-    """Return the p-value of a map, by a rank test against ``PLACEMENTS`` moved copies of it.
+def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> float:
+    """Return the p-value of a map, by a rank test against moved copies of it.
 
     Tiles are deleted in the order of their values. The statistic is the area under the curve of the logit over the
     deleted share; a small area is good. The p-value is the share of maps, this one included, with no larger area.
     """
     counts = sorted({round(share * drops.size) for share in _SHARES})
+    maps = [drops, *_elsewhere(drops)]
     masks = [np.zeros(drops.size, bool), np.ones(drops.size, bool)]
-    for values in (drops, *_elsewhere(drops)):
+    for values in maps:
         rank = np.argsort(np.argsort(-values.ravel(), kind="stable"))
         masks += [rank < count for count in counts[1:-1]]
     begin, end, *inner = mean_logits(masks)
-    curves = np.pad(np.reshape(inner, (1 + PLACEMENTS, -1)), ((0, 0), (1, 1)), constant_values=((0, 0), (begin, end)))
+    curves = np.pad(np.reshape(inner, (len(maps), -1)), ((0, 0), (1, 1)), constant_values=((0, 0), (begin, end)))
     area, *others = np.trapezoid(curves, np.array(counts) / drops.size)
-    return float((1 + np.sum(others <= area)) / (1 + PLACEMENTS))
+    return float((1 + np.sum(others <= area)) / len(maps))
 
 
 def _elsewhere(drops: Floats) -> Iterator[Floats]:
-    """Yield ``PLACEMENTS`` moved copies of ``drops``: rolled along each axis at random, and mirrored at random.
-
-    The fifth of the tiles with the highest values overlaps with that of ``drops`` by at most half, if ``_TRIES`` draws
-    find such a copy.
-    """
-    generator, size = np.random.default_rng(0), min(round(_MARKED * drops.size), int((drops > 0).sum()))
-    marked = np.argsort(-drops.ravel(), kind="stable")[:size]
-    for _ in range(PLACEMENTS):
-        for _ in range(_TRIES):
-            shift = tuple(int(generator.integers(side)) for side in drops.shape)
-            axes = tuple(axis for axis in (1, 2) if generator.integers(2))
-            moved = np.flip(np.roll(drops, shift, (0, 1, 2)), axes)
-            again = np.argsort(-moved.ravel(), kind="stable")[:size]
-            if np.intersect1d(marked, again).size <= _OVERLAP * size:
-                break
-        yield moved
+    """Yield at most ``PLACEMENTS`` copies of ``drops``, rolled at random over the picture by ``_FAR`` tiles or more."""
+    height, width = drops.shape[1:]
+    down, right = np.indices((height, width))
+    far = np.maximum(np.minimum(down, height - down), np.minimum(right, width - right)) >= _FAR
+    shifts = np.random.default_rng(0).permutation(np.argwhere(far))
+    for shift in shifts[:PLACEMENTS]:
+        yield np.roll(drops, tuple(shift), (1, 2))

@@ -7,8 +7,8 @@ learned other labels), all videos are undecided.
 
 Files are processed in blocks, so memory does not grow with their number. Each finding (the scores of a file) is
 appended to a journal at once. If a call is killed, another call with the same folder continues and scores no file
-twice. The journal holds no verdicts, so a call with another rule uses the same findings. Files can be split into shards
-(``find_out_shard``); every shard has a journal.
+twice. The journal holds no verdicts, so a call with another rule uses the same findings. Other processes may have
+handled shards (shares of the files); their journals are merged first.
 """
 
 import json
@@ -30,20 +30,20 @@ from fvc_lib.corpus.corpus_files import Kind, Rejections, is_named_as
 from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.stage_logs import Report, not_reported, part_text
 from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
-from fvc_lib.tasks.journal import Journal, find_out, found_in_blocks, take_in
+from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
 from fvc_lib.tasks.video.predicting import Finding, VideoDetector, known_sentence
 from fvc_lib.tasks.video.verdicts.rule import (
+    TAKEN_OVER,
     WITHHELD,
+    WORTH,
     KnownVideos,
     Rule,
     at_prior,
-    final_sentences,
     percent,
     rule_sentences,
 )
@@ -102,7 +102,6 @@ class Verdicts:
         table: VERDICTS of the first ``_MOST_SHOWN`` files.
         counts: the number of files that are ``fake``, ``real``, ``undecided``, ``without a prediction``, or that
             ``could not be read``.
-        num_resumed: number of files whose findings an earlier call had stored.
         detector: the detector that scored the files.
         rule: the rule that gave the verdicts.
         limits: sentences on the limits of the verdicts.
@@ -112,11 +111,10 @@ class Verdicts:
 
     table: pl.DataFrame
     counts: Mapping[str, int]
-    num_resumed: int
     detector: VideoDetector
     rule: Rule
     limits: tuple[str, ...]
-    files: tuple[Path, ...]
+    files: tuple[Path, Path]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of VERDICTS of all files, read one at a time from the JSON lines."""
@@ -139,7 +137,6 @@ def judge_files(
     folder: Path,
     *,
     workers: int = 0,
-    file_seconds: float = 0.0,
     progress: Report = not_reported,
 ) -> Verdicts:
     """Judge all ``files``, and write their verdicts to ``folder`` in the order of ``files``.
@@ -150,7 +147,6 @@ def judge_files(
         rule: the conditions under which a video is called fake or real.
         folder: folder for the tables and the journal; journals of shards in it are merged first.
         workers: number of processes that decode; 0: one per core.
-        file_seconds: time limit for a file; 0: one minute plus one second per megabyte.
         progress: called with the number of files done and their total.
 
     Raises:
@@ -160,53 +156,33 @@ def judge_files(
     detector.distance_now(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
     folder.mkdir(parents=True, exist_ok=True)
     take_in(folder, VERDICTS_STAGE)
-    find = partial(detector.findings, workers=workers, file_seconds=file_seconds)
-    counts, shown, num_resumed = Counter[str](), [_table(detector, [], rule)], 0
-    written = (folder / CSV, folder / LINES)
+    find = partial(detector.findings, workers=workers)
+    counts, shown, written = Counter[str](), _table(detector, [], rule), (folder / CSV, folder / LINES)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(folder, detector.identity, Finding)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
-        table.write(csv_for_people(shown[0]))
-        for findings, num_known in found_in_blocks(journal, files, find, progress):
-            num_resumed += num_known
+        table.write(csv_for_people(shown))
+        for findings, _ in found_in_blocks(journal, files, find, progress):
             some = check_table(_table(detector, findings, rule), VERDICTS, CSV)
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
             table.write(csv_for_people(flat, header=False))
             lines.write(some.with_columns(pl.col("reasons").str.split("\n")).write_ndjson())
             without = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSCORED)).otherwise(pl.lit(_UNREAD))
             counts.update(some.select(pl.coalesce("verdict", without)).to_series())
-            shown = [pl.concat([*shown, some]).head(_MOST_SHOWN)]
+            shown = pl.concat([shown, some]).head(_MOST_SHOWN)
     limits = (*detector.cautions, *detector.remarks, *_limits(detector, rule))
-    return Verdicts(shown[0], counts, num_resumed, detector, rule, limits, written)
-
-
-def find_out_shard(
-    detector: VideoDetector,
-    files: Sequence[Path],
-    folder: Path,
-    shard: str,
-    *,
-    workers: int = 0,
-    file_seconds: float = 0.0,
-    progress: Report = not_reported,
-) -> None:
-    """Score the ``files`` of one ``shard``, such as ``3_of_16``, and store the findings in ``folder``.
-
-    ``judge_files`` with the same folder turns them into verdicts. Other arguments and errors are as in ``judge_files``.
-    """
-    find = partial(detector.findings, workers=workers, file_seconds=file_seconds)
-    find_out(Journal(folder, detector.identity, Finding, shard=shard), files, find, progress)
+    return Verdicts(shown, counts, detector, rule, limits, written)
 
 
 def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
-    is_final = FINAL in detector.networks.judges
     yield from rule_sentences(detector.known, rule)
-    yield from final_sentences(detector.known) if is_final else ()
     yield f"{FAMILIARITY} Of the run's own videos {percent(detector.ranges.share_unfamiliar)} are."
     yield detector.distance.limit() if detector.distance else UNKNOWN
     yield "The rates hold for videos that come from where the run's videos come from; of others nothing is promised."
-    if not is_final:
+    if FINAL in detector.networks.judges:
+        yield from (WORTH, TAKEN_OVER)
+    else:
         yield "The range of a score is that of the folds' networks, no interval with a stated coverage."
     if not detector.config.near_duplicate_bits:
         yield "Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."
@@ -214,50 +190,46 @@ def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
 
 def _table(detector: VideoDetector, findings: Sequence[Finding], rule: Rule) -> pl.DataFrame:
     """Return VERDICTS, in the order of ``findings``."""
-    known = detector.known
-    answer_of: dict[str, str] = {}  # by content for the run's videos, by path for others
-    if any(found.is_known for found in findings):
-        answer_of |= zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True)
-    if new := [found for found in findings if found.logits and not found.is_known]:
-        p_values_of_new = p_values(known.witnesses, np.array([found.logits for found in new]))
-        answer_of |= zip((found.path for found in new), known.answers_to(p_values_of_new, rule), strict=True)
-    rows = []
+    known, rows = detector.known, list[dict[str, Any]]()
+    answers_to_own = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
+    new = [found.logits for found in findings if found.logits and not found.is_known]
+    answers_to_new = iter(known.answers_to(p_values(known.witnesses, np.array(new)), rule) if new else ())
     for found in findings:
-        row: dict[str, Any] = dict.fromkeys(VERDICTS.columns)
-        row |= {"path": found.path, "model_id": detector.model_id, "failure": found.failure or None}
-        row |= {"sha256": found.sha256, "video_id": found.sha256[:16]} if found.sha256 else {}
-        reasons, logits = [found.failure] if found.failure else list(found.no_prediction), np.array(found.logits)
-        video = known.rows.row(detector.place_of[found.sha256], named=True) if found.is_known else None
-        if video is not None:
+        row: dict[str, Any] = {"path": found.path, "model_id": detector.model_id, "failure": found.failure or None}
+        reasons = [found.failure] if found.failure else list(found.no_prediction)
+        if found.sha256:
+            row |= {"sha256": found.sha256, "video_id": found.sha256[:16]}
+        if found.is_known:
+            video = known.rows.row(detector.place_of[found.sha256], named=True)
             row["video_id"] = video["video_id"]
-        if video is not None and found.logits:
-            verdict, reasons = _concluded(answer_of[found.sha256], rule)
+        if found.is_known and found.logits:
+            row["score"] = video["score"]
+            row["verdict"], reasons = _concluded(answers_to_own[found.sha256], rule)
             stored = f"its score is that of the one network that had not seen it (fold {video['fold']})."
             reasons.insert(int(rule.withheld), f"{known_sentence(video)}; {stored}")
-            rate = known.base_rates[video["fold"] : video["fold"] + 1]
-            row |= {"score": video["score"], "probability": at_prior(logits, rate, rule.prior), "verdict": verdict}
         elif found.logits:
-            columns, reasons = judged(logits, answer_of[found.path], known, rule, found.unfamiliar)
+            columns, reasons = judged(found.logits, next(answers_to_new), known, rule, found.unfamiliar)
             row |= columns
         rows.append(row | {"reasons": "\n".join(reasons)})
-    return frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
+    return frame_of(rows, VERDICTS)
 
 
 def judged(
-    logits: FloatArray, answer: str, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
+    logits: Sequence[float], answer: str, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """Return ``(columns, reasons)``: the score and verdict columns of VERDICTS for a new video, and the reasons.
 
     Args:
-        logits: float64 (K,), calibrated log odds of fake by K networks.
+        logits: K calibrated log odds of fake by K networks.
         answer: the answer at the rule's error rates (``KnownVideos.answers_to``).
         known: the run's videos.
         rule: the conditions of a verdict.
         unfamiliar: sentences on how the video is unlike the run's; any makes it undecided.
     """
-    scores = probabilities(logits, 1.0).tolist()
+    odds = np.array(logits)
+    scores = probabilities(odds, 1.0).tolist()
     verdict, reasons = _concluded(answer, rule, unfamiliar)
-    probability = at_prior(logits, known.judges_rates, rule.prior)
+    probability = at_prior(odds, known.base_rates, rule.prior)
     columns = {"score": fmean(scores), "probability": probability, "verdict": verdict}
     if len(scores) > 1:  # the range of one network would look like certainty
         columns |= {"score_low": min(scores), "score_high": max(scores)}
@@ -266,7 +238,7 @@ def judged(
 
 def _concluded(answer: str, rule: Rule, unfamiliar: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Return the verdict and its reasons; a single sentence in ``unfamiliar`` is enough to make it undecided."""
-    against = [*([WITHHELD] if rule.withheld else []), *unfamiliar]
+    against = [WITHHELD, *unfamiliar] if rule.withheld else list(unfamiliar)
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")
     if against:

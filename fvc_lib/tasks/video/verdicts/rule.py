@@ -28,7 +28,6 @@ from fvc_lib.metrics.abstention import (
     abstention_rates,
     answers_that_tell,
     left_out_p_values,
-    p_values,
     witnesses,
 )
 from fvc_lib.metrics.calibration import probabilities
@@ -36,7 +35,6 @@ from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, KNOWN_VIDEOS, PREDICTIONS, read_table
-from fvc_lib.tasks.video.verdicts.scoring import FINAL, networks_of_run
 
 WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
 WORTH = (
@@ -99,18 +97,12 @@ class KnownVideos:
             ``final_logit`` is the calibrated log odds by the network of all groups, only for videos that chose its
             epoch.
         tested: the rows with a score, in the order of ``witnesses``.
-        base_rates: for each fold, the share of fakes at which its scores are probabilities; None: not known.
-        judges_rates: the same for each network that judges new videos.
+        base_rates: for each network that judges new videos, the share of fakes at which its scores are probabilities;
+            None: not known.
     """
 
-    def __init__(
-        self,
-        rows: pl.DataFrame,
-        base_rates: Sequence[float | None] = (),
-        judges_rates: Sequence[float | None] | None = None,
-    ) -> None:
+    def __init__(self, rows: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> None:
         self.rows, self.tested, self.base_rates = rows, rows.drop_nulls("score"), tuple(base_rates)
-        self.judges_rates = self.base_rates if judges_rates is None else tuple(judges_rates)
 
     @classmethod
     def of(
@@ -118,7 +110,6 @@ class KnownVideos:
         run: RunPaths,
         folds: Iterable[int],
         base_rates: Sequence[float | None] = (),
-        judges_rates: Sequence[float | None] | None = None,
         *,
         final_temperature: float = 0.0,
     ) -> Self:
@@ -134,18 +125,7 @@ class KnownVideos:
         rows = read_table(run.index, INDEX)
         for more in (scores.select("video_id", "fold", "score", "logit", "temperature"), by_final):
             rows = rows.join(more, on="video_id", how="left", maintain_order="left")
-        return cls(rows, base_rates, judges_rates)
-
-    @classmethod
-    def of_final(cls, run: RunPaths) -> Self:
-        """Return the videos of a run that has a network of all groups, with its log odds.
-
-        Raises:
-            UsageError: the run has no such network, or a fold is not finished.
-            DataError: a table of the run is missing or damaged.
-        """
-        folds = networks_of_run(run, final=True).folds
-        return cls.of(run, sorted(folds.keys() - {FINAL}), final_temperature=folds[FINAL].temperature)
+        return cls(rows, base_rates)
 
     def anonymous(self) -> pl.DataFrame:
         """Return KNOWN_VIDEOS without names: groups are numbered, and rows are sorted by content hash."""
@@ -186,7 +166,7 @@ def percent(share: float) -> str:
 
 
 def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
-    """Yield sentences on the rule, its error rates on the run's videos, and which answers it can never give."""
+    """Yield sentences on the rule, its error rates on the run's videos, and which answers it never gives."""
     rates, telling = known.rates(rule), known.telling(rule)
     reals, fakes = rates.num_groups
     yield (
@@ -199,44 +179,19 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
         f"real, {percent(rates.undecided)} undecided ({reals:,} groups with reals, {fakes:,} with fakes, one vote per "
         "group)."
     )
-    for answer, rate, groups in zip((FAKE, REAL), rule.rates, rates.num_groups, strict=True):
-        if (least := 1 / (groups + 1)) > rate * (1 + 1e-12):
-            yield (
-                f"Nothing can be called {answer}: {groups:,} groups cannot show a rate below {percent(least)}, and "
-                f"{percent(rate)} was asked."
-            )
-        elif answer not in telling:
+    for answer, groups in zip((FAKE, REAL), rates.num_groups, strict=True):
+        if answer not in telling:
             yield (
                 f"Nothing is called {answer}: on the run's own videos this answer is not given more often where it is "
-                "right than where it is wrong, by more than chance."
+                f"right than where it is wrong, by more than chance. {groups:,} groups show no rate below "
+                f"{percent(1 / (groups + 1))}."
             )
     if rule.prior is not None:
-        yield _prior_sentence(known, rule.prior)
-
-
-def _prior_sentence(known: KnownVideos, prior: float) -> str:
-    rates = [rate for rate in known.judges_rates if rate is not None]
-    if len(rates) < len(known.judges_rates) or not rates:
-        return "No 'probability': at which share of fakes the scores are calibrated is not recorded."
-    return (
-        f"'probability' is the score where {percent(prior)} of the videos are fakes; the scores themselves are "
-        f"calibrated on videos of which {percent(min(rates))} to {percent(max(rates))} were."
-    )
-
-
-def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | None]:
-    """Return the highest score that is called real, and the lowest that is called fake.
-
-    Both assume that all networks give the same score. A bound is None if no score gets that answer, as for all scores
-    if the rule is withheld.
-    """
-    if rule.withheld:
-        return None, None
-    # The rule changes next to a known score, and nowhere else.
-    tried = np.unique([np.nextafter(known.witnesses.scores, to) for to in (np.inf, -np.inf)])
-    scores = probabilities(tried, 1.0)
-    answers = np.array(known.answers_to(p_values(known.witnesses, tried[:, None]), rule))
-    return max(scores[answers == REAL].tolist(), default=None), min(scores[answers == FAKE].tolist(), default=None)
+        shares = [percent(rate) if rate else "an unknown share" for rate in known.base_rates]
+        yield (
+            f"'probability' is the score where {percent(rule.prior)} of the videos are fakes. The scores themselves "
+            f"are calibrated where this share of the videos are: {', '.join(dict.fromkeys(shares))}."
+        )
 
 
 def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: float | None) -> float | None:
@@ -257,10 +212,8 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
     known = [rate for rate in base_rates if rate is not None]
     if prior is None or len(known) != len(logits):
         return None
-    return float(probabilities(logits + log_odds(prior) - log_odds(np.array(known)), 1.0).mean())
-
-
-# --- The network of all groups
+    odds = logits + log_odds(prior) - log_odds(np.array(known))
+    return float(probabilities(odds, 1.0).mean())
 
 
 def agreement_table(known: KnownVideos) -> pl.DataFrame:
@@ -283,19 +236,3 @@ def agreement_table(known: KnownVideos) -> pl.DataFrame:
         )
         .sort("label", descending=True)
     )
-
-
-def final_sentences(known: KnownVideos) -> tuple[str, ...]:
-    """Return sentences on the limits of the network of all groups.
-
-    The last one compares its scores with the out-of-fold scores, on the videos that chose its epoch.
-    """
-    medians = [
-        f"{label}s {this:.3f} (theirs {other:.3f}, of {videos:,} videos)"
-        for label, videos, _, this, other, _ in agreement_table(known).iter_rows()
-    ]
-    compared = (
-        f"Median scores of the run's videos that chose its epoch and were not trained on: {', '.join(medians)}. That "
-        "they chose makes it look a little better than it is."
-    )
-    return WORTH, TAKEN_OVER, compared if medians else "How its scores compare with theirs is not known."

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,6 @@ Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 
 FINAL = -1  # the network of all groups, in place of a fold's number
-_SAME_LOGIT = 1e-3  # half precision adds up differently in another order
 _logger = logging.getLogger(__name__)
 _MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 
@@ -115,21 +113,6 @@ class Networks:
     def base_rates(self) -> tuple[float | None, ...]:
         """The base rates of the networks in ``judges``, in that order."""
         return tuple(self.folds[fold].base_rate for fold in self.judges)
-
-    @cached_property
-    def sees_order(self) -> bool:
-        """Whether the logit depends on the order of a clip's frames, as for a network that looks at motion.
-
-        Tested with a random clip, the first network, and two other orders of the frames.
-        """
-        if not self.sees_frames:
-            return False
-        clips = self.config.clips
-        shape = (1, clips.num_frames, 3, clips.side, clips.side)
-        clip = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        orders = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
-        logits = self.raw_logits(self.network(self.judges[0]), orders)
-        return bool(np.ptp(logits) > _SAME_LOGIT * max(1.0, float(np.abs(logits).max())))
 
     def logits(self, fold: int, clips: Pixels, features: list[Features] | None = None) -> Floats:
         """Return the logit of each video, float64 (V,): the mean over its clips, with ``prior_logit`` added.

@@ -14,14 +14,14 @@ not independent, so every group has one vote, and with few groups no video can b
 For the network of all groups, new videos are compared with the videos that chose its epoch. It was not trained on them.
 """
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,19 +40,9 @@ from fvc_lib.tasks.predicting import Strict
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, Features, Floats, Networks
 
-_Count = Annotated[int, Field(ge=0)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Range = Annotated[list[_Number], Field(min_length=2, max_length=2)]
-_logger = logging.getLogger(__name__)
 
-# A number by which a video may be unfamiliar: its name for people, and its unit.
-_WATCHED = {
-    "shorter_side_pixels": ("shorter side", "pixels"),
-    "longer_side_pixels": ("longer side", "pixels"),
-    "duration_seconds": ("length", "seconds"),
-    "frames_per_second": ("frame rate", "frames a second"),
-    "bits_per_second": ("bit rate", "bits a second"),
-}
 _SLACK = 0.1
 FAMILIARITY = (
     "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
@@ -61,17 +51,13 @@ FAMILIARITY = (
 
 
 class TrainingRanges(Strict):
-    """The codecs of a run's videos with their counts, and the ranges of their sizes, lengths and rates.
+    """The codecs of a run's videos, and the ranges of their sizes, lengths and rates.
 
-    A range is the 1st and the 99th percentile; null if the number is known for no video.
+    A range is the 1st and the 99th percentile, by the name of the number. A number that no video has is left out.
     """
 
-    codec: dict[str, _Count]
-    shorter_side_pixels: _Range | None
-    longer_side_pixels: _Range | None
-    duration_seconds: _Range | None
-    frames_per_second: _Range | None
-    bits_per_second: _Range | None
+    codecs: list[str]
+    ranges: dict[str, _Range]
     share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the run's videos, outside these ranges
 
     def reasons(self, facts: Mapping[str, Any]) -> list[str]:
@@ -80,30 +66,38 @@ class TrainingRanges(Strict):
         ``facts`` are the values of the video's probe, named as in INDEX. Unknown values are not outside.
         """
         odd = list[str]()
-        if facts["codec"] not in self.codec:
-            odd.append(f"codec {facts['codec']} (the run's videos: {', '.join(sorted(self.codec))})")
-        shorter, longer = sorted((facts["width"], facts["height"]))
-        values = {**facts, "shorter_side_pixels": shorter, "longer_side_pixels": longer}
-        for column, (name, unit) in _WATCHED.items():
-            value, known = values[column], getattr(self, column)
-            if value is not None and known and not known[0] * (1 - _SLACK) <= value <= known[1] * (1 + _SLACK):
-                odd.append(f"{name} {value:,.4g} {unit} (the run's videos: {known[0]:,.4g} to {known[1]:,.4g})")
+        if facts["codec"] not in self.codecs:
+            odd.append(f"codec {facts['codec']} (the run's videos: {', '.join(self.codecs)})")
+        numbers = _numbers(facts)
+        for name, (low, high) in self.ranges.items():
+            value = numbers[name]
+            if value is not None and not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+                odd.append(f"{name} {value:,.4g} (the run's videos: {low:,.4g} to {high:,.4g})")
         return [f"Unfamiliar: {'; '.join(odd)}."] if odd else []
+
+
+def _numbers(facts: Mapping[str, Any]) -> dict[str, float | None]:
+    shorter, longer = sorted((facts["width"], facts["height"]))
+    return {
+        "shorter side in pixels": shorter,
+        "longer side in pixels": longer,
+        "length in seconds": facts["duration_seconds"],
+        "frames per second": facts["frames_per_second"],
+        "bits per second": facts["bits_per_second"],
+    }
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
     """Return the codecs and ranges of the videos in ``index`` (INDEX); percentiles are not interpolated."""
-    videos = index.with_columns(
-        shorter_side_pixels=pl.min_horizontal("width", "height"),
-        longer_side_pixels=pl.max_horizontal("width", "height"),
-    ).select(pl.col(list(_WATCHED)).cast(pl.Float64))
-    low, high = videos.quantile(0.01, "lower").row(0), videos.quantile(0.99, "higher").row(0)
-    found: dict[str, Any] = {}
-    for name, *pair in zip(_WATCHED, low, high, strict=True):
-        found[name] = None if None in pair else pair
-    ranges = TrainingRanges(codec=dict(sorted(index["codec"].value_counts().rows())), **found)
-    outside = sum(bool(ranges.reasons(video)) for video in index.iter_rows(named=True))
-    return ranges.model_copy(update={"share_unfamiliar": outside / max(1, index.height)})
+    videos, ranges = list(index.iter_rows(named=True)), dict[str, list[float]]()
+    numbers = pl.DataFrame([_numbers(video) for video in videos], infer_schema_length=None).cast(pl.Float64)
+    for name, values in numbers.to_dict().items():
+        low, high = values.quantile(0.01, "lower"), values.quantile(0.99, "higher")
+        if low is not None and high is not None:
+            ranges[name] = [low, high]
+    found = TrainingRanges(codecs=index["codec"].unique().sort().to_list(), ranges=ranges)
+    outside = sum(bool(found.reasons(video)) for video in videos)
+    return found.model_copy(update={"share_unfamiliar": outside / max(1, len(videos))})
 
 
 # --- Nothing to judge
@@ -167,54 +161,52 @@ UNKNOWN = (
 )
 
 
+def nearest_distances(
+    known: Features, new: Features, ignored: npt.NDArray[np.bool_] | Literal[False] = False
+) -> Floats:
+    """Return the mean distance of each of M videos to its ``_NEAREST`` nearest neighbours, float64 (M,).
+
+    Args:
+        known: float32 (N, F), the neighbours; their deviations scale all features.
+        new: float32 (M, F).
+        ignored: bool (M, N), True for neighbours that do not count. A video without neighbours has distance infinity.
+    """
+    values = known.astype(np.float64)
+    deviation = values.std(0)
+    deviation[deviation == 0] = 1.0
+    left, right = (torch.from_numpy((rows - values.mean(0)) / deviation) for rows in (new, values))
+    distances = np.where(ignored, np.inf, torch.cdist(left, right).numpy())
+    nearest = np.ma.masked_invalid(np.sort(distances, axis=1)[:, :_NEAREST])
+    return np.asarray(nearest.mean(1).filled(np.inf))
+
+
 @dataclass(frozen=True)
-class FoldReference:
-    """The features of one fold's test videos, with which new videos are compared.
+class FeatureDistance:
+    """How far a new video's features are from those of the run's test videos, over all folds.
 
     Attributes:
-        features: float32 (N, F), computed by the network of the fold.
-        groups: int64 (N,), the number of each video's group; a group has the same number in all folds.
+        features: by the fold's number, float32 (N, F), computed by the network of the fold.
+        groups: by the fold's number, int64 (N,), the number of each video's group, which is the same in all folds.
     """
 
-    features: Features
-    groups: npt.NDArray[np.int64]
+    features: Mapping[int, Features]
+    groups: Mapping[int, npt.NDArray[np.int64]]
 
     @cached_property
-    def own(self) -> Floats:
-        """The distance of each video to videos of other groups, float64 (N,); infinite if there is no other group."""
-        return self.distances(self.features, self.groups[:, None] == self.groups)
+    def num_groups(self) -> int:
+        """Number of groups in all folds together."""
+        return len(np.unique(np.concatenate([*self.groups.values()])))
 
-    def distances(self, features: Features, ignored: npt.NDArray[np.bool_] | None = None) -> Floats:
-        """Return the mean distance of each of M videos to its nearest neighbours here, float64 (M,).
-
-        Args:
-            features: float32 (M, F).
-            ignored: bool (M, N), True for neighbours that do not count; None: all count.
-        """
-        values = self.features.astype(np.float64)
-        deviation = values.std(0)
-        deviation[deviation == 0] = 1.0
-        new, known = (torch.from_numpy((rows - values.mean(0)) / deviation) for rows in (features, values))
-        distances = torch.cdist(new, known).numpy()
-        if ignored is not None:
-            distances[ignored] = np.inf
-        nearest = np.ma.masked_invalid(np.sort(distances, axis=1)[:, :_NEAREST])
-        return np.asarray(nearest.mean(1).filled(np.inf))
-
-
-class FeatureDistance:
-    """How far a new video's features are from those of the run's videos, over all folds.
-
-    Attributes:
-        folds: references by the fold's number.
-        num_groups: number of groups in all folds together.
-    """
-
-    def __init__(self, folds: Mapping[int, FoldReference]) -> None:
-        self.folds = dict(folds)
-        groups = np.concatenate([of.groups for of in folds.values()])
-        self.num_groups = len(np.unique(groups))
-        self._votes = {fold: 1 / (groups == of.groups[:, None]).sum(1) for fold, of in folds.items()}
+    @cached_property
+    def _own(self) -> dict[int, tuple[Floats, Floats]]:
+        """By fold, each video's distance to videos of other groups, and its share of its group's vote: (N,) each."""
+        found, all_groups = {}, np.concatenate([*self.groups.values()])
+        for fold, groups in self.groups.items():
+            is_same = groups[:, None] == groups
+            num_same = (groups[:, None] == all_groups).sum(1)
+            rows = self.features[fold]
+            found[fold] = nearest_distances(rows, rows, is_same), 1 / num_same
+        return found
 
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
         """Return the quantile of each of M new videos, float64 (M,) in (0, 1].
@@ -229,10 +221,12 @@ class FeatureDistance:
             DataError: the features are not of these networks.
         """
         votes = 1.0
-        for fold, of in self.folds.items():
-            if fold not in features or features[fold].shape[1] != of.features.shape[1]:
+        for fold, known in self.features.items():
+            if fold not in features or features[fold].shape[1] != known.shape[1]:
                 raise DataError("features: the stored ones are another network's. Export the bundle again.")
-            votes += ((of.own >= of.distances(features[fold])[:, None]) * self._votes[fold]).sum(1)
+            own, shares = self._own[fold]
+            is_farther = own >= nearest_distances(known, features[fold])[:, None]
+            votes += (is_farther * shares).sum(1)
         return np.asarray(votes / (1 + self.num_groups))
 
     @cached_property
@@ -249,8 +243,8 @@ class FeatureDistance:
 
     def limit(self) -> str:
         """Return a sentence on which videos count as unfamiliar."""
-        if 1 / (1 + self.num_groups) > UNFAMILIAR_AT:
-            needed = round(1 / UNFAMILIAR_AT) - 1
+        needed = round(1 / UNFAMILIAR_AT) - 1
+        if self.num_groups < needed:
             return f"Features are not compared: {self.num_groups} groups are too few, at least {needed} are needed."
         return (
             f"Unfamiliar, too, is a video whose features are further out than those of all but "
@@ -260,25 +254,24 @@ class FeatureDistance:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store in a file: ``fold_K`` (features) and ``groups_K`` for each fold K."""
-        named = {f"fold_{fold}": of.features for fold, of in self.folds.items()}
-        return named | {f"groups_{fold}": of.groups for fold, of in self.folds.items()}
+        named: dict[str, npt.NDArray[Any]] = {f"fold_{fold}": rows for fold, rows in self.features.items()}
+        return named | {f"groups_{fold}": groups for fold, groups in self.groups.items()}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
-        """Return the references stored in ``arrays`` (see the method ``arrays``).
+        """Return the features stored in ``arrays`` (see the method ``arrays``).
 
         Raises:
-            ValueError: ``arrays`` are not exactly the arrays of ``folds``, or have a wrong shape, dtype or value.
+            KeyError: a fold's arrays are missing.
+            ValueError: an array has a wrong shape, dtype or value.
         """
-        if set(arrays) != {f"{name}_{fold}" for fold in folds for name in ("fold", "groups")}:
-            raise ValueError(f"got the arrays {', '.join(sorted(arrays)[:6])}, wanted two of each network")
-        references = {fold: FoldReference(arrays[f"fold_{fold}"], arrays[f"groups_{fold}"]) for fold in sorted(folds)}
-        for fold, of in references.items():
-            shape = of.features.shape
-            fits = len(shape) == 2 and 0 < len(of.features) <= MOST_VIDEOS and of.groups.shape == shape[:1]
-            if not fits or of.features.dtype != np.float32 or not np.isfinite(of.features).all():
-                raise ValueError(f"fold {fold}: wanted finite float32 (N, F) and groups (N,), N at most {MOST_VIDEOS}")
-        return cls(references)
+        features = {fold: arrays[f"fold_{fold}"] for fold in sorted(folds)}
+        groups = {fold: arrays[f"groups_{fold}"] for fold in features}
+        for fold, rows in features.items():
+            is_table = rows.ndim == 2 and rows.dtype == np.float32 and groups[fold].shape == rows.shape[:1]
+            if not is_table or not np.isfinite(rows).all():
+                raise ValueError(f"fold {fold}: wanted finite float32 (N, F) and groups (N,)")
+        return cls(features, groups)
 
 
 def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
@@ -311,29 +304,24 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     path = Path(networks.config.cache_dir) / "feature_distance" / name
     try:
         features = {int(fold): rows.numpy() for fold, rows in load_weights(path).items()}
-    except FvcError:
-        computed = _features_of_run(networks, tested, tell)
-        if computed is None:
+    except FvcError:  # missing or damaged
+        features = _features_of_run(networks, tested, tell)
+        if not features:
             return None
-        features = computed
-        try:
+        with suppress(OSError):  # without a cache they are computed again
             write_weights_with_digest(path, {str(fold): torch.from_numpy(rows) for fold, rows in features.items()}, {})
-        except OSError as error:  # a cache that cannot be written costs time, and no verdict
-            _logger.warning("%s: %s; the features will be computed again", path, error)
-    groups = tested["group_id"].rank("dense").cast(pl.Int64).to_numpy() - 1
-    folds = tested["fold"].to_numpy()
-    return FeatureDistance({fold: FoldReference(of, groups[folds == fold]) for fold, of in features.items()})
+    groups = tested.with_columns(pl.col("group_id").rank("dense").cast(pl.Int64) - 1).partition_by("fold", as_dict=True)
+    return FeatureDistance(features, {fold: groups[fold,]["group_id"].to_numpy() for fold in features})
 
 
-def _features_of_run(networks: Networks, tested: pl.DataFrame, tell: Tell) -> dict[int, Features] | None:
+def _features_of_run(networks: Networks, tested: pl.DataFrame, tell: Tell) -> dict[int, Features]:
     """Return the features float32 (N, F) of the videos ``tested`` (``video_id group_id fold``) by fold.
 
-    None if a clip is missing, or the head does not get one row per clip.
+    The result is empty if a clip is missing, or the head does not get one row per clip.
     """
     store, number = networks.store, networks.config.clips_per_video
     if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
-        return None
-    _logger.info("features of %d of the run's videos are computed, once", tested.height)
+        return {}
     rows: dict[int, list[Features]] = {}
     for done, (video_id, _, fold) in enumerate(tested.iter_rows()):
         tell("looking at the run's own videos, once", done, tested.height)
@@ -341,5 +329,5 @@ def _features_of_run(networks: Networks, tested: pl.DataFrame, tell: Tell) -> di
         clips = clips.reshape(1, number, len(clips) // number, *clips.shape[1:])
         networks.logits(fold, clips, rows.setdefault(fold, []))
     if sum(map(len, rows.values())) < tested.height:
-        return None
+        return {}
     return {fold: np.concatenate(of_fold) for fold, of_fold in rows.items()}
