@@ -56,7 +56,7 @@ def states_of(record):
         ("os_exit", 138, None, None, RAISED),
         ("kills_itself", 137, None, "SIGKILL", RAISED),
         ("never_starts", 138, "KernelNeverStarted", None, ["pending"] * 2),
-        ("output_flood", 0, None, None, None),
+        pytest.param("output_flood", 0, None, None, None, marks=pytest.mark.slow),
         pytest.param("closes_stdout", 0, None, None, None, marks=pytest.mark.slow),
         pytest.param("thread_that_keeps_printing", 0, None, None, None, marks=pytest.mark.slow),
     ],

@@ -73,21 +73,10 @@ def test_the_straight_pass_writes_the_same_and_tracks_nothing(finished):
     assert [p.run for p in straight.plan(run)] == [True, True]
 
 
-def test_each_fold_is_a_task_of_its_own(make_project):
-    project = make_project(per_fold=("folds",), one=[ONE], folds=["output(f'folds_{fold}', str(fold))"])
-    run = project.begin()
-    code, status, _ = project.execute(run)
-    assert code == 0
-    assert sorted(status.stages) == ["folds_fold_0", "folds_fold_1", "one"]
-    (run.tables / "folds_1.txt").unlink()
-    assert [p.task.key for p in project.plan(run) if p.run] == ["folds_fold_1"]
-
-
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [
-        ("1 / 0", 1, "ZeroDivisionError: division by zero (cell In [5])"),
-        ("from fvc_lib.services.errors import DataError\nraise DataError('too few groups')", 3, "too few groups"),
+        ("from fvc_lib.services.errors import DataError\nraise DataError('too few')", 3, "too few (cell In [5])"),
         ("(folder / 'one.txt').unlink()", 1, "MissingOutput"),
     ],
 )
@@ -104,7 +93,7 @@ def test_a_notebook_that_dies_is_told_truthfully(make_project, source, code, wor
     assert not run.executed_notebook("one").exists()
     if after:
         assert cell_states(run.partial_notebook("one"))[-2:] == ["failed", "pending"]
-    if source != "1 / 0":
+    if not after:
         return
     # Repaired, the run goes on.
     path = project.folder / "one.ipynb"
