@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -29,11 +29,12 @@ import av
 import numpy as np
 from av.video.stream import VideoStream
 
+from fvc_lib.corpus import index
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.folds import check_folds, make_folds
-from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.listing import read_corpus
-from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION
+from fvc_lib.corpus.probing import VIDEO_FILES
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
 from fvc_lib.video.decode.probe import VideoProbe
@@ -128,10 +129,9 @@ def index_here(corpus: Path, out: Path, bits: int, probe_function: str) -> dict[
     before = status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the imports' own peak is forgotten
     cpu, start = time.process_time(), time.monotonic()
-    report = build_index(
-        corpus, index_path=out / "index.parquet", rejected_path=out / "rejected.parquet", work_dir=out / "work",
-        near_duplicate_bits=bits, max_rejected_share=0.5, probe_function=probe_function,
-    )  # fmt: skip
+    index.VIDEO_FILES = replace(VIDEO_FILES, function=probe_function)
+    config = RunConfig(cache_dir=str(out), near_duplicate_bits=bits, max_rejected_share=0.5)
+    report = index.build_index(corpus, config, out)
     wall = time.monotonic() - start
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
@@ -139,7 +139,7 @@ def index_here(corpus: Path, out: Path, bits: int, probe_function: str) -> dict[
         "children": children.ru_utime + children.ru_stime,
         "busy": (children.ru_utime + children.ru_stime) / (wall * available_cores()),
         "peak": status_bytes("VmHWM") - before,
-        "probed": report.num_listed - report.num_known,
+        "probed": read_table(out / "index.parquet", INDEX).height - report.num_known,
     }
 
 
@@ -164,8 +164,8 @@ def bench_files(folder: Path, counts: list[int]) -> None:
         corpus = folder / str(count) / "corpus"
         write_files(corpus, count)
         plain = plain_decode_seconds(corpus.parent)
-        first = index_afresh(corpus, corpus.parent, 10, DEFAULT_PROBE_FUNCTION)
-        again = index_afresh(corpus, corpus.parent, 10, DEFAULT_PROBE_FUNCTION)
+        first = index_afresh(corpus, corpus.parent, 10, VIDEO_FILES.function)
+        again = index_afresh(corpus, corpus.parent, 10, VIDEO_FILES.function)
         spent = first["parent"] + first["children"]
         peaks.append(max(first["peak"], again["peak"]))
         if again["probed"]:
@@ -197,9 +197,9 @@ def bench_rows(folder: Path, num_rows: int) -> None:
     show("build_index again, every file known", again["parent"])
     near = index_afresh(manifest, folder, 10, "benchmarks.index:described")
     show("near-duplicates among as many hashes", near["parent"] - again["parent"])
-    seconds, index = cpu_of(lambda: read_table(folder / "index.parquet", INDEX))
+    seconds, videos = cpu_of(lambda: read_table(folder / "index.parquet", INDEX))
     show("read and check the index", seconds)
-    seconds, folds = cpu_of(lambda: make_folds(index, 5, 0))
+    seconds, folds = cpu_of(lambda: make_folds(videos, 5, 0))
     show("make_folds", seconds)
     show("check_folds", cpu_of(lambda: check_folds(folds))[0])
     show("check and write the folds", cpu_of(lambda: write_table(folds, FOLDS, folder / "folds.parquet"))[0])

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,9 @@ from fvc_lib.analysis.dashboard.panels import default_selection, panels
 from fvc_lib.analysis.figures import corpus, results as figures, roc_and_calibration as ranking
 from fvc_lib.analysis.pages.report import videos_html, write_report, write_runs_index
 from fvc_lib.analysis.read.scores import score_table, write_results
-from fvc_lib.corpus import protocols
+from fvc_lib.corpus import index, protocols
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text
 from fvc_lib.corpus.folds import balance_table
-from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.listing import read_corpora
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
@@ -121,12 +120,10 @@ class Steps:
         return 0
 
     def _index(self, bits: int) -> int:
-        build_index(
-            self.folder / "corpus/list.csv", index_path=self.run.index, rejected_path=self.run.rejected,
-            group_links_path=self.run.group_links, annotations_path=self.run.annotations,
-            work_dir=self.folder / "work", near_duplicate_bits=bits, max_rejected_share=0.5, workers=2,
-            probe_function="benchmarks.scale:described",
-        )  # fmt: skip
+        index.VIDEO_FILES = replace(index.VIDEO_FILES, function="benchmarks.scale:described")
+        update = {"cache_dir": str(self.folder), "near_duplicate_bits": bits, "max_rejected_share": 0.5, "workers": 2}
+        config = self.config.model_copy(update=update)
+        index.build_index(self.folder / "corpus/list.csv", config, self.run.index.parent)
         return 0
 
     def index_new_files(self) -> int:

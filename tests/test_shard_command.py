@@ -55,12 +55,8 @@ class Notebooks:
         self.config, self.run = config, run
 
     def index(self, workers: int = 0) -> int:
-        config, run = self.config, self.run
-        return build_index(
-            config.corpus, index_path=run.index, rejected_path=run.rejected, group_links_path=run.group_links,
-            work_dir=Path(config.cache_dir) / "index", near_duplicate_bits=10, max_rejected_share=0.5,
-            recipe=config.recipe, recipe_cache=config.cache_dir, workers=workers,
-        ).num_known  # fmt: skip
+        config = self.config.model_copy(update={"max_rejected_share": 0.5, "workers": workers})
+        return build_index(config.corpus, config, self.run.index.parent).num_known
 
     def clips(self, workers: int = 0) -> int:
         index, store = read_table(self.run.index, INDEX), ClipStore.of(self.config)

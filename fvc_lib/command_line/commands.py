@@ -258,7 +258,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
 
     Exit codes: 0 ok, 2 no corpus, 3 nothing can be trained on it.
     """
-    from fvc_lib.corpus import index, listing
+    from fvc_lib.corpus import listing
     from fvc_lib.corpus.corpus_files import counted
     from fvc_lib.corpus.listing import read_corpora
     from fvc_lib.corpus.protocols import refuse_untrainable
@@ -281,7 +281,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     )
     click.echo(
         f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos, "
-        f"{index.num_stated_groups(found):,} stated groups"
+        f"{len({group for _, group in found.memberships}):,} stated groups"
     )
     for column in ("corpus", "label", "generator", "manipulation", "real_source", "official_split"):
         counts = counted(value for entry in found.entries if (value := getattr(entry, column)))

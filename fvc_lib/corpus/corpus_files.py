@@ -122,17 +122,13 @@ def refuse_lost(
     if num_used and share <= max_rejected_share:
         return
     shown = lost if lost.height else rejected
-    details = (
-        shown.group_by("reason")
-        .agg(pl.len(), pl.col("detail").first())
-        .sort("len", "reason", descending=[True, False])["detail"]
-    )
     problem = f"no usable {what}"
     if num_used:
-        problem = (
-            f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} may be (max_rejected_share)"
-        )
-    advice = " ".join(f"For example: {detail}" for detail in details.head(3)) or f"Put {what}s into it."
+        allowed = f"at most {max_rejected_share:.0%} may be (max_rejected_share)"
+        problem = f"{share:.0%} of the {what}s cannot be used, {allowed}"
+    first_of = dict(shown.unique("reason", keep="first").select("reason", "detail").iter_rows())
+    examples = [f"For example: {first_of[reason]}" for reason in list(counted(shown["reason"]))[:3]]
+    advice = " ".join(examples) or f"Put {what}s into it."
     raise DataError(f"corpus {str(root)!r}: {problem} ({reasons_text(shown)}). {advice}")
 
 
@@ -157,14 +153,6 @@ def counts_text(values: Iterable[str], limit: int = 8) -> str:
     counts = list(counted(values).items())
     more = f", and {len(counts) - limit} more" if len(counts) > limit else ""
     return ", ".join(f"{count} x {value!r}" for value, count in counts[:limit]) + more
-
-
-def disputed(files: Sequence[tuple[str, str]]) -> str:
-    """Return a text on files of equal content with different labels: ``1 x 'real', 1 x 'fake': 'a.mp4', 'b.mp4'``.
-
-    ``files`` are (path, label) pairs. Long lists are shortened, because the text is stored for every one of the files.
-    """
-    return f"{counts_text(label for _, label in files)}: {some_of([path for path, _ in files])}"
 
 
 def joined(*parts: str) -> str:
@@ -210,7 +198,6 @@ class Reading:
 
     allow_outside: bool = False
     label_map: Mapping[str, str] = field(default_factory=dict)  # lower-case labels to real or fake
-    unused_labels: bool = False  # ``label_map`` may name labels without a row
 
 
 READING = ContextVar("reading", default=Reading())  # noqa: B039 - frozen
@@ -247,10 +234,8 @@ class CorpusFiles:
         for prefix in (self._prefix, self._real_prefix):
             if path.startswith(prefix):
                 return path[len(prefix) :]
-        if not self._allow_outside and path.startswith("/"):
-            return self._outside(raw, "is absolute and not below it")
-        if not self._allow_outside and (path == os.pardir or path.startswith(f"{os.pardir}{os.sep}")):
-            return self._outside(raw, "leaves it by '..'")
+        if not self._allow_outside and (path == ".." or path.startswith(("/", "../"))):
+            return self._outside(raw, "is not below it")
         return path
 
     def check(self, path: str) -> Refusal | None:
@@ -309,23 +294,23 @@ class CorpusFiles:
             return
         entered: set[str] = set()
         for folder, folders, names in os.walk(self.root / top, followlinks=self._allow_outside):
+            # Hidden names (.DS_Store, ._clip.mp4) are never meant as part of a corpus.
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
             real = os.path.realpath(folder)
             if real in entered:  # by another link, or in a circle
                 folders.clear()
                 continue
             entered.add(real)
-            # Hidden names (.DS_Store, ._clip.mp4) are never meant as part of a corpus.
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
             below = Path(os.path.relpath(folder, self.root))
-            links = [name for name in folders if (Path(folder) / name).is_symlink()] if not self._allow_outside else []
-            yield from ((str(below / name), True) for name in links)
-            yield from ((str(below / name), False) for name in sorted(names) if not name.startswith("."))
+            for name in (*folders, *sorted(names)):
+                is_link = name in folders
+                if is_link and (self._allow_outside or not (Path(folder) / name).is_symlink()):
+                    continue
+                if not name.startswith("."):
+                    yield str(below / name), is_link
 
     def link_refusal(self, path: str) -> Refusal:
         """Return the refusal of a linked folder, which could lead out of the corpus or in a circle."""
-        refusal = self.check(path)
-        if refusal is not None and refusal.reason == "outside_corpus":
-            return refusal
         detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or set -p allow_outside true."
         return Refusal("linked_folder", detail)
 
@@ -354,7 +339,7 @@ def picture_folders(
 ) -> Iterator[tuple[str, list[int], str]]:
     """Yield (folder, positions, problem) for each folder that holds pictures.
 
-    ``positions`` are the indices of its pictures in ``paths``. ``problem`` says why they are not the frames of one
+    ``positions`` are the indices of its pictures in ``paths``. ``problem`` says that they are not the frames of one
     video; it is the empty text if they are.
 
     Args:
@@ -368,34 +353,46 @@ def picture_folders(
     for place, path in enumerate(paths):
         if is_picture(path):
             folders[path.rpartition("/")[0]].append(place)
-    own = {folder.rpartition("/")[2] for folder in folders}
-    of_labels = {name for name in own if not name or LABEL_FOLDER.fullmatch(name) or name.lower().endswith(".tar")}
-    of_labels = (
-        own if {name.lower() for name in own - of_labels} <= {word.strip().lower() for word in words} else of_labels
-    )
+    own_names = {folder.rpartition("/")[2] for folder in folders}
+    of_labels = {name for name in own_names if not name or LABEL_FOLDER.fullmatch(name) or name.endswith(".tar")}
+    known = {word.strip().lower() for word in words}
+    if all(name.lower() in known for name in own_names - of_labels):
+        of_labels = own_names
     for folder, places in folders.items():
-        problem = _why_no_sequence({*(paths[place].rpartition("/")[2] for place in places), *names_in(folder)})
-        if folder.rpartition("/")[2] in of_labels:
-            problem = "lie in no folder of their own video"
-        problem = problem or _several(facts, places)
-        yield folder, places, problem and f"the pictures in {folder!r} {problem}"
+        names = {paths[place].rpartition("/")[2] for place in places}.union(names_in(folder))
+        are_frames = _are_frames(names) and len({facts[place] for place in places}) == 1
+        problem = ""
+        if not are_frames or folder.rpartition("/")[2] in of_labels:
+            problem = (
+                f"the pictures in {folder!r} are not the frames of one video: these lie in a folder of their own, have "
+                "one label and group, and are PNG or JPEG files whose names differ only in a number"
+            )
+        yield folder, places, problem
 
 
 def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
     """Yield (video, positions, problem) for each video of which several paths name parts.
 
     The names of parts differ in a suffix such as ``_seg3``; a number alone is no such suffix. ``positions`` are the
-    indices of the parts in ``paths``. ``problem`` says why they cannot be parts of one video; it is empty if they can.
+    indices of the parts in ``paths``. ``problem`` says that they cannot be parts of one video; it is empty if they can.
     """
     families = defaultdict[str, list[int]](list)
-    names = list(map(_bare_and_whole, paths))
-    for place, (_, whole) in enumerate(names):
-        families[whole].append(place)
+    has_part = set()
+    for place, path in enumerate(paths):
+        stem, ending = splitext(path)
+        bare = stem if ending.lower() in ENDINGS["image"] | ENDINGS["video"] else path
+        whole = _PARTS.sub("", bare)
+        if whole == bare or LABEL_FOLDER.fullmatch(whole.rpartition("/")[2]):
+            families[bare].append(place)
+        else:
+            families[whole].append(place)
+            has_part.add(whole)
     for whole, places in families.items():
         # Without a part they are files of one name in several formats, as a.mp4 and a.avi.
-        if len({paths[place] for place in places}) > 1 and any(names[place][0] != whole for place in places):
-            problem = _several(facts, places)
-            yield whole, places, problem and f"the parts of {whole!r} {problem}"
+        if whole in has_part and len({paths[place] for place in places}) > 1:
+            differ = len({facts[place] for place in places}) > 1
+            problem = f"the parts of {whole!r} differ in label, group or another stated fact"
+            yield whole, places, problem if differ else ""
 
 
 def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -413,32 +410,10 @@ def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[s
     return videos, problems
 
 
-def _bare_and_whole(path: str) -> tuple[str, str]:
-    """Return the path without its extension, and without the suffix of a part.
-
-    ``a/talk_seg3.mp4`` gives ``("a/talk_seg3", "a/talk")``.
-    """
-    stem, ending = splitext(path)
-    bare = stem if ending.lower() in ENDINGS["image"] | ENDINGS["video"] else path
-    whole = _PARTS.sub("", bare)
-    return bare, bare if LABEL_FOLDER.fullmatch(whole.rpartition("/")[2]) else whole
-
-
-def _several(facts: Sequence[Hashable], places: Sequence[int]) -> str:
-    return "differ in label, group or another stated fact" if len({facts[place] for place in places}) > 1 else ""
-
-
-def _why_no_sequence(names: Collection[str]) -> str:
-    """Return why ``names`` are not the names of a video's frames; empty if they are.
-
-    Names of frames differ only in numbers, and one of these numbers is different in every name.
-    """
-    if other := next((name for name in sorted(names) if not name.lower().endswith(PICTURES)), ""):
-        return f"are not all PNG or JPEG, such as {other!r}"
-    stems = [splitext(name)[0] for name in names]
-    if len({_DIGITS.sub("0", stem) for stem in stems}) > 1:
-        return f"have names that differ in more than numbers, such as {min(names)!r} and {max(names)!r}"
+def _are_frames(names: Collection[str]) -> bool:
+    """Return whether ``names`` are of PNG or JPEG files and differ only in numbers, one of them in every name."""
+    stems = [splitext(name)[0] for name in names if name.lower().endswith(PICTURES)]
+    if len(stems) < len(names) or len({_DIGITS.sub("0", stem) for stem in stems}) > 1:
+        return False
     numbers = zip(*([digits.lstrip("0") for digits in _DIGITS.findall(stem)] for stem in stems), strict=True)
-    if len(stems) > 1 and not any(len(set(each)) == len(stems) for each in numbers):
-        return "have names in which no number counts them"
-    return ""
+    return len(stems) == 1 or any(len(set(of_all)) == len(stems) for of_all in numbers)

@@ -9,7 +9,7 @@ nearer to equal shares (in squared deviation). ``balance_table`` shows the resul
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -29,6 +29,7 @@ _LACKS_A_CLASS = 1e4  # more than all squared deviations together
 _TINY = 1e-9  # a smaller improvement is rounding noise
 _MOST_LISTED = 20
 _SHARES = {"test": 0.2, "validation": 0.15}  # share of the groups that are left when this part is cut
+_COUNTS = [(pl.col("label") == label).sum().cast(pl.Int64).alias(label) for label in LABELS]  # numbers of videos
 # Purpose of a random generator; part of its seed, so that no two purposes share draws.
 _OUTER, _INNER, _SHUFFLED, GENERATORS_DEALT, MATCHES_DRAWN = range(5)
 
@@ -149,22 +150,18 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     videos = index.select("video_id", "group_id", "label").sort("video_id")
     refuse_empty_index(videos)
     refuse_few_groups(videos, num_folds)
-    groups = _group_counts(videos)
-    shares = np.full(num_folds, 1 / num_folds)
-    fold = balance_groups(groups.select(*LABELS).to_numpy(), shares, np.random.default_rng([seed, _OUTER]))
-    assigned = groups.select("group_id", pl.Series("fold", fold, dtype=pl.Int64))
-    folds = videos.join(assigned, on="group_id", how="left", maintain_order="left").select(*FOLDS.columns)
+    fold_of = _balanced(videos, [1 / num_folds] * num_folds, np.random.default_rng([seed, _OUTER]))
+    fold = pl.col("group_id").replace_strict(fold_of, return_dtype=pl.Int64)
+    folds = videos.with_columns(fold=fold).select(*FOLDS.columns)
     check_folds(folds)
     return check_table(folds, FOLDS, "folds")
 
 
-def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``group_id real fake``, sorted by group; the last two are numbers of videos."""
-    return videos.group_by("group_id").agg(*_label_counts()).sort("group_id")
-
-
-def _label_counts() -> Iterable[pl.Expr]:
-    return ((pl.col("label") == label).sum().cast(pl.Int64).alias(label) for label in LABELS)
+def _balanced(videos: pl.DataFrame, shares: Sequence[float], generator: np.random.Generator) -> dict[str, int]:
+    """Return the number of the part of each group, by ``balance_groups``."""
+    groups = videos.group_by("group_id").agg(_COUNTS).sort("group_id")
+    parts = balance_groups(groups.select(LABELS).to_numpy(), np.array(shares), generator)
+    return dict(zip(groups["group_id"], parts.tolist(), strict=True))
 
 
 def most_folds(index: pl.DataFrame) -> int:
@@ -172,7 +169,7 @@ def most_folds(index: pl.DataFrame) -> int:
 
     Below 2, ``make_folds`` cannot make any folds of this index.
     """
-    return min(index.filter(pl.col("label") == label)["group_id"].n_unique() for label in LABELS)
+    return min(index.filter(label=label)["group_id"].n_unique() for label in LABELS)
 
 
 def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
@@ -183,17 +180,12 @@ def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
     """
     most = most_folds(videos)
     if most < num_folds:
-        groups = {label: videos.filter(label=label)["group_id"].n_unique() for label in LABELS}
+        real, fake = (videos.filter(label=label)["group_id"].n_unique() for label in LABELS)
         raise DataError(
-            f"num_folds: got {num_folds}, but the corpus has {groups_text(videos['group_id'].n_unique())}: "
-            f"{groups['real']} with real videos and {groups['fake']} with fake videos; every fold needs one of each. "
-            f"Set num_folds to at most {most} (2 is the least), or add videos of other events."
+            f"num_folds: got {num_folds}, but the corpus has {videos['group_id'].n_unique()} groups: {real} with real "
+            f"videos and {fake} with fake videos; every fold needs one of each. Set num_folds to at most {most} (2 is "
+            "the least), or add videos of other events."
         )
-
-
-def groups_text(count: int) -> str:
-    """Return the number of groups as text, such as ``1 group`` or ``2 groups``."""
-    return f"{count:,} group{'s' * (count != 1)}"
 
 
 def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
@@ -211,13 +203,14 @@ def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
 
 
 def _refuse_leaks(rows: pl.DataFrame, column: str, leaking: Collection[str]) -> None:
-    apart = rows.filter(~pl.col("group_id").is_in(sorted(leaking))).group_by("group_id")
-    ends = apart.agg(first=pl.col(column).min(), last=pl.col(column).max()).filter(pl.col("first") != pl.col("last"))
-    if ends.height:
-        named = [f"{group!r} in {column}s {first}, {last}" for group, first, last in ends.sort("group_id").iter_rows()]
+    groups = rows.filter(~pl.col("group_id").is_in(sorted(leaking))).group_by("group_id")
+    ends = groups.agg(first=pl.col(column).min(), last=pl.col(column).max())
+    divided = ends.filter(pl.col("first") != pl.col("last")).sort("group_id")
+    if divided.height:
+        named = [f"{group!r} in {column}s {first}, {last}" for group, first, last in divided.iter_rows()]
         raise LeakageError(
-            f"leakage: {ends.height} groups are in more than one {column}: {'; '.join(named[:_MOST_LISTED])}. Make the "
-            "folds again from the index."
+            f"leakage: {divided.height} groups are in more than one {column}: {'; '.join(named[:_MOST_LISTED])}. Make "
+            "the folds again from the index."
         )
     twice = rows.filter(pl.col("video_id").is_duplicated())["video_id"].unique().sort().to_list()
     if twice:
@@ -229,12 +222,9 @@ def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
 
     ``real`` and ``fake`` are numbers of videos; ``fake_share`` is the share of fakes, 0 to 1.
     """
-    counts = folds.group_by("fold").agg(
-        pl.len().cast(pl.Int64).alias("videos"),
-        pl.col("group_id").n_unique().cast(pl.Int64).alias("groups"),
-        *_label_counts(),
-    )
-    return counts.with_columns(fake_share=pl.col("fake") / pl.col("videos")).sort("fold")
+    num_videos, num_groups = pl.len().cast(pl.Int64), pl.col("group_id").n_unique().cast(pl.Int64)
+    counts = folds.group_by("fold").agg(_COUNTS, videos=num_videos, groups=num_groups).sort("fold")
+    return counts.select("fold", "videos", "groups", *LABELS, fake_share=pl.col("fake") / pl.col("videos"))
 
 
 def split_for_fold(
@@ -279,16 +269,14 @@ def split_for_fold(
                     "folds instead: -p protocol kfold."
                 )
     else:
-        groups = _group_counts(rest)
         if (fewest := most_folds(rest)) < 2:
             raise DataError(
-                f"fold {fold}: a label is in {fewest} of the {groups_text(groups.height)} of the other folds; wanted "
-                "at least 2 with each label, one to train on and one for inner validation. Raise num_folds, or add "
-                "videos of other events."
+                f"fold {fold}: a label is in {fewest} of the groups of the other folds; wanted at least 2 with each "
+                "label, one to train on and one for inner validation. Raise num_folds, or add videos of other events."
             )
-        shares = np.array([1 - inner_validation_share, inner_validation_share])
-        part_of = balance_groups(groups.select(*LABELS).to_numpy(), shares, np.random.default_rng([seed, _INNER, fold]))
-        in_validation = pl.col("group_id").is_in(groups["group_id"].filter(pl.Series(part_of == 1)).implode())
+        shares = [1 - inner_validation_share, inner_validation_share]
+        part_of = _balanced(rest, shares, np.random.default_rng([seed, _INNER, fold]))
+        in_validation = pl.col("group_id").is_in([group for group, part in part_of.items() if part == 1])
     return FoldSplit(rest.filter(~in_validation), rest.filter(in_validation), test, frozenset(leaking))
 
 
@@ -332,31 +320,29 @@ def split_parts(
     Raises:
         LeakageError: a group is in two parts of the official split; the groups are listed.
     """
-    table = (
+    table = pl.DataFrame({"group": groups}).with_columns(
         # "=": None is no name that a stratum could have.
-        pl.DataFrame({"group": groups, "stratum": ["" if name is None else f"={name}" for name in strata]})
-        .with_columns(pl.Series("part", official, pl.String))
-        .group_by("group")
-        .agg(pl.len().alias("rows"), pl.col("stratum").mode().min(), pl.col("part").drop_nulls().unique().sort())
-        .sort("group")
+        stratum=("=" + pl.Series(strata, dtype=pl.String)).fill_null(""),
+        part=pl.Series(official, dtype=pl.String),
     )
-    both = table.filter(pl.col("part").list.len() > 1)
-    if both.height:
-        named = [f"{group!r} in {' and '.join(part)}" for group, part in both.select("group", "part").iter_rows()]
+    parts = pl.col("part").drop_nulls().unique().sort()
+    table = table.group_by("group").agg(pl.len().alias("rows"), pl.col("stratum").mode().min(), parts).sort("group")
+    divided = table.filter(pl.col("part").list.len() > 1)
+    if divided.height:
+        named = [f"{group!r} in {' and '.join(part)}" for group, part in divided.select("group", "part").iter_rows()]
         raise LeakageError(
-            f"leakage: the official split divides {groups_text(both.height)}: {'; '.join(named[:_MOST_LISTED])}. Put "
-            "each of them into one part, or leave the split away so that one is made."
+            f"leakage: the official split divides {divided.height} groups: {'; '.join(named[:_MOST_LISTED])}. Put each "
+            "of them into one part, or leave the split away so that one is made."
         )
     table = table.with_columns(pl.col("part").list.first())
-    part_of = dict(table.select("group", pl.col("part").fill_null("train")).iter_rows())
     stated = table["part"].drop_nulls().to_list()
+    table = table.with_columns(pl.col("part").fill_null("train"))
+    part_of, rows_of = (dict(table.select("group", name).iter_rows()) for name in ("part", "rows"))
     missing = [part for part in _SHARES if part not in stated]
-    free = table.filter(pl.col("part").fill_null("train") == "train")
-    rows_of, num_rare = dict(free.select("group", "rows").iter_rows()), 0
+    free = table.filter(part="train")
     for (stratum,), of_stratum in free.group_by("stratum", maintain_order=True):
         left = sorted(of_stratum["group"], key=lambda group: (rows_of[group], _hash(seed, "order", group)))
         if len(left) <= len(missing):
-            num_rare += 1
             continue
         for number, part in enumerate(missing):
             share = _SHARES[part]
@@ -370,12 +356,10 @@ def split_parts(
             left = [group for group in left if part_of[group] == "train"]
     notes = [f"The corpus's own split is kept: {counts_text(stated)} groups."] if stated else []
     if missing:
-        notes.append(f"Divided by seed: {counts_text(part_of[group] for group in rows_of)} groups.")
-    if num_rare:
-        notes.append(f"{num_rare} strata have too few groups for every part and are trained on.")
-    parts = tuple(part_of[group] for group in groups)
-    sources = tuple("official" if part == own else "made" for part, own in zip(parts, official, strict=True))
-    return PartSplit(parts, sources, tuple(notes))
+        notes.append(f"Divided by seed: {counts_text(part_of[group] for group in free['group'])} groups.")
+    made = tuple(part_of[group] for group in groups)
+    sources = tuple("official" if part == own else "made" for part, own in zip(made, official, strict=True))
+    return PartSplit(made, sources, tuple(notes))
 
 
 def _hash(seed: int, *parts: str) -> int:

@@ -27,7 +27,7 @@ from fvc_lib.corpus.corpus_files import (
 )
 from fvc_lib.corpus.folds import split_parts
 from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.probing import IMAGE_FILES, ProbedImage, probe_files
+from fvc_lib.corpus.probing import IMAGE_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
 from fvc_lib.corpus.sources.images import ListedImage, list_images
 from fvc_lib.services.atomic_files import AnyPath
@@ -156,7 +156,7 @@ def reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejecti
 
 
 def _readable(
-    images: pl.DataFrame, probed: Mapping[str, ProbedImage], near_duplicate_bits: int, rejections: Rejections
+    images: pl.DataFrame, probed: Mapping[str, ProbeResult], near_duplicate_bits: int, rejections: Rejections
 ) -> pl.DataFrame:
     """Return the images that can be decoded, with the columns of ``_FACTS``; reject the others.
 

@@ -6,15 +6,14 @@ probe is what decoding a file shows: its size, length, frame rate and codec.
 
 import ast
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
-from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
+from fvc_lib.corpus.copies.groups import GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.corpus_files import (
     NOT_A_LOSS,
@@ -22,13 +21,15 @@ from fvc_lib.corpus.corpus_files import (
     Refusal,
     Rejections,
     counted,
-    disputed,
+    counts_text,
     reasons_text,
     refuse_lost,
+    some_of,
 )
 from fvc_lib.corpus.listing import Listing, place, read_corpora
-from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, measured_again, probe_files
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory import give_back_freed
 from fvc_lib.services.tables import (
@@ -66,19 +67,9 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
     Args:
         annotations: ANNOTATIONS rows.
     """
-    sources = (
-        annotations.drop_nulls("label")
-        .group_by(pl.col("source_id").alias("video_id"))
-        .agg(pl.col("group_id").first(), pl.col("label").first(), pl.col("label").n_unique().alias("labels"))
-    )
-    return sources.filter(pl.col("label").is_in(LABELS), labels=1).drop("labels").sort("video_id")
-
-
-def num_stated_groups(listing: Listing) -> int:
-    """Count the groups of the listed videos without opening a video; 0 if the label source states no group."""
-    group_of, _ = group_annotations(listing)
-    used = {entry.source_id for entry in listing.entries} or set(group_of)
-    return len({group_of[source_id] for source_id in used}) if listing.memberships else 0
+    rows = annotations.drop_nulls("label").filter(pl.col("label").n_unique().over("source_id") == 1)
+    rows = rows.filter(pl.col("label").is_in(LABELS)).unique("source_id", keep="first", maintain_order=True)
+    return rows.select("group_id", "label", video_id="source_id").sort("video_id")
 
 
 def listed_videos(listing: Listing) -> pl.DataFrame:
@@ -101,11 +92,12 @@ def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
 
     Missing videos of FVC-2018 do not count: the corpus consists of annotations, and most of its videos were deleted.
     """
-    parts = listing.parts or {"": listing}
-    tops = [name and f"{name}/" for name, part in parts.items() if part.kind == "fvc2018"]
-    is_expected = pl.any_horizontal(pl.lit(value=False), *(pl.col("path").str.starts_with(top) for top in tops))
-    is_loss = ~pl.col("reason").is_in(sorted(NOT_A_LOSS)) & ~(is_expected & (pl.col("reason") == "missing_video"))
-    return rejected.filter(is_loss)
+    losses = rejected.filter(~pl.col("reason").is_in(sorted(NOT_A_LOSS)))
+    for name, part in (listing.parts or {"": listing}).items():
+        if part.kind == "fvc2018":
+            is_of_part = pl.col("path").str.starts_with(name and f"{name}/")
+            losses = losses.filter(~is_of_part | (pl.col("reason") != "missing_video"))
+    return losses
 
 
 def refuse_unusable(listing: Listing, videos: pl.DataFrame, rejected: pl.DataFrame, max_rejected_share: float) -> None:
@@ -150,86 +142,56 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
 _ROWS_AT_ONCE = 1 << 13  # rows of the table that are made at a time
 _SAME_AS, _USED = "same content as ", ", which is used."  # around the repr of a path
 _PROBED = [field.name for field in fields(VideoProbe)]
+_HASHES = ("content_sha256", "perceptual_hash")
+
+Progress = Callable[[int, int], None]
+Reject = Callable[[Iterable[str], str, str], None]  # rejects paths for a reason, with a detail
 
 
 @dataclass(frozen=True)
 class IndexReport:
     """Contents and exclusions of an index, for printing."""
 
-    num_listed: int  # rows or files of the label source, used or not
-    num_indexed: int  # videos in the index
     num_known: int  # files that were not probed again because they are unchanged
     summary: pl.DataFrame  # the report as text: ``what value``
     rejected: pl.DataFrame  # ``reason videos``, most frequent first
-    merges: tuple[Merge, ...]  # links that joined groups beyond the stated ones
     notes: tuple[str, ...]  # sentences for the user
 
 
 def build_index(
     corpus: AnyPath,
+    config: RunConfig,
+    tables: AnyPath,
     *,
-    more_corpora: Sequence[AnyPath] = (),
-    index_path: AnyPath,
-    rejected_path: AnyPath,
-    work_dir: AnyPath,
-    near_duplicate_bits: int,
-    max_rejected_share: float,
-    group_links_path: AnyPath | None = None,
-    annotations_path: AnyPath | None = None,
-    annotations_only: bool = False,
-    allow_outside: bool = False,
-    label_map: Mapping[str, str] | None = None,
-    unused_labels: bool = False,
-    dev_groups: int = 0,
-    seed: int = 0,
-    recipe: str = "",
-    recipe_cache: AnyPath = "",
-    originals_path: AnyPath | None = None,
-    workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-    probe_function: str = VIDEO_FILES.function,
+    progress: Progress | None = None,
 ) -> IndexReport:
-    """Probe a corpus and write its index, the rejected files, the links between groups, and every annotation.
+    """Probe a corpus; write its index, the rejected files, the links between groups, and every annotation.
 
     The tables depend on the files, the labels and the name of the corpus. They do not depend on file order, worker
-    count, working directory or where the corpus lies.
+    count, working directory or where the corpus lies. Probe results are stored as they come below the cache folder; a
+    killed index continues from them.
 
     Args:
         corpus: folder, manifest, tar or pattern; see ``listing.read_corpus``.
-        more_corpora: further ones, indexed together with it; see ``listing.read_corpora``.
-        index_path: receives the INDEX table, sorted by ``video_id``.
-        rejected_path: receives the REJECTED table.
-        work_dir: keeps probe results as they come; a killed index continues from them.
-        near_duplicate_bits: perceptual hashes closer than this join groups; 0: off.
-        max_rejected_share: largest share of labelled videos that may be lost.
-        group_links_path: receives the GROUP_LINKS table, if given.
-        annotations_path: receives the ANNOTATIONS table, if given.
-        annotations_only: index the label tables alone. No video is opened; existing ones are rejected as
-            ``not_opened``, the index has no rows, and the links are those of the annotations.
-        allow_outside: take listed files outside the corpus folder, and follow links.
-        label_map: labels of its table, in lower case, that mean real or fake.
-        unused_labels: ``label_map`` may name labels without a row.
-        dev_groups: use only this many groups, drawn by ``seed`` (``trial_groups``); 0: all.
-        seed: decides which groups ``dev_groups`` draws.
-        recipe: settings by which videos are re-encoded before their probes are taken (``RunConfig.recipe``); empty: no
-            re-encoding.
-        recipe_cache: folder that keeps the re-encoded files.
-        originals_path: receives the INDEX table of the files before re-encoding, if given.
-        workers: probing processes; 0: one per available core.
+        config: uses the fields of the section ``data``, the cache folder and the number of workers. With
+            ``annotations_only`` no video is opened: existing ones are rejected as ``not_opened``, and the index has no
+            rows. With ``canonical`` or ``rescale`` videos are re-encoded before their probes are taken.
+        tables: folder that receives Parquet files with the names of their tables: INDEX, sorted by ``video_id``,
+            REJECTED, GROUP_LINKS and ANNOTATIONS. If videos are re-encoded, ``original_index`` is the INDEX of the
+            files before that.
         progress: called with (done, total) as files are probed, then as they are re-encoded.
-        probe_function: ``module:name`` run in the workers.
 
     Raises:
         UsageError: a corpus has no known layout, is given twice or lies within another.
         DataError: after the tables were written: no usable video, only one label, or too many lost; with
             ``annotations_only``: no row.
     """
+    work_dir, folder = Path(config.cache_dir) / "index", Path(tables)
     listing = read_corpora(
-        [corpus, *more_corpora],
+        [corpus, *config.more_corpora],
         work_dir,
-        allow_outside=allow_outside,
-        label_map=label_map,
-        unused_labels=unused_labels,
+        allow_outside=config.allow_outside,
+        label_map=config.label_map,
     )
     group_of, merges = group_annotations(listing)
     rejections = Rejections()
@@ -239,82 +201,45 @@ def build_index(
         for path in paths:
             rejections.add(entry_of[path], Refusal(reason, detail))
 
-    results: dict[str, ProbeResult] = {}
-    num_known = 0
-    if annotations_only:
+    num_known, videos, notes = 0, frame_of(None, INDEX), listing.notes
+    if config.annotations_only:
         reject(entry_of, "not_opened", "annotations_only is on. Turn it off to index the videos that are there.")
     else:
-        kind = replace(VIDEO_FILES, function=probe_function)
-        results, num_known = probe_listing(listing, work_dir, kind=kind, workers=workers, progress=progress)
-    for path, result in results.items():
-        if result.probe is None:
-            reject([path], result.reason, result.detail)
-    readable = [entry for path, entry in entry_of.items() if path in results and results[path].probe is not None]
-    # Files that are left out below link groups, too.
-    grouping = _grouping(listing, readable, results, near_duplicate_bits)
-    videos = _settle_contents(_table(readable, results, grouping.group_ids), reject)
-    if dev_groups:
-        labels_of = dict(videos.group_by("group_id").agg(pl.col("label").unique()).iter_rows())
-        chosen = trial_groups(labels_of, dev_groups, seed)
-        in_trial = pl.col("group_id").is_in(sorted(chosen))
-        detail = f"its group is not among the {len(chosen)} of the trial (dev_groups)."
-        reject(videos.filter(~in_trial)["path"], "not_in_trial", detail)
-        videos = videos.filter(in_trial)
-    originals, notes = videos, listing.notes
-    if recipe:
-        files, contents = files_of(listing), dict(videos.select("path", "content_sha256").iter_rows())
-        sources = {content: files[path] for path, content in contents.items()}
-        measured = measured_again(sources, recipe, recipe_cache, work_dir, workers=workers, progress=progress)
-        for path, content in contents.items():
-            if measured[content].probe is None:
-                reject([path], measured[content].reason, measured[content].detail)
-        probes = {content: result.probe for content, result in measured.items() if result.probe is not None}
-        originals = videos.filter(pl.col("content_sha256").is_in(list(probes)))
-        # Content and pictures, and so ids and groups, stay those of the files as they are.
-        values = {name: [getattr(probes[content], name) for content in originals["content_sha256"]] for name in _PROBED}
-        videos = originals.with_columns(pl.Series(name, values[name], originals.schema[name]) for name in _PROBED)
-        notes += rescaling_notes(originals, recipe)
+        results, num_known = probe_listing(listing, work_dir, workers=config.workers, progress=progress)
+        videos, merges = _grouped(listing, results, config.near_duplicate_bits, reject)
+        videos = _settle_contents(videos, reject)
+    if config.dev_groups:
+        videos = _trial(videos, config, reject)
+    if config.recipe and videos.height:
+        originals, videos = _reencoded(videos, files_of(listing), config, reject, progress)
+        notes += rescaling_notes(originals, config.recipe)
+        write_table(_with_ids(originals), INDEX, folder / "original_index.parquet")
     index, rejected = _with_ids(videos), rejections.frame(listing.rejected)
-    merges = merges if annotations_only else grouping.merges
-    annotations = listing.annotations.with_columns(
-        group_id=pl.col("source_id").replace_strict(group_of, return_dtype=pl.String)
-    )
-    for table, schema, table_path in (
-        (rejected, REJECTED, rejected_path),
-        (frame_of([astuple(merge) for merge in merges], GROUP_LINKS), GROUP_LINKS, group_links_path),
-        (annotations.select(*ANNOTATIONS.columns), ANNOTATIONS, annotations_path),
-        (index, INDEX, index_path),
-        (_with_ids(originals) if originals_path else index, INDEX, originals_path),
-    ):
-        if table_path is not None:
-            write_table(table, schema, table_path)
-    if not annotations_only:
-        refuse_unusable(listing, index, rejected, max_rejected_share)
-    elif not listing.annotations.height:
+    group_id = pl.col("source_id").replace_strict(group_of, return_dtype=pl.String)
+    annotations = listing.annotations.with_columns(group_id=group_id).select(*ANNOTATIONS.columns)
+    write_table(rejected, REJECTED, folder / "rejected.parquet")
+    links = frame_of([astuple(merge) for merge in merges], GROUP_LINKS)
+    write_table(links, GROUP_LINKS, folder / "group_links.parquet")
+    write_table(annotations, ANNOTATIONS, folder / "annotations.parquet")
+    write_table(index, INDEX, folder / "index.parquet")
+    if not config.annotations_only:
+        refuse_unusable(listing, index, rejected, config.max_rejected_share)
+    elif annotations.is_empty():
         raise DataError(f"corpus {listing.shown!r}: its label tables hold no row. Give a corpus with annotations.")
-    reasons = list(counted(rejected["reason"]).items())
-    return IndexReport(
-        listing.annotations.height,
-        index.height,
-        num_known,
-        _summary(listing, index, rejected, merges),
-        pl.DataFrame(reasons, schema={"reason": pl.String, "videos": pl.Int64}, orient="row"),
-        merges,
-        notes,
-    )
+    reasons = rejected.group_by("reason").agg(videos=pl.len()).sort("videos", "reason", descending=[True, False])
+    return IndexReport(num_known, _summary(listing, index, rejected, links.height), reasons, notes)
 
 
 def probe_listing(
     listing: Listing,
     work_dir: AnyPath,
     *,
-    kind: FileKind[ProbeResult] = VIDEO_FILES,
     workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     chosen: Callable[[str], bool] = lambda _: True,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """Probe the files of a listing; return the results by path, and how many were stored by an earlier call.
+    """Probe the videos of a listing; return the results by path, and how many were stored by an earlier call.
 
     Stored results of a corpus are reused when it is later indexed together with others. Only paths for which
     ``chosen`` returns true are probed. Progress counts the files of one corpus at a time. For the other arguments see
@@ -324,7 +249,9 @@ def probe_listing(
     num_known = 0
     for name, part in (listing.parts or {"": listing}).items():
         paths = [entry.path for entry in part.entries if chosen(place(name, entry.path))]
-        probed, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=progress, writer=writer)
+        probed, known = probe_files(
+            VIDEO_FILES, part.root, paths, work_dir, workers=workers, progress=progress, writer=writer
+        )
         results |= {place(name, path): result for path, result in probed.items()}
         num_known += known
     return results, num_known
@@ -332,51 +259,57 @@ def probe_listing(
 
 def files_of(listing: Listing) -> dict[str, Path]:
     """Map each path in ``listing`` to its file."""
-    return {
-        place(name, entry.path): part.root / path_from_text(entry.path)
-        for name, part in (listing.parts or {"": listing}).items()
-        for entry in part.entries
-    }
+    return {entry.path: listing.root / path_from_text(entry.path) for entry in listing.entries}
 
 
-def _grouping(listing: Listing, entries: Sequence[Entry], results: Mapping[str, ProbeResult], bits: int) -> Grouping:
-    found = [results[entry.path] for entry in entries]
-    contents = [result.content_sha256 for result in found]
-    copies = near_copies(contents, [result.perceptual_hash for result in found], bits)
-    members = [
-        GroupMember(entry.path, entry.source_id, content, entry.stated_group)
-        for entry, content in zip(entries, contents, strict=True)
-    ]
-    return join_groups(members, copies, listing.memberships)
+def _grouped(
+    listing: Listing, results: dict[str, ProbeResult], near_duplicate_bits: int, reject: Reject
+) -> tuple[pl.DataFrame, tuple[Merge, ...]]:
+    """Return (videos, merges): the INDEX columns of the readable files without ids, and the links between groups.
 
-
-def _table(entries: Sequence[Entry], results: dict[str, ProbeResult], group_ids: Sequence[str]) -> pl.DataFrame:
-    """Return the INDEX columns without ids, in the order of ``entries``.
-
-    ``results`` is emptied, so that hashes are not held twice.
+    Unreadable files are rejected. ``results`` is emptied, so that hashes are not held twice.
     """
+    entries = []
+    for entry in listing.entries:
+        result = results[entry.path]
+        if result.probe is None:
+            reject([entry.path], result.reason, result.detail)
+        else:
+            entries.append(entry)
+    # Files that are left out later link groups, too.
+    members = [
+        GroupMember(entry.path, entry.source_id, results[entry.path].content_sha256, entry.stated_group)
+        for entry in entries
+    ]
+    contents, hashes = ([getattr(results[entry.path], name) for entry in entries] for name in _HASHES)
+    grouping = join_groups(members, near_copies(contents, hashes, near_duplicate_bits), listing.memberships)
+    del contents, hashes, members
     schema = {name: kind for name, kind in column_types(INDEX).items() if name not in {"video_id", "group_id"}}
     parts = [pl.DataFrame(schema=schema)]
     for start in range(0, len(entries), _ROWS_AT_ONCE):
         some = entries[start : start + _ROWS_AT_ONCE]
         found = [results.pop(entry.path) for entry in some]
-        sources: list[Sequence[Any]] = [[result.probe for result in found], found, some]
-        rows_of = {field.name: rows for rows in sources for field in fields(rows[0])}
-        values = {name: [getattr(row, name) for row in rows_of[name]] for name in schema}
-        parts.append(pl.DataFrame(values, schema=schema))
+        parts.append(pl.DataFrame({name: _column(name, some, found) for name in schema}, schema=schema))
         give_back_freed()
-    return pl.concat(parts).with_columns(pl.Series("group_id", group_ids, pl.String))
+    return pl.concat(parts).with_columns(pl.Series("group_id", grouping.group_ids, pl.String)), grouping.merges
 
 
-def _settle_contents(videos: pl.DataFrame, reject: Callable[[Iterable[str], str, str], None]) -> pl.DataFrame:
+def _column(name: str, entries: Sequence[Entry], results: Sequence[ProbeResult]) -> list[object]:
+    """Return the values of an INDEX column: a field of the probes, a hash, or a field of the entries."""
+    if name in _PROBED:
+        return [getattr(result.probe, name) for result in results]
+    return [getattr(row, name) for row in (results if name in _HASHES else entries)]
+
+
+def _settle_contents(videos: pl.DataFrame, reject: Reject) -> pl.DataFrame:
     """Return one row for each file content in each corpus: the first. Reject the others.
 
     All files of a content are rejected if they have different labels.
     """
     is_disputed = pl.col("label").n_unique().over("content_sha256") > 1
     for rows in videos.filter(is_disputed).partition_by("content_sha256", maintain_order=True):
-        paths = disputed(rows.select("path", "label").rows())
-        reject(rows["path"], "conflicting_labels", f"one content with two labels: {paths}. Keep the right one.")
+        stated = f"{counts_text(rows['label'])}: {some_of(rows['path'].to_list())}"
+        reject(rows["path"], "conflicting_labels", f"one content with two labels: {stated}. Keep the right one.")
     first = pl.col("path").first().over("content_sha256", "corpus")
     videos = videos.filter(~is_disputed).with_columns(first=first)
     for path, used in videos.filter(pl.col("path") != pl.col("first")).select("path", "first").iter_rows():
@@ -390,6 +323,15 @@ def used_for(rejected: pl.DataFrame) -> dict[str, str]:
     return {path: ast.literal_eval(detail.removeprefix(_SAME_AS).removesuffix(_USED)) for path, detail in rows}
 
 
+def _trial(videos: pl.DataFrame, config: RunConfig, reject: Reject) -> pl.DataFrame:
+    labels_of = dict(videos.group_by("group_id").agg(pl.col("label").unique()).iter_rows())
+    chosen = trial_groups(labels_of, config.dev_groups, config.seed)
+    in_trial = pl.col("group_id").is_in(sorted(chosen))
+    detail = f"its group is not among the {len(chosen)} of the trial (dev_groups)."
+    reject(videos.filter(~in_trial)["path"], "not_in_trial", detail)
+    return videos.filter(in_trial)
+
+
 def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:
     """Choose ``number`` groups: alternately a group with a real video and a group with a fake video.
 
@@ -398,17 +340,36 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
 
     Args:
         labels_of_group: the labels of each group's videos.
-        number: how many groups to choose; fewer are returned if there are not enough.
+        number: how many groups to choose, at most.
         seed: decides the order in which groups are taken.
     """
     order = sorted(labels_of_group, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
-    chosen: set[str] = set()
-    for turn in range(2 * min(number, len(order))):
-        label = LABELS[turn % 2]
-        group = next((group for group in order if group not in chosen and label in labels_of_group[group]), None)
-        if group is not None and len(chosen) < number:
-            chosen.add(group)
-    return frozenset(chosen)
+    of_labels = ([group for group in order if label in labels_of_group[group]] for label in LABELS)
+    in_turn = dict.fromkeys(chain(*zip_longest(*of_labels)))
+    return frozenset([group for group in in_turn if group is not None][:number])
+
+
+def _reencoded(
+    videos: pl.DataFrame, files: Mapping[str, Path], config: RunConfig, reject: Reject, progress: Progress | None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return (originals, videos): the rows whose files could be re-encoded, with the old and with the new probes.
+
+    Content and pictures, and so ids and groups, stay those of the files as they are.
+    """
+    path_of = dict(videos.select("content_sha256", "path").iter_rows())
+    sources = {content: files[path] for content, path in path_of.items()}
+    work_dir = Path(config.cache_dir) / "index"
+    measured = measured_again(
+        sources, config.recipe, config.cache_dir, work_dir, workers=config.workers, progress=progress
+    )
+    for path, content in videos.select("path", "content_sha256").iter_rows():
+        if measured[content].probe is None:
+            reject([path], measured[content].reason, measured[content].detail)
+    readable = [content for content, result in measured.items() if result.probe is not None]
+    originals = videos.filter(pl.col("content_sha256").is_in(readable))
+    results = [measured[content] for content in originals["content_sha256"]]
+    columns = [pl.Series(name, _column(name, (), results), originals.schema[name]) for name in _PROBED]
+    return originals, originals.with_columns(columns)
 
 
 def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
@@ -427,63 +388,54 @@ def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
 
     If several corpora hold the same content, each video's id ends with the name of its corpus.
     """
-    ends = {}
-    for name in videos["corpus"].unique():
-        plain = re.sub("[^0-9A-Za-z_-]+", "-", name)[:40].strip("-")  # ids name files
-        ends[name] = f"-{plain}" if plain == name else f"-{plain}-{hashlib.sha256(name.encode()).hexdigest()[:4]}"
     content = pl.col("content_sha256")
-    end = pl.when(pl.len().over(content) > 1).then(pl.col("corpus").replace_strict(ends, return_dtype=pl.String))
     own = content.replace_strict(video_ids(videos["content_sha256"]), return_dtype=pl.String)
-    return videos.with_columns(video_id=own + end.otherwise(pl.lit(""))).select(*INDEX.columns).sort("video_id")
+    end = "-" + pl.col("corpus").str.replace_all("[^0-9A-Za-z_-]+", "-")  # ids name files
+    video_id = pl.when(pl.len().over(content) > 1).then(own + end).otherwise(own)
+    return videos.with_columns(video_id=video_id).select(*INDEX.columns).sort("video_id")
 
 
-def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, merges: Sequence[Merge]) -> pl.DataFrame:
-    rows = {
-        "rows of the label source": f"{listing.annotations.height:,}",
-        "stated groups": f"{listing.annotations['stated_group'].drop_nulls().n_unique():,}",
-        "videos in the index": f"{index.height:,}",
-    }
+def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, num_links: int) -> pl.DataFrame:
+    stated = listing.annotations["stated_group"].drop_nulls().n_unique()
+    rows = [
+        ("rows of the label source", f"{listing.annotations.height:,}"),
+        ("stated groups", f"{stated:,}"),
+        ("videos in the index", f"{index.height:,}"),
+    ]
     if index.height:
         losses = _losses(listing, rejected).height
-        groups = index.group_by("group_id").agg(pl.len(), pl.col("label").n_unique())
-        rows |= {f"  labelled {label}": f"{count:,}" for label, count in counted(index["label"]).items()}
-        rows["total duration"] = f"{float(index['duration_seconds'].sum()) / 60:,.1f} min"
-        rows["labelled videos lost"] = f"{losses / (losses + index.height):.1%}"
-        rows["leakage groups"] = f"{groups.height:,}"
-        rows["  videos in the largest"] = f"{max(groups['len']):,}"
-        rows["  with both labels"] = f"{groups.filter(label=2).height:,}"
-    rows["joined beyond the stated groups"] = f"{len(merges):,} links"
-    return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
+        groups = index.group_by("group_id").agg(pl.col("label").n_unique())
+        rows += [(f"  labelled {label}", f"{count:,}") for label, count in counted(index["label"]).items()]
+        rows += [
+            ("labelled videos lost", f"{losses / (losses + index.height):.1%}"),
+            ("leakage groups", f"{groups.height:,}"),
+            ("  with both labels", f"{groups.filter(label=2).height:,}"),
+        ]
+    rows.append(("joined beyond the stated groups", f"{num_links:,} links"))
+    return pl.DataFrame(rows, schema={"what": pl.String, "value": pl.String}, orient="row")
 
-
-# --- Videos that are re-encoded to one height and one frame rate.
 
 _SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
 
 
 def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
-    """Return notes that count enlarged videos and videos with repeated frames, and say how to avoid them.
+    """Return a note that counts enlarged videos and videos with repeated frames; empty if the recipe sets no height.
 
     Args:
         originals: INDEX of the files before re-encoding.
-        recipe: settings of the re-encoding (``RunConfig.recipe``). The notes are empty if it sets no height.
+        recipe: settings of the re-encoding (``RunConfig.recipe``).
     """
     made = recipe_named(recipe)
     if not made.height or originals.is_empty():
         return ()
     turned = pl.col("rotation_degrees").is_in([90, 270])
-    rows = originals.select(pl.when(turned).then("width").otherwise("height")).to_series()
-    small = int((rows < made.height).sum())
+    height = originals.select(pl.when(turned).then("width").otherwise("height")).to_series()
+    small = int((height < made.height).sum())
     slow = int((originals["frames_per_second"] < made.rate * (1 - _SAME_RATE)).sum())
-    notes = [f"Every video has {made.height} rows and {made.rate} frames a second now."]
-    if small:
-        notes.append(
-            f"{small:,} of {originals.height:,} videos were enlarged and are blurred by it, which may still tell them "
-            f"apart: -p rescale {max(min(rows.to_list()) // 2 * 2, 16)} would enlarge none."
+    note = f"Every video has {made.height} rows and {made.rate} frames a second now."
+    if small or slow:
+        note += (
+            f" Of {originals.height:,} videos {small:,} were enlarged and {slow:,} repeat frames, which may still tell "
+            f"them apart. The smallest has {min(height.to_list())} rows (-p rescale)."
         )
-    if slow:
-        notes.append(
-            f"{slow:,} of {originals.height:,} videos had fewer frames a second, and repeated frames may still tell "
-            "them apart. Leave them out of the corpus to rule that out."
-        )
-    return tuple(notes)
+    return (note,)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import permutations
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from fvc_lib.corpus.corpus_files import (
     Reading,
     Refusal,
     Rejections,
-    counts_text,
     joined,
     part_families,
     reasons_text,
@@ -37,7 +36,7 @@ from fvc_lib.corpus.corpus_files import (
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text, path_to_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
-from fvc_lib.services.run_paths import fixed_folder, is_pattern, tars_of
+from fvc_lib.services.run_paths import fixed_folder, is_pattern
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, column_types
 
 
@@ -129,26 +128,28 @@ def listing_of_rows(
     """
     labels: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
-        labels[row.source_id].add(row.label or "")
+        if row.label:
+            labels[row.source_id].add(row.label)
     first: dict[str, Entry] = {}
     entries = []
-    for row, place in zip(rows, places, strict=True):
-        stated, where = labels[row.source_id] - {""}, f"{row.origin} row {row.row}"
+    for row, path in zip(rows, places, strict=True):
+        stated, earlier = labels[row.source_id], row
+        refusal = path if isinstance(path, Refusal) else None
+        if row.label in LABELS and len(stated) == 1:
+            earlier = first.setdefault(row.source_id, row)
         if row.label not in LABELS:
-            detail = f"got label {row.label or ''!r}; only real and fake are used. {label_map_hint(stated)}"
-            refusal = Refusal("label_not_used", f"{where}: {detail}")
+            detail = f"got label {row.label or ''!r}; only real and fake are used. {label_map_hint()}"
+            refusal = Refusal("label_not_used", f"{row.origin} row {row.row}: {detail}")
         elif len(stated) > 1:
             detail = f"{row.source_id!r} is listed as {some_of(sorted(stated))}. Keep the row that is right."
-            refusal = Refusal("conflicting_labels", f"{where}: {detail}")
-        elif first.setdefault(row.source_id, row) is not row:
-            detail = f"already listed in {first[row.source_id].origin} row {first[row.source_id].row}."
-            refusal = Refusal("duplicate_path", f"{where}: {detail}")
-        elif isinstance(place, Refusal):
-            refusal = place
+            refusal = Refusal("conflicting_labels", f"{row.origin} row {row.row}: {detail}")
+        elif earlier is not row:
+            detail = f"already listed in {earlier.origin} row {earlier.row}."
+            refusal = Refusal("duplicate_path", f"{row.origin} row {row.row}: {detail}")
+        if refusal is None:
+            entries.append(replace(row, path=str(path)))
         else:
-            entries.append(replace(row, path=place))
-            continue
-        rejections.add(row, refusal)
+            rejections.add(row, refusal)
     used = tuple(sorted(entries, key=lambda entry: entry.path))
     return Listing(files.root, kind, used, rejections.frame(), _annotations(rows, places), tuple(notes))
 
@@ -213,9 +214,9 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
         UsageError: it has none or cannot be read; the message names all layouts.
     """
     loaders = by_rank(registry)
-    accepted = f"A corpus is {', or '.join(loader.accepted for loader in loaders if not loader.title)}."
-    if published := sorted(loader.name for loader in loaders if loader.title):
-        accepted += f" Or a published one as it unpacks: {', '.join(published)}."
+    own = ", or ".join(loader.accepted for loader in loaders if not loader.title)
+    published = ", ".join(sorted(loader.name for loader in loaders if loader.title))
+    accepted = f"A corpus is {own}." + (published and f" Or a published one as it unpacks: {published}.")
     try:
         if not is_pattern(corpus):
             os.listdir(corpus) if corpus.is_dir() else corpus.stat()  # noqa: PTH208 - only to see that it can be read
@@ -225,23 +226,14 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
         if loader.recognises(corpus):
             return loader
     lacking = next(filter(None, (loader.lacks(corpus) for loader in loaders)), "has none of the known layouts.")
-    if "Did you mean" not in lacking and (below := _layouts_below(corpus, loaders)):
-        lacking += f" Did you mean {' or '.join(repr(str(each)) for each in below)}?"
+    if "Did you mean" not in lacking:
+        for depth in ("[!.]*", "[!.]*/[!.]*"):
+            inner = [path for path in sorted(corpus.glob(depth))[:20] if path.is_dir()]
+            below = [repr(str(path)) for path in inner if any(loader.recognises(path) for loader in loaders)]
+            if below:
+                lacking += f" Did you mean {' or '.join(below)}?"
+                break
     raise UsageError(f"corpus {str(corpus)!r}: {lacking} {accepted}")
-
-
-def _layouts_below(corpus: Path, loaders: Sequence[CorpusLoader]) -> list[Path]:
-    """Return the folders in ``corpus`` that have a layout; only the first 20 by name are tried.
-
-    If ``corpus`` holds a single folder, the search goes on inside it, up to four levels deep.
-    """
-    for _ in range(4):
-        inner = [each for each in sorted(corpus.glob("[!.]*")) if each.is_dir()][:20]
-        found = [each for each in inner if any(loader.recognises(each) for loader in loaders)]
-        if found or len(inner) != 1:
-            return found
-        (corpus,) = inner
-    return []
 
 
 def read_corpus(
@@ -249,7 +241,6 @@ def read_corpus(
     *,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
-    unused_labels: bool = False,
 ) -> Listing:
     """List a corpus of videos without opening a video.
 
@@ -257,14 +248,13 @@ def read_corpus(
         corpus: a folder, a manifest file, a tar or a pattern of tars (``tars_of``).
         allow_outside: take listed files outside the corpus folder, and follow links.
         label_map: labels of a table, in lower case, that mean real or fake.
-        unused_labels: ``label_map`` may name labels without a row.
 
     Raises:
         UsageError: it does not exist, cannot be read or has no known layout.
         DataError: it has no usable label, or is a published corpus that was unpacked halfway.
     """
     corpus = Path(corpus)
-    token = READING.set(Reading(allow_outside, label_map or {}, unused_labels))
+    token = READING.set(Reading(allow_outside, label_map or {}))
     try:
         loader = recognised(CORPORA, corpus)
         listing: Listing = loader.read(corpus)
@@ -295,8 +285,8 @@ def _name_of(corpus: Path) -> str:
     """
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
     path = fixed_folder(path) if is_pattern(path) else path
-    own = path.name if path.is_dir() else path.stem
-    return path_to_text(path.parent.name if own.lower() == "manifest" else own) or "corpus"
+    name = path.name if path.is_dir() else path.stem
+    return path_to_text(path.parent.name if name.lower() == "manifest" else name) or "corpus"
 
 
 def stated_label(cell: str) -> str | None:
@@ -305,31 +295,12 @@ def stated_label(cell: str) -> str | None:
     return READING.get().label_map.get(text, text) or None
 
 
-# Pairs by which tables say yes and no, in lower case.
-_TRUTHS = (("1", "0"), ("1.0", "0.0"), ("true", "false"), ("yes", "no"), ("t", "f"), ("y", "n"))
-
-
-def label_map_hint(labels: Iterable[str], option: str = "-p label_map") -> str:
-    """Return a sentence that tells the user how to set ``label_map`` for these ``labels``."""
-    got = set(labels)
-    fake, real = next((pair for pair in _TRUTHS if got & set(pair)), ("...", "..."))
-    return f"Say what labels mean, if it is this: {option} {fake}=fake,{real}=real."
-
-
-def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
-    """Raise ``UsageError`` if ``label_map`` names a label that no cell of the label column has."""
-    got = [escape_text(cell.strip().lower()) for cell in cells]
-    unused = sorted(set(READING.get().label_map).difference(got))
-    if unused and not READING.get().unused_labels:
-        raise UsageError(
-            f"label_map: no row of {table} is labelled {some_of(unused)}; got {counts_text(got) or 'no data row'}. "
-            "Leave it out of label_map, or spell it as the table does (in YAML, 'yes' and 'no' need quotes)."
-        )
+def label_map_hint(option: str = "-p label_map") -> str:
+    """Return a sentence on the ``option`` that says what the labels of a table mean."""
+    return f"Say what labels mean, such as: {option} 1=fake,0=real."
 
 
 # --- Several corpora as one.
-
-_OUTSIDE = " outside"  # ends the name of the link by which files outside a corpus's folder are found
 
 
 def read_corpora(
@@ -338,7 +309,6 @@ def read_corpora(
     *,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
-    unused_labels: bool = False,
 ) -> Listing:
     """Join several corpora to one listing, without opening a video.
 
@@ -350,43 +320,33 @@ def read_corpora(
             cannot be opened.
         allow_outside: see ``read_corpus``.
         label_map: see ``read_corpus``.
-        unused_labels: see ``read_corpus``.
 
     Raises:
         UsageError: a corpus cannot be read, is given twice or lies within another one.
         DataError: see ``read_corpus``.
     """
-    paths = [Path(each) for each in corpora]
-    options = {"allow_outside": allow_outside, "unused_labels": unused_labels}
-    read = [read_corpus(path, label_map=label_map, **options) for path in paths]
+    paths = [Path(corpus) for corpus in corpora]
+    read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map) for path in paths]
     if len(read) == 1:
         return read[0]
-    files = [{os.path.realpath(each) for each in (tars_of(path) if is_pattern(path) else [path])} for path in paths]
-    for (inner, own), (outer, others) in permutations(zip(paths, files, strict=True), 2):
-        if any(each in others or others.intersection(map(str, Path(each).parents)) for each in own):
-            raise UsageError(
-                f"more_corpora: {str(inner)!r} lies within {str(outer)!r} or is the same, so its videos could be "
-                "listed twice. Move it out of that folder, or give one of the two."
-            )
-    own_names = [{part.name, *(entry.corpus for entry in part.entries)} for part in read]
-    uses = Counter(name for names in own_names for name in names)
+    _refuse_listed_twice(read)
+    names = [{part.name, *(entry.corpus for entry in part.entries)} for part in read]
+    uses = Counter(chain(*names))
     parts, placed = dict[str, Listing](), list[Listing]()
-    for path, part, names in zip(paths, read, own_names, strict=True):
+    for path, part, own_names in zip(paths, read, names, strict=True):
         end = path_to_text(" ".join(Path(os.path.realpath(path)).parts[-2:]))
-        called = {name: name if uses[name] == 1 else f"{name} ({end})" for name in names}
+        called = {name: name if uses[name] == 1 else f"{name} ({end})" for name in own_names}
         parts[called[part.name]] = part
         placed.append(_placed(part, called))
     if len(parts) < len(read):
         raise UsageError(f"more_corpora: several corpora are called {min(parts)!r}. Rename the folder of one.")
     parts = dict(sorted(parts.items()))
     placed.sort(key=lambda part: part.name)
-    places = {name: str(part.root.absolute()) for name, part in parts.items()}
-    places |= {f"{name}{_OUTSIDE}": "/" for name, part in parts.items() if any(e.path[0] == "/" for e in part.entries)}
     return Listing(
-        root=Path() if links is None else _linked(places, Path(links)),
+        root=Path() if links is None else _linked(parts, Path(links)),
         kind=" + ".join(sorted({part.kind for part in placed})),
         name=" + ".join(part.name for part in placed),
-        entries=tuple(sorted((entry for part in placed for entry in part.entries), key=lambda entry: entry.path)),
+        entries=tuple(sorted(chain(*(part.entries for part in placed)), key=lambda entry: entry.path)),
         rejected=pl.concat([part.rejected for part in placed]),
         annotations=pl.concat([part.annotations for part in placed]),
         notes=tuple(f"{part.name}: {note}" for part in placed for note in part.notes),
@@ -394,12 +354,26 @@ def read_corpora(
     )
 
 
+def _refuse_listed_twice(parts: Iterable[Listing]) -> None:
+    """Raise ``UsageError`` if two corpora list the same file."""
+    listed: dict[Path, Listing] = {}
+    for part in parts:
+        root = Path(os.path.realpath(part.root))
+        for entry in part.entries:
+            other = listed.setdefault(root / path_from_text(entry.path), part)
+            if other is not part:
+                raise UsageError(
+                    f"more_corpora: {part.shown!r} and {other.shown!r} both list {entry.path!r}. Give one of the two, "
+                    "or move one out of the other."
+                )
+
+
 def place(name: str, path: str) -> str:
     """Return the path, in a joined listing, of the file ``path`` of corpus ``name``; unchanged for an empty name.
 
-    Both paths are table text.
+    Both paths are table text. An absolute path, outside of the corpus, stays as it is.
     """
-    return f"{name}{_OUTSIDE}{path}" if name and path.startswith("/") else joined(name, path)
+    return path if path.startswith("/") else joined(name, path)
 
 
 def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
@@ -408,7 +382,8 @@ def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
     Names of corpora are replaced as the mapping ``called`` says. Groups of published corpora stay as they are, because
     they mean the same in every corpus.
     """
-    name, own = called[part.name], "" if CORPORA.get(part.kind).title else f"{called[part.name]}: "
+    name = called[part.name]
+    own = "" if CORPORA.get(part.kind).title else f"{name}: "
     entries = tuple(
         replace(
             entry,
@@ -427,18 +402,19 @@ def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
     return replace(part, name=name, entries=entries, rejected=rejected, annotations=annotations)
 
 
-def _linked(places: Mapping[str, str], links: Path) -> Path:
+def _linked(parts: Mapping[str, Listing], links: Path) -> Path:
     """Make a folder below ``links`` with one symbolic link per corpus, and return its absolute path.
 
-    ``places`` maps the name of a link to its target, both as table text.
+    ``parts`` maps the name of a corpus, as table text, to its listing.
 
     Raises:
         UsageError: the file system refuses a link.
     """
-    folder = links / f"corpora_{sha256_of_json(places)[:16]}"
+    targets = {name: str(part.root.absolute()) for name, part in parts.items()}
+    folder = links / f"corpora_{sha256_of_json(targets)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        for name, target in places.items():
+        for name, target in targets.items():
             with suppress(FileExistsError):  # an earlier stage made it
                 (folder / path_from_text(name)).symlink_to(target)
     except OSError as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import av
 import numpy as np
@@ -53,13 +53,16 @@ def probe_file(path_text: str) -> dict[str, Any]:
     try:
         probe, (clip,) = probe_and_decode(path, [(lambda count: uniform_places(count, HASH_FRAMES), HASH_SIZE)])
         return probed(path, probe, clip)
-    except VideoError as error:
-        return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     except MemoryError:
-        refused = RefusedVideo(path, "its frames need more memory than a worker is given")
-        return {"reason": refused.reason, "detail": f"{refused.detail}. {refused.remedy}"}
+        return _unusable(RefusedVideo(path, "its frames need more memory than a worker is given"))
+    except VideoError as error:
+        return _unusable(error)
     except OSError as error:
         return {"reason": "unreadable", "detail": f"{error.strerror}. Check that the file exists and may be read."}
+
+
+def _unusable(error: VideoError | StillImageError) -> dict[str, Any]:
+    return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
 
 
 def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
     try:
         facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
     except StillImageError as error:
-        return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
+        return _unusable(error)
     frames = without_bars(np.ascontiguousarray(np.moveaxis(picture, -1, 0))[None])
     grids = luma_grids(frames)
     thumbnail = thumbnail_text(grids[0], frames[0])
@@ -98,83 +101,67 @@ def probe_image(path_text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Result of probing one video: ``probe`` and the hashes, or ``reason`` and ``detail`` if it is unusable."""
+    """Result of probing one file: its properties and hashes, or ``reason`` and ``detail`` if it is unusable."""
 
     path: str
-    probe: VideoProbe | None = None
-    content_sha256: str = ""
+    probe: VideoProbe | None = None  # of a video
+    content_sha256: str = ""  # of a video
     perceptual_hash: str | None = None
     reason: str = ""
     detail: str = ""
+    facts: ImageFacts | None = None  # of an image
+    thumbnail: str = ""  # of an image
 
     @property
     def lasts(self) -> bool:
         """Whether probing the same content again would give the same result, so that it may be stored."""
         return not self.reason or self.reason in _LASTING
 
+    @classmethod
+    def read(cls, path: str, values: Mapping[str, Any]) -> "ProbeResult":
+        """Return the result of a path from a worker's answer or a stored line.
 
-@dataclass(frozen=True, slots=True)
-class ProbedImage:
-    """Result of probing one image: ``facts``, hash and thumbnail, or ``reason`` and ``detail`` if it is unusable."""
-
-    path: str
-    facts: ImageFacts | None = None
-    perceptual_hash: str | None = None
-    thumbnail: str = ""
-    reason: str = ""
-    detail: str = ""
-
-
-Result = TypeVar("Result")
+        Raises:
+            KeyError: a value is missing.
+            TypeError: a property is unknown.
+        """
+        if values.get("reason"):
+            return cls(path, reason=values["reason"], detail=values["detail"])
+        if "facts" in values:
+            facts = ImageFacts(**values["facts"])
+            return cls(path, facts=facts, perceptual_hash=values["perceptual_hash"], thumbnail=values["thumbnail"])
+        # A million videos have few codecs: one text for all of one name.
+        probe: dict[str, Any] = dict(values["probe"])
+        probe |= {name: sys.intern(text) for name, text in probe.items() if isinstance(text, str)}
+        return cls(path, VideoProbe(**probe), values["content_sha256"], values["perceptual_hash"])
 
 
 @dataclass(frozen=True)
-class FileKind(Generic[Result]):
+class FileKind:
     """Settings for probing files of one kind."""
 
     store: str  # first part of the name of the file with stored results
-    function: str  # ``module:name`` run in the workers; it returns ``reason`` and ``detail``, or the input of ``read``
+    function: str  # ``module:name`` run in the workers; it returns the input of ``ProbeResult.read``
     timeout_seconds: float  # per file; a slower one is rejected as ``timeout``
     library: str  # version of the decoding library; results of another version are not used
     code: tuple[str, ...]  # modules that make a result; results of other code are not used
-    remedy: str  # advice for a file at which a worker process crashes
-    # Makes the result of a path from a worker's answer or a stored line; raises KeyError or TypeError.
-    read: Callable[[str, Mapping[str, Any]], Result]
 
 
-def _read_video(path: str, values: Mapping[str, Any]) -> ProbeResult:
-    if values.get("reason"):
-        return ProbeResult(path, reason=values["reason"], detail=values["detail"])
-    # A million videos have few codecs: one text for all of one name.
-    probe: dict[str, Any] = dict(values["probe"])
-    probe |= {name: sys.intern(text) for name, text in probe.items() if isinstance(text, str)}
-    return ProbeResult(path, VideoProbe(**probe), values["content_sha256"], values["perceptual_hash"])
-
-
-def _read_image(path: str, values: Mapping[str, Any]) -> ProbedImage:
-    if values.get("reason"):
-        return ProbedImage(path, reason=values["reason"], detail=values["detail"])
-    return ProbedImage(path, ImageFacts(**values["facts"]), values["perceptual_hash"], values["thumbnail"])
-
-
-_COPIES = "fvc_lib.corpus.copies"
+_HASHING = "fvc_lib.corpus.copies.perceptual_hash"
 DEFAULT_TIMEOUT_SECONDS = 120.0
-DEFAULT_PROBE_FUNCTION = f"{__name__}:probe_file"
 VIDEO_FILES = FileKind(
-    "probes", DEFAULT_PROBE_FUNCTION, DEFAULT_TIMEOUT_SECONDS, av.__version__,
-    ("fvc_lib.video", f"{_COPIES}.perceptual_hash", __name__), "Re-encode it, or leave it out.", _read_video,
-)  # fmt: skip
+    "probes", f"{__name__}:probe_file", DEFAULT_TIMEOUT_SECONDS, av.__version__, ("fvc_lib.video", _HASHING, __name__)
+)
 IMAGE_FILES = FileKind(
     "images", f"{__name__}:probe_image", 60.0, PIL.__version__,
-    ("fvc_lib.video.decode.still_image", f"{_COPIES}.perceptual_hash", __name__),
-    "Save it again, or leave it out.", _read_image,
+    ("fvc_lib.video.decode.still_image", _HASHING, __name__),
 )  # fmt: skip
 # Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may pass and are not stored.
 _LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused", "unsupported"})
 
 
 def probe_files(
-    kind: FileKind[Result],
+    kind: FileKind,
     root: AnyPath,
     paths: Sequence[str],
     work_dir: AnyPath,
@@ -183,7 +170,7 @@ def probe_files(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
     writer: str = "",
-) -> tuple[dict[str, Result], int]:
+) -> tuple[dict[str, ProbeResult], int]:
     """Probe files; reuse the results stored in ``work_dir`` for files whose size and modification time are unchanged.
 
     Args:
@@ -207,7 +194,7 @@ def probe_files(
     store = Path(work_dir) / f"{stem}{writer and '.'}{writer}.jsonl"
     version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
     states = {path: file_state(root / path_from_text(path)) for path in paths}
-    results = _stored(kind, version, sorted({store, *Path(work_dir).glob(f"{stem}*.jsonl")}), states)
+    results = _stored(version, sorted({store, *Path(work_dir).glob(f"{stem}*.jsonl")}), states)
     todo, num_known = [path for path in states if path not in results], len(results)
     report = progress or (lambda done, total: None)
     report(num_known, len(states))
@@ -215,14 +202,13 @@ def probe_files(
     answers = run_isolated(kind.function, items, workers=workers, timeout_seconds=kind.timeout_seconds)
     with JsonLines(store) as lines, closing(answers):
         for answer in answers:
-            path = todo[answer.position]
-            values = dict(answer.value or {})
+            path, values = todo[answer.position], dict(answer.value or {})
             if answer.failure is not None:
-                detail = f"the decoder gave up on this file: {answer.detail}. {kind.remedy}"
+                detail = f"the decoder gave up on this file: {answer.detail}. Save it again, or leave it out."
                 values = {"reason": answer.failure, "detail": detail}
-            results[path] = kind.read(path, values)
+            results[path] = ProbeResult.read(path, values)
             state = states[path]
-            if state is not None and ("reason" not in values or values["reason"] in _LASTING):
+            if state is not None and results[path].lasts:
                 lines.append({"version": version, **state, "path": path, **values}, digest=True)
             report(len(results), len(states))
             if stop is not None and stop():
@@ -245,13 +231,13 @@ def file_state(path: Path) -> dict[str, int] | None:
 
 
 def _stored(
-    kind: FileKind[Result], version: str, stores: Iterable[Path], states: Mapping[str, dict[str, int] | None]
-) -> dict[str, Result]:
+    version: str, stores: Iterable[Path], states: Mapping[str, dict[str, int] | None]
+) -> dict[str, ProbeResult]:
     """Return the stored results, by path, of files that still have the size and modification time in ``states``.
 
     Damaged and outdated lines are skipped. Of several lines for one path the last is used.
     """
-    known: dict[str, Result] = {}
+    known: dict[str, ProbeResult] = {}
     for store in filter(Path.is_file, stores):
         with store.open("rb") as lines:
             for line in lines:
@@ -259,7 +245,7 @@ def _stored(
                     row = checked_row(line)
                     state = {"size_bytes": row["size_bytes"], "mtime_ns": row["mtime_ns"]}
                     if row["version"] == version and states.get(row["path"]) == state:
-                        known[row["path"]] = kind.read(row["path"], row)
+                        known[row["path"]] = ProbeResult.read(row["path"], row)
     return known
 
 
@@ -291,8 +277,9 @@ def measured_again(
         UsageError: this PyAV has no H.264 encoder.
         OSError: a file cannot be written.
     """
-    root, content_of = Path(cache_dir), {path: content for content, path in sources.items()}
+    root = Path(cache_dir)
     names = {content: reencoded_path(content, recipe, root).relative_to(root).as_posix() for content in sources}
+    content_of = {path: content for content, path in sources.items()}
     results = {}
     for done, made in enumerate(reencode_files(list(content_of), recipe, cache_dir, workers=workers), start=1):
         if made.path is None:
@@ -303,10 +290,10 @@ def measured_again(
     results |= probe_files(VIDEO_FILES, root, paths, work_dir, workers=workers, writer=writer)[0]
     rate, again = recipe_named(recipe).rate, {}
     for content, name in names.items():
-        found = results[name]
-        if found.probe is None:
-            again[content] = ProbeResult("", reason="not_reencoded", detail=f"{found.reason}: {found.detail}")
-        else:  # the wanted rate exactly: the last bit of a quotient would tell how long a video is
-            probe = replace(found.probe, frames_per_second=float(rate)) if rate else found.probe
-            again[content] = replace(found, probe=probe)
+        result = results[name]
+        if result.probe is None:
+            result = ProbeResult("", reason="not_reencoded", detail=f"{result.reason}: {result.detail}")
+        elif rate:  # the wanted rate exactly: the last bit of a quotient would tell how long a video is
+            result = replace(result, probe=replace(result.probe, frames_per_second=float(rate)))
+        again[content] = result
     return again

@@ -99,10 +99,10 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
         )
     part = pl.col("official_split")
     of_group = part.drop_nulls().unique().sort().over("group_id", mapping_strategy="join")
+    is_tested, is_validated = of_group.list.contains("test"), of_group.list.contains("validation")
     leaks = part.is_not_null() & (of_group.list.len() > 1)
     if strict:
-        tested, chooses = (of_group.list.contains(each) for each in ("test", "validation"))
-        leaks = ((part == "train") & (tested | chooses)) | ((part == "validation") & tested)
+        leaks = is_tested & part.is_in(["train", "validation"]) | is_validated & (part == "train")
     named = pl.format("its group is in several official parts: {}", of_group.list.join(", "))
     reason = pl.when(part.is_null()).then(pl.lit(_NO_PART)).when(leaks).then(named)
     part = pl.when(~leaks).then(part) if strict else part
@@ -148,47 +148,41 @@ def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
 # --- Leave one generator out.
 
 
-def _plain_parts(name: str) -> list[str]:
-    """Return the generators in a name with ``+``, as letters and digits in lower case, sorted."""
-    plain = {"".join(filter(str.isalnum, each.casefold())) for each in name.split("+")} - {""}
-    return sorted(plain) or [name]
+def _plain(name: str) -> str:
+    """Return the generators in a name with ``+``, as letters and digits in lower case, sorted and joined by ``+``."""
+    parts = {"".join(filter(str.isalnum, part.casefold())) for part in name.split("+")} - {""}
+    return "+".join(sorted(parts)) or name
 
 
 def _generators(index: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``video_id group_id label spelled generator parts``, sorted by video.
+    """Return a table ``video_id group_id label spelled plain generator``, sorted by video.
 
-    ``spelled`` is the generator in the index, or the manipulation if there is none; null for reals. ``generator`` is
-    the most frequent spelling of that name. ``parts`` lists the generators that made the fake, as names of letters and
-    digits in lower case.
+    ``spelled`` is the generator in the index, or the manipulation if there is none; null for reals. ``plain`` is that
+    name without case and punctuation. ``generator`` is the most frequent spelling of the plain name.
     """
     made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
     spelled = pl.when(pl.col("label") == "fake").then(made)
     videos = index.select("video_id", "group_id", "label", spelled=spelled).sort("video_id")
-    counts = videos.drop_nulls("spelled")["spelled"].value_counts()
-    spellings = counts.sort(["count", "spelled"], descending=[True, False])["spelled"].to_list()
-    parts_of = {name: _plain_parts(name) for name in spellings}
-    first = {tuple(parts_of[name]): name for name in reversed(spellings)}
-    called = {name: first[tuple(parts_of[name])] for name in spellings}
-    return videos.with_columns(
-        generator=pl.col("spelled").replace_strict(called, default=None, return_dtype=pl.String),
-        parts=pl.col("spelled").replace_strict(parts_of, default=None, return_dtype=pl.List(pl.String)),
+    names_of = {name: _plain(name) for name in videos["spelled"].drop_nulls().unique()}
+    plain = pl.col("spelled").replace_strict(names_of, default=None, return_dtype=pl.String)
+    return videos.with_columns(plain=plain).with_columns(
+        generator=pl.col("spelled").drop_nulls().mode().min().over("plain")
     )
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return notes on names of generators that may be mistaken.
-
-    They list names that count as one generator, and pairs of generators of which one name contains the other.
-    """
-    spelled = sorted(_generators(index)["spelled"].drop_nulls().unique())
-    plain = {name: _plain_parts(name)[0] for name in spelled if "+" not in name}
-    pairs = [pair for pair in combinations(sorted(plain, key=lambda name: len(plain[name])), 2)
-             if plain[pair[0]] in plain[pair[1]] and len(plain[pair[0]]) >= _SHORTEST_ALIKE]  # fmt: skip
+    """Return notes on pairs of names that count as one generator, and on pairs of which one contains the other."""
+    plain = {name: _plain(name) for name in sorted(_generators(index)["spelled"].drop_nulls().unique())}
+    alone = sorted((name for name in plain if "+" not in plain[name]), key=lambda name: len(plain[name]))
+    same, near = list[str](), list[str]()
+    for one, other in combinations(alone, 2):
+        if plain[one] in plain[other] and len(plain[one]) >= _SHORTEST_ALIKE:
+            pairs = same if plain[one] == plain[other] else near
+            pairs.append(f"{one!r} and {other!r}")
     notes = []
-    for is_one, meaning in ((True, "count as one generator"), (False, "count as different generators")):
-        named = [f"{one!r} and {other!r}" for one, other in pairs if (plain[one] == plain[other]) is is_one]
-        if named:
-            notes.append(f"Names alike that {meaning}: {'; '.join(named)}. A manifest's column generator decides.")
+    for pairs, meaning in ((same, "count as one generator"), (near, "count as different generators")):
+        if pairs:
+            notes.append(f"Names alike that {meaning}: {'; '.join(pairs)}. A manifest's column generator decides.")
     return notes
 
 
@@ -228,12 +222,12 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
     targets = held_out(index, num_folds)
     videos = _generators(index)
     home = pl.col("group_id").replace_strict(_deal(videos, targets, seed), return_dtype=pl.Int64)
-    parts_of = dict(videos.drop_nulls("generator").select("generator", "parts").iter_rows())
-    is_fake = pl.col("label") == "fake"
+    is_fake, plain_of = pl.col("label") == "fake", dict(videos.select("generator", "plain").iter_rows())
     tables = []
     for fold, target in enumerate(targets):
         is_target, here = (pl.col("generator") == target).fill_null(value=False), home == fold
-        shares = pl.col("parts").list.set_intersection(parts_of[target]).list.len().fill_null(0) > 0
+        held = plain_of[target].split("+")
+        shares = pl.col("plain").str.split("+").list.set_intersection(held).list.len().fill_null(0) > 0
         reason = (
             pl.when(is_fake & pl.col("generator").is_null()).then(pl.lit(UNKNOWN))
             .when(here & is_fake & ~is_target).then(pl.lit(OTHER))
@@ -322,17 +316,15 @@ def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame
     If they were in two folds, a model would learn from the metadata of one the wrong label for the other. If pairs
     connect too many groups for even folds, pairs may be separated; groups never are.
     """
-    numbered = chosen.with_columns(
-        pl.col("group_id").rank("dense").cast(pl.Int64).alias("group") - 1, pl.col("pair").rank("dense").cast(pl.Int64)
-    )
-    num_groups = chosen["group_id"].n_unique()
-    connected = Components(num_groups + chosen["pair"].n_unique())
-    for group, pair in numbered.select("group", "pair").iter_rows():
-        connected.join(group, num_groups - 1 + pair)
-    label = pl.Series(connected.label).gather(numbered["group"]).cast(pl.String)
+    groups, pairs = (chosen[name].rank("dense").cast(pl.Int64) - 1 for name in ("group_id", "pair"))
+    num_groups = groups.n_unique()
+    connected = Components(num_groups + pairs.n_unique())
+    for group, pair in zip(groups, pairs, strict=True):
+        connected.join(group, num_groups + pair)
+    label = pl.Series(connected.label).gather(groups).cast(pl.String)
     together = chosen.with_columns(group_id=label)
-    largest = label.value_counts()["count"].to_numpy().max()
-    if most_folds(together) < num_folds or largest > chosen.height / num_folds:
+    largest = together.group_by("group_id").len()["len"].to_list()
+    if most_folds(together) < num_folds or max(largest) > chosen.height / num_folds:
         return make_folds(chosen, num_folds, seed)
     dealt = make_folds(together, num_folds, seed).drop("group_id")
     return dealt.join(chosen.select("video_id", "group_id"), on="video_id").select(*FOLDS.columns).sort("video_id")
@@ -427,7 +419,7 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
     copies = copies.with_columns(part=pl.lit(LEFT_OUT), reason=pl.lit(_SAME_CONTENT), target=pl.lit(None, pl.String))
     table = pl.concat([rows.select(columns), copies.select(columns)]).with_columns(protocol=pl.lit(name))
     table = table.select(*PROTOCOL.columns).sort("fold", "video_id")
-    check_protocol(table, whole, config.num_trainings)
+    check_protocol(table, whole)
     return check_table(table, PROTOCOL, "protocol")
 
 
@@ -449,7 +441,7 @@ def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
         refuse_few_groups(videos, config.num_folds)
 
 
-def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int) -> None:
+def check_protocol(table: pl.DataFrame, index: pl.DataFrame) -> None:
     """Check that no group is in two parts of a training, every training lists all videos, and none is tested twice.
 
     Under the protocol ``official``, groups that the official split divides may be in two parts.
@@ -457,31 +449,28 @@ def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int)
     Args:
         table: PROTOCOL table.
         index: INDEX table with all videos.
-        num_trainings: wanted number of trainings, numbered from 0 in the column ``fold``.
 
     Raises:
         LeakageError: a group or video is in two parts of a training, or a video is tested by two trainings.
-        DataError: a training is missing, does not list all videos, or trains or tests on one label only.
+        DataError: a training does not list all videos, or trains or tests on one label only.
     """
-    if sorted(table["fold"].unique()) != list(range(num_trainings)):
-        raise DataError(f"protocol: got trainings {sorted(table['fold'].unique())}, wanted {num_trainings} from 0.")
-    ids = set(index["video_id"])
+    videos = index["video_id"].sort().to_list()
     for fold, rows in _by_training(table):
         side = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)})
         check_folds(rows.filter(pl.col("part") != LEFT_OUT).with_columns(fold=side), training_rows(table, fold).leaking)
-        if rows.height != len(ids) or set(rows["video_id"]) != ids:
-            wrong = some_of(sorted(ids ^ set(rows["video_id"])))
-            raise DataError(f"protocol: training {fold} has not one row for each video, e.g. {wrong}.")
+        if rows["video_id"].sort().to_list() != videos:
+            raise DataError(f"protocol: training {fold} has not one row for each video. Make the folds again.")
         for part in ("train", "test"):
-            of_part = rows.filter(pl.col("part") == part)
+            of_part = rows.filter(part=part)
             if lacking := sorted(set(LABELS) - set(of_part["label"])):
                 raise DataError(
                     f"protocol: training {fold} has no {some_of(lacking)} among the {of_part.height} videos of its "
                     f"{part} part. Add such videos, set num_folds lower, or use another protocol."
                 )
-    twice = table.filter(pl.col("part") == "test").filter(pl.col("video_id").is_duplicated())
-    if twice.height:
-        raise LeakageError(f"protocol: videos are tested by several trainings: {some_of(twice['video_id'].to_list())}.")
+    tested = table.filter(part="test")["video_id"]
+    twice = tested.filter(tested.is_duplicated()).to_list()
+    if twice:
+        raise LeakageError(f"protocol: videos are tested by several trainings: {some_of(twice)}.")
 
 
 def _by_training(table: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
@@ -518,13 +507,13 @@ class TrainingRows:
 
         For the other arguments and the errors see ``folds.split_for_fold``.
         """
-        rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))) if without else self.folds
+        rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without)))
         return split_for_fold(
             rows,
             fold,
             inner_validation_share=inner_validation_share,
             seed=seed,
-            validation=self.validation.intersection(rows["video_id"]) if self.validation else (),
+            validation=self.validation.intersection(rows["video_id"]),
             leaking=self.leaking,
         )
 
@@ -553,8 +542,9 @@ def all_rows(table: pl.DataFrame) -> TrainingRows:
 def sentence(table: pl.DataFrame) -> str:
     """Return a line of text on a PROTOCOL table: its name, and how many videos it tests and leaves out."""
     name, parts = table["protocol"][0], table.group_by("video_id").agg("part")["part"].list
-    tested, unused = int(parts.contains("test").sum()), int((parts.unique().list.join(",") == LEFT_OUT).sum())
-    counts = f"{tested} of {len(parts.len())} videos are tested; {unused} take no part"
+    tested, used = int(parts.contains("test").sum()), all_rows(table).folds.height
+    num_videos = table["video_id"].n_unique()
+    counts = f"{tested} of {num_videos} videos are tested; {num_videos - used} take no part"
     return f"{name}: {names.PROTOCOLS[name].meaning}. {counts}."
 
 

@@ -162,7 +162,7 @@ def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], note
     counts = counts_text(cells["word"])
     used = cells.drop_nulls("label")
     if used["label"].n_unique() < 2:
-        hint = label_map_hint(cells["word"], "--label-map")
+        hint = label_map_hint("--label-map")
         raise DataError(f"{name}: wanted both real and fake in the column of labels; got {counts}. {hint}")
     if others := cells.height - used.height:
         notes.append(f"{others:,} rows are labelled neither real nor fake and are left out (labels: {counts}).")
@@ -351,19 +351,9 @@ def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple
         UsageError: ``config.corpus`` is no corpus.
         DataError: none of its videos can be read, or none is in the table.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    index_path, rejected_path = folder / "corpus_index.parquet", folder / "corpus_rejected.parquet"
-    build_index(
-        config.corpus,
-        index_path=index_path,
-        rejected_path=rejected_path,
-        group_links_path=folder / "corpus_group_links.parquet",
-        work_dir=Path(config.cache_dir) / "index",
-        near_duplicate_bits=config.near_duplicate_bits,
-        max_rejected_share=1.0,  # files that the table does not score may be broken
-        workers=config.workers,
-        allow_outside=config.allow_outside,
-        label_map=config.label_map,
-        unused_labels=True,  # some labels may be the table's alone
-    )
-    return with_corpus(table, read_table(index_path, INDEX), used_for(read_table(rejected_path, REJECTED)))
+    # Files that the table does not score may be broken.
+    of_all = {"max_rejected_share": 1.0, "more_corpora": (), "dev_groups": 0, "annotations_only": False}
+    as_they_are = {"canonical": False, "rescale": 0}
+    build_index(config.corpus, config.model_copy(update={**of_all, **as_they_are}), folder / "corpus")
+    index = read_table(folder / "corpus/index.parquet", INDEX)
+    return with_corpus(table, index, used_for(read_table(folder / "corpus/rejected.parquet", REJECTED)))

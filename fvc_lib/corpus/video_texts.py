@@ -25,7 +25,7 @@ from fvc_lib.corpus.corpus_files import (
     refuse_lost,
     written_when_refused,
 )
-from fvc_lib.corpus.folds import PartSplit, groups_text, split_parts
+from fvc_lib.corpus.folds import PartSplit, split_parts
 from fvc_lib.corpus.images import reject, without_copies_across
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
@@ -253,7 +253,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     if split.empty_parts:
         raise DataError(
             f"split: no pair is left for {' and '.join(split.empty_parts)}; "
-            f"got {groups_text(len(set(grouping.group_ids)))}, wanted some in each of {', '.join(PARTS)}. Add videos "
+            f"got {len(set(grouping.group_ids))} groups, wanted some in each of {', '.join(PARTS)}. Add videos "
             "that are not of one group, or change the manifest's split."
         )
     same_pair = pl.col("row").first().over("content_sha256", "text")

@@ -103,10 +103,10 @@ def looked_at(
         for answer in answers:
             value, path = dict(answer.value or {}), path_to_text(files[answer.position])
             if answer.failure:
-                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}"
+                detail = f"the decoder gave up on this file: {answer.detail}. Re-encode it, or leave it out."
                 value = {"reason": answer.failure, "detail": detail}
             failure = failure_of(value)
-            yield answer.position, VIDEO_FILES.read(path, value), failure
+            yield answer.position, ProbeResult.read(path, value), failure
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:

@@ -11,13 +11,12 @@ the share of fakes among the group's training videos. Otherwise it is the model'
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import SamePictures
-from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_files
+from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, probe_files
 from fvc_lib.corpus.protocols import training_rows
 from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.config import RunConfig
@@ -230,7 +229,7 @@ def split_audit(
         stop: called after each file; may raise ``StoppedError``.
     """
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
-    kind: FileKind[Any] = IMAGE_FILES if config.task == "image" else VIDEO_FILES
+    kind = IMAGE_FILES if config.task == "image" else VIDEO_FILES
     cache, paths = Path(config.cache_dir) / "index", files["path"].to_list()
     probed, _ = probe_files(kind, root, paths, cache, workers=config.workers, progress=progress, stop=stop)
     found = [probed[path] for path in paths]

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from fvc_lib.corpus.index import IndexReport, build_index
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import ANNOTATIONS, GROUP_LINKS, INDEX, REJECTED, read_table
 
 _TABLES = {"index": INDEX, "rejected": REJECTED, "group_links": GROUP_LINKS, "annotations": ANNOTATIONS}
@@ -24,9 +25,7 @@ class Indexed:
 
 
 def index_of(corpus: Path, out: Path, **options: Any) -> Indexed:
-    """Index ``corpus`` into the folder ``out``; ``options`` are those of ``build_index``."""
-    paths = {f"{name}_path": out / f"{name}.parquet" for name in _TABLES}
-    settings = {"near_duplicate_bits": 10, "max_rejected_share": 0.5, "workers": 1} | paths | options
-    report = build_index(corpus, work_dir=out / "work", **settings)
-    tables = (read_table(path, schema) for path, schema in zip(paths.values(), _TABLES.values(), strict=True))
-    return Indexed(report, *tables)
+    """Index ``corpus`` into the folder ``out``; ``options`` are fields of the configuration."""
+    settings = {"near_duplicate_bits": 10, "max_rejected_share": 0.5, "workers": 1, "cache_dir": str(out)} | options
+    report = build_index(corpus, RunConfig(**settings), out)
+    return Indexed(report, *(read_table(out / f"{name}.parquet", schema) for name, schema in _TABLES.items()))

@@ -11,11 +11,9 @@ import pytest
 from fvc_lib.corpus.index import trial_groups
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.video import controls
 from tests.corpus.indexing import index_of
 
-CANONICAL = RunConfig(canonical=True).recipe
 COUNT = 16
 
 
@@ -42,7 +40,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pl.DataFrame]:
         write_video(folder / "corpus" / label / f"{number}.mp4", number, is_fake=bool(number % 2))
     indexes: dict[str, dict[str, Any]] = {
         "plain": {},
-        "canonical": {"recipe": CANONICAL, "recipe_cache": folder / "cache"},
+        "canonical": {"canonical": True},
         "trial": {"dev_groups": 5, "seed": 3},
     }
     plain = {"near_duplicate_bits": 0, "max_rejected_share": 0, "workers": 2}
@@ -60,7 +58,7 @@ def auc(index: pl.DataFrame, names: tuple[str, ...]) -> float:
 def test_the_planted_trace_is_gone_and_labels_frames_times_and_ids_stay(tables: dict[str, pl.DataFrame]) -> None:
     plain, canonical = tables["plain"], tables["canonical"]
     planted = ("key_distance_mean", "key_distance_max", "packet_bytes_mean", "bits_per_second", "size_bytes")
-    every = (*controls.CATEGORIES, *controls.NUMBERS)
+    every = controls.METADATA
     assert auc(plain, every) == auc(plain, planted) == 1.0
     assert auc(canonical, planted) == auc(canonical, every) == 0.5
     assert set(canonical["codec"]) == {"h264"}

@@ -28,13 +28,14 @@ def probe(path):
 """
 INDEX = """
 import sys
+from dataclasses import replace
 from pathlib import Path
-from fvc_lib.corpus.index import build_index
-corpus, out = map(Path, sys.argv[1:3])
-build_index(
-    corpus, index_path=out / "index.parquet", rejected_path=out / "rejected.parquet", work_dir=out / "work",
-    near_duplicate_bits=10, max_rejected_share=0.5, workers=int(sys.argv[3]), probe_function="logged_probe:probe",
-)
+from fvc_lib.corpus import index
+from fvc_lib.services.config import RunConfig
+index.VIDEO_FILES = replace(index.VIDEO_FILES, function="logged_probe:probe")
+corpus, out, workers = sys.argv[1:]
+config = RunConfig(cache_dir=out, near_duplicate_bits=10, max_rejected_share=0.5, workers=int(workers))
+index.build_index(corpus, config, out)
 """
 
 
@@ -62,7 +63,7 @@ class Indexing:
     @property
     def written(self) -> set[str]:
         """Names of the files whose result is on the disk; a torn last line is none."""
-        lines = [line for store in self.folder.glob("work/probes_*.jsonl") for line in store.read_bytes().split(b"\n")]
+        lines = [line for store in self.folder.glob("index/probes_*.jsonl") for line in store.read_bytes().split(b"\n")]
         return {Path(json.loads(line)["path"]).name for line in lines[:-1] if line.endswith(b"}")}
 
     @property

@@ -108,7 +108,7 @@ def meant(message: str) -> list[str]:
         (lambda root: labelled(root, "outer/real", "outer/fake"), "", ["outer"]),
         (lambda root: MINIATURES["celeb_df"](root / "Celeb-DF-v2"), "", ["Celeb-DF-v2"]),
         (lambda root: MINIATURES["faceforensics"](root / "zip/FaceForensics++"), "", ["zip/FaceForensics++"]),
-        (lambda root: labelled(root, "download/a/b/0_real", "download/a/b/1_fake"), "", ["download/a/b"]),
+        (lambda root: labelled(root, "download/a/0_real", "download/a/1_fake"), "", ["download/a"]),
         (lambda root: labelled(root, "a/real", "a/fake", "b/train/real", "b/train/fake"), "", ["a", "b"]),
         (lambda root: labelled(root, "real", "fake"), "real", [""]),
         (IN_PARTS, "test/fake", ["test"]),

@@ -197,13 +197,13 @@ def test_the_strict_split_drops_what_leaks_from_the_side_that_learns() -> None:
 
 def test_the_gate_lets_the_named_leaks_of_official_through_and_no_other() -> None:
     table = made(LEAKING, config_of("official"))
-    check_protocol(table, LEAKING, 1)
+    check_protocol(table, LEAKING)
     unnamed = table.with_columns(reason=pl.when(pl.col("group_id") != "a").then("reason"))
     with pytest.raises(LeakageError, match="1 groups are in more than one"):
-        check_protocol(unnamed, LEAKING, 1)
+        check_protocol(unnamed, LEAKING)
     renamed = table.with_columns(protocol=pl.lit("cross_corpus"))  # another protocol has no leaks of its own
     with pytest.raises(LeakageError, match="2 groups are in more than one"):
-        check_protocol(renamed, LEAKING, 1)
+        check_protocol(renamed, LEAKING)
 
 
 def test_a_target_is_tested_on_its_list_or_whole_and_what_crosses_is_left_out_of_training() -> None:

@@ -64,11 +64,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     for number in range(NUM_VIDEOS):
         label, size, rate = ("fake", (96, 64), 20) if number % 2 else ("real", (144, 96), 30)
         write_video(folder / "corpus" / label / f"{number}.mp4", number, size, rate)
-    made = index_of(
-        folder / "corpus", folder, originals_path=folder / "originals.parquet", near_duplicate_bits=0,
-        max_rejected_share=0, workers=2, recipe=RESCALED.recipe, recipe_cache=folder / "cache",
-    )  # fmt: skip
-    originals = read_table(folder / "originals.parquet", INDEX)
+    made = index_of(folder / "corpus", folder, near_duplicate_bits=0, max_rejected_share=0, workers=2, rescale=32)
+    originals = read_table(folder / "original_index.parquet", INDEX)
     return Corpus(folder / "corpus", originals, made.index, made.report.notes)
 
 
@@ -80,7 +77,7 @@ def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -
 
 
 def test_clips_are_of_the_rescaled_videos(corpus: Corpus) -> None:
-    config = RunConfig(rescale=32, cache_dir=str(corpus.folder.parent / "cache"), num_frames=2,
+    config = RunConfig(rescale=32, cache_dir=str(corpus.folder.parent), num_frames=2,
                        fixed_size=32, frame_sampling="uniform")  # fmt: skip
     store, plain = ClipStore.of(config), ClipStore.of(config.model_copy(update={"rescale": 0}))
     assert store.decode_hash != plain.decode_hash
@@ -115,10 +112,9 @@ def test_whether_a_file_is_familiar_is_asked_of_the_files_as_they_came(corpus: C
 
 
 def test_notes_count_what_was_enlarged_or_repeated(corpus: Corpus) -> None:
-    assert len(corpus.notes) == 1
-    _, small, slow = rescaling_notes(corpus.originals, "rescale_80_at_25")
-    assert all(word in small for word in ("4 of 8", "-p rescale 64 "))
-    assert "4 of 8" in slow
+    assert corpus.notes == ("Every video has 32 rows and 8 frames a second now.",)
+    (note,) = rescaling_notes(corpus.originals, "rescale_80_at_25")
+    assert all(word in note for word in ("Of 8 videos 4 were enlarged and 4 repeat frames", "smallest has 64 rows"))
     film = corpus.originals.with_columns(frames_per_second=pl.lit(23.976), rotation_degrees=pl.lit(90, pl.Int64))
-    assert len(rescaling_notes(film, "rescale_96_at_24")) == 1
+    assert "enlarged" not in rescaling_notes(film, "rescale_96_at_24")[0]
     assert rescaling_notes(corpus.originals, "canonical") == ()

@@ -33,7 +33,7 @@ def corpora(make_video, tmp_path_factory) -> list[Path]:
 
 
 def indexed(corpora: list[Path], out: Path) -> pl.DataFrame:
-    return index_of(corpora[0], out, more_corpora=corpora[1:]).index
+    return index_of(corpora[0], out, more_corpora=list(map(str, corpora[1:]))).index
 
 
 def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
@@ -59,14 +59,14 @@ def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
     assert len(set(group.values())) == 4
     why = dict(read_table(tmp_path / "group_links.parquet", GROUP_LINKS).select("group_id", "why").iter_rows())
     assert why == {"list: g": "same_content", "list: h": "near_duplicate"}
-    root = read_corpora(corpora, tmp_path / "work").root
+    root = read_corpora(corpora, tmp_path / "index").root
     assert all((root / path_from_text(path)).is_file() for path in index["path"])
 
 
 def test_what_is_known_of_a_corpus_is_known_of_it_among_others(corpora, tmp_path):
     indexed(corpora[:1], tmp_path)
-    report = index_of(corpora[1], tmp_path, more_corpora=corpora[:1]).report
-    assert (report.num_known, report.num_indexed) == (3, 6)
+    indexes = index_of(corpora[1], tmp_path, more_corpora=[str(corpora[0])])
+    assert (indexes.report.num_known, indexes.index.height) == (3, 6)
 
 
 def test_deeperforensics_joins_the_sequences_of_faceforensics_and_dfd_is_a_corpus_of_its_own(tmp_path):
@@ -89,12 +89,11 @@ def test_two_corpora_of_one_name_are_told_apart_by_their_paths_in_any_order(tmp_
     assert set(names.values()) == {"clips (c23 clips)", "clips (c40 clips)"}
 
 
-@pytest.mark.parametrize("more", ["clips", "linked", "clips/real/inner", ""])
+@pytest.mark.parametrize("more", ["clips", "linked", "clips/real/inner"])
 def test_corpora_that_overlap_are_refused(more, tmp_path):
     touch(
         tmp_path, "clips/real/a.mp4", "clips/fake/b.mp4", "clips/real/inner/real/a.mp4", "clips/real/inner/fake/b.mp4"
     )
-    touch(tmp_path, "real/a.mp4", "fake/b.mp4")
     (tmp_path / "linked").symlink_to(tmp_path / "clips")
-    with pytest.raises(UsageError, match=r"lies within .* or is the same, so its videos could be listed twice"):
+    with pytest.raises(UsageError, match=r"both list '.*b\.mp4'"):
         read_corpora([tmp_path / "clips", tmp_path / more], tmp_path / "links")

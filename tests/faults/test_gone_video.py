@@ -26,6 +26,7 @@ def config(tmp_path: Path) -> RunConfig:
     return RunConfig(
         cache_dir=str(tmp_path / "cache"), num_folds=2, num_frames=4, fixed_size=24, augmentations_per_video=0,
         model="frame_cnn", epochs=1, batch_size=4, effective_batch_size=8, device="cpu", shuffled_label_control=False,
+        near_duplicate_bits=0, workers=1,
         memory_preflight=False, inner_validation_share=0.34,
     )  # fmt: skip
 
@@ -41,10 +42,7 @@ def test_it_is_named_before_training_and_takes_no_part_in_it(tmp_path, paths, co
     for label, first in (("real", 0), ("fake", 100)):
         for seed in range(first, first + 6):
             make_video(corpus / label / f"{seed}.mp4", seed)
-    build_index(
-        corpus, index_path=paths.index, rejected_path=paths.rejected, work_dir=paths.root / "work",
-        near_duplicate_bits=0, max_rejected_share=0.5, workers=1,
-    )  # fmt: skip
+    build_index(corpus, config, paths.index.parent)
     index = read_table(paths.index, INDEX)
     write_table(make_folds(index, config.num_folds, config.seed), FOLDS, paths.folds)
     ids = dict(index.select("path", "video_id").iter_rows())

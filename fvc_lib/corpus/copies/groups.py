@@ -8,11 +8,10 @@ recognises the cascade scores AUC 0.996 if single videos are split, and 0.5 if t
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
 
 import numpy as np
 
-_Why = Literal["same_source", "same_content", "near_duplicate"]
 _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of a video without one
 
 
@@ -31,7 +30,7 @@ class Merge:
     """A link that joined two groups of videos which the label source states as different."""
 
     group_id: str  # the group they are in now
-    why: _Why
+    why: str  # ``same_source``, ``same_content`` or ``near_duplicate``
     evidence: str  # the source id, the start of the content hash, or the two near-duplicate paths
     first: str  # the stated group, or the path of a video that had none, on one side
     second: str  # the stated group, or the path of a video that had none, on the other side
@@ -56,12 +55,6 @@ class Components:
         self.label = np.arange(count)
         self._next = np.arange(count)  # the next item of the same component; the items form a ring
         self._size = np.ones(count, np.int64)  # number of items in each component, by label
-
-    def copy(self) -> "Components":
-        """Return an independent copy."""
-        other = Components(0)
-        other.label, other._next, other._size = self.label.copy(), self._next.copy(), self._size.copy()
-        return other
 
     def join(self, left: int, right: int) -> bool:
         """Connect two items; return False if they were connected already.
@@ -104,59 +97,62 @@ def join_groups(
         IndexError: a near-duplicate position is out of range.
     """
     groups_of = defaultdict[str, set[str]](set)
-    own = ((member.source_id, member.stated_group) for member in members if member.stated_group is not None)
-    for source_id, group in (*memberships, *own):
+    for source_id, group in memberships:
         groups_of[source_id].add(group)
-
-    def home(member: GroupMember) -> _Node:
+    for member in members:
+        if member.stated_group is not None:
+            groups_of[member.source_id].add(member.stated_group)
+    # The node of each member by its path, in order of paths.
+    node_of: dict[str, _Node] = {}
+    for member in sorted(members, key=attrgetter("path")):
         groups = groups_of.get(member.source_id)
-        return ("group", min(groups)) if groups else ("source", member.source_id)
+        node_of[member.path] = ("group", min(groups)) if groups else ("source", member.source_id)
+    # The name of each node: a stated group, or the first path.
+    names: dict[_Node, str] = {("group", group): group for group in sorted(set().union(*groups_of.values()))}
+    for path, node in node_of.items():
+        names.setdefault(node, path)
+    number = {node: place for place, node in enumerate(names)}
 
-    named: dict[_Node, str] = {("group", group): group for group in sorted(set().union(*groups_of.values()))}
-    ordered = sorted(members, key=lambda member: member.path)
-    for member in ordered:
-        named.setdefault(home(member), member.path)
-    number = {node: place for place, node in enumerate(named)}
-    names = list(named.values())  # name of each component by its label: the smallest name in it
-    components, links = Components(len(names)), list[tuple[int, _Why, str, str, str]]()
-
-    def link(first: _Node, second: _Node, why: _Why, evidence: str) -> None:
-        sides = sorted(names[components.label[number[node]]] for node in (first, second))
-        if components.join(number[first], number[second]):
-            names[components.label[number[first]]] = sides[0]
-            links.append((number[first], why, evidence, sides[0], sides[1]))
-
+    links = list[tuple[_Node, _Node, str, str]]()
     for source_id in sorted(groups_of):
         first, *others = sorted(groups_of[source_id])
-        for other in others:
-            link(("group", first), ("group", other), "same_source", source_id)
-    first_home: dict[str, _Node] = {}
-    for member in ordered:
-        if member.content_sha256 is not None:
-            first_of_content = first_home.setdefault(member.content_sha256, home(member))
-            link(first_of_content, home(member), "same_content", member.content_sha256[:16])
-    by_path = {member.path: home(member) for member in ordered}
-    for one, two in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
-        link(by_path[one], by_path[two], "near_duplicate", f"{one} ~ {two}")
+        links += [(("group", first), ("group", other), "same_source", source_id) for other in others]
+    content_of = {member.path: member.content_sha256 for member in members}
+    first_node: dict[str, _Node] = {}
+    for path, node in node_of.items():
+        content = content_of[path]
+        if content is not None:
+            links.append((first_node.setdefault(content, node), node, "same_content", content[:16]))
+    for one, other in sorted(sorted((members[a].path, members[b].path)) for a, b in near_duplicates):
+        links.append((node_of[one], node_of[other], "near_duplicate", f"{one} ~ {other}"))
 
-    stated, unstated = defaultdict[int, list[str]](list), dict[int, str]()
-    for node, place in number.items():
-        if node[0] == "group":
-            stated[int(components.label[place])].append(node[1])
-    label_of = [int(components.label[number[home(member)]]) for member in members]
-    for label, member in zip(label_of, members, strict=True):
+    components = Components(len(number))
+    smallest = list(names.values())  # the smallest name in each component, by label
+    joined = list[tuple[int, str, str, str, str]]()
+    for left, right, why, evidence in links:
+        place = number[left]
+        sides = sorted((smallest[components.label[place]], smallest[components.label[number[right]]]))
+        if components.join(place, number[right]):
+            smallest[components.label[place]] = sides[0]
+            joined.append((place, why, evidence, *sides))
+
+    labels = [int(components.label[number[node_of[member.path]]]) for member in members]
+    group_ids = dict[int, str]()
+    for label, member in zip(labels, members, strict=True):
         content = member.content_sha256
         name = f"source {member.source_id}" if content is None else f"video {content[:16]}"
-        unstated[label] = min(name, unstated.get(label, name))
-    group_ids = {
-        label: f"{min(stated[label])}+{len(stated[label]) - 1} more"
-        if len(stated[label]) > 1
-        else (*stated[label], name)[0]
-        for label, name in unstated.items()
-    }
-    merges = []
-    for place, why, evidence, one, two in links:
-        group_id = group_ids.get(int(components.label[place]))
-        if group_id is not None:  # a component without a member has no id
-            merges.append(Merge(group_id, why, evidence, one, two))
-    return Grouping(tuple(group_ids[label] for label in label_of), tuple(merges))
+        group_ids[label] = min(name, group_ids.get(label, name))
+    stated = defaultdict[int, list[str]](list)
+    for (kind, name), place in number.items():
+        if kind == "group":
+            stated[int(components.label[place])].append(name)
+    for label in group_ids.keys() & stated.keys():
+        more = len(stated[label]) - 1
+        group_ids[label] = f"{stated[label][0]}+{more} more" if more else stated[label][0]
+    # A component without a member has no id.
+    merges = [
+        Merge(group_ids[components.label[place]], *facts)
+        for place, *facts in joined
+        if components.label[place] in group_ids
+    ]
+    return Grouping(tuple(group_ids[label] for label in labels), tuple(merges))

@@ -17,8 +17,7 @@ two of 1,269 and five of 828 of such pairs (32 edits, 40 events and 28 clips).
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,6 +29,7 @@ from fvc_lib.corpus.copies.perceptual_hash import (
     MIRROR_BITS,
     WINDOWS,
     Codes,
+    Flags,
     Hashes,
     Places,
     SameFootage,
@@ -37,46 +37,41 @@ from fvc_lib.corpus.copies.perceptual_hash import (
     TimeView,
     parse_hashes,
 )
-from fvc_lib.services.isolated_workers import available_cores
 
 _CLOSER_BITS = 3  # a middle frame may differ in this many bits less than the others
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # fifths that may have been cut from the start and from the end
 _PAIRS_AT_ONCE = 1 << 16
-_QUERIES_AT_ONCE = 1 << 17
-_ENTRIES_AT_ONCE = 1 << 25  # codes searched at a time; the search takes some 48 bytes for each
+_LOOKS_AT_ONCE = 1 << 10
 
 # (4, K): numbers of one and other video, of a window of the other, and whether the one is mirrored. A middle frame of
 # the whole one looks like that window.
 Candidates = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 # Chooses pairs of a matrix. Arguments: positions of the queries (R,) and entries (C,), and a function that returns
 # (R, K), which pairs with K of the columns are near. Returns the rows and columns (N,), (N,) of the pairs.
 Choose = Callable[[Places, Places, Callable[[Places], Flags]], tuple[Places, Places]]
 
-# Nanoseconds, measured; they decide how codes are cut, never which pairs are found.
-_LOOKUP_NS, _COMPARED_NS, _STEP_NS, _KEY_NS = 20.0, 0.9, 60_000.0, 2.0
-_MOST_BLOCKS, _MOST_KEY_BITS = 7, 24
+_ALL_PAIRS = 1_250_000  # so few pairs are all compared
+_BLOCKS = ((13_000_000, 3), (150_000, 4), (60_000, 5), (0, 7))  # numbers of blocks for at least that many entries
 _CANDIDATES = 1 << 16  # compared at a time
 _LARGE_PAIRS = 1 << 17  # keys with at least this many pairs are compared as a matrix
 _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
 
 
 def near_duplicate_links(
-    hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None, threads: int = 0
+    hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None
 ) -> list[tuple[int, int]]:
     """Return the fewest index pairs (i < j), ascending, that connect all videos of the same footage.
 
     Two frames agree if their codes differ in at most ``max_bits`` of 64 bits. They agree closely if the codes differ in
-    at most ``max_bits - 3`` bits. Besides the hashes and about 24 bytes per video and thread, memory is bounded. Time
-    grows with the number of videos to the power of about 1.4 (``docs/measurements.md``), and linearly with the number
-    of copies of one video. Videos that share only one frame take about 30 nanoseconds per pair.
+    at most ``max_bits - 3`` bits. Besides the hashes, memory takes about 1.5 KiB per video. Time grows with the number
+    of videos to the power of about 1.4 (``docs/measurements.md``), and linearly with the number of copies of one video.
+    Videos that share only one frame take about 30 nanoseconds per pair.
 
     Args:
         hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing. Their order decides which pairs are
             chosen.
         max_bits: 0 to 64.
         confirm: decides on pairs whose hashes agree; None: every such pair is linked.
-        threads: number of searching threads; 0: one per available core. The links do not depend on it.
 
     Raises:
         ValueError: a text is no perceptual hash.
@@ -84,24 +79,16 @@ def near_duplicate_links(
     judge = Judge(hashes, max_bits, confirm)
     clusters = Components(len(judge.known))
     # Videos that are equal to the bit are compared once.
+    thumbnails = confirm.thumbnails if confirm else [""] * len(hashes)
     kinds: dict[tuple[str | None, str], int] = {}
-    first = np.array(
-        [
-            kinds.setdefault((hashes[place], confirm.looks[place] if confirm else ""), number)
-            for number, place in enumerate(judge.known.tolist())
-        ],
-        np.int64,
-    )
-    copies, distinct = np.flatnonzero(first != np.arange(len(first))), np.flatnonzero(first == np.arange(len(first)))
-    plain = np.zeros_like(copies)
-    links = list(_link(clusters, judge, [np.stack([first[copies], copies, plain, plain])], have_one_look=True))
-    at_once = _ENTRIES_AT_ONCE // len(WINDOWS)
-    with ThreadPoolExecutor(threads or available_cores()) as pool:
-        for frame in _middle_frames(judge.table.shape[1]):
-            for start in range(0, len(distinct), at_once):
-                search = _FrameSearch(judge, frame, distinct, distinct[start : start + at_once])
-                links.extend(search.links(clusters, pool))
-    return sorted((int(judge.known[min(pair)]), int(judge.known[max(pair)])) for pair in links)
+    equals = [(kinds.setdefault((hashes[place], thumbnails[place]), n), n) for n, place in enumerate(judge.known)]
+    distinct = np.array(list(kinds.values()), np.int64)
+    copies = np.array([(one, other, 0, 0) for one, other in equals if one != other], np.int64).reshape(-1, 4)
+    links = list(_link(clusters, judge, copies.T))
+    for frame in _middle_frames(judge.table.shape[1]):
+        links.extend(_FrameSearch(judge, frame, distinct).links(clusters))
+    pairs = judge.known[np.sort(np.array(links, np.int64).reshape(-1, 2))]
+    return sorted((one, other) for one, other in pairs.tolist())
 
 
 def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
@@ -111,8 +98,12 @@ def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits:
     """
     if not max_bits:
         return []
-    places = sorted({content: place for place, content in reversed(list(enumerate(contents)))}.values())
-    return [(places[one], places[other]) for one, other in near_duplicate_links([hashes[i] for i in places], max_bits)]
+    first: dict[str, int] = {}
+    for place, content in enumerate(contents):
+        first.setdefault(content, place)
+    places = list(first.values())
+    links = near_duplicate_links([hashes[place] for place in places], max_bits)
+    return [(places[one], places[other]) for one, other in links]
 
 
 def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
@@ -128,8 +119,8 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
     closely, near = max(0, max_bits - _CLOSER_BITS), np.zeros(len(table), np.bool_)
     for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
         codes = table[:, frame]
-        for whole, part in ((codes[:, :1], one[frame]), (one[frame, :1], codes)):
-            near |= (_bits_apart(whole, part, mirror) <= closely).any(axis=1)
+        bits = _bits_apart(codes[:, :1], one[frame], mirror), _bits_apart(one[frame, :1], codes, mirror)
+        near |= (np.minimum(*bits) <= closely).any(axis=1)
     return np.flatnonzero(near)
 
 
@@ -139,10 +130,6 @@ def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> npt.NDA
     It is 255 if either code is 0 (too plain to be compared).
     """
     return np.where((whole != 0) & (part != 0), np.bitwise_count(whole ^ mirror ^ part), np.uint8(255))
-
-
-def _mirrors(candidates: Candidates) -> Codes:
-    return np.where(candidates[3], MIRROR_BITS, np.uint64(0))
 
 
 class Judge:
@@ -170,8 +157,8 @@ class Judge:
         A candidate agrees if its frames do in any of the ``_time_views``. With ``looks``, the looks must agree in the
         same view.
         """
-        one, other, window, _ = candidates
-        mirrors, num_frames = _mirrors(candidates), self.table.shape[1]
+        one, other, window, is_mirrored = candidates
+        mirrors, num_frames = is_mirrored.astype(np.uint64) * MIRROR_BITS, self.table.shape[1]
         whole, part = self.table[one, :, 0], self.table[other, :, window]
 
         @cache
@@ -183,25 +170,26 @@ class Judge:
             closely |= bits(frame, frame) <= self.closely
         same = np.zeros_like(closely)
         for view in _time_views(num_frames):
-            near = [bits(*frames) <= self.max_bits for frames in view]
-            enough = closely & ~same & (2 * sum(agrees.astype(np.int64) for agrees in near) > num_frames)
+            near = np.stack([bits(*frames) <= self.max_bits for frames in view])
+            enough = closely & ~same & (2 * near.sum(axis=0) > num_frames)
             if looks is not None and enough.any():
-                is_near = np.stack([agrees[enough] for agrees in near], axis=1)
-                enough[enough] = looks.agree(one[enough], other[enough], window[enough], mirrors[enough], view, is_near)
+                enough[enough] = looks.agree(candidates[:, enough], view, near[:, enough].T)
             same |= enough
         return same
 
-    def agree(self, near: Candidates, *, have_one_look: bool = False) -> Flags:
+    def agree(self, near: Candidates) -> Flags:
         """Return whether candidates whose hashes agree also agree in their looks and by ``confirm``, bool (K,).
 
-        This is expensive. ``have_one_look`` says that both videos of each pair have the same looks.
+        This is expensive.
         """
         same = np.ones(near.shape[1], np.bool_)
-        if self._looks is not None and not have_one_look:
-            same = self.hashes_agree(near, self._looks)
-        if self._confirm is not None and same.any():
-            one, other, window, _ = near[:, same]
-            same[same] = self._confirm(self.known[one], self.known[other], window, _mirrors(near[:, same]))
+        for start in range(0, len(same), _LOOKS_AT_ONCE):
+            some = slice(start, start + _LOOKS_AT_ONCE)
+            if self._looks is not None:
+                same[some] = self.hashes_agree(near[:, some], self._looks)
+            if self._confirm is not None:
+                one, other, window, is_mirrored = near[:, some]
+                same[some] &= self._confirm(self.known[one], self.known[other], window, is_mirrored == 1)
         return same
 
 
@@ -210,23 +198,20 @@ def _apart(clusters: Components, candidates: Candidates) -> Candidates:
     return candidates[:, clusters.label[candidates[0]] != clusters.label[candidates[1]]]
 
 
-def _link(
-    clusters: Components, judge: Judge, parts: Iterable[Candidates], *, have_one_look: bool = False
-) -> Iterator[tuple[int, int]]:
+def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterator[tuple[int, int]]:
     """Connect candidates that show the same footage in ``clusters``; yield the pairs that joined two components."""
-    for candidates in parts:
-        for start in range(0, candidates.shape[1], _PAIRS_AT_ONCE):
-            near = _apart(clusters, candidates[:, start : start + _PAIRS_AT_ONCE])
-            near = near[:, judge.hashes_agree(near)]
-            while near.size:
-                # Looks are expensive: only of the fewest pairs that would connect as much as all.
-                labels, ends = np.unique(clusters.label[near[:2]], return_inverse=True)
-                joined = Components(len(labels))
-                is_asked = np.array([joined.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
-                asked = near[:, is_asked]
-                same = asked[:2, judge.agree(asked, have_one_look=have_one_look)]
-                yield from (pair for pair in zip(*same.tolist(), strict=True) if clusters.join(*pair))
-                near = _apart(clusters, near[:, ~is_asked])
+    for start in range(0, candidates.shape[1], _PAIRS_AT_ONCE):
+        near = _apart(clusters, candidates[:, start : start + _PAIRS_AT_ONCE])
+        near = near[:, judge.hashes_agree(near)]
+        while near.size:
+            # Looks are expensive: only of the fewest pairs that would connect as much as all.
+            labels, ends = np.unique(clusters.label[near[:2]], return_inverse=True)
+            joined = Components(len(labels))
+            is_asked = np.array([joined.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
+            asked = near[:, is_asked]
+            same = asked[:2, judge.agree(asked)]
+            yield from (pair for pair in zip(*same.tolist(), strict=True) if clusters.join(*pair))
+            near = _apart(clusters, near[:, ~is_asked])
 
 
 class _FrameSearch:
@@ -235,79 +220,60 @@ class _FrameSearch:
     Args:
         judge: decides on the candidates.
         frame: index of the middle frame.
-        distinct: numbers of the videos whose whole pictures are looked up.
-        some: numbers of the videos whose windows are searched.
+        videos: numbers of the videos.
     """
 
-    def __init__(self, judge: Judge, frame: int, distinct: Places, some: Places) -> None:
-        self._judge, self._frame, self._videos = judge, frame, some
-        codes, wholes = judge.table[some, frame].reshape(-1), judge.table[distinct, frame, 0]
+    def __init__(self, judge: Judge, frame: int, videos: Places) -> None:
+        self._judge, self._videos = judge, videos
+        codes, wholes = judge.table[videos, frame].reshape(-1), judge.table[videos, frame, 0]
         self._entry_of = np.flatnonzero(codes).astype(np.uint32)  # place in the flat table; zeros match nothing
-        self._wholes = distinct[np.flatnonzero(wholes)]  # the video of each plain query; as many mirrored ones follow
+        self._wholes = videos[np.flatnonzero(wholes)]  # the video of each plain query; as many mirrored ones follow
         self._codes, wholes = codes[self._entry_of], wholes[wholes != 0]
         self._queries = np.concatenate([wholes, wholes ^ MIRROR_BITS])
+        self._telling = _telling_frames(judge.table.shape[1], frame)
 
-    def links(self, clusters: Components, pool: Executor) -> Iterator[tuple[int, int]]:
-        """Connect the videos of one footage whose frame agrees closely in ``clusters``; yield the pairs that join.
-
-        Every task starts from the connections of earlier rounds, and the results of tasks are joined in a fixed order.
-        So the links do not depend on the number of threads.
-        """
+    def links(self, clusters: Components) -> Iterator[tuple[int, int]]:
+        """Connect the videos of one footage whose frame agrees closely in ``clusters``; yield the pairs that join."""
         blocks = blocks_for(self._judge.closely, len(self._queries), len(self._codes))
-        for number, block in enumerate(blocks):
+        for number in range(len(blocks)):
             search = BlockSearch(self._codes, blocks, number, self._judge.closely)
-            queries = sorted_by(block, self._queries)
+            waiting: list[Candidates] = []
+            for query, entry in search.pairs(self._queries, self._chooser(clusters)):
+                (one, is_mirrored), (other, window) = self._whole(query), self._window(entry)
+                # A pair of whole pictures is found in both directions; one is enough.
+                is_pair = np.where(window == 0, one < other, one != other)
+                found = np.stack([one, other, window, is_mirrored])
+                waiting.append(_apart(clusters, found[:, is_pair]))
+                if sum(part.shape[1] for part in waiting) > _PAIRS_AT_ONCE:
+                    yield from _link(clusters, self._judge, np.concatenate(waiting, axis=1))
+                    waiting = []
+            if waiting:
+                yield from _link(clusters, self._judge, np.concatenate(waiting, axis=1))
 
-            def linked(start: int, search: BlockSearch = search, queries: Sorted = queries) -> list[tuple[int, int]]:
-                own = clusters.copy()
-                pairs = search.pairs(queries.part(slice(start, start + _QUERIES_AT_ONCE)), self._chooser(own))
-                return list(_link(own, self._judge, self._gathered(pairs, own)))
-
-            starts, num_tasks = range(0, len(self._queries), _QUERIES_AT_ONCE), 1
-            while starts:
-                for pairs in list(pool.map(linked, starts[:num_tasks])):
-                    yield from (pair for pair in pairs if clusters.join(*pair))
-                # Few at first: pairs that they connect are not compared again by all others.
-                starts, num_tasks = starts[num_tasks:], 2 * num_tasks
-
-    def _candidates(self, query: Places, entry: Places) -> Candidates:
+    def _whole(self, query: Places) -> tuple[Places, Flags]:
+        """Return the videos of queries, (K,), and whether they are mirrored, (K,)."""
         is_mirrored = query >= len(self._wholes)
-        other, window = np.divmod(self._entry_of[entry].astype(np.int64), len(WINDOWS))
-        one = self._wholes[query - len(self._wholes) * is_mirrored]
-        return np.stack([one, self._videos[other], window, is_mirrored])
+        return self._wholes[query - len(self._wholes) * is_mirrored], is_mirrored
 
-    def _gathered(self, pairs: Iterable[tuple[Places, Places]], clusters: Components) -> Iterator[Candidates]:
-        """Yield the candidates that are not connected yet, in portions of bounded size.
+    def _window(self, entry: Places) -> tuple[Places, Places]:
+        """Return the videos of entries, (K,), and the numbers of their windows, (K,)."""
+        place, window = np.divmod(self._entry_of[entry].astype(np.int64), len(WINDOWS))
+        return self._videos[place], window
 
-        A pair of whole pictures is found in both directions, and yielded once.
-        """
-        waiting: list[Candidates] = []
-        for pair in pairs:
-            found = self._candidates(*pair)
-            is_pair = np.where(found[2] == 0, found[0] < found[1], found[0] != found[1])
-            waiting.append(_apart(clusters, found[:, is_pair]))
-            if sum(part.shape[1] for part in waiting) > _PAIRS_AT_ONCE:
-                yield np.concatenate(waiting, axis=1)
-                waiting = []
-        if waiting:
-            yield np.concatenate(waiting, axis=1)
-
-    def _chooser(self, clusters: Components) -> Callable[..., tuple[Places, Places]]:
+    def _chooser(self, clusters: Components) -> Choose:
         """Return a function for ``BlockSearch.pairs`` that skips pairs which are connected or cannot be linked."""
-        table, telling = self._judge.table, _telling_frames(self._judge.table.shape[1], self._frame)
+        table = self._judge.table
 
         def choose(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
-            rows = self._candidates(query, np.broadcast_to(entry[:1], query.shape))
-            columns = self._candidates(np.broadcast_to(query[:1], entry.shape), entry)
-            own, others = clusters.label[rows[0]], clusters.label[columns[1]]
+            (one, is_mirrored), (other, window) = self._whole(query), self._window(entry)
+            own, others = clusters.label[one], clusters.label[other]
             some = np.flatnonzero(others != own[0]) if (own == own[0]).all() else np.arange(len(entry))
             is_near = near(some)
-            if telling and is_near.any():
-                may_be = np.zeros_like(is_near)
-                for first, second in telling:
-                    part = table[columns[1, some], second, columns[2, some]]
-                    bits = _bits_apart(table[rows[0], first, 0][:, None], part, _mirrors(rows)[:, None])
-                    may_be |= bits <= self._judge.max_bits
+            if self._telling and is_near.any():
+                may_be, mirrors = np.zeros_like(is_near), (is_mirrored * MIRROR_BITS)[:, None]
+                for first, second in self._telling:
+                    part = table[other[some], second, window[some]]
+                    may_be |= _bits_apart(table[one, first, :1], part, mirrors) <= self._judge.max_bits
                 is_near &= may_be
             row, column = np.nonzero(is_near)
             return row, some[column]
@@ -315,14 +281,13 @@ class _FrameSearch:
         return choose
 
 
-@cache
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
     """Return pairs of frame indices such that any videos of one footage agree in at least one of these pairs.
 
     The pair ``(frame, frame)`` is never among them, because it was compared already. Empty for a single frame.
     """
     views = _time_views(num_frames)
-    uses = Counter(pair for view in views for pair in view)
+    uses = Counter(itertools.chain(*views))
     telling: dict[tuple[int, int], None] = {}
     for view in views:
         others = sorted((pair for pair in view if pair != (frame, frame)), key=lambda pair: -uses[pair])
@@ -334,6 +299,7 @@ def _middle_frames(num_frames: int) -> range:
     return range(1, num_frames - 1) if num_frames > 2 else range(num_frames)
 
 
+@cache
 def _time_views(num_frames: int) -> tuple[TimeView, ...]:
     """Return the ways to pair the frames of two videos: the first pairs frames at equal relative times.
 
@@ -369,57 +335,41 @@ class Block:
         """Return the bits of this block in each code, as a number below ``2**size``; same shape as ``codes``."""
         return (codes >> np.uint64(self.start)) & np.uint64((1 << self.size) - 1)
 
+    def masks(self) -> Iterator[np.uint32]:
+        """Yield all numbers of ``size`` bits of which at most ``radius`` are set."""
+        for flipped in range(self.radius + 1):
+            for chosen in itertools.combinations(range(self.size), flipped):
+                yield np.uint32(sum(1 << bit for bit in chosen))
+
 
 def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block, ...]:
-    """Return the blocks by which pairs that differ in at most ``max_bits`` are found in the least estimated time.
+    """Return the blocks of bits by which pairs that differ in at most ``max_bits`` are found fast.
 
     A single block of size 0 means that all pairs are compared.
     """
-    ways: dict[tuple[Block, ...], float] = {(Block(0, 0, 0),): num_queries * num_entries * _COMPARED_NS + _STEP_NS}
-    for number in range(2, _MOST_BLOCKS + 1):
-        # Of each pair at least one block differs in at most its radius; blocks of radius -1 are not needed.
-        radius, larger = divmod(max_bits - number + 1, number)
-        borders = [64 * block // number for block in range(number + 1)]
-        cut = zip(borders, borders[1:], itertools.count(), strict=False)
-        blocks = tuple(Block(start, end - start, radius + (place < larger)) for start, end, place in cut)
-        blocks = tuple(block for block in blocks if block.radius >= 0)
-        nanoseconds = 0.0
-        for block in blocks:
-            num_keys = 1 << block.size
-            num_lookups = sum(math.comb(block.size, flipped) for flipped in range(block.radius + 1))
-            a_lookup = _LOOKUP_NS + _COMPARED_NS * _width(num_entries, num_keys)
-            nanoseconds += num_keys * _KEY_NS + num_lookups * (_STEP_NS + num_queries * a_lookup)
-        if blocks[0].size <= _MOST_KEY_BITS:
-            ways[blocks] = nanoseconds
-    return min(ways, key=lambda blocks: ways[blocks])
+    if num_queries * num_entries < _ALL_PAIRS:
+        return (Block(0, 0, 0),)
+    number = next(number for least, number in _BLOCKS if num_entries >= least)
+    # Of each pair at least one block differs in at most its radius; blocks of radius -1 are not needed.
+    radius, larger = divmod(max_bits - number + 1, number)
+    borders = [64 * block // number for block in range(number + 1)]
+    blocks = [
+        Block(start, end - start, radius + (place < larger))
+        for place, (start, end) in enumerate(itertools.pairwise(borders))
+    ]
+    return tuple(block for block in blocks if block.radius >= 0)
 
 
-def _width(num_entries: int, num_keys: int) -> int:
-    """Return a number of entries that hardly any key has more of, if entries are spread evenly over the keys."""
-    mean = num_entries / num_keys
-    return math.ceil(1 + mean + math.sqrt(mean))
+def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Return (codes, keys, positions): at most 2**32 ``codes`` sorted by their keys in ``block``, then by position.
 
-
-@dataclass(frozen=True)
-class Sorted:
-    """Codes sorted by their keys in a block, and by their positions where keys are equal."""
-
-    codes: Codes
-    keys: npt.NDArray[np.uint32]
-    position: npt.NDArray[np.uint32]  # position of each code before sorting
-
-    def part(self, some: slice) -> "Sorted":
-        """Return the codes in the slice ``some``."""
-        return Sorted(self.codes[some], self.keys[some], self.position[some])
-
-
-def sorted_by(block: Block, codes: Codes) -> Sorted:
-    """Return ``codes``, at most 2**32, sorted by their keys in ``block``."""
+    ``positions`` are the indices of the codes before they were sorted.
+    """
     # As one number key and position sort ten times as fast as by argsort.
     order = (block.keys(codes) << np.uint64(32)) | np.arange(len(codes), dtype=np.uint64)
     order.sort()
     position = order.astype(np.uint32)  # the lower half
-    return Sorted(codes[position], (order >> np.uint64(32)).astype(np.uint32), position)
+    return codes[position], (order >> np.uint64(32)).astype(np.uint32), position
 
 
 class BlockSearch:
@@ -430,34 +380,33 @@ class BlockSearch:
 
     def __init__(self, entries: Codes, blocks: Sequence[Block], number: int, max_bits: int) -> None:
         self._block, self._earlier, self._max_bits = blocks[number], blocks[:number], max_bits
-        ordered = sorted_by(self._block, entries)
-        self._codes, self._position = ordered.codes, ordered.position
+        self._codes, keys, self._position = _sorted_by(self._block, entries)
         # Where the entries of each key begin, and at last where all end.
-        keys = np.arange((1 << self._block.size) + 1, dtype=np.uint32)
-        self._starts = np.searchsorted(ordered.keys, keys).astype(np.int32)
-        self._most_of_a_key = int(np.diff(self._starts).max())
+        all_keys = np.arange((1 << self._block.size) + 1, dtype=np.uint32)
+        self._starts = np.searchsorted(keys, all_keys).astype(np.int32)
 
-    def pairs(self, queries: Sorted, choose: Choose) -> Iterator[tuple[Places, Places]]:
+    def pairs(self, queries: Codes, choose: Choose) -> Iterator[tuple[Places, Places]]:
         """Yield (query positions, entry positions), both (K,), of pairs that differ in at most ``max_bits``.
 
-        Args:
-            queries: codes sorted by the same block.
-            choose: chooses which pairs to yield where many queries and entries share a key.
+        Where many queries and entries share a key, ``choose`` chooses which pairs to yield.
         """
-        _, start_of, times = np.unique(queries.keys, return_index=True, return_counts=True)
-        has_large = self._most_of_a_key * int(times.max(initial=0)) >= _LARGE_PAIRS
-        for mask in _masks(self._block):
-            keys = queries.keys ^ mask
+        codes, own_keys, position = _sorted_by(self._block, queries)
+        _, start_of, times = np.unique(own_keys, return_index=True, return_counts=True)
+        most_of_a_key = int(np.diff(self._starts).max())
+        has_large = most_of_a_key * int(times.max(initial=0)) >= _LARGE_PAIRS
+        for mask in self._block.masks():
+            keys = own_keys ^ mask
             first = self._starts.take(keys)
             counts = self._starts.take(keys + np.uint32(1)) - first
             if has_large:
                 for kind in np.flatnonzero(counts[start_of] * times >= _LARGE_PAIRS):
                     start = start_of[kind]
-                    some, begin = slice(start, start + times[kind]), first[start]
-                    yield from self._in_matrix(queries.part(some), slice(begin, begin + counts[start]), choose)
+                    some = slice(start, start + times[kind])
+                    entries = slice(first[start], first[start] + counts[start])
+                    yield from self._in_matrix(codes[some], position[some].astype(np.int64), entries, choose)
                     counts[some] = 0
-            for query, entry in self._one_by_one(queries.codes, first, counts):
-                yield queries.position[query].astype(np.int64), self._position[entry].astype(np.int64)
+            for query, entry in self._one_by_one(codes, first, counts):
+                yield position[query].astype(np.int64), self._position[entry].astype(np.int64)
 
     def _one_by_one(
         self, queries: Codes, first: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
@@ -468,15 +417,16 @@ class BlockSearch:
         compared with the same number of entries at once, and pairs with entries beyond the candidates are dropped.
         Queries with more candidates are compared with the next entries, twice as many in every round.
         """
-        width, asked = min(_width(len(self._codes), len(self._starts) - 1), len(self._codes)), np.flatnonzero(counts)
+        num_codes, asked, done = len(self._codes), np.flatnonzero(counts), 0
+        # Hardly any key has more entries, if they are spread evenly over the keys.
+        mean = num_codes / (len(self._starts) - 1)
+        width = min(math.ceil(1 + mean + math.sqrt(mean)), num_codes)
         first, counts = first[asked], counts[asked]
-        done = 0
         while len(asked):
             # All overlapping runs of ``width`` neighbours, as items that are copied whole.
-            runs = np.ndarray(
-                len(self._codes) - width + 1, f"V{width * 8}", buffer=self._codes, strides=self._codes.strides
-            )
-            from_place = np.minimum(first + np.int32(done), np.int32(len(runs) - 1))
+            num_runs = num_codes - width + 1
+            runs = np.ndarray(num_runs, f"V{width * 8}", buffer=self._codes, strides=self._codes.strides)
+            from_place = np.minimum(first + np.int32(done), np.int32(num_runs - 1))
             at_once = max(1, _CANDIDATES // width)
             for start in range(0, len(asked), at_once):
                 some = slice(start, start + at_once)
@@ -487,13 +437,14 @@ class BlockSearch:
                     continue
                 row, column = np.divmod(near, width)
                 entry = from_place[some][row] + column
-                is_own = (entry >= first[some][row] + done) & (entry < first[some][row] + counts[some][row])
+                begin = first[some][row]
+                is_own = (entry >= begin + done) & (entry < begin + counts[some][row])
                 is_own &= self._is_new(difference.reshape(-1)[near])
                 yield asked[some][row[is_own]], entry[is_own]
             done += width
             more = counts > done
             asked, first, counts = asked[more], first[more], counts[more]
-            width = min(2 * width, len(self._codes))
+            width = min(2 * width, num_codes)
 
     def _is_new(self, difference: Codes) -> Flags:
         is_new = np.ones(difference.shape, np.bool_)
@@ -501,32 +452,25 @@ class BlockSearch:
             is_new &= np.bitwise_count(block.keys(difference)) > block.radius
         return is_new
 
-    def _in_matrix(self, queries: Sorted, some: slice, choose: Choose) -> Iterator[tuple[Places, Places]]:
-        """Yield (query positions, entry positions), both (K,), of the near pairs of all queries and ``some`` entries.
+    def _in_matrix(
+        self, queries: Codes, query: Places, entries: slice, choose: Choose
+    ) -> Iterator[tuple[Places, Places]]:
+        """Yield (query positions, entry positions), both (K,), of the near pairs of all queries and some entries.
 
         The first matrices have few rows, so that ``choose`` can skip pairs that these have already connected.
         """
-        codes, entry = self._codes[some], self._position[some].astype(np.int64)
-        query = queries.position.astype(np.int64)
+        codes, entry = self._codes[entries], self._position[entries].astype(np.int64)
         start, num_rows = 0, 1
         while start < len(query):
             rows, width = slice(start, start + num_rows), _TILE_PAIRS // num_rows
             for column in range(0, len(entry), width):
-                tile = codes[column : column + width]
+                tile, of_tile = codes[column : column + width], entry[column : column + width]
 
                 def near(columns: Places, rows: slice = rows, tile: Codes = tile) -> Flags:
-                    difference = queries.codes[rows, None] ^ tile[columns]
+                    difference = queries[rows, None] ^ tile[columns]
                     is_near: Flags = np.bitwise_count(difference) <= self._max_bits
                     return is_near & self._is_new(difference) if is_near.any() else is_near
 
-                tile_entry = entry[column : column + width]
-                found = choose(query[rows], tile_entry, near)
-                yield query[rows][found[0]], tile_entry[found[1]]
+                row, chosen = choose(query[rows], of_tile, near)
+                yield query[rows][row], of_tile[chosen]
             start, num_rows = start + num_rows, min(2 * num_rows, _TILE_ROWS)
-
-
-def _masks(block: Block) -> Iterator[np.uint32]:
-    """Yield all numbers of ``block.size`` bits of which at most ``block.radius`` are set."""
-    for flipped in range(block.radius + 1):
-        for chosen in itertools.combinations(range(block.size), flipped):
-            yield np.uint32(sum(1 << bit for bit in chosen))

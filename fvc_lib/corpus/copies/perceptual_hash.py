@@ -25,6 +25,8 @@ Codes = npt.NDArray[np.uint64]
 Hashes = npt.NDArray[np.uint64]  # (..., T, 30)
 Looks = npt.NDArray[np.uint8]  # (..., T, 216): luma, then (blue - luma) / 2 and (red - luma) / 2, each plus 128
 Grid = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
 STEPS = 20  # borders of windows are multiples of a 20th of a side
@@ -41,7 +43,6 @@ WINDOWS = tuple(
 LOOK_LUMA_SIDE, LOOK_COLOUR_SIDE = 12, 6
 LOOK_BYTES = LOOK_LUMA_SIDE**2 + 2 * LOOK_COLOUR_SIDE**2
 _FRAME_BYTES = 8 * len(WINDOWS)
-_TEXT_LENGTH = 4 * _FRAME_BYTES // 3 + 1  # length of a frame without a look, in Base64, with a separator
 _NOISE_AMPLITUDE = 0.25  # grey levels; the sign of a weaker coefficient is chance
 _MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
 _LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
@@ -59,66 +60,50 @@ def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
 
     Returns:
         T texts joined by ``-``, one per frame: the Base64 of 30 big-endian codes of 64 bits, followed by the look.
-
-    Raises:
-        ValueError: ``frames`` has another shape or dtype, or is empty.
     """
-    if frames.ndim != 4 or frames.shape[1] != 3 or frames.dtype != np.uint8 or not frames.size:
-        raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted non-empty uint8 (T, 3, H, W)")
     frames = without_bars(frames)
     grids = luma_grids(frames)
-    return hash_text(_sign_bits(_amplitudes(grids)), _looks(frames, grids))
+    return hash_text(_codes(grids), _looks(frames, grids))
 
 
 def hash_of_grids(grids: Grid) -> str:
     """Return the hash of frames without looks, from their ``luma_grids`` (T, 160, 160)."""
-    return hash_text(_sign_bits(_amplitudes(grids)))
+    return hash_text(_codes(grids))
 
 
 def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
     """Return codes uint64 (T, 30), and looks uint8 (T, 216) if given, as a text that ``parse_hashes`` reads."""
-    frames = [frame.astype(">u8").tobytes() for frame in codes]
+    table = codes.astype(">u8").view(np.uint8)
     if looks is not None:
-        frames = [frame + look.tobytes() for frame, look in zip(frames, looks, strict=True)]
-    return "-".join(base64.b64encode(frame).decode("ascii") for frame in frames)
+        table = np.concatenate([table, looks], axis=1)
+    return "-".join(base64.b64encode(frame.tobytes()).decode("ascii") for frame in table)
 
 
 def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
-    """Return the codes, uint64 (N, T, 30), and looks, uint8 (N, T, 216), of N hashes.
+    """Return the codes, uint64 (N, T, 30), and looks, uint8 (N, T, 216), of N hashes with equally many frames.
 
-    T is the largest number of frames. A hash with fewer frames repeats them, at the nearest relative time. Looks are
-    zeros for a text without looks; if no text has any, their shape is (N, 0, 216).
+    If the hashes have no looks, the shape of the looks is (N, T, 0).
 
     Raises:
-        ValueError: a text is no perceptual hash.
+        ValueError: a text is no perceptual hash, or differs from the first in its number of frames.
     """
-    num_frames = max((text.count("-") + 1 for text in texts), default=1)
-    share = (np.arange(num_frames) + 0.5) / num_frames
-    has_looks = any(len(text) > _TEXT_LENGTH * (text.count("-") + 1) for text in texts)
-    table = np.empty((len(texts), num_frames, len(WINDOWS)), np.uint64)
-    looks = np.zeros((len(texts), num_frames if has_looks else 0, LOOK_BYTES), np.uint8)
+    num_frames, num_bytes = 1, _FRAME_BYTES
+    for text in texts[:1]:
+        num_frames = text.count("-") + 1
+        if len(text) > num_frames * (4 * _FRAME_BYTES // 3 + 1):
+            num_bytes += LOOK_BYTES
+    codes = np.empty((len(texts), num_frames, len(WINDOWS)), np.uint64)
+    looks = np.empty((len(texts), num_frames, num_bytes - _FRAME_BYTES), np.uint8)
     for place, text in enumerate(texts):
-        frames = _parse(text)
-        frames = frames[(share * len(frames)).astype(np.int64)]
-        table[place] = np.ascontiguousarray(frames[:, :_FRAME_BYTES]).view(">u8")
-        if frames.shape[1] > _FRAME_BYTES:
-            looks[place] = frames[:, _FRAME_BYTES:]
-    return table, looks
-
-
-def _parse(text: str) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a hash, uint8 (T, 240), or (T, 456) if it has looks."""
-    try:
-        raw = [base64.b64decode(frame, validate=True) for frame in text.split("-")]
-        sizes = {len(frame) for frame in raw}
-        if sizes not in ({_FRAME_BYTES}, {_FRAME_BYTES + LOOK_BYTES}):
-            raise ValueError(f"frames of {sorted(sizes)} bytes")
-        return np.frombuffer(b"".join(raw), np.uint8).reshape(len(raw), -1)
-    except ValueError as error:
-        raise ValueError(
-            f"perceptual hash: got {text[:60]!r}, wanted {_FRAME_BYTES} bytes per frame in Base64, or with looks "
-            f"{_FRAME_BYTES + LOOK_BYTES}. Index again."
-        ) from error
+        try:
+            content = b"".join(base64.b64decode(frame, validate=True) for frame in text.split("-"))
+            frames = np.frombuffer(content, np.uint8).reshape(num_frames, num_bytes)
+        except ValueError as error:
+            wanted = f"{num_frames} frames of {num_bytes} bytes in Base64"
+            raise ValueError(f"perceptual hash: got {text[:60]!r}, wanted {wanted}. Index again.") from error
+        codes[place] = np.ascontiguousarray(frames[:, :_FRAME_BYTES]).view(">u8")
+        looks[place] = frames[:, _FRAME_BYTES:]
+    return codes, looks
 
 
 def _looks(frames: npt.NDArray[np.uint8], grids: Grid) -> Looks:
@@ -176,12 +161,6 @@ def _average_along_rows(picture: Grid, side: int) -> Grid:
     return np.asarray(np.diff(until, axis=-1) * (side / width))
 
 
-def _lowest_frequencies() -> npt.NDArray[np.int64]:
-    """Return the 64 lowest (vertical, horizontal) frequencies by their sum, without (0, 0), (64, 2)."""
-    square = [(v, h) for v in range(12) for h in range(12) if v or h]
-    return np.array(sorted(square, key=lambda f: (f[0] + f[1], f[0]))[:64])
-
-
 def _cosines() -> Grid:
     """Return the 12 lowest DCT-II basis functions on each of the 10 spans, (10, 12, 160).
 
@@ -196,29 +175,24 @@ def _cosines() -> Grid:
     return np.stack(bases)
 
 
-_FREQUENCIES = _lowest_frequencies()
+# (64, 2): the lowest (vertical, horizontal) frequencies by their sum, without (0, 0).
+_FREQUENCIES: Places = np.array(sorted(np.ndindex(12, 12), key=lambda pair: (sum(pair), pair))[1:65])
 _COSINES = _cosines()
 _BIT_VALUES = np.uint64(1) << np.arange(64, dtype=np.uint64)
 # Mirroring left to right turns the sign of every odd horizontal frequency.
 MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
-def _amplitudes(grids: Grid) -> Grid:
-    """Return the amplitudes of the 64 lowest frequencies in each window of ``luma_grids`` (T, 160, 160).
+def _codes(grids: Grid) -> Hashes:
+    """Return the codes, uint64 (T, 30), of ``luma_grids`` (T, 160, 160): bit k is set if amplitude k is positive.
 
-    The result is (T, 30, 64), in grey levels.
+    A code is 0 if more than half of its amplitudes are too small to be more than noise.
     """
     cosines = _COSINES.reshape(-1, GRID_SIDE)
     spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(SPANS), 12, len(SPANS), 12)
     windows = [spectra[:, down, :, right] for down, right in WINDOWS]
-    return np.stack([window[:, _FREQUENCIES[:, 0], _FREQUENCIES[:, 1]] for window in windows], axis=1)
-
-
-def _sign_bits(amplitudes: Grid) -> Hashes:
-    """Return the codes, uint64 (...), of amplitudes (..., 64): bit k is set if amplitude k is positive.
-
-    The code is 0 if more than half of the amplitudes are too small to be more than noise.
-    """
+    down, right = _FREQUENCIES.T
+    amplitudes = np.stack([window[:, down, right] for window in windows], axis=1)
     # Rounded, so that a zero stays zero in whatever order a matrix product adds.
     bits = np.where(amplitudes.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
     significant = (np.abs(amplitudes) > _NOISE_AMPLITUDE).sum(axis=-1)
@@ -233,7 +207,6 @@ def _sign_bits(amplitudes: Grid) -> Hashes:
 # drawn dishes: 98.4% of the copies are found, and of 258,120 pairs of different dishes none is joined. Of edited copies
 # of 88 stills from 132 real clips 88.4% are found; all joined stills of different clips show one scene.
 
-Places = npt.NDArray[np.int64]
 _Patches = npt.NDArray[np.float32]  # (K, side, side)
 
 THUMBNAIL_SIDE, COLOUR_SIDE = 24, 8
@@ -242,7 +215,6 @@ _LEAST_EXPLAINED = 0.94  # share of the variance of one luma that the other expl
 _LEAST_COLOUR_EXPLAINED = 0.5
 _LEAST_VARIANCE = 1.0  # grey levels squared; with less a picture is too plain to be compared
 _LEAST_COLOUR_VARIANCE = 16.0  # with less, as in a grey picture, colours are not compared
-_AT_ONCE = 1 << 11
 _DOWN = np.array([down for down, _ in WINDOWS])
 _RIGHT = np.array([right for _, right in WINDOWS])
 
@@ -273,7 +245,7 @@ class SamePictures:
     """
 
     def __init__(self, thumbnails: Sequence[str]) -> None:
-        self.looks = thumbnails  # pictures with equal ones are judged equally
+        self.thumbnails = thumbnails
         size = THUMBNAIL_SIDE**2
         values = np.empty((len(thumbnails), size + 2 * COLOUR_SIDE**2), np.uint8)
         for place, text in enumerate(thumbnails):
@@ -282,7 +254,7 @@ class SamePictures:
         # Blue and red less luma, halved, 128 for none.
         self._colour = values[:, size:].reshape(-1, 2, COLOUR_SIDE, COLOUR_SIDE)
 
-    def __call__(self, one: Places, other: Places, window: Places, mirror: Codes) -> npt.NDArray[np.bool_]:
+    def __call__(self, one: Places, other: Places, window: Places, is_mirrored: Flags) -> Flags:
         """Return whether picture ``one`` shows a window of picture ``other``, for K pairs, bool (K,).
 
         If the window is the whole picture, the pair is also compared in the other order, and one match suffices.
@@ -291,24 +263,20 @@ class SamePictures:
             one: (K,), numbers of pictures.
             other: (K,), numbers of pictures.
             window: (K,), numbers of windows of ``other`` (``WINDOWS``).
-            mirror: (K,), ``MIRROR_BITS`` where ``one`` is to be mirrored, else 0.
+            is_mirrored: (K,), whether ``one`` is to be mirrored.
         """
-        same = np.zeros(len(one), np.bool_)
-        turned = mirror == MIRROR_BITS
-        for start in range(0, len(one), _AT_ONCE):
-            some = np.arange(start, min(start + _AT_ONCE, len(one)))
-            same[some] = self._like(one[some], other[some], window[some], turned[some])
-            back = some[~same[some] & (window[some] == 0)]
-            same[back] = self._like(other[back], one[back], window[back], turned[back])
+        same = self._like(one, other, window, is_mirrored)
+        back = np.flatnonzero(~same & (window == 0))
+        same[back] = self._like(other[back], one[back], window[back], is_mirrored[back])
         return same
 
-    def _like(self, one: Places, other: Places, window: Places, turned: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _like(self, one: Places, other: Places, window: Places, is_mirrored: Flags) -> Flags:
         whole, part = patches(self._luma[one], _AVERAGES), patches(self._luma[other], _AVERAGES, window)
-        same = _explained(mirrored_where(whole, turned), part) >= _LEAST_EXPLAINED
+        same = _explained(mirrored_where(whole, is_mirrored), part) >= _LEAST_EXPLAINED
         near = np.flatnonzero(same)
         whole = patches(self._colour[one[near]], _COLOUR_AVERAGES)
         part = patches(self._colour[other[near]], _COLOUR_AVERAGES, window[near])
-        same[near] = _colours_agree(mirrored_where(whole, turned[near]), part)
+        same[near] = _colours_agree(mirrored_where(whole, is_mirrored[near]), part)
         return same
 
 
@@ -354,23 +322,22 @@ def patches(
     return cut
 
 
-def mirrored_where(pictures: _Patches, is_mirrored: npt.NDArray[np.bool_]) -> _Patches:
+def mirrored_where(pictures: _Patches, is_mirrored: Flags) -> _Patches:
     """Return ``pictures`` (K, ..., side, side), mirrored left to right where ``is_mirrored`` (K,) is true."""
     is_mirrored = is_mirrored.reshape(-1, *[1] * (pictures.ndim - 1))
     return np.where(is_mirrored, pictures[..., ::-1], pictures)
 
 
-def _colours_agree(one: _Patches, other: _Patches) -> npt.NDArray[np.bool_]:
+def _colours_agree(one: _Patches, other: _Patches) -> Flags:
     """Return whether the colours (K, 2, 6, 6) of two pictures vary in the same way over the picture, bool (K,).
 
     White balance and saturation may differ. A grey picture agrees with every picture.
     """
     first, second = (values - values.mean(axis=(2, 3), keepdims=True) for values in (one, other))
     common = (first * second).mean(axis=(1, 2, 3))
-    first, second = (np.square(values).mean(axis=(1, 2, 3)) for values in (first, second))
-    alike = (common > 0) & (common**2 >= _LEAST_COLOUR_EXPLAINED * first * second)
-    is_grey = np.minimum(first, second) < _LEAST_COLOUR_VARIANCE
-    return np.asarray(alike | is_grey)
+    variances = [np.square(values).mean(axis=(1, 2, 3)) for values in (first, second)]
+    alike = (common > 0) & (common**2 >= _LEAST_COLOUR_EXPLAINED * variances[0] * variances[1])
+    return np.asarray(alike | (np.minimum(*variances) < _LEAST_COLOUR_VARIANCE))
 
 
 def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
@@ -401,23 +368,20 @@ def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
 # stricter limits. Measured with near_duplicate_bits 10: 99.8% and 99.4% of the edited copies of 40 sample events and 28
 # real clips stay linked; of 2,626 linked pairs of different drawn clips 79 do. A pair takes 0.1 ms.
 
-_Flags = npt.NDArray[np.bool_]
 TimeView = tuple[tuple[int, int], ...]  # pairs of frames that are compared: one video's, the other's
 _Values = npt.NDArray[np.float64]  # (K,)
 _Frames = npt.NDArray[np.float32]  # (K, T, channels, side, side)
 
-_LEAST_HUE_ALIKE = 0.7  # mean cosine between the colours of both
-_LEAST_LUMA_ALIKE = 0.6  # correlation within the frames
-_LEAST_MOTION_ALIKE = 0.45  # correlation of the changes from frame to frame
+# The mean cosine between the colours of both, the correlation within the frames, and that of the changes over time.
+_LEAST_ALIKE = np.array([[0.7], [0.6], [0.45]])
+_PLAIN_ALIKE = np.array([[0.97], [0.97], [0.93]])
 _LEAST_MOTION = 3.0  # grey levels squared; less is noise
 _LEAST_CHROMA = 6.0  # levels; a colour nearer to the frame's median has none
 _LEAST_COLOURED = 100.0  # levels squared over a whole frame; with less it counts as colourless
 _PLAIN_SHARE = 0.35  # a picture is plain if less than this share is off its median
 _PLAIN_LEVELS = 8.0
-_PLAIN_HUE_ALIKE, _PLAIN_LUMA_ALIKE, _PLAIN_MOTION_ALIKE = 0.97, 0.97, 0.93
 _PLAIN_SATURATION_ALIKE = 0.55
 _PLAIN_MOST_GAIN = 1.8  # ratio of the two contrasts
-_PAIRS_AT_ONCE = 1 << 10
 _LUMA_AVERAGES = span_averages(LOOK_LUMA_SIDE, 10)
 _COLOUR_PLACES = span_averages(LOOK_COLOUR_SIDE, 5)
 
@@ -426,44 +390,29 @@ class SameFootage:
     """Decide whether pairs of videos show one footage, by the looks (tiny pictures) of their frames.
 
     Args:
-        looks: looks of N videos, uint8 (N, T, 216); a video without looks (zeros) agrees with every video.
+        looks: looks of N videos, uint8 (N, T, 216).
     """
 
     def __init__(self, looks: Looks) -> None:
         luma_bytes = LOOK_LUMA_SIDE**2
-        self._is_known: _Flags = np.asarray(looks.any(axis=(1, 2)))
         self._luma = looks[..., :luma_bytes].reshape(*looks.shape[:2], 1, LOOK_LUMA_SIDE, LOOK_LUMA_SIDE)
         self._colour = looks[..., luma_bytes:].reshape(*looks.shape[:2], 2, LOOK_COLOUR_SIDE, LOOK_COLOUR_SIDE)
 
-    def agree(
-        self, one: Places, other: Places, window: Places, mirror: Codes, view: TimeView, is_near: _Flags
-    ) -> _Flags:
-        """Return whether video ``one`` shows a window of video ``other``, for K pairs, bool (K,).
+    def agree(self, candidates: Places, view: TimeView, is_near: Flags) -> Flags:
+        """Return whether one video shows a window of another, for K pairs, bool (K,).
 
         Args:
-            one: (K,), numbers of videos.
-            other: (K,), numbers of videos.
-            window: (K,), numbers of windows of ``other`` (``WINDOWS``).
-            mirror: (K,), ``MIRROR_BITS`` where ``one`` is to be mirrored, else 0.
+            candidates: (4, K), numbers of one and other video, of a window of the other (``WINDOWS``), and whether the
+                one is to be mirrored.
             view: the T pairs of frame indices to compare.
             is_near: (K, T), true for pairs of frames whose hashes agree. Only these are compared; every row has one.
         """
-        same = np.ones(len(one), np.bool_)
-        asked = np.flatnonzero(self._is_known[one] & self._is_known[other])
-        for start in range(0, len(asked), _PAIRS_AT_ONCE):
-            some = asked[start : start + _PAIRS_AT_ONCE]
-            is_mirrored = mirror[some] == MIRROR_BITS
-            same[some] = self._agree(one[some], other[some], window[some], is_mirrored, view, is_near[some])
-        return same
-
-    def _agree(
-        self, one: Places, other: Places, window: Places, is_mirrored: _Flags, view: TimeView, is_near: _Flags
-    ) -> _Flags:
-        ones, others = ([pair[side] for pair in view] for side in (0, 1))
+        one, other, window, is_mirrored = candidates
+        ones, others = map(list, zip(*view, strict=True))
 
         def both(table: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32]) -> tuple[_Frames, _Frames]:
             flat = table.reshape(len(table), -1, *table.shape[-2:])
-            whole = mirrored_where(patches(flat[one], averages), is_mirrored)
+            whole = mirrored_where(patches(flat[one], averages), is_mirrored == 1)
             part = patches(flat[other], averages, window)
             shape = (len(one), *table.shape[1:3], *part.shape[-2:])
             return whole.reshape(shape)[:, ones], part.reshape(shape)[:, others]
@@ -474,15 +423,16 @@ class SameFootage:
         is_plain = np.minimum(*(_share_off_median(values, is_near) for values in luma)) < _PLAIN_SHARE
         first, second = (values - values.mean(axis=(3, 4), keepdims=True) for values in luma)
         # Stored values are halved.
-        colours = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
-        hue, saturation = _colours(colours[0], colours[1], used)
+        blue_red = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
+        hue, saturation = _colours(blue_red, used)
         energy = [_total(values**2 * used) for values in (first, second)]
         luma_alike = _ratio(_total(first * second * used), np.sqrt(energy[0] * energy[1]))
-        motion = _motion_alike((first, second), (colours[0], colours[1]), used)
+        motion = _motion_alike([(first, second), blue_red], used)
         gain = np.sqrt(_ratio(np.maximum(*energy), np.minimum(*energy)))
-        alike = (hue >= _LEAST_HUE_ALIKE) & (luma_alike >= _LEAST_LUMA_ALIKE) & (motion >= _LEAST_MOTION_ALIKE)
-        plain_alike = (hue >= _PLAIN_HUE_ALIKE) & (luma_alike >= _PLAIN_LUMA_ALIKE) & (motion >= _PLAIN_MOTION_ALIKE)
-        plain_alike &= (saturation >= _PLAIN_SATURATION_ALIKE) & (gain <= _PLAIN_MOST_GAIN) & ~is_mirrored
+        values = np.stack([hue, luma_alike, motion])
+        alike = (values >= _LEAST_ALIKE).all(axis=0)
+        plain_alike = (values >= _PLAIN_ALIKE).all(axis=0) & (is_mirrored == 0)
+        plain_alike &= (saturation >= _PLAIN_SATURATION_ALIKE) & (gain <= _PLAIN_MOST_GAIN)
         return np.asarray(np.where(is_plain, plain_alike, alike))
 
 
@@ -498,7 +448,7 @@ def _ratio(part: _Values, whole: _Values) -> _Values:
     return np.asarray(np.where(whole > 1e-6, part / np.maximum(whole, 1e-6), 1.0).round(6))
 
 
-def _share_off_median(luma: _Frames, is_near: _Flags) -> _Values:
+def _share_off_median(luma: _Frames, is_near: Flags) -> _Values:
     """Return the share of a frame's cells that differ from the frame's median luma, (K,).
 
     It is the mean over the frames that ``is_near`` marks.
@@ -507,41 +457,48 @@ def _share_off_median(luma: _Frames, is_near: _Flags) -> _Values:
     return np.asarray((off.mean(axis=(2, 3, 4)) * is_near).sum(axis=1) / is_near.sum(axis=1))
 
 
-def _colours(first: _Frames, second: _Frames, used: _Frames) -> tuple[_Values, _Values]:
+def _colours(colours: Sequence[_Frames], used: _Frames) -> tuple[_Values, _Values]:
     """Return (hue, saturation): how similar the colours of two videos are, both (K,).
 
     ``hue`` is the mean cosine between the colours of both, weighted by their strength; 1 if either is colourless.
     ``saturation`` is near 1 for equal hue and equal strength, and lower the more the strengths differ.
     """
     num_used = _total(used)
-    shrunk = []
-    for values in (first, second):
-        size = np.sqrt(np.square(values).sum(axis=2, keepdims=True))
-        shrunk.append(values * (np.maximum(size - _LEAST_CHROMA, 0) / np.maximum(size, 1e-9)))
-    sizes = [np.sqrt(np.square(values).sum(axis=2, keepdims=True)) for values in shrunk]
+    shrunk, sizes = [], []
+    for values in colours:
+        size = _strength(values)
+        values = values * (np.maximum(size - _LEAST_CHROMA, 0) / np.maximum(size, 1e-9))
+        shrunk.append(values)
+        sizes.append(_strength(values))
     common = _total(sizes[0] * sizes[1] * used)
     hue = _ratio(_total(shrunk[0] * shrunk[1] * used), common)
     hue = np.where(common >= _LEAST_COLOURED * num_used, hue, 1.0)
-    energy = [_total(values**2 * used) for values in (first, second)]
+    energy = [_total(values**2 * used) for values in colours]
     little = 10 * _LEAST_COLOURED * num_used
-    saturation = _ratio(_total(first * second * used) + little, np.maximum(*energy) + little)
+    saturation = _ratio(_total(colours[0] * colours[1] * used) + little, np.maximum(*energy) + little)
     return hue, saturation
 
 
-def _motion_alike(luma: tuple[_Frames, _Frames], colour: tuple[_Frames, _Frames], used: _Frames) -> _Values:
+def _strength(colours: _Frames) -> _Frames:
+    return np.asarray(np.sqrt(np.square(colours).sum(axis=2, keepdims=True)))
+
+
+def _motion_alike(pairs: Sequence[Sequence[_Frames]], used: _Frames) -> _Values:
     """Return how similarly two videos change over time, (K,), in luma and colour.
 
     It is the correlation of the frames' deviations from the mean frame; 1 if neither video moves.
+
+    Args:
+        pairs: the luma of both videos, and the colours of both.
+        used: 1 for frames that are compared, else 0.
     """
     num_used = used.sum(axis=1, keepdims=True)
-    together = np.zeros(len(used))
-    energy = [np.zeros(len(used)), np.zeros(len(used))]
-    for pair in (luma, colour):
+    together, energy = np.zeros(len(used)), np.zeros((2, len(used)))
+    for pair in pairs:
         moved = [(values - (values * used).sum(axis=1, keepdims=True) / num_used) * used for values in pair]
         count = moved[0][0, 0, 0].size * num_used[:, 0, 0, 0, 0]
         together += _total(moved[0] * moved[1]) / count
-        for place, values in enumerate(moved):
-            energy[place] += _total(values**2) / count
-    least = _LEAST_MOTION / 10  # a still video is not like a moving one
-    alike = _ratio(together, np.sqrt(np.maximum(energy[0], least) * np.maximum(energy[1], least)))
-    return np.asarray(np.where(np.maximum(*energy) >= _LEAST_MOTION, alike, 1.0))
+        energy += [_total(values**2) / count for values in moved]
+    first, second = np.maximum(energy, _LEAST_MOTION / 10)  # a still video is not like a moving one
+    alike = _ratio(together, np.sqrt(first * second))
+    return np.asarray(np.where(energy.max(axis=0) >= _LEAST_MOTION, alike, 1.0))

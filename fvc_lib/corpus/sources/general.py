@@ -46,7 +46,6 @@ from fvc_lib.corpus.listing import (
     label_map_hint,
     listing_of_files,
     listing_of_rows,
-    refuse_unused_labels,
     stated_label,
 )
 from fvc_lib.corpus.sources.published import folders_in
@@ -159,25 +158,19 @@ def read_manifest(manifest: Path) -> Listing:
             f"{table.name}: the column {split!r} has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, or "
             f"nothing. Write these, or, if it is no split, rename the column, such as to 'my_{split}'."
         )
-    _require_labels(table.name, words, rows, "Fill the column 'label'.")
+    _require_labels(table.name, rows, "Fill the column 'label'.")
     rows, places, notes = join_frames(files, rows, places, words, rejections)
     return listing_of_rows(files, "manifest", rows, places, rejections, notes)
 
 
-def _require_labels(what: str, words: Sequence[str], rows: Sequence[Entry], remedy: str) -> None:
-    """Check the labels of a corpus, which ``words`` gives as they are written.
-
-    Raises:
-        UsageError: ``label_map`` names a label without a row.
-        DataError: no row is labelled real or fake.
-    """
-    refuse_unused_labels(what, words)
+def _require_labels(what: str, rows: Sequence[Entry], remedy: str) -> None:
+    """Raise ``DataError`` if none of the ``rows`` is labelled real or fake."""
     labels = [row.label or "" for row in rows]
     if set(LABELS).isdisjoint(labels):
         got = counts_text(labels) or "no data row or video with a label"
         raise DataError(
             f"{what}: nothing is labelled real or fake; got {got}. {remedy} (In a params file, put the names of "
-            f"label_map into quotes; with audit it is --label-map.) {label_map_hint(labels)}"
+            f"label_map into quotes; with audit it is --label-map.) {label_map_hint()}"
         )
 
 
@@ -221,7 +214,7 @@ def read_tar_shards(corpus: Path) -> Listing:
         f"{first}Put 'real' or 'fake' next to each KEY.mp4, into KEY.cls or as 'label' into KEY.json; or put a "
         "manifest.csv next to the tars, with paths like 000.tar/KEY.mp4."
     )
-    _require_labels("the tars", words, rows, remedy)
+    _require_labels("the tars", rows, remedy)
     rows, places, of_frames = join_frames(files, rows, places, words, rejections)
     return listing_of_rows(files, "tar_shards", rows, places, rejections, (*notes, *of_frames))
 
