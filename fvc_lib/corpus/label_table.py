@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
@@ -51,56 +52,42 @@ class LabelTable:
     columns: tuple[str, ...]  # stripped column names
     rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: more or fewer cells than the header
 
-    def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (1-based row number, cells by column) of the well-formed rows; reject the others.
-
-        Of the ``wanted`` columns, those that are None or that the table lacks are left out.
-        """
-        places = [(name, self.columns.index(name)) for name in wanted if name is not None and name in self.columns]
+    def records(self, rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield (1-based row number, cells by column in lower case) of the well-formed rows; reject the others."""
+        names = [column.lower() for column in self.columns]
         for number, row in enumerate(self.rows, start=1):
             if row is not None:
-                yield number, {name: row[place] for name, place in places}
+                yield number, dict(zip(names, row, strict=True))
                 continue
             detail = f"{self.name} row {number}: its number of cells is not the header's. Quote or repair it."
             rejections.add_file("", Refusal("malformed_row", detail), row=number)
 
-    def require(self, alternatives: Sequence[str]) -> str:
-        """Return the column of ``alternatives`` that the table has.
+    def further_columns(self, needed: Sequence[Sequence[str]], optional: Sequence[Sequence[str]] = ()) -> list[str]:
+        """Check the columns, and return those that are neither ``needed`` nor ``optional``.
+
+        An item of the arguments holds names of the same meaning, in lower case. The case of columns does not matter. A
+        known name with a suffix, such as ``label_basis``, is not taken for a misspelling.
 
         Raises:
-            UsageError: it has none or several of them.
+            UsageError: a needed column is missing, two columns mean the same, or a name looks like a misspelt one.
         """
-        column = self.optional(alternatives)
-        if column is None:
-            wanted, near = " or ".join(map(repr, alternatives)), did_you_mean(alternatives[0], self.columns)
-            raise UsageError(f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near}")
-        return column
-
-    def optional(self, alternatives: Sequence[str]) -> str | None:
-        """Return the column of ``alternatives`` that the table has, or None.
-
-        Raises:
-            UsageError: it has several of them.
-        """
-        present = [name for name in alternatives if name in self.columns]
-        if len(present) > 1:
-            raise UsageError(f"{self.name}: the columns {some_of(present)} mean the same. Keep one of them.")
-        return present[0] if present else None
-
-    def refuse_misspelt(self, known: Iterable[str]) -> None:
-        """Raise ``UsageError`` if the name of a column looks like a misspelt ``known`` name.
-
-        A known name with a suffix, such as ``label_basis``, is not taken for a misspelling.
-        """
-        known = tuple(known)
-        longer = tuple(f"{name}_" for name in known)
-        for name in self.columns:
-            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
-            if near and name not in known and not name.lower().startswith(longer):
+        lower, known = [column.lower() for column in self.columns], tuple(chain(*needed, *optional))
+        for names in (*needed, *optional):
+            present = [name for name in lower if name in names]
+            if len(present) > 1:
+                raise UsageError(f"{self.name}: the columns {some_of(present)} mean the same. Keep one of them.")
+            if not present and names in needed:
+                wanted, near = " or ".join(map(repr, names)), did_you_mean(names[0], self.columns)
+                raise UsageError(f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near}")
+        others = [column for column in self.columns if column and column.lower() not in known]
+        for column in others:
+            alike = difflib.get_close_matches(column.lower(), known, n=1, cutoff=0.8)
+            if alike and not column.lower().startswith(tuple(f"{name}_" for name in known)):
                 raise UsageError(
-                    f"{self.name}: the column {name!r} is not known. Did you mean {near[0]!r}? Rename it to that, or "
+                    f"{self.name}: the column {column!r} is not known. Did you mean {alike[0]!r}? Rename it to that, or "
                     "to a name that looks less like it."
                 )
+        return others
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +97,7 @@ class FileRow:
     number: int  # 1-based
     path: str  # table text, relative to the root of the corpus
     refusal: Refusal | None  # why the file is unusable; None: it is usable
-    cells: Mapping[str, str]  # text by column
+    cells: Mapping[str, str]  # text by column in lower case
     name: str  # name of the row, for messages
 
     def refused(self, other: Refusal | None = None) -> Refusal | None:
@@ -120,11 +107,7 @@ class FileRow:
 
 
 def file_rows(
-    table: LabelTable,
-    files: CorpusFiles,
-    rejections: Rejections,
-    path_column: str,
-    others: Sequence[str | None] = (),
+    table: LabelTable, files: CorpusFiles, rejections: Rejections, path_columns: Sequence[str]
 ) -> Iterator[FileRow]:
     """Yield the well-formed rows of a manifest with their files looked up.
 
@@ -132,11 +115,10 @@ def file_rows(
         table: the manifest.
         files: access to the files of the corpus.
         rejections: receives malformed rows.
-        path_column: column of paths relative to the root of the corpus.
-        others: further columns to return in ``cells``; missing ones are left out.
+        path_columns: possible names of the column of paths, which are relative to the root of the corpus.
     """
-    for number, cells in table.records([path_column, *others], rejections):
-        raw = cells[path_column].strip()
+    for number, cells in table.records(rejections):
+        raw = next(cells[name] for name in path_columns if name in cells).strip()
         place, refusal = files.normalized(raw), None
         if isinstance(place, Refusal):
             path, refusal = escape_text(raw), place
@@ -203,42 +185,36 @@ def join_frames(
     return [row for row, _ in left.values()], [place for _, place in left.values()], tuple(notes)
 
 
-def cell_text(cells: Mapping[str, str], *columns: str | None) -> str | None:
+def cell_text(cells: Mapping[str, str], *columns: str) -> str | None:
     """Return the text of the first of ``columns`` that has a value, stripped, as table text; None if none has."""
-    values = (cells.get(column, "").strip() for column in columns if column is not None)
+    values = (cells.get(column, "").strip() for column in columns)
     return next((escape_text(value) for value in values if value.lower() not in MISSING), None)
 
 
-def stated_part(cells: Mapping[str, str], *columns: str | None) -> tuple[str | None, Refusal | None]:
-    """Return (part, refusal): the part of the split that the first filled cell of ``columns`` states.
+def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
+    """Return (part, refusal): the part of the split that ``cells`` state.
 
     The part is train, validation, test, or None for empty cells. The refusal is None unless the cell has other text.
     """
-    text = cell_text(cells, *columns)
+    text = cell_text(cells, *SPLIT_COLUMNS)
     if text is None or text.lower() in PART_NAMES:
         return text and PART_NAMES[text.lower()], None
     return None, Refusal("unknown_split", f"got the part {text!r}, wanted train, validation, test or nothing.")
 
 
 def entry_of(
-    cells: Mapping[str, str],
-    path: str,
-    label: str | None,
-    row: int,
-    origin: str,
-    part_columns: Sequence[str | None] = SPLIT_COLUMNS,
+    cells: Mapping[str, str], path: str, label: str | None, row: int, origin: str
 ) -> tuple[Entry, Refusal | None]:
     """Return (entry, refusal): the entry that a manifest's ``cells`` describe, and why its part is unknown, if so.
 
     Args:
-        cells: text by column; only known columns are read.
+        cells: text by column in lower case; only known columns are read.
         path: table text; also the source id of the entry.
         label: label of the entry.
         row: 1-based number of the data row.
         origin: file name of the table.
-        part_columns: columns that may state the official part.
     """
-    part, no_part = stated_part(cells, *part_columns)
+    part, no_part = stated_part(cells)
     generator = cell_text(cells, "generator")
     entry = Entry(
         path=path,
@@ -307,8 +283,9 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     columns = tuple(name.strip() for name in lines[0]) if lines else ()
     if not any(columns):
         raise UsageError(f"{path.name}: is empty. Wanted a header line with the names of the columns.")
+    names = [name.lower() for name in columns]
     for name in columns:
-        if name and columns.count(name) > 1:
+        if name and names.count(name.lower()) > 1:
             raise UsageError(f"{path.name}: the column {name!r} exists twice. Keep one of them.")
     if len(columns) == 1 and (separator != "," or "|" in columns[0]):
         wanted = "comma, semicolon or tab" if separator == "," else repr(separator)

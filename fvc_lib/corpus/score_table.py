@@ -183,7 +183,8 @@ def _scores(
         DataError: a row names no detector.
     """
     if "detector" in table.columns:
-        table.require(("score",))
+        if "score" not in table.columns:
+            raise UsageError(f"{table.name}: wanted a column 'score' next to 'detector'.")
         _refuse(table.name, cells.filter(pl.col("detector").is_null()), "its cell of 'detector' is empty. Fill it")
         found = cells["detector"].unique().sort().to_list()
         long = cells.select("row", "video_id", "detector", column=pl.lit("score"), text="score")

@@ -46,6 +46,7 @@ ACCEPTED = (
 )
 
 
+_PATHS, _TEXTS = ("path", "video_path", "video"), ("text", "caption")
 _ROWS = {
     "row": pl.Int64, "path": pl.String, "text": pl.String, "part": pl.String, "stated_group": pl.String,
 }  # fmt: skip
@@ -100,11 +101,10 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
     manifest = Path(manifest)
     table = label_table.read_label_table(manifest, separator)
     files, rejections = CorpusFiles(manifest.parent, "video", allow_outside), Rejections()
-    path, text = table.require(("path", "video_path", "video")), table.require(("text", "caption"))
-    columns = [table.optional(names) for names in (label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS)]
-    table.refuse_misspelt((path, text, *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
-    rows = label_table.file_rows(table, files, rejections, path, [text, *columns])
-    return _listing(files.root, ((row, row.cells[text], ()) for row in rows), rejections)
+    table.further_columns((_PATHS, _TEXTS), (label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS))
+    rows = label_table.file_rows(table, files, rejections, _PATHS)
+    pairs = ((row, next(row.cells[name] for name in _TEXTS if name in row.cells), ()) for row in rows)
+    return _listing(files.root, pairs, rejections)
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
@@ -121,7 +121,7 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     pairs = list[_Pair]()
     for number, sample in enumerate(samples, start=1):
         row = label_table.FileRow(number, sample.path, sample.refusal, sample.cells, sample.path)
-        text = sample.cells.get(".txt") or label_table.cell_text(sample.cells, "text", "caption")
+        text = sample.cells.get(".txt") or label_table.cell_text(sample.cells, *_TEXTS)
         pairs.append((row, text or "", sample.links))
     return _listing(files.root, pairs, rejections, notes)
 
@@ -131,7 +131,7 @@ def _listing(root: Path, pairs: Iterable[_Pair], rejections: Rejections, notes: 
     rows, memberships = [], set[tuple[str, str]]()
     for row, written, links in pairs:
         group, text = label_table.cell_text(row.cells, *label_table.GROUP_COLUMNS), normalised_text(written)
-        part, no_part = label_table.stated_part(row.cells, *label_table.SPLIT_COLUMNS)
+        part, no_part = label_table.stated_part(row.cells)
         if row.refusal is None or row.refusal.reason == "missing_video":
             memberships.update((row.path, name) for name in (group, *links) if name)
         problem = no_part

@@ -78,7 +78,10 @@ class TestManifest:
             (("path", "video_path", "label"), "mean the same"),
             (("path", "path", "label"), "exists twice"),
             (("path|label",), "wanted columns separated by comma, semicolon or tab"),
-            (("path", "label", "Split"), "column 'Split' has 1 x 'x'; wanted one of train, .*, or nothing.*'my_Split'"),
+            (
+                ("path", "label", "Split"),
+                "column of the split has 1 x 'x'; wanted one of train, .*, or nothing.*'my_split'",
+            ),
             (("path", "label", "Manipulaton"), "'Manipulaton' is not known. Did you mean 'manipulation'"),
             (("path", "label", "grup"), "'grup' is not known. Did you mean 'group'"),
             (("", ""), "is empty"),

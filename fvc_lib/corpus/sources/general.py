@@ -118,7 +118,6 @@ def _lacks_label_folders(path: Path) -> str:
 # --- A CSV or Parquet manifest: one row per video, with paths relative to the manifest's folder.
 
 _PATHS = ("path", "video_path")
-_KINDS = ("manipulation", "platform", "generator")
 
 
 def read_manifest(manifest: Path) -> Listing:
@@ -137,26 +136,22 @@ def read_manifest(manifest: Path) -> Listing:
         DataError: no row has a usable label.
     """
     table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
-    path, label = table.require(_PATHS), table.require(("label",))
-    group, source = table.optional(GROUP_COLUMNS), table.optional(SOURCE_COLUMNS)
-    split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
-    known = (*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_KINDS, *SOURCE_COLUMNS)
-    table.refuse_misspelt(known)
-    others = [name for name in table.columns if name and name not in {path, label, *_KINDS, group, source, split}]
+    kinds = [(name,) for name in ("manipulation", "platform", "generator")]
+    others = table.further_columns((_PATHS, ("label",)), (GROUP_COLUMNS, SOURCE_COLUMNS, SPLIT_COLUMNS, *kinds))
     rows, places, words, unknown = list[Entry](), list[str | Refusal](), list[str](), list[str]()
-    for row in file_rows(table, files, rejections, path, table.columns):
-        word = row.cells[label]
-        entry, no_part = entry_of(row.cells, row.path, stated_label(word), row.number, table.name, [split])
+    for row in file_rows(table, files, rejections, _PATHS):
+        word = row.cells["label"]
+        entry, no_part = entry_of(row.cells, row.path, stated_label(word), row.number, table.name)
         if no_part is not None:
-            unknown.append(cell_text(row.cells, split) or "")
-        further = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
+            unknown.append(cell_text(row.cells, *SPLIT_COLUMNS) or "")
+        further = {name: text for name in others if (text := cell_text(row.cells, name.lower())) is not None}
         rows.append(replace(entry, attributes=attributes_text(further)))
         places.append(row.refused() or row.path)
         words.append(word)
     if unknown:  # without their parts, those videos would be tested or trained on
         raise UsageError(
-            f"{table.name}: the column {split!r} has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, or "
-            f"nothing. Write these, or, if it is no split, rename the column, such as to 'my_{split}'."
+            f"{table.name}: the column of the split has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, "
+            "or nothing. Write these, or, if it is no split, rename the column, such as to 'my_split'."
         )
     _require_labels(table.name, rows, "Fill the column 'label'.")
     rows, places, notes = join_frames(files, rows, places, words, rejections)
@@ -255,8 +250,8 @@ def read_fvc2018(folder: Path) -> Listing:
     """
     files, rejections, rows = CorpusFiles(folder), Rejections(), list[Entry]()
     for table in (read_label_table(folder / name) for name in TABLES):
-        columns = [table.require((name,)) for name in ("cascade_id", "video_url", "label")]
-        for number, cells in table.records(columns, rejections):
+        table.further_columns([("cascade_id",), ("video_url",), ("label",)])
+        for number, cells in table.records(rejections):
             # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
             platform, source_id = parse_video_url(cells["video_url"]) or (None, f"{table.name} row {number}")
             row = Entry(

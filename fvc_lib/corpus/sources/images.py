@@ -216,18 +216,15 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
     """
     manifest = label_table.find_table(corpus, f"Wanted {_MANIFEST}.")
     table, found = label_table.read_label_table(manifest), ImageListing()
-    path = table.require(("path", "image_path", "image"))
-    label = table.optional(("class", "label", "class_label"))
-    group, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
-    table.refuse_misspelt((path, label or "class", *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
-    others = [name for name in table.columns if name and name not in {path, label, group, split}]
+    paths, labels = ("path", "image_path", "image"), ("class", "label", "class_label")
+    others = table.further_columns([paths], [labels, label_table.GROUP_COLUMNS, label_table.SPLIT_COLUMNS])
     column_of = _target_columns(table, others, found)
-    for row in label_table.file_rows(table, files, found.rejections, path, [label, group, split, *column_of.values()]):
-        part, no_part = label_table.stated_part(row.cells, split)
-        values = {target: _number(row.cells[column]) for target, column in column_of.items()}
+    for row in label_table.file_rows(table, files, found.rejections, paths):
+        part, no_part = label_table.stated_part(row.cells)
+        values = {target: _number(row.cells[column.lower()]) for target, column in column_of.items()}
         known = {target: value for target, value in values.items() if value is not None}
-        class_label, stated = cell_text(row.cells, label), cell_text(row.cells, group)
-        found.add(ListedImage(row.path, class_label, stated, part, row.number, known), row.refused(no_part))
+        label, group = cell_text(row.cells, *labels), cell_text(row.cells, *label_table.GROUP_COLUMNS)
+        found.add(ListedImage(row.path, label, group, part, row.number, known), row.refused(no_part))
     numbers = ", ".join(f"{name} ({unit})" if unit else name for name, unit in found.units.items()) or "none"
     usable = f"{table.name}: {len(table.rows):,} rows, {len(found.images):,} usable images; numbers: {numbers}."
     found.notes.insert(0, usable)
@@ -236,9 +233,9 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
 
 def _target_columns(table: label_table.LabelTable, columns: Iterable[str], found: ImageListing) -> dict[str, str]:
     """Map the targets among ``columns`` to their columns; add their units and notes on cells without numbers."""
-    column_of = dict[str, str]()
+    column_of, rows = dict[str, str](), [cells for _, cells in table.records(Rejections())]
     for column in columns:
-        filled = [cell for _, cells in table.records([column], Rejections()) if (cell := cell_text(cells, column))]
+        filled = [cell for cells in rows if (cell := cell_text(cells, column.lower()))]
         strange = sum(_number(cell) is None for cell in filled)
         is_read = 2 * strange <= len(filled) > 0
         if strange:

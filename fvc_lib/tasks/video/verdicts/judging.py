@@ -83,8 +83,8 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
                 raise UsageError(f"{text!r}: a folder without a file of kind {kind}. Name the files.")
         elif path.suffix.lower() in SUFFIXES:
             table = read_label_table(path)
-            column = table.require(["path"])
-            paths = [path.parent / cells[column] for _, cells in table.records([column], Rejections()) if cells[column]]
+            table.further_columns([("path",)])
+            paths = [path.parent / cells["path"] for _, cells in table.records(Rejections()) if cells["path"]]
         else:
             paths = [path]
         # Links stay links, and a list's '~nobody' is a name like any other.
