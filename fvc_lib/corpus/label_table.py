@@ -84,8 +84,8 @@ class LabelTable:
             alike = difflib.get_close_matches(column.lower(), known, n=1, cutoff=0.8)
             if alike and not column.lower().startswith(tuple(f"{name}_" for name in known)):
                 raise UsageError(
-                    f"{self.name}: the column {column!r} is not known. Did you mean {alike[0]!r}? Rename it to that, or "
-                    "to a name that looks less like it."
+                    f"{self.name}: the column {column!r} is not known. Did you mean {alike[0]!r}? Rename it to that, "
+                    "or to a name that looks less like it."
                 )
         return others
 

@@ -5,6 +5,7 @@ The detectors need not be this project's.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from posixpath import normpath
 
@@ -20,7 +21,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 
-# The columns that may hold a fact, in lower case; the first that the table has is read.
+# The columns that may hold a fact, in lower case; the first with a value is read.
 _COLUMNS = {
     "video_id": ("video", "video_id", "path", "video_path", "id", "filename", "file"), "label": ("label", "class"),
     "group_id": GROUP_COLUMNS, "generator": ("generator", "manipulation"), "real_source": ("real_source", "source"),
@@ -80,17 +81,16 @@ def read_score_table(
     if not path.is_file():
         raise UsageError(f"{str(path)!r}: no such file. Give a CSV, TSV or Parquet table of scores.")
     table, notes = read_label_table(path), list[str]()
-    name, column_of = table.name, _columns(table)
-    cells = _cells(table).with_columns(
-        pl.lit(None, pl.String).alias(f"fact {fact}") if column is None else pl.col(column).alias(f"fact {fact}")
-        for fact, column in column_of.items()
-    )
+    name, columns_of = table.name, _columns(table)
+    no_text = pl.lit(None, pl.String)
+    facts = {f"fact {fact}": pl.coalesce(*columns, no_text) for fact, columns in columns_of.items()}
+    cells = _cells(table).with_columns(**facts)
     plain_path = pl.col("fact video_id").str.replace_all("\\", "/", literal=True).map_elements(normpath, pl.String)
     cells = cells.with_columns(video_id=plain_path, word=pl.col("fact label").fill_null("").str.to_lowercase())
     _refuse(name, cells.filter(pl.col("video_id").is_null()), "its cell of the video is empty. Name it")
     cells = _labelled(name, cells, label_map or {}, notes)
-    others = [each for each in table.columns if each and each not in column_of.values()]
-    others = [each for each in others if each.lower() not in _NO_SCORES.split()]
+    no_scores = {*_NO_SCORES.split(), *chain(*columns_of.values())}
+    others = [each for each in table.columns if each and no_scores.isdisjoint((each, each.lower()))]
     scores = _scores(table, cells, others, detectors, notes).with_columns(score=_NUMBER)
     bad = scores.filter(pl.col("text").is_not_null() & ~pl.col("score").is_finite().fill_null(value=False))
     for column, text in bad.select("column", "text").head(1).iter_rows():
@@ -135,16 +135,16 @@ def _cells(table: LabelTable) -> pl.DataFrame:
     return frame.select(pl.when(~is_missing).then(cell)).with_row_index("row", offset=1)
 
 
-def _columns(table: LabelTable) -> dict[str, str | None]:
-    """Map every fact of ``_COLUMNS`` to its column in the table, or None; case does not matter.
+def _columns(table: LabelTable) -> dict[str, list[str]]:
+    """Map every fact of ``_COLUMNS`` to its columns in the table, the first of which has precedence.
 
     Raises:
         UsageError: the table has no column for videos or labels.
     """
-    lower = {column.lower(): column for column in reversed(table.columns)}
-    found = {fact: next((lower[name] for name in names if name in lower), None) for fact, names in _COLUMNS.items()}
+    lower = {column.lower(): column for column in table.columns}
+    found = {fact: [lower[name] for name in names if name in lower] for fact, names in _COLUMNS.items()}
     for fact in ("video_id", "label"):
-        if found[fact] is None:
+        if not found[fact]:
             wanted = _COLUMNS[fact][0]
             near = did_you_mean(wanted, table.columns)
             raise UsageError(f"{table.name}: wanted a column {wanted!r}, found {some_of(table.columns)}.{near}")
