@@ -76,7 +76,8 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 
 def ours(sample: Sample) -> Recalls:
-    found = retrieval_metrics(*sample.embeddings, (1, K))
+    videos, texts, text_of_video = sample.embeddings
+    found = retrieval_metrics(videos, texts, np.stack([np.arange(len(videos)), text_of_video], axis=1), (1, K))
     name = f"recall@{K}"
     return found["video_to_text"].metrics[name], found["text_to_video"].metrics[name]
 

@@ -21,9 +21,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores
+from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores, divide
 
 FAKE, REAL, UNDECIDED = "fake", "real", "undecided"
 
@@ -65,10 +65,8 @@ def witnesses(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, folds: Ar
     """
     checked = check_labels(labels)
     values = check_scores(scores, checked.size)
-    named, numbers = np.asarray(groups), np.asarray(folds, dtype=np.int64)
-    if named.shape != checked.shape or numbers.shape != checked.shape:
-        raise ValueError(f"got {checked.size} labels, {named.shape} groups and {numbers.shape} folds; wanted as many.")
-    _, group_of = np.unique(named, return_inverse=True)
+    numbers = np.asarray(folds, dtype=np.int64)
+    _, group_of = np.unique(np.asarray(groups), return_inverse=True)
     _, vote_of, sizes = np.unique(2 * group_of + checked, return_inverse=True, return_counts=True)
     return Witnesses(values, checked, numbers, 1 / sizes[vote_of])
 
@@ -89,8 +87,8 @@ class PValues:
         # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
         not_real, not_fake = self.real <= of_reals * (1 + 1e-12), self.fake <= of_fakes * (1 + 1e-12)
         # Both may be ruled out, by a score between the classes and far from both. Then the video is undecided too.
-        answers = np.where(not_real & ~not_fake, FAKE, np.where(not_fake & ~not_real, REAL, UNDECIDED))
-        return [str(answer) for answer in answers]
+        answers: list[str] = np.select([not_real & ~not_fake, not_fake & ~not_real], [FAKE, REAL], UNDECIDED).tolist()
+        return answers
 
 
 def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
@@ -102,14 +100,12 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
             all known scores are treated as if that network had given them.
 
     Raises:
-        ValueError: another shape, a fold without a network, or scores that are not finite.
+        ValueError: a fold without a network, or scores that are not finite.
     """
     new = np.asarray(scores, dtype=np.float64)
-    if new.ndim != 2 or not np.isfinite(new).all():
-        raise ValueError(f"scores: got shape {new.shape}, wanted finite numbers of shape (videos, networks).")
     networks = known.folds if new.shape[1] > 1 else np.zeros_like(known.folds)
-    if networks.size and networks.max() >= new.shape[1]:
-        raise ValueError(f"scores: got {new.shape[1]} networks, wanted one for each fold up to {networks.max()}.")
+    if not np.isfinite(new).all() or max(networks, default=0) >= new.shape[1]:
+        raise ValueError(f"scores: got {new.shape[1]} networks, wanted finite scores of the network of each fold.")
     found = []
     for label in (0, 1):
         votes = np.zeros(len(new))
@@ -207,10 +203,8 @@ def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
     """Return the rates of ``answers`` (N,), the answers for the videos of ``known``."""
     given = np.array(answers)
 
-    def share(of: NDArray[np.bool_], answer: str) -> float:
-        whole = float(known.weights[of].sum())
-        return float(known.weights[of & (given == answer)].sum()) / whole if whole else float("nan")
+    def share(labels: list[int], answer: str) -> float:
+        of = np.isin(known.labels, labels)
+        return float(divide(known.weights[of & (given == answer)].sum(), known.weights[of].sum()))
 
-    everything = np.ones(len(given), dtype=bool)
-    real, fake = known.labels == 0, known.labels == 1
-    return AbstentionRates(share(real, FAKE), share(fake, REAL), share(everything, UNDECIDED), known.num_groups)
+    return AbstentionRates(share([0], FAKE), share([1], REAL), share([0, 1], UNDECIDED), known.num_groups)

@@ -124,7 +124,11 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
         return 1.0
     order = np.lexsort((checked, values))  # a sum rounds by its order
     checked, values = checked[order], values[order]
-    return _root(lambda temperature: _slope(checked, values, temperature))
+
+    def slope(temperature: float) -> float:  # of the negative log-likelihood plus the prior's b - log b, by b = 1 / T
+        return float(np.sum(values * (_sigmoid(values / temperature) - checked))) + 1 - temperature
+
+    return _root(slope)
 
 
 def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
@@ -137,13 +141,11 @@ def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
         logits: float (N, C).
 
     Raises:
-        ValueError: no rows, shapes that do not match, a class outside [0, C), or a logit that is NaN or infinite.
+        ValueError: no rows, a negative class, or a logit that is NaN or infinite.
     """
     wanted, values = np.asarray(classes), np.asarray(logits, dtype=np.float64)
-    if values.ndim != 2 or not values.size or wanted.shape != values.shape[:1] or not np.isfinite(values).all():
-        raise ValueError(f"logits: got shape {values.shape}, wanted finite numbers (N, C) for classes {wanted.shape}.")
-    if wanted.min() < 0 or wanted.max() >= values.shape[1]:
-        raise ValueError(f"classes: got {wanted.min()} to {wanted.max()}, wanted [0, {values.shape[1]}).")
+    if not np.isfinite(values).all() or wanted.min() < 0:
+        raise ValueError("wanted finite logits, and classes from 0.")
     own = values[np.arange(wanted.size), wanted]
 
     def slope(temperature: float) -> float:
@@ -182,19 +184,13 @@ def probabilities(logits: ArrayLike, temperature: ArrayLike) -> FloatArray:
         temperature: above 0; a number, or (N,) with the temperature of each row, such as that of its fold.
 
     Raises:
-        ValueError: a logit or temperature that is NaN or infinite, or a temperature that is not above 0.
+        ValueError: a logit that is NaN or infinite, or a temperature that is NaN or not above 0.
     """
     values, divisor = np.asarray(logits, dtype=np.float64), np.asarray(temperature, dtype=np.float64)
-    if not np.isfinite(values).all():
-        raise ValueError("logits: got NaN or infinite values; wanted finite numbers.")
-    if not ((divisor > 0) & np.isfinite(divisor)).all():
-        raise ValueError(f"temperature: got {divisor.min():g}, wanted finite numbers above 0.")
-    return _sigmoid(values / divisor)
-
-
-def _slope(labels: IntArray, logits: FloatArray, temperature: float) -> float:
-    """Return the derivative by b = 1 / temperature of the negative log-likelihood plus the prior's b - log b."""
-    return float(np.sum(logits * (_sigmoid(logits / temperature) - labels))) + 1 - temperature
+    scaled = values / np.where(divisor > 0, divisor, np.nan)
+    if not np.isfinite(values).all() or np.isnan(scaled).any():
+        raise ValueError("wanted finite logits, and temperatures above 0.")
+    return _sigmoid(scaled)
 
 
 def _sigmoid(logits: FloatArray) -> FloatArray:

@@ -99,8 +99,7 @@ def check_labels(labels: ArrayLike) -> IntArray:
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"labels: got shape {array.shape}, wanted (N,) with at least one row.")
     if not np.isin(array, (0, 1)).all():
-        found = ", ".join(repr(value) for value in np.unique(array)[:5].tolist())
-        raise ValueError(f"labels: got values {found}, wanted only 0 (real) and 1 (fake).")
+        raise ValueError(f"labels: got {np.unique(array)[:5].tolist()}, wanted only 0 (real) and 1 (fake).")
     return array.astype(np.int64)
 
 

@@ -9,6 +9,7 @@
 """
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,35 +53,35 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
         metric: a metric that is undefined with one class.
         folds: (N,), the folds of the rows that the returned metric is called with.
     """
-    _, fold_of_row = np.unique(np.asarray(folds), return_inverse=True)
+    fold_of_row = np.asarray(folds)
     rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
 
-    @functools.wraps(metric)
-    def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        if labels.size != fold_of_row.size:
-            raise ValueError(f"labels: got {labels.size} rows, wanted {fold_of_row.size}, one per entry of folds.")
-        total, all_pairs = np.zeros(len(weights)), np.zeros(len(weights))
-        for rows in rows_of_fold:
-            in_fold = weights[:, rows]
-            fakes = in_fold @ labels[rows]
-            pairs = fakes * (in_fold @ (1 - labels[rows]))
-            total += np.where(pairs > 0, metric.definition(labels[rows], scores[rows], in_fold) * pairs, 0.0)
-            all_pairs += pairs
-        return divide(total, all_pairs)
+    def average(parts: Callable[[IntArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]) -> Definition:
+        """Return the average over folds of the value and the weight, both (R,), that ``parts`` returns for a fold."""
+
+        @functools.wraps(metric)
+        def averaged(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+            total, all_pairs = np.zeros(len(weights)), np.zeros(len(weights))
+            for rows in rows_of_fold:
+                values, pairs = parts(labels[rows], scores[rows], weights[:, rows])
+                total += np.where(pairs > 0, values * pairs, 0.0)
+                all_pairs += pairs
+            return divide(total, all_pairs)
+
+        return averaged
+
+    def of_rows(labels: IntArray, scores: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        pairs = (weights @ labels) * (weights @ (1 - labels))
+        return metric.definition(labels, scores, weights), pairs
 
     if not isinstance(metric, CurveMetric):
-        return Metric(definition)
+        return Metric(average(of_rows))
 
-    def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        total, all_pairs = np.zeros(len(weights)), np.zeros(len(weights))
-        for rows in rows_of_fold:
-            curve = confusion_curve(labels[rows], scores[rows], weights[:, rows])
-            pairs = curve.num_fake * curve.num_real
-            total += np.where(pairs > 0, metric.of_curve(curve) * pairs, 0.0)
-            all_pairs += pairs
-        return divide(total, all_pairs)
+    def of_curve(labels: IntArray, scores: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        curve = confusion_curve(labels, scores, weights)
+        return metric.of_curve(curve), curve.num_fake * curve.num_real
 
-    return Metric(definition, metric.bounds, in_halves=in_halves)
+    return Metric(average(of_rows), metric.bounds, in_halves=average(of_curve))
 
 
 def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | None = None) -> Metric:
@@ -98,20 +99,15 @@ def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | Non
     """
     target_of_row = np.asarray(targets, dtype=object)
     rows_of = [np.flatnonzero(target_of_row == name) for name in sorted(set(target_of_row.tolist()))]
-    of_target = [metric if folds is None else within_folds(metric, np.asarray(folds)[rows]) for rows in rows_of]
-
-    def of_targets(
-        definitions: list[Definition], labels: IntArray, scores: FloatArray, weights: FloatArray
-    ) -> FloatArray:
-        parts = zip(definitions, rows_of, strict=True)
-        return np.stack([of(labels[rows], scores[rows], weights[:, rows]) for of, rows in parts])
+    parts = [(metric if folds is None else within_folds(metric, np.asarray(folds)[rows]), rows) for rows in rows_of]
 
     @functools.wraps(metric)
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        return np.asarray(of_targets([part.definition for part in of_target], labels, scores, weights).mean(0))
+        values = [part.definition(labels[rows], scores[rows], weights[:, rows]) for part, rows in parts]
+        return np.asarray(np.mean(values, axis=0))
 
     def in_halves(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        values = of_targets([part.in_halves for part in of_target], labels, scores, weights)
+        values = np.array([part.in_halves(labels[rows], scores[rows], weights[:, rows]) for part, rows in parts])
         defined = np.isfinite(values)
         return divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
 
@@ -140,8 +136,9 @@ def measure_over_folds(
     metric, values = METRICS[name], np.asarray(scores, dtype=np.float64)
     if name in DECISION_METRICS:
         values = decide(values, thresholds).astype(np.float64)
+    ranked_in = folds if name in RANKING_METRICS else None
     if targets is not None:
-        return mean_over_targets(metric, targets, folds if name in RANKING_METRICS else None), values
-    if name in DECISION_METRICS:
-        return metric, values
-    return (within_folds(metric, folds) if name in RANKING_METRICS else metric), values
+        metric = mean_over_targets(metric, targets, ranked_in)
+    elif ranked_in is not None:
+        metric = within_folds(metric, ranked_in)
+    return metric, values

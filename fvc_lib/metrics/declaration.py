@@ -96,8 +96,7 @@ def direction(metric: str) -> Better:
     """
     found = declaration(metric)
     if found is None or found.better is None:
-        known = ", ".join(declared.name for declared in declarations() if declared.better)
-        raise ValueError(f"metric: got {metric!r}, wanted one of {known}; or say direction='lower' or 'higher'.")
+        raise ValueError(f"metric: {metric!r} declares no direction; say direction='lower' or 'higher'.")
     return found.better
 
 

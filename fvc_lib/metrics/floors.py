@@ -17,38 +17,36 @@ from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
 def shuffled_label_aucs(
     labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, *, num: int = 200, seed: int = 0
 ) -> FloatArray:
-    """Return the AUCs of D scores for randomly dealt labels: float64 (D, num), NaN where a deal has one class only.
+    """Return the AUCs of scores for randomly dealt labels: float64 (num,), NaN where a deal has one class only.
 
     In every deal the groups' shares of fakes are permuted among the groups. Every row is then fake with the probability
-    that its group was dealt. A group that is dealt 0 or 1 so has one label. All D scores get the same deals.
+    that its group was dealt. A group that is dealt 0 or 1 so has one label. The deals depend on ``seed``, ``labels``
+    and ``groups`` only.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
-        scores: float (N, D), D scores per video.
+        scores: float (N,).
         groups: (N,) of group ids.
         num: number of deals.
         seed: seed of the deals.
 
     Raises:
-        ValueError: labels are not 0 and 1, scores are not finite or not (N, D), or lengths differ.
+        ValueError: labels are not 0 and 1, scores are not finite, or lengths differ.
     """
     from scipy.stats import rankdata  # half a second to load
 
     checked = check_labels(labels)
-    table = np.asarray(scores, dtype=np.float64)
-    if table.ndim != 2:
-        raise ValueError(f"scores: got shape {table.shape}, wanted (N, D).")
-    ranks = np.stack([rankdata(check_scores(column, checked.size)) for column in table.T], axis=1)
+    ranks = rankdata(check_scores(scores, checked.size))
     group_of_row, num_groups = group_codes(groups, checked.size)
     shares = np.bincount(group_of_row, weights=checked) / np.bincount(group_of_row, minlength=num_groups)
     generator = np.random.default_rng([seed, 2])
-    found = np.empty((table.shape[1], num))
+    won, pairs = np.empty(num), np.empty(num)
     for deal in range(num):
         is_fake = generator.random(checked.size) < generator.permutation(shares)[group_of_row]
         fakes = float(is_fake.sum())
-        won = is_fake.astype(np.float64) @ ranks - fakes * (fakes + 1) / 2  # Mann and Whitney's U
-        found[:, deal] = divide(won, np.array(fakes * (checked.size - fakes)))
-    return found
+        won[deal] = is_fake.astype(np.float64) @ ranks - fakes * (fakes + 1) / 2  # Mann and Whitney's U
+        pairs[deal] = fakes * (checked.size - fakes)
+    return divide(won, pairs)
 
 
 FEWEST_GROUPS_OF_A_SOURCE = 10  # with fewer groups, two sources may differ by chance alone
@@ -100,8 +98,6 @@ def real_source_floor(
     """
     values, ids = np.asarray(scores, dtype=np.float64), np.asarray(groups, dtype=object)
     sources = np.asarray(real_source, dtype=object)
-    if not values.shape == sources.shape == ids.shape or values.ndim != 1:
-        raise ValueError(f"scores {values.shape}, real_source {sources.shape}, groups {ids.shape}: wanted (N,) each.")
     pairs = zip(sources.tolist(), ids.tolist(), strict=True)
     named = [(source, group) for source, group in pairs if source is not None]
     groups_of = Counter(source for source, _ in set(named))

@@ -8,6 +8,7 @@ deviation over five folds gives no valid interval, since the folds share most of
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,17 +71,7 @@ class Interval:
         return value, low, high, self.num_rows, self.num_groups
 
 
-def group_interval(
-    labels: ArrayLike,
-    scores: ArrayLike,
-    groups: ArrayLike,
-    metric: Metric,
-    *,
-    row_weights: ArrayLike | None = None,
-    replicates: int = 2000,
-    seed: int = 0,
-    confidence: float = 0.95,
-) -> Interval:
+def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metric: Metric, **options: Any) -> Interval:
     """Return ``metric`` with an interval over groups, from random half-samples of the groups.
 
     A half-sample holds half of the groups of each stratum. The strata are groups with reals only, with fakes only, and
@@ -108,20 +99,13 @@ def group_interval(
         scores: float (N,), the scores or decisions that ``metric`` takes.
         groups: (N,) of group ids, all text or all numbers.
         metric: any weighted metric of this folder, also one made by ``within_folds``.
-        row_weights: float (N,), weights of the rows; None: all 1. ``one_vote_per_group(groups)`` gives every group the
-            same total weight.
-        replicates: number of half-samples to draw.
-        seed: seed of the draws.
-        confidence: coverage in (0, 1).
+        options: ``row_weights replicates seed confidence``, as in ``group_intervals``.
 
     Raises:
         ValueError: bad labels or scores, groups or weights of another length, no replicate, or a confidence outside
             (0, 1).
     """
-    return group_intervals(
-        labels, [(metric, scores)], groups,
-        row_weights=row_weights, replicates=replicates, seed=seed, confidence=confidence,
-    )[0]  # fmt: skip
+    return group_intervals(labels, [(metric, scores)], groups, **options)[0]
 
 
 def group_intervals(
@@ -137,8 +121,17 @@ def group_intervals(
     """Return the intervals of M metrics, equal to the results of ``group_interval``, in less time.
 
     Half-samples are drawn once, and ranking metrics of the same scores share one curve. ``measures`` are M pairs of a
-    metric and the scores or decisions, float (N,), that it takes. Other arguments and errors: see
-    ``group_interval``.
+    metric and the scores or decisions, float (N,), that it takes. Errors are those of ``group_interval``.
+
+    Args:
+        labels: int (N,) of 0 (real) and 1 (fake).
+        measures: M pairs of a metric and its scores.
+        groups: (N,) of group ids, all text or all numbers.
+        row_weights: float (N,), weights of the rows; None: all 1. ``one_vote_per_group(groups)`` gives every group the
+            same total weight.
+        replicates: number of half-samples to draw.
+        seed: seed of the draws.
+        confidence: coverage in (0, 1).
     """
     drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
     return intervals_of(drawn, confidence)
@@ -332,14 +325,13 @@ def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) 
     has_fake = np.bincount(group_of_row, weights=labels, minlength=num_groups) > 0
     has_real = np.bincount(group_of_row, weights=1 - labels, minlength=num_groups) > 0
     kind = np.where(has_real & has_fake, 1, np.where(has_fake, 2, 0))
+    sizes = np.bincount(kind, minlength=3)
     for pure in (0, 2):
-        if (kind == pure).sum() == 1 and (kind == 1).any():
+        if sizes[pure] == 1 and sizes[1]:
             kind[kind == pure] = 1
-    if (kind == 1).sum() == 1:
-        sizes = {pure: int((kind == pure).sum()) for pure in (0, 2)}
-        others = [pure for pure in (0, 2) if sizes[pure]]
-        if others:
-            kind[kind == 1] = min(others, key=lambda pure: sizes[pure])
+    sizes = np.bincount(kind, minlength=3)
+    if sizes[1] == 1 and kind.size > 1:
+        kind[kind == 1] = min(np.flatnonzero(sizes * [1, 0, 1]), key=lambda pure: sizes[pure])
     return [np.flatnonzero(kind == number) for number in (0, 1, 2) if (kind == number).any()]
 
 
@@ -363,17 +355,8 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
         columns: float64 (N, C), C numbers per row.
         of_sums: function from the columns' weighted sums (R, C), for R sets of weights, to the metric (R,).
         bounds: least and largest possible value.
-
-    Raises:
-        ValueError: (from the returned function) called with another number of rows.
     """
-
-    def of_rows(labels: IntArray, _scores: FloatArray) -> FloatArray:
-        if labels.size != len(columns):
-            raise ValueError(f"{name}: got {labels.size} rows, wanted the {len(columns)} rows it was made of.")
-        return columns
-
-    metric = SumsMetric(of_rows, of_sums, bounds)
+    metric = SumsMetric(lambda labels, scores: columns, of_sums, bounds)
     metric.__name__ = name
     return metric
 
@@ -458,14 +441,9 @@ def holm(p_values: ArrayLike) -> FloatArray:
     The k-th smallest of M p-values is multiplied by M - k + 1. The result is at least that of the next smaller p-value,
     and at most 1. NaN means that nothing was tested: it stays NaN and does not count in M. Source: S. Holm, "A simple
     sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
-
-    Raises:
-        ValueError: another shape, or a value outside [0, 1].
     """
     values = np.asarray(p_values, dtype=np.float64)
     tested = ~np.isnan(values)
-    if values.ndim != 1 or not ((values[tested] >= 0) & (values[tested] <= 1)).all():
-        raise ValueError(f"p_values: got {values.tolist()}, wanted (M,) in [0, 1], NaN where nothing was tested.")
     order = np.flatnonzero(tested)[np.argsort(values[tested], kind="stable")]
     scaled = values[order] * np.arange(order.size, 0, -1)
     adjusted = np.full(values.shape, np.nan)

@@ -46,13 +46,11 @@ def ranks_of_class(scores: ArrayLike, labels: ArrayLike) -> IntArray:
         int64 (N,) of 1 .. C.
 
     Raises:
-        ValueError: scores are not (N, C) or have a NaN, or labels are not N classes of 0 .. C - 1.
+        ValueError: a score is NaN, or a class is negative.
     """
     table, classes = np.asarray(scores), np.asarray(labels)
-    if table.ndim != 2 or not table.size or classes.shape != table.shape[:1] or np.isnan(table).any():
-        raise ValueError(f"scores: got shape {table.shape}, wanted numbers (N, C) for labels {classes.shape}.")
-    if classes.min() < 0 or classes.max() >= table.shape[1]:
-        raise ValueError(f"labels: got {classes.min()} to {classes.max()}, wanted classes 0 .. {table.shape[1] - 1}.")
+    if np.isnan(table).any() or classes.min() < 0:
+        raise ValueError("wanted scores without NaN, and classes from 0.")
     ranks = np.empty(classes.size, dtype=np.int64)
     step = max(1, _SCORES_PER_BLOCK // table.shape[1])
     for start in range(0, classes.size, step):
@@ -76,9 +74,6 @@ def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArra
     """Return ``precision``, ``recall`` and ``f1``, float64 (K,), of the K classes that occur among the labels.
 
     Classes are in ascending order. Precision is 0 where the class is never predicted. F1 is the harmonic mean of both.
-
-    Raises:
-        ValueError: negative classes, no rows, or unequal lengths.
     """
     sums = _class_columns(labels, predicted).sum(axis=0, keepdims=True)
     return {name: values[0] for name, values in _scores_of_sums(sums).items()}
@@ -93,9 +88,6 @@ def macro_f1(labels: ArrayLike, predicted: ArrayLike) -> float:
     Macro F1 is the mean of the classes' F1, not the F1 of the mean precision and recall (J. Opitz and S. Burst, "Macro
     F1 and Macro F1", 2019). It equals scikit-learn's ``f1_score`` with ``average="macro"``, ``zero_division=0`` and
     ``labels=np.unique(labels)``.
-
-    Raises:
-        ValueError: as ``class_scores``.
     """
     return value_of_rows(_class_columns(labels, predicted), partial(_macro, "f1"))
 
@@ -110,8 +102,6 @@ def macro_measures(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Metric]
 def _class_columns(labels: ArrayLike, predicted: ArrayLike) -> FloatArray:
     """Return columns (N, 3 K): one-hot hits, labels and predictions of the K classes that occur among the labels."""
     true_classes, taken = np.asarray(labels), np.asarray(predicted)
-    if true_classes.ndim != 1 or not true_classes.size or taken.shape != true_classes.shape or true_classes.min() < 0:
-        raise ValueError(f"labels: got {true_classes.shape} and predicted {taken.shape}, wanted as many classes >= 0.")
     occurring = np.unique(true_classes)
     is_class, is_taken = true_classes[:, None] == occurring, taken[:, None] == occurring
     return np.concatenate([is_class & is_taken, is_class, is_taken], axis=1).astype(np.float64)

@@ -12,7 +12,7 @@ Captions are compared by their words: runs of letters, digits and underscores, i
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,8 @@ class Ranking:
 def retrieval_metrics(
     video_embeddings: Any,
     text_embeddings: Any,
-    text_of_video: Any,
+    pairs: ArrayLike,
     ks: Sequence[int] = KS,
-    *,
-    log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Ranking]:
     """Return the ranking of each direction: ``video_to_text`` and ``text_to_video``.
 
@@ -83,22 +81,20 @@ def retrieval_metrics(
     Args:
         video_embeddings: (N, D), a numpy array or a torch tensor; rounded to float32.
         text_embeddings: (M, D), likewise.
-        text_of_video: int (N,), the row of each video's text; or int (P, 2) of (video row, text row) where a video may
-            have several texts, or none.
+        pairs: int (P, 2) of (video row, text row), the pairs that belong together. A video may have several texts, or
+            none.
         ks: values of k, from 1, for which recall is wanted.
-        log: called with a line about the sizes.
 
     Raises:
-        ValueError: embeddings are empty, of a wrong shape or not finite, or ``text_of_video`` names a missing row.
+        ValueError: embeddings are empty, of a wrong shape or not finite, or ``pairs`` names a missing row.
     """
     videos, texts = _rows(video_embeddings, "video_embeddings"), _rows(text_embeddings, "text_embeddings")
     if videos.shape[1] != texts.shape[1]:
         raise ValueError(f"video_embeddings have {videos.shape[1]} numbers per row, text_embeddings {texts.shape[1]}.")
-    video, text = _pairs(text_of_video, len(videos), len(texts))
-    log(
-        f"{len(videos):,} videos and {len(texts):,} distinct texts of {videos.shape[1]:,} numbers: all similarities "
-        f"would take {8e-6 * len(videos) * len(texts):,.1f} MB; they are computed in blocks of at most 8.4 MB"
-    )
+    given = np.asarray(pairs, dtype=np.int64)
+    if given.size == 0 or given.min() < 0 or (given.max(axis=0) >= (len(videos), len(texts))).any():
+        raise ValueError(f"pairs: wanted rows (P, 2) of {len(videos)} videos and {len(texts)} texts.")
+    video, text = np.unique(given, axis=0).T
     to_text, to_video = _Direction(videos, texts, video, text), _Direction(texts, videos, text, video)
     for top in range(0, len(videos), _BLOCK):
         left = videos[top : top + _BLOCK].astype(np.float64)
@@ -120,22 +116,6 @@ def _rows(embeddings: Any, name: str) -> SingleArray:
     if rows.ndim != 2 or not rows.size or not np.isfinite((rows.min(), rows.max())).all():
         raise ValueError(f"{name}: got shape {rows.shape}, wanted finite numbers (rows, dimensions), none of them 0.")
     return rows
-
-
-def _pairs(text_of_video: Any, num_videos: int, num_texts: int) -> tuple[IntArray, IntArray]:
-    """Return ``(video, text)``, the row numbers of the distinct pairs, both int64 (P,)."""
-    given = np.asarray(text_of_video)
-    if given.dtype.kind in "iu" and given.shape == (num_videos,):
-        given = np.stack([np.arange(num_videos), given], axis=1)
-    if given.dtype.kind not in "iu" or given.ndim != 2 or given.shape[1] != 2 or not given.size:
-        raise ValueError(
-            f"text_of_video: got {given.dtype} of shape {given.shape}, wanted whole numbers ({num_videos},), or (P, 2) "
-            "of a video's and a text's row."
-        )
-    if given.min() < 0 or (given.max(axis=0) >= (num_videos, num_texts)).any():
-        raise ValueError(f"text_of_video: names a row outside of {num_videos} videos and {num_texts} texts.")
-    video, text = np.unique(given.astype(np.int64), axis=0).T
-    return video, text
 
 
 def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_rows: IntArray) -> FloatArray:

@@ -64,7 +64,7 @@ def test_a_witness_left_out_is_set_against_all_other_groups():
 def test_the_stated_rate_holds_on_new_groups_whatever_the_network_is_worth(shift):
     rng = np.random.default_rng(2)
     rate, wrong, undecided = 0.1, [], []
-    for _ in range(300):
+    for _ in range(100):
         labels, scores, groups, folds = corpus(rng, num_groups=60, shift=shift)
         new_labels, new_scores, new_groups, _ = corpus(rng, num_groups=40, shift=shift)
         # Networks of the folds agree up to noise, as they do in a run.
@@ -114,17 +114,12 @@ def test_one_group_of_many_copies_has_one_vote():
     assert found.real[0] == pytest.approx(2 / 11)
 
 
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [([[0.0]] * 2, None), ([0.0], "shape"), ([[np.nan, 0.0]], "finite"), ([[0.0, 0.0]], "fold up to 2")],
-)
-def test_scores_that_cannot_be_meant_are_refused(new, message):
+@pytest.mark.parametrize("new", [[[np.nan, 0.0, 0.0]], [[0.0, 0.0]]])
+def test_scores_that_cannot_be_meant_are_refused(new):
     known = witnesses([0, 1, 0], [0.1, 0.9, 0.3], [0, 1, 2], [0, 1, 2])
-    if message is None:
-        assert p_values(known, new).real.shape == (2,)
-    else:
-        with pytest.raises(ValueError, match=message):
-            p_values(known, new)
+    assert p_values(known, [[0.0]] * 2).real.shape == (2,)
+    with pytest.raises(ValueError, match="network of each fold"):
+        p_values(known, new)
 
 
 def test_an_answer_tells_where_its_own_class_gets_it_more_often_than_chance_explains():

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
-from fvc_lib.metrics.combination import average_scores, fit_stacking, mean_log_odds
+from fvc_lib.metrics.combination import fit_stacking, mean_log_odds
 
 
 @given(st.lists(st.lists(st.floats(-12, 12), min_size=3, max_size=3), min_size=1, max_size=6))
@@ -59,9 +59,3 @@ def test_the_fit_is_that_of_another_solver_and_of_any_order():
     turned = fit_stacking(labels[::-1], values[::-1, ::-1], votes[::-1])
     np.testing.assert_allclose(turned.weights[::-1], found.weights, atol=1e-6)
     np.testing.assert_allclose(turned.intercept, found.intercept, atol=1e-6)
-
-
-def test_the_average_is_of_probabilities_where_all_are_and_else_of_ranks():
-    assert average_scores([[0.2, 0.4], [0.6, 0.4]]) == pytest.approx([0.3, 0.5])
-    assert average_scores([[-5.0, 1.0], [100.0, 0.0]]) == pytest.approx([0.5, 0.5])
-    assert average_scores([[3.0], [1.0], [3.0]]) == pytest.approx([2 / 3, 1 / 6, 2 / 3])

@@ -42,7 +42,7 @@ def test_every_metric_says_what_it_measures():
 
 def test_what_has_no_better_way_and_what_is_unknown_are_refused_by_name():
     for name in ("learning_rate", "rank", "mae_", "recall"[:3]):
-        with pytest.raises(ValueError, match=f"metric: got {name!r}, wanted one of .*roc_auc"):
+        with pytest.raises(ValueError, match=f"metric: {name!r}"):
             direction(name)
     assert declaration("no_such_metric") is None
 

@@ -31,11 +31,14 @@ def naive(similarities: np.ndarray, pairs: set[tuple[int, int]]) -> dict[str, ob
     }
 
 
-def check_against_naive(videos: np.ndarray, texts: np.ndarray, text_of_video: np.ndarray) -> None:
-    pairs = {(v, int(t)) for v, t in enumerate(text_of_video)} if text_of_video.ndim == 1 else set()
-    pairs |= {tuple(pair) for pair in text_of_video.tolist()} if text_of_video.ndim == 2 else set()
+def pairs_of(text_of_video: np.ndarray) -> np.ndarray:
+    return np.stack([np.arange(len(text_of_video)), text_of_video], axis=1)
+
+
+def check_against_naive(videos: np.ndarray, texts: np.ndarray, given: np.ndarray) -> None:
+    pairs = {tuple(pair) for pair in given.tolist()}
     dense = videos.astype(np.float64) @ texts.astype(np.float64).T
-    found = retrieval_metrics(videos, texts, text_of_video, KS)
+    found = retrieval_metrics(videos, texts, given, KS)
     for direction, oracle in (
         ("video_to_text", naive(dense, pairs)),
         ("text_to_video", naive(dense.T, {(text, video) for video, text in pairs})),
@@ -46,7 +49,7 @@ def check_against_naive(videos: np.ndarray, texts: np.ndarray, text_of_video: np
         assert ours.metrics == oracle["metrics"]
 
 
-@pytest.mark.parametrize("block", [1, 5, 1024])
+@pytest.mark.parametrize("block", [5, 1024])
 @pytest.mark.parametrize("kind", ["normal", "with ties", "collapsed", "of very different norms"])
 def test_every_metric_is_that_of_the_dense_matrix(kind, block, monkeypatch) -> None:
     monkeypatch.setattr("fvc_lib.metrics.video_text._BLOCK", block)
@@ -60,13 +63,13 @@ def test_every_metric_is_that_of_the_dense_matrix(kind, block, monkeypatch) -> N
         elif kind == "of very different norms":
             rows *= np.float32(10.0) ** generator.integers(-6, 7, (len(rows), 1))
         videos, texts = rows[:num_videos], rows[num_videos:]
-        check_against_naive(videos, texts, generator.integers(0, num_texts, num_videos))
+        check_against_naive(videos, texts, pairs_of(generator.integers(0, num_texts, num_videos)))
         several = np.stack([generator.integers(0, size, 15) for size in (num_videos, num_texts)], axis=1)
         check_against_naive(videos, texts, several)  # a video may have several texts or none
 
 
 def test_collapsed_embeddings_come_last_and_not_first() -> None:
-    found = retrieval_metrics(np.ones((12, 5)), np.ones((4, 5)), np.arange(12) % 3, (1, 3, 4))
+    found = retrieval_metrics(np.ones((12, 5)), np.ones((4, 5)), pairs_of(np.arange(12) % 3), (1, 3, 4))
     assert [found["video_to_text"].metrics[f"recall@{k}"] for k in (1, 3, 4)] == [0, 0, 1]
     assert set(found["text_to_video"].ranks) == {9}  # behind the eight videos of others
     # The same sums in another order: float64 rounds them differently, and they are ties all the same.
@@ -75,35 +78,30 @@ def test_collapsed_embeddings_come_last_and_not_first() -> None:
     texts = np.concatenate([rows[:, generator.permutation(64)] for _ in range(20)])
     videos = np.full((20, 64), 0.1, dtype=np.float32)
     assert len(set(np.vecdot(videos.astype(np.float64), texts.astype(np.float64)))) > 1
-    assert set(retrieval_metrics(videos, texts, np.arange(20))["video_to_text"].ranks) == {20}
+    assert set(retrieval_metrics(videos, texts, pairs_of(np.arange(20)))["video_to_text"].ranks) == {20}
 
 
 def test_embeddings_may_be_arrays_or_tensors_of_any_layout() -> None:
     generator = np.random.default_rng(0)
     videos, texts = (generator.normal(size=(size, 20)).astype(np.float32) for size in (40, 10))
-    text_of_video, lines = generator.integers(0, 10, 40), list[str]()
-    expected = retrieval_metrics(videos, texts, text_of_video, log=lines.append)
-    assert "40 videos and 10 distinct texts of 20 numbers" in lines[0]
+    pairs = pairs_of(generator.integers(0, 10, 40))
+    expected = retrieval_metrics(videos, texts, pairs)
     for converted in (torch.from_numpy(videos).requires_grad_(), videos.astype(np.float64), np.asfortranarray(videos)):
-        found = retrieval_metrics(converted, torch.from_numpy(texts), torch.from_numpy(text_of_video))
+        found = retrieval_metrics(converted, torch.from_numpy(texts), torch.from_numpy(pairs))
         assert found["video_to_text"].metrics == expected["video_to_text"].metrics
 
 
 @pytest.mark.parametrize(
-    ("videos", "texts", "text_of_video", "message"),
+    ("videos", "texts", "pairs", "message"),
     [
-        ([[1, 1], [1, np.nan], [1, 1]], np.ones((2, 2)), [0, 1, 0], "video_embeddings"),
-        (np.ones((3, 2)), np.full((2, 2), -np.inf), [0, 1, 0], "text_embeddings"),
-        (np.ones((3, 0)), np.ones((2, 0)), [0, 0, 0], r"video_embeddings: got shape \(3, 0\)"),
-        (np.ones(3), np.ones((2, 2)), [0, 0, 0], r"video_embeddings: got shape \(3,\)"),
-        (np.ones((3, 2)), np.ones((2, 4)), [0, 0, 0], "2 numbers per row, text_embeddings 4"),
-        (np.ones((3, 2)), np.ones((2, 2)), [0, 1], r"text_of_video: got int64 of shape \(2,\)"),
-        (np.ones((3, 2)), np.ones((2, 2)), [0, 1, 2], "names a row outside of 3 videos and 2 texts"),
-        (np.ones((3, 2)), np.ones((2, 2)), [0, -1, 1], "names a row outside"),
-        (np.ones((3, 2)), np.ones((2, 2)), [[3, 0]], "names a row outside"),
-        (np.ones((3, 2)), np.ones((2, 2)), [0.0, 1.0, 1.0], "got float64"),
+        ([[1, 1], [1, np.nan], [1, 1]], np.ones((2, 2)), [[0, 1]], "video_embeddings"),
+        (np.ones((3, 2)), np.full((2, 2), -np.inf), [[0, 1]], "text_embeddings"),
+        (np.ones((3, 0)), np.ones((2, 0)), [[0, 1]], r"video_embeddings: got shape \(3, 0\)"),
+        (np.ones((3, 2)), np.ones((2, 4)), [[0, 1]], "2 numbers per row, text_embeddings 4"),
+        (np.ones((3, 2)), np.ones((2, 2)), [[0, 2]], "3 videos and 2 texts"),
+        (np.ones((3, 2)), np.ones((2, 2)), [[0, -1]], "3 videos and 2 texts"),
     ],
 )
-def test_bad_input_is_refused(videos, texts, text_of_video, message) -> None:
+def test_bad_input_is_refused(videos, texts, pairs, message) -> None:
     with pytest.raises(ValueError, match=message):
-        retrieval_metrics(np.array(videos), np.array(texts), np.array(text_of_video))
+        retrieval_metrics(np.array(videos), np.array(texts), pairs)

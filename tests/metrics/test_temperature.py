@@ -96,6 +96,5 @@ def test_a_class_temperature_finds_the_factor_that_logits_were_multiplied_by():
     logits = draw.normal(0, 2, (4000, 5))
     labels = np.array([draw.choice(5, p=row) for row in class_probabilities(logits, 1.0)])
     assert fit_class_temperature(labels, 3.0 * logits) == pytest.approx(3.0, rel=0.06)
-    for classes, values in (([0], [[np.nan, 1]]), ([2], [[0, 1]]), ([0, 1], [[0, 1]]), ([], [])):
-        with pytest.raises(ValueError, match=r"logits|classes"):
-            fit_class_temperature(classes, values)
+    with pytest.raises(ValueError, match="finite logits"):
+        fit_class_temperature([0], [[np.nan, 1]])

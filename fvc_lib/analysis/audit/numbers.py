@@ -327,7 +327,7 @@ def _of_detector(videos: pl.DataFrame, column: FloatArray, rows: _Rows) -> dict[
     """Return by the name of a table the rows of one detector, whose scores (N,) are ``column``, without its name."""
     scores, how = column[rows.places], rows.how
     tail = (1 - how.confidence) / 2
-    (aucs,) = shuffled_label_aucs(rows.labels, scores[:, None], rows.groups, num=200, seed=how.seed)
+    aucs = shuffled_label_aucs(rows.labels, scores, rows.groups, num=200, seed=how.seed)
     shuffled = [(aucs.mean(), *np.quantile(aucs, [tail, 1 - tail]))]
     if not rows.has_both_labels:
         return {"shuffled": shuffled, "numbers": [(MAIN_METRIC, None, None, None, scores.size, 0)]}
