@@ -24,7 +24,6 @@ from fvc_lib.services.tasks import CONTROL_TRAININGS
 
 PROCESS = "process"  # the place of main memory; an accelerator's is its name, such as ``cuda:0``
 NEAR_LIMIT_PERCENT = 90.0
-_STAGE = ("run_id", "stage", "fold")
 
 MIN_EPOCHS = 5  # with one warm-up epoch left out; fewer orders could be chance more often than once in twenty times
 MIN_MB_PER_EPOCH = 2.0
@@ -60,17 +59,16 @@ class MemoryFindings:
     @property
     def peak(self) -> dict[str, Any] | None:
         """The row of ``peaks`` with the highest memory in the place that came nearest to its budget; None if empty."""
-        by_usage = pl.col("usage_percent").fill_null(-1)
-        rows = self.peaks.sort(by_usage, "used_mb", descending=True, maintain_order=True)
-        own = rows.filter(pl.col("place") == pl.col("place").first()).sort("used_mb", descending=True)
-        return own.row(0, named=True) if own.height else None
+        of_place = pl.col("usage_percent").max().over("place").fill_null(-1)
+        highest = self.peaks.sort(of_place, "used_mb", descending=True).head(1)
+        return next(highest.iter_rows(named=True), None)
 
     @property
     def out_of_memory(self) -> pl.DataFrame:
         """One row per out-of-memory; ``micro_batch_next`` is the micro-batch after it."""
-        columns = ("stage", "fold", "phase", "epoch", "global_step", "happened_in", "asked_mb", "micro_batch")
-        rows = self.events.filter(pl.col("kind") == "out_of_memory")
-        return rows.select(*columns, "micro_batch_next")
+        rows = self.events.filter(kind="out_of_memory")
+        columns = "stage fold phase epoch global_step happened_in asked_mb micro_batch micro_batch_next"
+        return rows.select(columns.split())
 
 
 def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:
@@ -120,7 +118,7 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
         FROM spread ORDER BY run_id, stage, fold, place, attempt, line, between DESC
     """
     usage = ask(query, {"samples": samples})
-    phaseless = (pl.col("phase") == "setup").all().over(_STAGE) & pl.col("fold").is_null()
+    phaseless = (pl.col("phase") == "setup").all().over("run_id", "stage", "fold") & pl.col("fold").is_null()
     return usage.with_columns(phase=pl.when(phaseless).then(pl.lit("whole_stage")).otherwise("phase"))
 
 
@@ -130,10 +128,10 @@ def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
 
     ``num_samples`` counts the samples of the phase. The last four columns are taken where the memory is highest.
     """
-    at_peak = ("budget_mb", "usage_percent", "seconds", "epoch")
-    query = f"""
-        SELECT {", ".join(_STAGE)}, phase, place, count(*) FILTER (NOT between) AS num_samples, max(used_mb) AS used_mb,
-               {", ".join(f"arg_max_null({name}, used_mb) AS {name}" for name in at_peak)}
+    query = """
+        SELECT run_id, stage, fold, phase, place, count(*) FILTER (NOT between) AS num_samples, max(used_mb) AS used_mb,
+               arg_max_null(budget_mb, used_mb) AS budget_mb, arg_max_null(usage_percent, used_mb) AS usage_percent,
+               arg_max_null(seconds, used_mb) AS seconds, arg_max_null(epoch, used_mb) AS epoch
         FROM usage GROUP BY run_id, stage, fold, phase, place
         ORDER BY run_id, stage, fold, min(seconds), min(line), place
     """
@@ -142,10 +140,12 @@ def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
 
 def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
     """Return the median memory of each training epoch: ``run_id stage fold attempt place phase epoch used_mb``."""
-    trains = pl.col("phase").is_in(["train", *(f"{name}_train" for name in CONTROL_TRAININGS)])
-    keys = [*_STAGE, "attempt", "place", "phase", "epoch"]
-    rows = usage.filter(trains, ~pl.col("between")).drop_nulls("epoch")
-    return rows.group_by(keys, maintain_order=True).agg(pl.col("used_mb").median()).sort(keys)
+    query = """
+        SELECT run_id, stage, fold, attempt, place, phase, epoch, median(used_mb) AS used_mb
+        FROM usage WHERE regexp_full_match(phase, '([a-z]+_)?train') AND epoch IS NOT NULL AND NOT between
+        GROUP BY run_id, stage, fold, attempt, place, phase, epoch ORDER BY ALL NULLS FIRST
+    """
+    return ask(query, {"usage": usage})
 
 
 def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
@@ -155,14 +155,15 @@ def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
     ``slope_mb`` is in MB per epoch. ``level_mb`` is the fitted line at epoch 0. ``verdict`` is that of
     ``judged_growth``.
     """
-    keys = [*_STAGE, "attempt", "place", "phase"]
-    schema = {name: usage.schema[name] for name in keys} | {
-        "num_epochs": pl.Int64, "slope_mb": pl.Float64, "level_mb": pl.Float64, "verdict": pl.String,
+    schema = {
+        "run_id": pl.String, "stage": pl.String, "fold": pl.Int64, "attempt": pl.Int64, "place": pl.String,
+        "phase": pl.String, "num_epochs": pl.Int64, "slope_mb": pl.Float64, "level_mb": pl.Float64,
+        "verdict": pl.String,
     }  # fmt: skip
-    rows = [
-        (*key, *judged_growth(points["epoch"].cast(pl.Float64).to_numpy(), points["used_mb"].to_numpy()))
-        for key, points in epoch_medians(usage).group_by(keys, maintain_order=True)
-    ]
+    rows = []
+    for key, points in epoch_medians(usage).group_by(list(schema)[:6], maintain_order=True):
+        epochs = points["epoch"].cast(pl.Float64).to_numpy()
+        rows.append((*key, *judged_growth(epochs, points["used_mb"].to_numpy())))
     return pl.DataFrame(rows, schema, orient="row")
 
 
@@ -196,16 +197,27 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     On an accelerator, the memory of the accelerator is compared. ``measured_mb`` is null until training begins.
     ``error_percent`` is positive if the prediction was too high.
     """
-    keys = [*_STAGE, "attempt"]
-    predicted = events.filter(pl.col("kind") == "preflight").drop_nulls("predicted_peak_mb")
-    predicted = predicted.group_by(keys, maintain_order=True).agg(predicted_mb=pl.col("predicted_peak_mb").last())
-    trained = usage.filter(pl.col("phase").str.contains(r"^([a-z]+_)?(train|validation)$"))
-    measured = trained.group_by([*keys, "place"]).agg(measured_mb=pl.col("used_mb").max())
-    # If an accelerator was sampled, the prediction is about it.
-    measured = measured.sort(pl.col("place") == PROCESS, "place").unique(keys, keep="first")
-    error = 100 * (pl.col("predicted_mb") - pl.col("measured_mb")) / pl.col("measured_mb")
-    joined = predicted.join(measured, on=keys, how="left", nulls_equal=True).with_columns(error_percent=error)
-    return joined.select(*keys, "place", "predicted_mb", "measured_mb", "error_percent").sort(keys)
+    query = """
+        WITH predicted AS (
+            SELECT run_id, stage, fold, attempt, arg_max(predicted_peak_mb, line) AS predicted_mb
+            FROM events WHERE kind = 'preflight' AND predicted_peak_mb IS NOT NULL GROUP BY run_id, stage, fold, attempt
+        ), measured AS (
+            SELECT run_id, stage, fold, attempt, place, max(used_mb) AS measured_mb
+            FROM usage WHERE regexp_full_match(phase, '([a-z]+_)?(train|validation)')
+            GROUP BY run_id, stage, fold, attempt, place
+            -- If an accelerator was sampled, the prediction is about it.
+            QUALIFY row_number() OVER (
+                PARTITION BY run_id, stage, fold, attempt ORDER BY place = 'process', place
+            ) = 1
+        )
+        SELECT predicted.run_id, predicted.stage, predicted.fold, predicted.attempt, place, predicted_mb, measured_mb,
+               100 * (predicted_mb - measured_mb) / measured_mb AS error_percent
+        FROM predicted LEFT JOIN measured
+            ON predicted.run_id = measured.run_id AND predicted.stage = measured.stage
+            AND predicted.fold IS NOT DISTINCT FROM measured.fold AND predicted.attempt = measured.attempt
+        ORDER BY ALL NULLS FIRST
+    """
+    return ask(query, {"usage": usage, "events": events})
 
 
 # --- Sentences of figures, notebook, report and dashboard
@@ -228,9 +240,9 @@ def peak_sentence(found: MemoryFindings) -> str:
     if peak is None:
         return "No memory samples are recorded"
     whose = "Memory" if peak["place"] == PROCESS else f"Memory of {peak['place']}"
-    budget = "" if peak["usage_percent"] is None else (
-        f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
-    )  # fmt: skip
+    budget = ""
+    if peak["usage_percent"] is not None:
+        budget = f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
     where = f"in {where_text(peak)}, {phase_text(peak['phase'])}"
     return f"{whose} peaks at {megabytes_text(peak['used_mb'])}{budget}, {where}"
 
@@ -253,8 +265,8 @@ def out_of_memory_sentence(found: MemoryFindings) -> str:
     if rows.is_empty():
         return "Memory never ran out"
     text = f"Memory ran out {count_text(rows.height, 'time')}"
-    smallest = rows["micro_batch_next"].min()
-    return text if smallest is None else f"{text}: the micro-batch went down to {smallest}"  # type: ignore[str-bytes-safe]
+    sizes = rows["micro_batch_next"].drop_nulls()
+    return text if sizes.is_empty() else f"{text}: the micro-batch went down to {min(sizes)}"
 
 
 def prediction_sentence(found: MemoryFindings) -> str:

@@ -11,6 +11,7 @@ control, ``target/NAME/model/roc_auc`` for one target of a protocol, ``fold_0/mo
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import importlib
 import json
@@ -106,11 +107,7 @@ def run_content(run: RunPaths) -> RunContent:
     curves, tables = learning_curves([run]), {name: SQL_TABLES[name]([run]) for name in _TABLES}
     began = _milliseconds(status.get("started_utc"))
     ended = _milliseconds(status.get("finished_utc")) or began
-    points = _log_points(curves.frame, ended)
-    for row in tables["results"].frame.iter_rows(named=True):
-        points += _bounded_points([*row["scope"].split(":", 1), row["source"]], row, ended)
-    for row in tables["task_results"].frame.iter_rows(named=True):
-        points += _bounded_points(["test", row["source"], row["subject"]], row, ended)
+    points = _points(curves.frame, tables["results"].frame, tables["task_results"].frame, ended)
     files = [
         run.report_html, run.root / "plotly.min.js", run.params_yaml, run.run_json, run.status_json, run.code_patch,
         run.robustness_results,
@@ -128,13 +125,14 @@ def run_content(run: RunPaths) -> RunContent:
         (began, ended),
         {key_of(stored_text(name)): stored_text(value)[:MAX_TEXT] for name, value in run_parameters(run).items()},
         {**tags, "fvc.run_id": run_id, RUN_KEY: sha256_of_json([experiment, run_id])},
-        list({point[:2]: point for point in points}.values()),
+        points,
         [path for path in files if path.is_file()],
         csv_files,
         tuple(dict.fromkeys(notes)),
     )
 
 
+@functools.cache
 def key_of(*parts: str) -> str:
     """Return the key of ``parts``, joined by ``/``.
 
@@ -159,25 +157,28 @@ def _milliseconds(utc: object) -> int:
     return int(datetime.datetime.fromisoformat(utc).timestamp() * 1000) if isinstance(utc, str) else 0
 
 
-def _log_points(curves: pl.DataFrame, otherwise: int) -> list[Point]:
-    """Return the points of ``queries.learning_curves``; a line without a time gets ``otherwise`` (milliseconds)."""
-    place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
-    time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(otherwise)
-    rows = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan)).rows()
-    keys = {names: key_of(*names) for names in {row[:3] for row in rows}}
-    return [(keys[row[:3]], *row[3:]) for row in rows]
+def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFrame, ended: int) -> list[Point]:
+    """Return the logged metrics, and each result with the ends of its interval; the last of equal key and step counts.
 
-
-def _bounded_points(parts: Sequence[str], row: Mapping[str, Any], ended: int) -> Iterator[Point]:
-    """Yield the value and the interval ends of a row of results as points at step 0; null values are left out.
-
-    ``parts`` of the key come before the metric.
+    Results, and log lines without a time, get the time ``ended`` (milliseconds).
     """
-    key = key_of(*parts, row["metric"])
-    for name, end in (("value", ""), ("low", "/low"), ("high", "/high")):
-        if row[name] is not None:
-            # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
-            yield f"{key}{end}", 0, ended, row[name] if math.isfinite(row[name]) else math.nan
+    place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
+    time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(ended)
+    logged = curves.select(place, "phase", "metric", "step", time, pl.col("value").fill_null(math.nan)).rows()
+    rows = [(line[:3], *line[3:]) for line in logged]
+    measured = [((*row["scope"].split(":", 1), row["source"]), row) for row in results.iter_rows(named=True)]
+    measured += [(("test", row["source"], row["subject"]), row) for row in task_results.iter_rows(named=True)]
+    for parts, row in measured:
+        for end in ("value", "low", "high"):
+            if row[end] is not None:
+                names = (row["metric"],) if end == "value" else (row["metric"], end)
+                rows.append(((*parts, *names), 0, ended, row[end]))
+    points = {}
+    for parts, step, milliseconds, value in rows:
+        key = key_of(*parts)
+        # MLflow's SQL stores turn an infinity into 1.8e308, which reads as a number.
+        points[key, step] = key, step, milliseconds, value if math.isfinite(value) else math.nan
+    return list(points.values())
 
 
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:

@@ -244,7 +244,7 @@ def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others
     set_parameters(twin, model="r2plus1d_small", epochs=7)
     close = compare_detectors([runs[0], runs[2], twin], replicates=50)
     assert BEST not in [detector.marks["roc_auc"] for detector in close.detectors]
-    assert [detector.name for detector in close.detectors][1:] == [f"r2plus1d_small, epochs {n}" for n in (20, 7)]
+    assert [detector.name for detector in close.detectors][1:] == ["r2plus1d_small", "r2plus1d_small, epochs 7"]
 
 
 def test_a_training_counts_once_and_what_is_not_compared_is_listed_with_its_reason(runs):
@@ -281,7 +281,7 @@ def test_the_files_hold_numbers_latex_and_each_publication_once(found, runs, tmp
     files = {path.name: path for path in comparison_tables.write_tables(found, tmp_path / "comparison")}
     numbers = pl.read_csv(files["detectors.csv"])
     assert numbers["num_parameters"].to_list() == [1000, None]
-    assert numbers["roc_auc"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
+    assert numbers["roc_auc_value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
     assert set(pl.read_csv(files["runs.csv"])["run_id"]) == {run.run_id for run in runs}
     latex = files["detectors.tex"].read_text()
     assert r"r2plus1d\_small" in latex

@@ -102,7 +102,8 @@ def test_a_trained_floor_stands_with_its_margin_and_one_without_a_value_weakens_
     assert headline.verdict.standing == "above control"
     (sentence,) = [caution for caution in headline.cautions if "where a real comes from" in caution]
     assert interval_text(0.62, 0.55, 0.7) in sentence
-    assert interval_text(0.33, 0.2, 0.4) in sentence
+    (margin,) = [caution for caution in headline.cautions if "margin" in caution]
+    assert interval_text(0.33, 0.2, 0.4) in margin
     of_model(run, "real_source_control", "roc_auc", None, None, None)
     lacking = run_headline(run).verdict
     assert lacking.standing == "not shown"

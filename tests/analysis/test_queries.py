@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from fvc_lib.analysis.read import queries
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 
@@ -119,28 +118,13 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
         assert dict(rows.group_by("run_id").len().iter_rows()) == dict.fromkeys(shown, each)
 
 
-def test_sql_reads_the_files_that_are_named_and_nothing_else_of_the_disk(run: RunPaths, tmp_path: Path) -> None:
-    frame = pl.DataFrame({"video_id": queries.predictions([run]).frame["video_id"].head(5), "seen": range(5)})
-    writers = {
-        "parquet": frame.write_parquet, "csv": frame.write_csv,
-    }  # fmt: skip
-    mine = {f"my_{suffix}": tmp_path / f"mine.{suffix}" for suffix in writers}
-    others = [tmp_path / f"other.{suffix}" for suffix in writers]
-    for write, path, other in zip(writers.values(), mine.values(), others, strict=True):
-        write(path)
-        other.write_bytes(path.read_bytes())
-    before = [path.read_bytes() for path in mine.values()]
-    sums = [f"SELECT sum(seen) FROM predictions JOIN {name} USING (video_id)" for name in mine]
-    answer = queries.ask_sql([run], " UNION ALL ".join(sums), files=mine).frame
-    assert answer.to_series().to_list() == [10] * len(mine)
-    assert [path.read_bytes() for path in mine.values()] == before
-    for path in (mine["my_csv"], *others):
-        with pytest.raises(duckdb.Error):
-            queries.ask_sql([run], f"SELECT * FROM '{path}'", files=mine)
-
-    for name in ("gone.csv", "a.txt"):
-        with pytest.raises(UsageError, match=name):
-            queries.ask_sql([], "SELECT 1", files={"a": tmp_path / name})
+def test_sql_reads_the_frames_that_are_named_and_nothing_of_the_disk(run: RunPaths, tmp_path: Path) -> None:
+    mine = pl.DataFrame({"video_id": queries.predictions([run]).frame["video_id"].head(5), "seen": range(5)})
+    sums = "SELECT sum(seen) FROM predictions JOIN mine USING (video_id)"
+    assert queries.ask_sql([run], sums, frames={"mine": mine}).frame.item() == 10
+    mine.write_csv(tmp_path / "mine.csv")
+    with pytest.raises(duckdb.Error):
+        queries.ask_sql([run], f"SELECT * FROM '{tmp_path / 'mine.csv'}'", frames={"mine": mine})
 
 
 # --- Logs, line by line

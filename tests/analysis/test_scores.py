@@ -81,5 +81,4 @@ def test_results_for_other_programs_are_the_same_numbers(run: RunPaths) -> None:
     names = ("50% & a_b", "[x]")
     at = [results.filter(scope="all", source="model").with_columns(scope=pl.lit(f"target:{name}")) for name in names]
     text = latex_results(pl.concat([results, *at]), 0.95)
-    assert "the mean over 2 targets, which follow." in text
-    assert text.index(r"Model, 50\% \& a\_b &") < text.index("Model, {[}x] &")
+    assert "the mean over 2 targets." in text

@@ -165,7 +165,7 @@ def difference_figure(comparison: Comparison) -> go.Figure:
         value, low, high = (end if math.isfinite(end) else None for end in ends)
         reach = max(reach, *(abs(end or 0.0) for end in (value, low, high)))
         tick = f"{figure_text(pair.second)}<br>minus {figure_text(pair.first)}"
-        text = figure_text(f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}")
+        text = figure_text(f"{difference_text(*ends)}, Holm p {p_text(pair.holm_p_value)}")
         color = theme.MODEL if pair.is_shown else theme.NEUTRAL
         rows.append(Row(tick, value, low, high, color, not pair.is_shown, text))
     shown, first = sum(pair.is_shown for pair in pairs), pairs[0].difference

@@ -23,6 +23,7 @@ from fvc_lib.analysis.read.headline import (
 )
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.runs import (
+    differing_parameters,
     ensemble_text,
     protocol_name,
     protocol_text,
@@ -45,7 +46,7 @@ from fvc_lib.metrics.intervals import (
     replicate_values,
 )
 from fvc_lib.services.atomic_files import AnyPath, as_mapping, path_to_text, read_json_object, sha256_of_json
-from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.ensembles import (
@@ -252,11 +253,10 @@ class PairComparison:
     finding: str
 
 
-def difference_text(pair: PairComparison) -> str:
-    """Return the metric of the second model minus that of the first as text, such as ``+0.031 [+0.004, +0.058]``."""
-    ends = pair.difference.value, pair.difference.low, pair.difference.high
-    value, low, high = (f"{end:+.3f}" if math.isfinite(end) else "undefined" for end in ends)
-    return value if "undefined" in (low, high) else f"{value} [{low}, {high}]"
+def difference_text(value: float | None, low: float | None, high: float | None) -> str:
+    """Return a difference with its interval as text, such as ``+0.031 [+0.004, +0.058]``, or "undefined"."""
+    texts = ["undefined" if end is None or math.isnan(end) else f"{end:+z.3f}" for end in (value, low, high)]
+    return texts[0] if "undefined" in texts else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
 def p_text(p_value: float) -> str:
@@ -341,7 +341,8 @@ def _compare(
 
 
 def _finding(pair: PairComparison, metric: str) -> str:
-    name, numbers = metric_name(metric), f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
+    ends, name = (pair.difference.value, pair.difference.low, pair.difference.high), metric_name(metric)
+    numbers = f"{difference_text(*ends)}, Holm p {p_text(pair.holm_p_value)}"
     if math.isnan(pair.holm_p_value):
         return f"{name} of {pair.second} minus {pair.first} has no interval: {numbers}."
     if not pair.is_shown:
@@ -565,18 +566,15 @@ def compare_detectors(
 
 
 def names_of(runs: Sequence[JudgedRun]) -> list[str]:
-    """Return a name for the detector of each run: its model and the parameters in which the runs differ.
+    """Return a name for the detector of each run: its model and the parameters in which it differs from the first run.
 
     An ensemble is named after its members.
     """
-    values = {run.name: run.config.relevant() for run in runs if not is_ensemble(run.run.root)}
-    fields = [name for name in DECLARED if name not in NOT_HASHED | {"seed", "folds_seed", "model"}]
-    differing = [name for name in fields if len({str(known.get(name)) for known in values.values()}) > 1]
-    names = []
+    names, first = [], runs[0].config.relevant()
     for run in runs:
-        known = values.get(run.name, {})
-        marks = [f"{name} {clean_text(known.get(name)) or 'default'}" for name in differing]
-        names.append(ensemble_text(run.run) or ", ".join([clean_text(run.config.model), *marks]))
+        parameters = {**run.config.relevant(), "seed": first.get("seed"), "folds_seed": first.get("folds_seed")}
+        marks = [clean_text(run.config.model), *differing_parameters(parameters, first)]
+        names.append(ensemble_text(run.run) or ", ".join(marks))
     return [name if names.count(name) == 1 else f"{name} of {run.name}" for name, run in zip(names, runs, strict=True)]
 
 

@@ -16,6 +16,7 @@ from fvc_lib.analysis.read.comparison import (
     Detector,
     DetectorComparison,
     JudgedRun,
+    PairComparison,
     difference_text,
     p_text,
 )
@@ -59,7 +60,7 @@ def detector_table(found: DetectorComparison) -> pl.DataFrame:
                 "detector": detector.name,
                 "auc": _marked(detector, MAIN_METRIC),
                 "over_seeds": f"{lowest} to {highest} ({counted})",
-                "difference": difference_text(pair) if pair else "reference",
+                "difference": _difference(pair) if pair else "reference",
                 "holm_p": p_text(pair.holm_p_value) if pair else "",
                 "above_controls": f"{detector.num_above_controls} of {counted}",
                 "num_parameters": cost.get("num_parameters"),
@@ -71,6 +72,10 @@ def detector_table(found: DetectorComparison) -> pl.DataFrame:
             }
         )
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _difference(pair: PairComparison) -> str:
+    return difference_text(pair.difference.value, pair.difference.low, pair.difference.high)
 
 
 def _marked(detector: Detector, metric: str) -> str:
@@ -139,13 +144,10 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
             "runs": " ".join(run.name for run in detector.runs),
             "trial": trial_text(vars(detector.runs[0].config)) or None,
             "num_runs_above_controls": detector.num_above_controls,
-            "num_videos": detector.intervals[MAIN_METRIC].num_rows,
-            "num_groups": detector.intervals[MAIN_METRIC].num_groups,
         }
         for metric, interval in detector.intervals.items():
-            numbers = (interval.value, interval.low, interval.high, *detector.spread[metric])
-            ends = ("", "_low", "_high", "_smallest_of_seeds", "_largest_of_seeds")
-            row |= {f"{metric}{end}": number for end, number in zip(ends, numbers, strict=True)}
+            row |= {f"{metric}_{name}": number for name, number in vars(interval).items()}
+            row[f"{metric}_smallest"], row[f"{metric}_largest"] = detector.spread[metric]
             row[f"{metric}_mark"] = marks.get(detector.marks[metric])
         if pair := by_name.get(detector.name):
             row |= {f"difference_{name}": number for name, number in vars(pair.difference).items()}

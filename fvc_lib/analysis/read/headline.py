@@ -557,19 +557,15 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
     ``margin`` is the score of the model minus that of the detector trained on the sources, with an interval from the
     same half-samples of groups. None: not recorded.
     """
-    known = {score.source: score for score in scores if score.value is not None}
-    model, sentences = known.get("model", Score("model", 0.0)), []
-    margins = {REAL_SOURCE_CONTROL: "not recorded"}
+    sentences = []
+    for source, who in ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model")):
+        for floor in scores:
+            if floor.source == source and floor.value is not None:
+                shown = "is not shown to recognise" if _is_uncertain_floor(floor) else "recognises"
+                sentences.append(f"{who} {shown} where a real comes from: {floor.text}.")
     if margin:
-        margins[REAL_SOURCE_CONTROL] = interval_text(margin.value, margin.low, margin.high)
-    if floor := known.get(REAL_SOURCE_FLOOR):
-        margins[REAL_SOURCE_FLOOR] = number_text((model.value or 0) - (floor.value or 0))
-    who = {REAL_SOURCE_CONTROL: "The detector, trained on that,", REAL_SOURCE_FLOOR: "The model"}
-    for source, text in margins.items():
-        if source in known and "model" in known:
-            shown = "is not shown to recognise" if _is_uncertain_floor(known[source]) else "recognises"
-            recognised = f"{who[source]} {shown} where a real comes from: {known[source].text}"
-            sentences.append(f"{recognised}. The model's margin over it is {text}.")
+        number = interval_text(margin.value, margin.low, margin.high)
+        sentences.append(f"The model's margin over the detector trained on that is {number}.")
     return sentences
 
 
@@ -589,23 +585,22 @@ def what_to_do(control: Score) -> str:
 # --- Many runs
 
 NOT_ENDED = "not ended when this page was made"
-_RUNS_SCHEMA = {
-    "run_id": pl.String, "experiment": pl.String, "state": pl.String, "model": pl.String, "standing": pl.String,
-    "verdict": pl.String, "measure": pl.String, "score": pl.Float64, "score_low": pl.Float64, "score_high": pl.Float64,
-    "num_samples": pl.Int64,
-}  # fmt: skip
 
 
 def runs_table(runs_dir: Path) -> Answer:
-    """Return one row (``_RUNS_SCHEMA``) for each run under ``runs_dir``, newest first; null means not recorded."""
+    """Return one row for each run under ``runs_dir``, newest first; null means not recorded.
+
+    Columns: ``run_id experiment state model standing verdict measure score score_low score_high num_samples``.
+    """
     rows, notes = [], list[str]()
-    # In a runner's kernel the page is read later, when the run has ended.
-    states = {"running": NOT_ENDED} if os.environ.get(ATTEMPT_VARIABLE) else {}
     for run in list_runs(runs_dir)[::-1]:
         headline = run_headline(run)
-        score = headline.model_score or Score("", None)
-        names = (headline.run_id, headline.experiment, states.get(headline.state or "", headline.state), headline.model)
-        verdict = (headline.verdict.standing, headline.verdict.sentence, headline.measure.name)
-        rows.append((*names, *verdict, score.value, score.low, score.high, headline.num_samples))
+        score, verdict, state = headline.model_score or Score("", None), headline.verdict, headline.state
+        if state == "running" and os.environ.get(ATTEMPT_VARIABLE):  # a runner's page is read when the run has ended
+            state = NOT_ENDED
+        row = {name: getattr(headline, name) for name in ("run_id", "experiment", "model", "num_samples")}
+        row |= {"state": state, "standing": verdict.standing, "verdict": verdict.sentence}
+        row |= {"measure": headline.measure.name, "score": score.value}
+        rows.append(row | {"score_low": score.low, "score_high": score.high})
         notes += headline.notes
-    return Answer(pl.DataFrame(rows, schema=_RUNS_SCHEMA, orient="row"), tuple(notes))
+    return Answer(pl.DataFrame(rows, infer_schema_length=None), tuple(notes))

@@ -19,7 +19,7 @@ from fvc_lib.analysis.wording import count_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import message_text, path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import damage_of
 from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths
@@ -273,47 +273,47 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
 
 # --- Records
 
-_TRAININGS = {
-    "run_id": pl.String, "stage": pl.String, "fold": pl.Int64, "trained": pl.String, "model": pl.String,
-    "device": pl.String, "epochs": pl.Int64, "best_epoch": pl.Int64, "threshold": pl.Float64,
-    "temperature": pl.Float64, "steps": pl.Int64, "nonfinite_steps": pl.Int64, "micro_batch": pl.Int64,
-    "seconds": pl.Float64, "num_train_samples": pl.Int64, "num_validation_samples": pl.Int64,
-    "num_test_samples": pl.Int64, "peak_rss_bytes": pl.Int64, "peak_device_bytes": pl.Int64,
+_TRAINING_COLUMNS = {
+    "model": "VARCHAR", "device": "VARCHAR", "best_epoch": "BIGINT", "threshold": "DOUBLE", "temperature": "DOUBLE",
+    "steps": "BIGINT", "nonfinite_steps": "BIGINT", "micro_batch": "BIGINT", "seconds": "DOUBLE",
+    "peak_rss_bytes": "BIGINT", "peak_device_bytes": "BIGINT",
 }  # fmt: skip
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """Return one row per finished training, with the columns of ``_TRAININGS``.
+    """Return one row per finished training: ``run_id stage fold trained epochs`` and the numbers that it recorded.
 
     Trainings of controls (such as the model on shuffled labels) are included. ``trained`` is ``model`` or the name of
-    a control. Samples are videos, images, or pairs of a video and a text.
-    Values that are missing or of another type are null.
+    a control. ``num_train_samples`` and the like count videos, images, or pairs of a video and a text. Values that are
+    missing or of another type are null.
     """
-    rows, notes = [], []
+    rows, notes = list[tuple[str, str, str, str]](), []
     stages = {folder: stage for stage, folder in CHECKPOINT_FOLDERS.items()}
     for run, run_id in zip(runs, _names(runs), strict=True):
-        outcomes = (run.root / "checkpoints").glob("*/outcome.json")
-        for path in sorted(outcomes, key=lambda path: path.parent.name.removeprefix("fold_").zfill(9)):
-            outcome = read_json_object(path)
+        for path in sorted((run.root / "checkpoints").glob("*/outcome.json")):
+            outcome, name = read_json_object(path), path_to_text(path.parent.name)
             if (damage := damage_of(path)) or not isinstance(outcome.get("training"), dict):
                 notes.append(damage or f"{path_to_text(path)} holds no finished training.")
                 continue
-            name = path_to_text(path.parent.name)
-            number = name.removeprefix("fold_")
-            place: dict[str, object] = {"run_id": run_id, "stage": stages.get(name, name)}
-            if number.isdecimal():
-                place |= {"stage": FOLD_TRAINING, "fold": int(number)}
-            for part in ("train", "validation", "test"):
-                place[f"num_{part}_samples"] = outcome.get(f"num_{part}_videos", outcome.get(f"num_{part}"))
-            trainings = {"model": outcome["training"], **{name: outcome.get(name) for name in CONTROL_TRAININGS}}
-            for trained, training in trainings.items():
-                if isinstance(training, dict):
-                    epochs = len(training.get("history", ()))
-                    rows.append({**outcome, **training, **place, "trained": trained, "epochs": epochs})
-    columns = {
-        name: pl.Series([row.get(name) for row in rows], dtype=kind, strict=False) for name, kind in _TRAININGS.items()
-    }
-    return Answer(pl.DataFrame(columns), tuple(notes))
+            for trained, record in {"model": "training", **{name: name for name in CONTROL_TRAININGS}}.items():
+                if isinstance(outcome.get(record), dict):
+                    text = json.dumps({**outcome, **outcome[record]})
+                    rows.append((run_id, stages.get(name, name), trained, text))
+    columns = [f"TRY_CAST(record->>'{name}' AS {kind}) AS {name}" for name, kind in _TRAINING_COLUMNS.items()]
+    for part in ("train", "validation", "test"):
+        number = f"coalesce(record->>'num_{part}_videos', record->>'num_{part}')"
+        columns.append(f"TRY_CAST({number} AS BIGINT) AS num_{part}_samples")
+    query = f"""
+        WITH outcomes AS (
+            SELECT *, TRY_CAST(regexp_extract(name, '^fold_(\\d+)$', 1) AS BIGINT) AS fold, text::JSON AS record
+            FROM texts
+        )
+        SELECT run_id, CASE WHEN fold IS NULL THEN name ELSE '{FOLD_TRAINING}' END AS stage, fold, trained,
+               json_array_length(record, '$.history')::BIGINT AS epochs, {", ".join(columns)}
+        FROM outcomes ORDER BY run_id, fold NULLS LAST, name, trained = 'model' DESC, trained
+    """
+    texts = pl.DataFrame(rows, dict.fromkeys(("run_id", "name", "trained", "text"), pl.String), orient="row")
+    return Answer(ask(query, {"texts": texts}), tuple(notes))
 
 
 _PARAMETERS = {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
@@ -454,24 +454,15 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
 
 # --- A user's SQL
 
-_READERS: Mapping[str, Callable[[Path], pl.DataFrame]] = {
-    ".parquet": pl.read_parquet, ".feather": pl.read_ipc, ".jsonl": pl.read_ndjson,
-    # Ids of digits stay text, as in the runs' tables.
-    ".csv": lambda path: pl.read_csv(
-        path, infer_schema_length=None,
-        schema_overrides={name: pl.String for name in pl.read_csv(path, n_rows=0).columns if name.endswith("_id")},
-    ),
-}  # fmt: skip
-
 
 def ask_sql(
     runs: Sequence[RunPaths],
     query: str,
     parameters: Mapping[str, object] | None = None,
     *,
-    files: Mapping[str, Path | str] | None = None,
+    frames: Mapping[str, pl.DataFrame] | None = None,
 ) -> Answer:
-    """Return the rows of a user's SQL query over the tables of ``runs`` (``SQL_TABLES``) and over ``files``.
+    """Return the rows of a user's SQL query over the tables of ``runs`` (``SQL_TABLES``) and over ``frames``.
 
     The query can read nothing else and write nothing. It may take 60 s and 2 GB. At most 100,000 rows are returned, and
     a note says if there are more.
@@ -480,25 +471,18 @@ def ask_sql(
         runs: runs whose tables the query may name.
         query: a SELECT.
         parameters: maps a parameter of the query to its value.
-        files: maps a table name to a Parquet, Feather, CSV or JSONL file.
+        frames: maps a table name to rows of the user's own, such as ``pl.read_parquet("mine.parquet")``.
 
     Raises:
         ValueError: the query returns no rows, or a column has a type that polars lacks.
         duckdb.Error: the query is wrong or exceeded a limit.
-        UsageError: a file is missing, unreadable or of another kind.
     """
     # A table that the query does not name stays empty: it may have a million rows. ``query_table`` may name any.
     text = query.lower()
     answers = {name: read(runs if name in text or "query" in text else []) for name, read in SQL_TABLES.items()}
-    frames = {name: answer.frame for name, answer in answers.items()}
-    for name, path in (files or {}).items():
-        try:
-            frames[name] = _READERS[Path(path).suffix.lower()](Path(path))
-        except KeyError:
-            raise UsageError(f"files: got {str(path)!r}, wanted a file that ends in {', '.join(_READERS)}.") from None
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise UsageError(f"files: {path_to_text(str(path))} cannot be read: {error}") from error
-    rows = ask(query, frames, parameters, limits=_LIMITS)
-    notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
-    cut = [f"Only the first {MAX_ROWS:,} rows are shown."] if rows.height > MAX_ROWS else []
-    return Answer(rows.head(MAX_ROWS), (*notes, *cut))
+    tables_of_runs = {name: answer.frame for name, answer in answers.items()}
+    rows = ask(query, {**tables_of_runs, **(frames or {})}, parameters, limits=_LIMITS)
+    notes = list(dict.fromkeys(note for answer in answers.values() for note in answer.notes))
+    if rows.height > MAX_ROWS:
+        notes.append(f"Only the first {MAX_ROWS:,} rows are shown.")
+    return Answer(rows.head(MAX_ROWS), tuple(notes))

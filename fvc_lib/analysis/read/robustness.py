@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read.comparison import replicates_over_folds
+from fvc_lib.analysis.read.comparison import difference_text, replicates_over_folds
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, run_cautions
 from fvc_lib.analysis.read.runs import run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
@@ -20,6 +20,7 @@ from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_type
 UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
 # Ranking, and decisions at thresholds that were chosen on undisturbed videos.
 METRICS = (MAIN_METRIC, "balanced_accuracy")
+_DIFFERENCE = ("difference", "difference_low", "difference_high")
 HEADINGS = {"strength": "Level", "num_failed": "Without a score"}
 
 
@@ -63,7 +64,7 @@ def robustness_results(
         numbers = _numbers(both, replicates, seed, confidence) if both["label"].n_unique() == 2 else {}
         rows += [{**row, "metric": metric, **numbers.get(metric, {})} for metric in METRICS]
     table = pl.DataFrame(rows, schema=column_types(ROBUSTNESS_RESULTS))
-    differences = ["difference", "difference_low", "difference_high", "p_value", "undisturbed"]
+    differences = [*_DIFFERENCE, "p_value", "undisturbed"]
     is_level = pl.col("level") != UNDISTURBED
     table = table.with_columns(pl.when(is_level).then(name).alias(name) for name in differences)
     tested = is_level & (pl.col("level") != WITHOUT_LOSS)
@@ -109,20 +110,15 @@ def level_table(results: pl.DataFrame) -> pl.DataFrame:
             "kind": row["kind"],
             "strength": row["strength"],
             MAIN_METRIC: interval_text(row["value"], row["low"], row["high"]),
-            "difference": _difference(row),
+            "difference": difference_text(*(row[name] for name in _DIFFERENCE)),
             "Holm p": row["holm_p_value"],
-            "balanced accuracy, difference": _difference(decided[row["level"]]),
+            "balanced accuracy, difference": difference_text(*(decided[row["level"]][name] for name in _DIFFERENCE)),
             "num_videos": row["num_videos"],
             "num_failed": row["num_failed"],
         }
         for row in results.filter(pl.col("level") != UNDISTURBED, metric=MAIN_METRIC).iter_rows(named=True)
     ]
     return pl.DataFrame(rows, infer_schema_length=None)
-
-
-def _difference(row: Mapping[str, object]) -> str | None:
-    value, low, high = row["difference"], row["difference_low"], row["difference_high"]
-    return None if value is None or low is None else f"{value:+z.3f} [{low:+z.3f}, {high:+z.3f}]"
 
 
 def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | None = None) -> list[str]:
@@ -133,14 +129,15 @@ def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | No
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
     levels = main.filter(pl.col("level") != UNDISTURBED)
     sentences = list(run_cautions(run)) if run else []
-    for row in main.filter(level=UNDISTURBED).iter_rows(named=True):
-        number = interval_text(row["value"], row["low"], row["high"])
-        sentences.append(f"Undisturbed: {name} {number}, {row['num_videos']} videos in {row['num_groups']} groups.")
-        if row["low"] is None or row["low"] <= 0.5:
+    counts = main.filter(level=UNDISTURBED).select("value", "low", "high", "num_videos", "num_groups")
+    for value, low, high, videos, groups in counts.rows():
+        sentences.append(f"Undisturbed: {name} {interval_text(value, low, high)}, {videos} videos in {groups} groups.")
+        if low is None or low <= 0.5:
             sentences.append("Its interval does not lie above 0.5: such a detector has nothing to lose.")
-    for row in levels.drop_nulls("value").head(1).iter_rows(named=True):
-        number = interval_text(row["value"], row["low"], row["high"])
-        sentences.append(f"Worst: {row['kind']}, {row['strength']}: {name} {number}, difference {_difference(row)}.")
+    worst = levels.drop_nulls("value").head(1).select("kind", "strength", "value", "low", "high", *_DIFFERENCE)
+    for kind, strength, value, low, high, *ends in worst.rows():
+        number = f"{name} {interval_text(value, low, high)}"
+        sentences.append(f"Worst: {kind}, {strength}: {number}, difference {difference_text(*ends)}.")
     disturbing = levels.filter(pl.col("level") != WITHOUT_LOSS)
     shown = disturbing.filter(pl.col("difference") < 0, pl.col("holm_p_value") <= round(1 - confidence, 12))
     sentences.append(

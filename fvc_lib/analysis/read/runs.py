@@ -207,6 +207,12 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
     return [run.root.name if ids[run.root.name] == 1 else str(run.root) for run in runs]
 
 
+def differing_parameters(parameters: Mapping[str, object], first: Mapping[str, object]) -> list[str]:
+    """Return the parameters that can change a number and differ from those of a ``first`` run, such as ``epochs 7``."""
+    names = [name for name in parameters if name not in _NO_MARKS and parameters[name] != first.get(name)]
+    return [f"{name} {clean_text(parameters[name])}" for name in names]
+
+
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     """Return for each run three texts: its corpus, its detector, and the parameters in which it differs.
 
@@ -217,12 +223,7 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     marks = []
     for run in runs:
         parameters = run_parameters(run)
-        first = firsts.setdefault(run_task(parameters), parameters)
-        differing = [
-            f"{name} {clean_text(value)}"
-            for name, value in parameters.items()
-            if name not in _NO_MARKS and value != first.get(name)
-        ]
+        differing = differing_parameters(parameters, firsts.setdefault(run_task(parameters), parameters))
         detector = ", ".join(filter(None, (model_name(parameters), protocol_text(parameters))))
         name, fingerprint = _recorded_corpus(run)
         corpus = f"{name} {fingerprint[:6]}".rstrip() or Path(as_text(parameters.get("corpus")) or "").name

@@ -84,32 +84,24 @@ _FOR_A_PAPER = {
 def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[str] = ()) -> str:
     """Return a LaTeX table of the network and its controls over all folds.
 
-    If the protocol has targets (corpora or generators that are only tested on), a row of the network follows for each
-    target.
-
     Args:
         results: rows of RESULTS.
         confidence: coverage of the intervals, for the caption.
         cautions: sentences at the end of the caption.
     """
-    chosen = results.filter(pl.col("metric").is_in(list(_FOR_A_PAPER))).drop_nulls("value")
-    ends = chosen.select("scope", "source", "metric", "value", "low", "high").rows()
-    cells = {(scope, source, metric): interval_text(*numbers) for scope, source, metric, *numbers in ends}
-    scopes = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model")["scope"].unique().sort()
-    named = []
-    for source in results.filter(scope="all")["source"].unique(maintain_order=True):
-        name = latex_text(source_name(source))
-        named.append((f"{name}*" if source in DISHONEST_CONTROLS else name, "all", source))
-    named += [(latex_text(f"Model, {scope.removeprefix(TARGET_SCOPE)}"), scope, "model") for scope in scopes]
-    body = [
-        [name, *(cells.get((scope, source, metric), "--") for metric in _FOR_A_PAPER)] for name, scope, source in named
-    ]
-    counts = results.filter(scope="all", source="model")
-    counted = "".join(
-        f"{videos:,} videos in {groups:,} groups; "
-        for videos, groups in counts.select("num_videos", "num_groups").head(1).rows()
-    )
-    mean = f"; the mean over {len(scopes)} targets, which follow" if len(scopes) > 1 else ""
+    chosen = results.filter(scope="all")
+    ends = chosen.drop_nulls("value").select("source", "metric", "value", "low", "high").rows()
+    cells = {(source, metric): interval_text(*numbers) for source, metric, *numbers in ends}
+    body = []
+    for source in chosen["source"].unique(maintain_order=True):
+        mark = "*" if source in DISHONEST_CONTROLS else ""
+        numbers = [cells.get((source, metric), "--") for metric in _FOR_A_PAPER]
+        body.append([f"{latex_text(source_name(source))}{mark}", *numbers])
+    counted = ""
+    for videos, groups in chosen.filter(source="model").select("num_videos", "num_groups").head(1).rows():
+        counted = f"{videos:,} videos in {groups:,} groups; "
+    num_targets = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE))["scope"].n_unique()
+    mean = f"; the mean over {num_targets} targets" if num_targets > 1 else ""
     caption = (
         rf"{counted}{100 * confidence:g}\% intervals over groups{mean}. "
         r"--: undefined, or not resolved by the number of reals. *: the claim of a split by row."
