@@ -162,7 +162,7 @@ class Steps:
     def results_and_controls(self) -> int:
         found = kfold_results(*self._tables(), self.config)
         write_table(found, RESULTS, self.run.results)
-        write_results(self.run, found, 0.95)
+        write_results(self.run, found)
         return 0
 
     def slices(self) -> int:

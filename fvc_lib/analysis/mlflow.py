@@ -35,7 +35,7 @@ import fvc_lib
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves
 from fvc_lib.analysis.read.runs import as_list, run_parameters, run_status
-from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
+from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import (
     as_mapping,
     as_text,
@@ -187,9 +187,6 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
     attempts = as_list(record.get("attempts")) or [{}]
     code = as_mapping(as_mapping(attempts[-1]).get("code"))
     note = [f"**{verdict.standing}**: {_markdown(verdict.sentence)}", *map(_markdown, headline.cautions)]
-    for score in headline.scores:
-        number = interval_text(score.value, score.low, score.high)
-        note.append(_markdown(f"{source_name(score.source)}: {headline.measure.name} {number}"))
     tags = {
         "mlflow.note.content": "\n\n".join(note),
         "mlflow.source.name": "run_notebooks.py",
@@ -278,10 +275,10 @@ def model_and_alias(text: str) -> tuple[str, str]:
     Raises:
         UsageError: the text has another form.
     """
-    found = re.fullmatch(r"([^/@:]+)(?:@([^/@:]+))?", text)
-    if found is None:
+    name, _, alias = text.partition("@")
+    if not name or re.search("[/@:]", name + alias):
         raise UsageError(f"--register: got {text!r}, wanted NAME or NAME@ALIAS, such as news@champion.")
-    return found[1], found[2] or ""
+    return name, alias
 
 
 def register_bundle(

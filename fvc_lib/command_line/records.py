@@ -224,10 +224,10 @@ def audit(
     Written: audit.html (opens offline), tables as CSV, and notebook 40_score_audit as executed.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.audit.findings import ANSWER, FILES
-    from fvc_lib.analysis.audit.numbers import settings
+    from fvc_lib.analysis.audit.numbers import Settings
     from fvc_lib.corpus.score_table import read_score_table
 
-    settings(decide_at)
+    Settings(decide_at)
     meaning = split_pairs(label_map or {})
     if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
         raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")

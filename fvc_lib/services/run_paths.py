@@ -121,7 +121,6 @@ class RunPaths:
     scores = _Path("tables/scores.csv")  # every tested video, mistakes first
     video_frames = _Path("tables/video_frames.parquet")  # a strip of frames of the first of them
     results_csv = _Path("tables/kfold_results.csv")  # as kfold_results.feather
-    results_tex = _Path("tables/kfold_results.tex")  # the network and its controls, for a paper
     images = _Path("tables/images.parquet")  # usable images, with their part of the split
     image_targets = _Path("tables/image_targets.parquet")  # their known numbers, one per row
     image_predictions = _Path("tables/image_predictions.parquet")  # classes predicted for the test images

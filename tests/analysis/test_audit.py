@@ -114,7 +114,7 @@ def test_thresholds_are_judged_on_the_half_that_did_not_choose_them(audit):
     assert row["tpr"] > 0.8
     assert row["lowest_threshold"] < row["highest_threshold"]
     assert not audit.thresholds.filter(point="fpr=0.001")["is_resolved"].any()
-    told = " ".join(findings.answer(replace(audit, settings=numbers.settings("fpr=0.001"))))
+    told = " ".join(findings.answer(replace(audit, settings=numbers.Settings("fpr=0.001"))))
     assert "fpr=0.001 cannot be judged" in told
 
 
@@ -195,7 +195,7 @@ def test_a_detector_stands_beside_its_controls_on_the_same_videos(planted):
 
 def test_a_detector_that_ranks_the_other_way_is_told_and_a_threshold_that_was_given_is_used(planted):
     videos, scores = planted
-    how = numbers.settings("threshold=2.5", replicates=100)
+    how = numbers.Settings("threshold=2.5", replicates=100)
     audit = numbers.audit_scores(videos, scores.select(pl.col("strong"), turned=-pl.col("weak")), how)
     told = findings.cautions(audit, has_groups=True)
     assert any("turned ranks reals above fakes" in line and "--higher-is-real" in line for line in told)
@@ -206,7 +206,7 @@ def test_a_detector_that_ranks_the_other_way_is_told_and_a_threshold_that_was_gi
     assert given["fpr"] == pytest.approx((strong[~labels] >= 2.5).mean(), abs=1e-12)
     assert "The given threshold=2.5 calls" in " ".join(findings.answer(audit))
     with pytest.raises(UsageError, match="threshold=NUMBER"):
-        numbers.settings("fpr=2")
+        numbers.Settings("fpr=2")
 
 
 def test_one_detector_without_anything_known_gives_what_can_be_given(tmp_path):

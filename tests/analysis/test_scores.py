@@ -1,12 +1,11 @@
-"""Every tested video as a table, in a file and in the report, and the results as CSV and LaTeX."""
+"""Every tested video as a table, in a file and in the report, and the results as CSV."""
 
 from collections.abc import Callable
 
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.headline import run_cautions
-from fvc_lib.analysis.read.scores import latex_results, runs_of_other_seeds, score_table, write_results
+from fvc_lib.analysis.read.scores import runs_of_other_seeds, score_table, write_results
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
@@ -53,32 +52,10 @@ def test_the_spread_is_over_runs_that_differ_in_the_seed_alone(make_run: MakeRun
 
 def test_what_a_trial_writes_for_other_programs_says_so(run: RunPaths, scores: pl.DataFrame) -> None:
     results = read_table(run.results, tables.RESULTS)
-    write_results(run, results, 0.95)
+    write_results(run, results)
     assert scores["trial"].null_count() == scores.height
     assert pl.read_csv(run.results_csv)["trial"].null_count() == results.height
-    assert "trial" not in run.results_tex.read_text()
-
-    write_text(run.params_yaml, RunConfig(dev_groups=20, shuffle_labels=True).to_yaml())
-    write_results(run, results, 0.95)
+    write_text(run.params_yaml, RunConfig(dev_groups=20).to_yaml())
+    write_results(run, results)
     of_trial = score_table(read_table(run.index, tables.INDEX), predictions_of(run), run=run)
     assert set(of_trial["trial"]) == set(pl.read_csv(run.results_csv)["trial"]) == {"trial on 20 groups"}
-    caption = next(line for line in run.results_tex.read_text().splitlines() if "caption" in line)
-    assert "This is a trial on 20 groups: it claims nothing of the corpus. " in caption
-    assert "Labels were shuffled by group on purpose" in caption
-
-
-def test_results_for_other_programs_are_the_same_numbers(run: RunPaths) -> None:
-    results = read_table(run.results, tables.RESULTS)
-    write_results(run, results, 0.95)
-    assert pl.read_csv(run.results_csv).height == results.height
-    text = latex_results(results, 0.95)
-    assert latex_results(results, 0.95, run_cautions(run)) == run.results_tex.read_text()
-    assert r"Group lookup, split by row* &" in text
-    assert text.count(r" \\") == 1 + results["source"].n_unique()
-    model = results.filter(source="model", scope="all", metric="roc_auc").row(0, named=True)
-    assert f"Model & {model['value']:.3f} [{model['low']:.3f}, {model['high']:.3f}]" in text
-    assert "targets" not in text
-    names = ("50% & a_b", "[x]")
-    at = [results.filter(scope="all", source="model").with_columns(scope=pl.lit(f"target:{name}")) for name in names]
-    text = latex_results(pl.concat([results, *at]), 0.95)
-    assert "the mean over 2 targets." in text

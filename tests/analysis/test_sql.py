@@ -122,7 +122,7 @@ def test_parameters_are_values_whatever_they_hold() -> None:
 def test_a_query_is_stopped_at_its_limits_and_the_next_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = ask_sql([], "SELECT range AS n FROM range(200000)")
     assert (answer.frame.height, len(answer.notes)) == (MAX_ROWS, 1)
-    monkeypatch.setattr(queries, "_LIMITS", {"max_execution_time": 200, "memory_limit": "30MB"})
+    monkeypatch.setattr(queries, "_LIMITS", {"max_execution_time": 50, "memory_limit": "30MB"})
     for query, error, message in (
         ("SELECT count(*) FROM range(1000000000000)", duckdb.Error, "maximum execution time"),
         ("SELECT list(range) FROM range(100000000)", duckdb.Error, "Out of Memory"),

@@ -6,7 +6,6 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.analysis.audit.numbers import Audit, ends_of
-from fvc_lib.analysis.read.comparison import p_text
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, Score, interval_cautions, what_to_do
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, PROBABILITY_METRICS, RANKING_METRICS
@@ -61,7 +60,7 @@ def _against_others(audit: Audit, first: str) -> str:
     shown = audit.differences.filter("is_shown", ahead).height
     others, on = len(audit.detectors) - 1, f"corrected for {count_text(audit.differences.height, 'pair')}"
     if shown < others:
-        return f"It is shown to be better than {shown} of the {others} others ({on}): call it no winner."
+        return f"It is shown to be better than {shown} of {count_text(others, 'other')} ({on}): call it no winner."
     unanswered = audit.num_videos - audit.of_coverage(first, "num_videos")
     rivals = audit.coverage.filter(pl.col("detector") != first)["auc_if_wrong"]
     if unanswered and audit.of_coverage(first, "auc_if_wrong") <= max(rivals):
@@ -192,42 +191,9 @@ def metric_table(audit: Audit, *, of_ranking: bool) -> pl.DataFrame:
     """
     metrics = RANKING_METRICS if of_ranking else (*DECISION_METRICS, *PROBABILITY_METRICS)
     known = audit.numbers.filter(pl.col("metric").is_in(list(metrics))).drop_nulls("value")
-    texts = known.select("detector", "metric", _interval_column(known, "value", "low", "high"))
-    return texts.pivot("metric", index="detector", values="value")
-
-
-def _interval_column(table: pl.DataFrame, name: str, low: str, high: str) -> pl.Series:
-    """Return three columns of numbers as one column of text."""
-    texts = [interval_text(*ends) for ends in table.select(name, low, high).iter_rows()]
-    return pl.Series(name, texts, dtype=pl.String)
-
-
-def threshold_table(audit: Audit) -> pl.DataFrame:
-    """Return one row for each of the first five detectors and each operating point: ``fpr`` and ``tpr`` as text.
-
-    Each half of the groups chooses a threshold, and the rates are measured on the other half. Points that need more
-    reals than a half has are left out.
-    """
-    rows = audit.thresholds.filter("is_resolved", pl.col("detector").is_in(audit.detectors[:5]))
-    rates = [_interval_column(rows, rate, f"{rate}_low", f"{rate}_high") for rate in ("fpr", "tpr")]
-    return rows.select("detector", "point", *rates, "lowest_threshold", "highest_threshold")
-
-
-def difference_table(audit: Audit) -> pl.DataFrame:
-    """Return one row per pair of detectors, the smallest Holm p first: ``first second difference holm_p is_shown``."""
-    rows = audit.differences.drop_nulls("difference").sort("holm_p", nulls_last=True)
-    p = rows["holm_p"].map_elements(p_text, pl.String)
-    return rows.select("first", "second", _interval_column(rows, "difference", "low", "high"), p, "is_shown")
-
-
-def slice_table(audit: Audit, detector: str) -> pl.DataFrame:
-    """Return the slices of one detector, the lowest ROC AUC first.
-
-    A slice holds the videos of one generator, one source of reals or one corpus.
-    """
-    rows = audit.slices.filter(detector=detector)
-    auc = _interval_column(rows, "auc", "low", "high")
-    return rows.select("slice_by", "value", auc, "called_share", "num_videos", "num_groups")
+    ends = known.select("detector", "metric", "value", "low", "high").rows()
+    texts = [(detector, metric, interval_text(*numbers)) for detector, metric, *numbers in ends]
+    return pl.DataFrame(texts, ["detector", "metric", "value"], orient="row").pivot("metric", index="detector")
 
 
 # --- Files

@@ -4,7 +4,7 @@ A detector is judged on the videos that it answered. Detectors are compared on t
 with the same random draws of groups.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -38,8 +38,6 @@ from fvc_lib.metrics.intervals import (
     replicate_values,
 )
 from fvc_lib.metrics.operating_points import (
-    BEST,
-    OperatingPoint,
     crossed_thresholds,
     halves,
     operating_point,
@@ -51,7 +49,6 @@ from fvc_lib.services.errors import UsageError
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 SMALL_BELOW_GROUPS = 20
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
-_GIVEN = "threshold="  # of a threshold that comes with the scores
 _MOST_SLICES = 12
 _NEED_VIDEOS = {METADATA_ONLY, LENGTH_ONLY}  # controls without which no detector is above all controls
 
@@ -66,40 +63,33 @@ class Settings:
     """How an audit computes.
 
     Attributes:
-        point: the rule that chooses a threshold. Each half of the groups chooses the threshold of the other half.
-        threshold: a threshold that comes with the scores and replaces ``point``; None if there is none.
+        decides_at: the rule that chooses a threshold: ``best``, ``fpr=0.01`` or ``cost=5:1``. Each half of the groups
+            chooses the threshold of the other half. Or ``threshold=0.5``, a threshold that comes with the scores.
         replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of every random draw.
         confidence: coverage of every interval, such as 0.95.
+
+    Raises:
+        UsageError: ``decides_at`` has another form.
     """
 
-    point: OperatingPoint = BEST
-    threshold: float | None = None
+    decides_at: str = "best"
     replicates: int = 1000
     seed: int = 0
     confidence: float = 0.95
 
+    def __post_init__(self) -> None:
+        try:
+            if self.threshold is None:
+                operating_point(self.decides_at)
+        except ValueError as error:
+            raise UsageError(f"{error} Or threshold=NUMBER, one that comes with the scores.") from error
+
     @property
-    def decides_at(self) -> str:
-        """The rule of decision as text, such as ``best`` or ``threshold=0.5``."""
-        return str(self.point) if self.threshold is None else f"{_GIVEN}{self.threshold:g}"
-
-
-def settings(decide_at: str, **others: Any) -> Settings:
-    """Return settings whose rule of decision is the text ``decide_at``.
-
-    Examples are ``best``, ``fpr=0.01``, ``cost=5:1`` and ``threshold=0.5``. ``others`` are further fields of
-    ``Settings``.
-
-    Raises:
-        UsageError: ``decide_at`` has another form.
-    """
-    try:
-        if decide_at.startswith(_GIVEN):
-            return Settings(threshold=float(decide_at.removeprefix(_GIVEN)), **others)
-        return Settings(point=operating_point(decide_at), **others)
-    except ValueError as error:
-        raise UsageError(f"{error} Or threshold=NUMBER, one that comes with the scores.") from error
+    def threshold(self) -> float | None:
+        """The threshold that comes with the scores; None: ``decides_at`` is a rule."""
+        name, _, number = self.decides_at.partition("=")
+        return float(number) if name == "threshold" else None
 
 
 _TEXT, _NUMBER, _COUNT = pl.String, pl.Float64, pl.Int64
@@ -359,9 +349,10 @@ def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool
     half = halves(rows.labels, rows.groups, seed=how.seed)
     counts = np.bincount(2 * rows.labels + half, minlength=4)  # the reals of both halves, then their fakes
     if counts.all():
-        for point in (*map(operating_point, FALSE_ALARM_RATES), how.point):
+        for text in (*FALSE_ALARM_RATES, *([how.decides_at] if how.threshold is None else [])):
+            point = operating_point(text)
             is_resolved = point.is_resolved_by(counts[:2].min())
-            limits[str(point)] = crossed_thresholds(point, rows.labels, scores, half), is_resolved
+            limits[text] = crossed_thresholds(point, rows.labels, scores, half), is_resolved
     if how.threshold is not None:
         limits[how.decides_at] = np.full(scores.size, how.threshold), True
     return limits
@@ -409,11 +400,10 @@ def _slice_names(column: pl.Series, sliced: Mask) -> Groups:
 
     All but the 12 most frequent values in the ``sliced`` rows become ALL_OTHERS. A null is NOT_KNOWN.
     """
-    counts = column.alias("value").filter(pl.Series(sliced)).drop_nulls().value_counts()
-    frequent = counts.sort("count", "value", descending=[True, False])["value"].head(_MOST_SLICES)
-    names = pl.when(pl.col("value").is_in(frequent.implode())).then("value").otherwise(pl.lit(ALL_OTHERS))
-    known = pl.when(pl.col("value").is_null()).then(pl.lit(NOT_KNOWN)).otherwise(names)
-    return column.alias("value").to_frame().select(known).to_series().to_numpy().astype(object)
+    counts = Counter(column.filter(pl.Series(sliced)).drop_nulls())
+    frequent = sorted(counts, key=lambda value: (-counts[value], value))[:_MOST_SLICES]
+    names = {value: value if value in frequent else ALL_OTHERS for value in column} | {None: NOT_KNOWN}
+    return np.array([names[value] for value in column], dtype=object)
 
 
 def _floors(sources: Groups, scores: FloatArray, rows: _Rows) -> Iterator[Row]:

@@ -394,8 +394,8 @@ def lines(comparison: Comparison) -> tuple[str, ...]:
     """Return ``comparison`` as lines of plain text: the value of each run, the finding of each pair, and refusals."""
     shown = [f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval"]
     for name, value in comparison.values.items():
-        counted = f"{count_text(value.num_rows, 'video')} in {count_text(value.num_groups, 'group')}"
-        shown.append(f"  {name}  {interval_text(value.value, value.low, value.high)}  ({counted})")
+        number = interval_text(*value.row()[:3])
+        shown.append(f"  {name}  {number}  ({value.num_rows:,} videos in {value.num_groups:,} groups)")
     shown += [pair.finding for pair in comparison.pairs]
     shown += [f"Not compared: {reason}" for _, reason in comparison.refusals]
     return (*shown, "Intervals and p speak of other videos, not of other trainings: each run was trained once.")
@@ -684,7 +684,6 @@ def against_members(
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
     """Return sentences: the ROC AUC of the ensemble, whether it beats its best member, and its verdict."""
     best = comparison.pairs[0]
-    ensemble, member = comparison.values[ENSEMBLE], comparison.values[best.first]
-    number = interval_text(ensemble.value, ensemble.low, ensemble.high)
-    of_best = interval_text(member.value, member.low, member.high)
-    return [f"ROC AUC {number}; its best member, {best.first}, has {of_best}.", best.finding, *headline.sentences]
+    numbers = {name: interval_text(*interval.row()[:3]) for name, interval in comparison.values.items()}
+    number = f"ROC AUC {numbers[ENSEMBLE]}; its best member, {best.first}, has {numbers[best.first]}."
+    return [number, best.finding, *headline.sentences]

@@ -31,7 +31,6 @@ from fvc_lib.analysis.wording import (
     latex_table,
     latex_text,
     number_text,
-    source_name,
 )
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.errors import FvcError
@@ -43,8 +42,8 @@ TABLE_FILES = ("detectors.csv", "runs.csv", "detectors.tex", "references.bib")
 HEADINGS = {
     "auc": "ROC AUC, mean over seeds", "over_seeds": "ROC AUC of its runs",
     "difference": "Difference from the reference", "holm_p": "Holm p", "above_controls": "Above every control",
-    "num_trained": "of them trained", "milliseconds_per_clip": "ms per clip", "control_auc": "Its ROC AUC",
-    "best_control": "Best control", "fitted_on": "Fitted on videos", "in_groups": "of groups",
+    "num_trained": "of them trained", "milliseconds_per_clip": "ms per clip",
+    "fitted_on": "Fitted on videos", "in_groups": "of groups",
 }  # fmt: skip
 
 
@@ -67,7 +66,6 @@ def detector_table(found: DetectorComparison) -> pl.DataFrame:
                 "num_trained": cost.get("num_trained"),
                 "milliseconds_per_clip": number_text(cost.get("milliseconds_per_clip"), 1),
                 "peak_memory": bytes_text(cost.get("peak_rss_bytes")),
-                "device_memory": bytes_text(cost.get("peak_device_bytes")),
                 "training": duration_text(cost.get("training_seconds")),
             }
         )
@@ -92,16 +90,13 @@ def metric_table(found: DetectorComparison) -> pl.DataFrame:
 
 
 def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
-    """Return one row per pair of a run and the name of its detector: its ROC AUC, best control and verdict."""
+    """Return one row per pair of a run and the name of its detector: its ROC AUC and verdict."""
     rows = []
     for run, detector in runs:
         verdict = run.headline.verdict
         row = {"run_id": run.name, "detector": detector, "seed": None if len(run.parts) > 1 else run.config.seed}
         if score := run.headline.model_score:
             row["roc_auc"] = interval_text(score.value, score.low, score.high)
-        if best := verdict.best_control:
-            row["best_control"] = source_name(best.source)
-            row["control_auc"] = interval_text(best.value, best.low, best.high)
         row |= {"standing": verdict.standing, "verdict": verdict.sentence, "trial": trial_text(vars(run.config))}
         rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)

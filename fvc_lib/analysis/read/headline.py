@@ -348,13 +348,13 @@ def fake_voices(run: RunPaths) -> str:
 def untested_classes(run: RunPaths) -> list[str]:
     """Return a caution that names the classes without a test image; an empty list if every class has one."""
     images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
-    tested = pl.col("class_label").is_in(images.filter(part="test")["class_label"].implode())
-    untested = images.filter(~tested)["class_label"].unique().sort()
-    if untested.is_empty():
+    tested = set(images.filter(part="test")["class_label"])
+    untested = sorted(set(images["class_label"]) - tested)
+    if not untested:
         return []
-    number = f"{untested.len()} of {count_text(images['class_label'].n_unique(), 'class', 'classes')}"
     named = _some_of([clean_text(name) for name in untested])
-    return [f"{number} were never tested ({named}): the number is of the others, and no overall figure is meant."]
+    number = f"{len(untested)} of {len(untested) + len(tested)} classes were never tested ({named})"
+    return [f"{number}: the number is of the others, and no overall figure is meant."]
 
 
 def _some_of(names: Sequence[str]) -> str:

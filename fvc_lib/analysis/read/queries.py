@@ -28,7 +28,8 @@ from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
 # --- SQL over frames
 
 MAX_ROWS = 100_000  # of a user's query
-_CLOSED: dict[str, str | bool | int | float | list[str]] = {
+Limits = dict[str, str | bool | int | float | list[str]]  # settings of DuckDB
+_CLOSED: Limits = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -36,7 +37,7 @@ _CLOSED: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
     "temp_directory": "",
 }
-_LIMITS: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "2GB", "max_execution_time": 60_000}  # ms
+_LIMITS: Limits = {"memory_limit": "2GB", "max_execution_time": 60_000}  # ms
 
 
 def ask(
@@ -44,7 +45,7 @@ def ask(
     frames: Mapping[str, pl.DataFrame],
     parameters: Mapping[str, object] | None = None,
     *,
-    limits: Mapping[str, str | bool | int | float | list[str]] | None = None,
+    limits: Limits | None = None,
 ) -> pl.DataFrame:
     """Return the rows of an SQL query over ``frames``; it can read and write nothing else.
 

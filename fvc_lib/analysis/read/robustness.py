@@ -5,8 +5,8 @@ A level is one kind of disturbance at one strength.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.read.comparison import difference_text, replicates_over_folds
@@ -20,8 +20,9 @@ from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_type
 UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
 # Ranking, and decisions at thresholds that were chosen on undisturbed videos.
 METRICS = (MAIN_METRIC, "balanced_accuracy")
+_ENDS = ("value", "low", "high")
 _DIFFERENCE = ("difference", "difference_low", "difference_high")
-HEADINGS = {"strength": "Level", "num_failed": "Without a score"}
+HEADINGS = {"strength": "Level", "num_failed": "Without a score", "holm_p_value": "Holm p"}
 
 
 def robustness_results(
@@ -48,7 +49,7 @@ def robustness_results(
     """
     trial = (run and trial_text(run_parameters(run))) or None
     before = scored.filter(level=UNDISTURBED)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (level, kind), of_level in scored.group_by("level", "kind", maintain_order=True):
         disturbed = of_level.drop_nulls("score").select("video_id", disturbed="score")
         both = before.join(disturbed, on="video_id", maintain_order="left")
@@ -62,24 +63,23 @@ def robustness_results(
             "num_failed": of_level.height - both.height,
         }
         numbers = _numbers(both, replicates, seed, confidence) if both["label"].n_unique() == 2 else {}
+        if level == UNDISTURBED:  # the other levels are compared with it
+            numbers = {metric: {end: known[end] for end in _ENDS} for metric, known in numbers.items()}
         rows += [{**row, "metric": metric, **numbers.get(metric, {})} for metric in METRICS]
-    table = pl.DataFrame(rows, schema=column_types(ROBUSTNESS_RESULTS))
-    differences = [*_DIFFERENCE, "p_value", "undisturbed"]
-    is_level = pl.col("level") != UNDISTURBED
-    table = table.with_columns(pl.when(is_level).then(name).alias(name) for name in differences)
-    tested = is_level & (pl.col("level") != WITHOUT_LOSS)
-    parts = [table.filter(~tested)]
     for metric in METRICS:
-        part = table.filter(tested, metric=metric)
-        adjusted = pl.Series("holm_p_value", holm(part["p_value"].fill_null(math.nan).to_numpy())).fill_nan(None)
-        parts.append(part.with_columns(adjusted))
+        tested = [row for row in rows if row["metric"] == metric and row["level"] not in (UNDISTURBED, WITHOUT_LOSS)]
+        adjusted = holm([row.get("p_value", math.nan) for row in tested])
+        for row, p_value in zip(tested, adjusted.tolist(), strict=True):
+            row["holm_p_value"] = p_value
+    table = pl.DataFrame(rows, schema=column_types(ROBUSTNESS_RESULTS)).fill_nan(None)
     worst = pl.when(metric=MAIN_METRIC).then("value").max().over("level")
-    table = pl.concat(parts).sort(is_level, worst, "metric", descending=[False, False, True], nulls_last=True)
+    by = (pl.col("level") != UNDISTURBED, worst, "metric")
+    table = table.sort(*by, descending=[False, False, True], nulls_last=True)
     return check_table(table, ROBUSTNESS_RESULTS, "robustness results")
 
 
-def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float | None]]:
-    """Return by metric the value and interval of ``disturbed``, and its difference from ``score``.
+def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float]]:
+    """Return by metric the value and interval of ``disturbed``, and its difference from ``score``; NaN if undefined.
 
     Keys are ``value low high difference difference_low difference_high p_value undisturbed``.
     """
@@ -87,38 +87,12 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
     drawn = replicates_over_folds(both, measures, replicates=replicates, seed=seed)
     intervals, numbers = intervals_of(drawn, confidence), {}
     for place, metric in zip((0, 2), METRICS, strict=True):
+        before, after = intervals[place : place + 2]
         paired = paired_difference(drawn, place, place + 1, confidence=confidence)
-        row = {
-            "value": intervals[place + 1].value,
-            "low": intervals[place + 1].low,
-            "high": intervals[place + 1].high,
-            "difference": paired.value,
-            "difference_low": paired.low,
-            "difference_high": paired.high,
-            "p_value": paired.p_value,
-            "undisturbed": intervals[place].value,
-        }
-        numbers[metric] = {name: value if np.isfinite(value) else None for name, value in row.items()}
+        ends = (after.value, after.low, after.high, paired.value, paired.low, paired.high)
+        row = dict(zip((*_ENDS, *_DIFFERENCE), ends, strict=True))
+        numbers[metric] = {**row, "p_value": paired.p_value, "undisturbed": before.value}
     return numbers
-
-
-def level_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per level for readers, the lowest ROC AUC first, with intervals as text."""
-    decided = {row["level"]: row for row in results.filter(metric="balanced_accuracy").iter_rows(named=True)}
-    rows = [
-        {
-            "kind": row["kind"],
-            "strength": row["strength"],
-            MAIN_METRIC: interval_text(row["value"], row["low"], row["high"]),
-            "difference": difference_text(*(row[name] for name in _DIFFERENCE)),
-            "Holm p": row["holm_p_value"],
-            "balanced accuracy, difference": difference_text(*(decided[row["level"]][name] for name in _DIFFERENCE)),
-            "num_videos": row["num_videos"],
-            "num_failed": row["num_failed"],
-        }
-        for row in results.filter(pl.col("level") != UNDISTURBED, metric=MAIN_METRIC).iter_rows(named=True)
-    ]
-    return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | None = None) -> list[str]:

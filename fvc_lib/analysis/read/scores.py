@@ -1,13 +1,11 @@
-"""Tables of the scores of single videos, and the results of a run as CSV and LaTeX."""
+"""Tables of the scores of single videos, and the results of a run as CSV."""
 
 from collections.abc import Sequence
 
 import polars as pl
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, run_cautions
-from fvc_lib.analysis.read.runs import TARGET_SCOPE, run_parameters, trial_text
-from fvc_lib.analysis.wording import interval_text, latex_table, latex_text, source_name
+from fvc_lib.analysis.read.runs import run_parameters, trial_text
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import NEUTRAL, NOT_HASHED
 from fvc_lib.services.run_paths import RunPaths
@@ -65,45 +63,10 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
     return list(frames.values())
 
 
-def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> None:
-    """Write all results (RESULTS) as CSV, and the main metrics as LaTeX with the run's cautions in the caption.
+def write_results(run: RunPaths, results: pl.DataFrame) -> None:
+    """Write all results (RESULTS) as CSV.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: the file cannot be written.
     """
     write_text(run.results_csv, csv_for_people(results.with_columns(trial=_trial_column(run))))
-    write_text(run.results_tex, latex_results(results, confidence, run_cautions(run)))
-
-
-_FOR_A_PAPER = {
-    "roc_auc": "AUC", "partial_auc_to_10_percent": r"pAUC$_{0.1}$", "average_precision": "AP",
-    "true_positive_rate_at_1_percent": r"TPR@1\%", "balanced_accuracy": "bal. acc.", "f1": "F1",
-}  # fmt: skip
-
-
-def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[str] = ()) -> str:
-    """Return a LaTeX table of the network and its controls over all folds.
-
-    Args:
-        results: rows of RESULTS.
-        confidence: coverage of the intervals, for the caption.
-        cautions: sentences at the end of the caption.
-    """
-    chosen = results.filter(scope="all")
-    ends = chosen.drop_nulls("value").select("source", "metric", "value", "low", "high").rows()
-    cells = {(source, metric): interval_text(*numbers) for source, metric, *numbers in ends}
-    body = []
-    for source in chosen["source"].unique(maintain_order=True):
-        mark = "*" if source in DISHONEST_CONTROLS else ""
-        numbers = [cells.get((source, metric), "--") for metric in _FOR_A_PAPER]
-        body.append([f"{latex_text(source_name(source))}{mark}", *numbers])
-    counted = ""
-    for videos, groups in chosen.filter(source="model").select("num_videos", "num_groups").head(1).rows():
-        counted = f"{videos:,} videos in {groups:,} groups; "
-    num_targets = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE))["scope"].n_unique()
-    mean = f"; the mean over {num_targets} targets" if num_targets > 1 else ""
-    caption = (
-        rf"{counted}{100 * confidence:g}\% intervals over groups{mean}. "
-        r"--: undefined, or not resolved by the number of reals. *: the claim of a split by row."
-    )
-    return latex_table(" ".join([caption, *map(latex_text, cautions)]), ["Scored by", *_FOR_A_PAPER.values()], body)
