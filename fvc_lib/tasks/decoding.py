@@ -98,15 +98,16 @@ def looked_at(
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
     whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
     least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
-    limits["timeout_seconds"] = [_time_limit(path, least) for path in files]
+    # The size decides, since the duration is stated by the file itself, and a hostile file may lie.
+    states = [file_state(path) or {"size_bytes": 0} for path in files]
+    limits["timeout_seconds"] = [least + round(state["size_bytes"] / 1e6) for state in states]
     with closing(run_isolated(_LOOK, items, **limits)) as answers:
         for answer in answers:
             value, path = dict(answer.value or {}), path_to_text(files[answer.position])
             if answer.failure:
                 detail = f"the decoder gave up on this file: {answer.detail}. Re-encode it, or leave it out."
                 value = {"reason": answer.failure, "detail": detail}
-            failure = failure_of(value)
-            yield answer.position, ProbeResult.read(path, value), failure
+            yield answer.position, ProbeResult.read(path, value), failure_of(value)
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
@@ -131,17 +132,6 @@ def scratch_folder(config: RunConfig) -> Iterator[Path]:
         pid = old.name.rsplit(".", 2)[1]
         if pid.isdecimal() and not process_lives(int(pid)):
             shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{this_host()}.{os.getpid()}.", dir=above))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _time_limit(path: Path, least_seconds: float) -> float:
-    """Return ``least_seconds`` plus one second per megabyte.
-
-    The size decides, since the duration is stated by the file itself, and a hostile file may lie.
-    """
-    state = file_state(path)
-    return least_seconds + round(state["size_bytes"] / 1e6 if state else 0)
+    prefix = f"{this_host()}.{os.getpid()}."
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=above, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from fvc_lib.corpus.probing import file_state
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
@@ -25,21 +25,9 @@ _OF_SHARD = "findings.{}.jsonl"
 BLOCK_FILES = 1000  # judged together, so memory does not grow with the number of files
 
 
-class Remembered(Protocol):
-    """The finding on one file: a dataclass whose fields are JSON values, or tuples of JSON values."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def path(self) -> str:
-        """Return the absolute path of the file, as text for the tables."""
-
-    @property
-    def lasts(self) -> bool:
-        """Return whether judging the same file again would give the same finding."""
-
-
-Found = TypeVar("Found", bound=Remembered)
+# A dataclass, the finding on one file: its ``path`` as table text, ``sha256`` of the content, ``lasts`` (whether the
+# same file would get the same finding again), and fields that are JSON values or tuples of them.
+Found = TypeVar("Found", bound=Any)
 
 
 class Journal(Generic[Found]):
@@ -51,7 +39,7 @@ class Journal(Generic[Found]):
     Args:
         folder: folder of the journal; made where it is missing.
         identity: text that changes with anything that decides a finding; lines of another identity are skipped.
-        kind: class of a finding; its ``sha256`` is the digest of the file's content.
+        kind: class of a finding.
         shard: name of a shard, such as ``3_of_16``. Findings then go into the shard's journal, and the folder's journal
             is only read. Empty: no shard.
     """

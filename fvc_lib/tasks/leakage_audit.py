@@ -132,7 +132,7 @@ def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
     """Return the check that counts values of ``column`` with more than one value of ``part`` in one ``training``."""
     parts = rows.drop_nulls(column).group_by("training", column).agg(pl.col(part).n_unique())
     count = parts.filter(pl.col(part) > 1).height
-    found = f"{count:,} of {parts.height:,} {name.replace('_', ' ')} in more than one {part}."
+    found = f"{count:,} of {parts.height:,} {name} in more than one {part}."
     return f"{name}_in_two_{part}s", count, None, found, count == 0
 
 

@@ -50,10 +50,10 @@ class ScoredClasses:
     Attributes:
         rows: int64 (N,), row numbers of these pictures among all pictures.
         class_indices: int64 (N,), the true classes.
-        logits: float64 (N, C).
+        logits: float64 (N, C); 0 in place of NaN.
         predicted: int64 (N,), the class with the highest logit; the first of equal ones.
-        probabilities: float64 (N,), softmax of the predicted class; NaN where a logit is not finite.
-        ranks: int64 (N,), rank of the true class from 1, ties count against the model; 0 where a logit is not finite.
+        probabilities: float64 (N,), softmax of the predicted class.
+        ranks: int64 (N,), rank of the true class from 1; ties count against the model.
     """
 
     rows: IntArray
@@ -89,16 +89,21 @@ class ImageScores(SampleColumns):
         }
         self.add(batch.sample_ids, columns)
 
+    @property
+    def has_finite_logits(self) -> bool:
+        """Whether all logits are finite."""
+        return bool(torch.isfinite(self.column("logits")).all())
+
     def classes(self) -> ScoredClasses:
         """Return the predictions for the pictures with a class."""
         rows = np.flatnonzero(self.column("class_index").numpy() >= 0)
         class_indices, logits = self.column("class_index").numpy()[rows], self.column("logits")[rows].double()
         if not rows.size:
             return ScoredClasses(rows, class_indices, logits.numpy(), rows, np.empty(0), rows)
-        is_finite = torch.isfinite(logits).all(1)
-        probabilities = torch.where(is_finite, torch.softmax(logits, dim=1).amax(1), math.nan).numpy()
-        ranks = ranks_of_class(torch.nan_to_num(logits).numpy(), class_indices) * is_finite.numpy()
-        return ScoredClasses(rows, class_indices, logits.numpy(), logits.argmax(1).numpy(), probabilities, ranks)
+        logits = torch.nan_to_num(logits)
+        probabilities, ranks = torch.softmax(logits, dim=1).amax(1), ranks_of_class(logits.numpy(), class_indices)
+        predicted = logits.argmax(1).numpy()
+        return ScoredClasses(rows, class_indices, logits.numpy(), predicted, probabilities.numpy(), ranks)
 
     def target(self, name: str) -> tuple[IntArray, FloatArray, FloatArray]:
         """Return true and predicted values of the N pictures that have a value of target ``name``.
@@ -119,12 +124,13 @@ class ImageScores(SampleColumns):
         """
         metrics, classes = dict[str, float](), self.classes()
         if classes.rows.size:
-            undefined = 1.0 if classes.ranks.all() else math.nan
             metrics = {
-                "top1": float(np.mean(classes.ranks <= 1)) * undefined,
-                "top5": float(np.mean(classes.ranks <= 5)) * undefined,
-                "macro_f1": macro_f1(classes.class_indices, classes.predicted) * undefined,
+                "top1": float(np.mean(classes.ranks <= 1)),
+                "top5": float(np.mean(classes.ranks <= 5)),
+                "macro_f1": macro_f1(classes.class_indices, classes.predicted),
             }
+        if not self.has_finite_logits:
+            metrics = dict.fromkeys(metrics, math.nan)
         for name in self.labels.targets:
             rows, values, predicted = self.target(name)
             if rows.size:
@@ -136,10 +142,10 @@ class ImageScores(SampleColumns):
 def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | None:
     """Fit a temperature on ``validation`` and measure the calibration error on ``test``.
 
-    Returns None if a part has no labelled picture, or a validation logit is not finite.
+    Return None if a part has no labelled picture, or a validation logit is not finite.
     """
     fitted, tested = validation.classes(), test.classes()
-    if not fitted.rows.size or not tested.rows.size or not np.isfinite(fitted.logits).all():
+    if not fitted.rows.size or not tested.rows.size or not validation.has_finite_logits:
         return None
     temperature = fit_class_temperature(fitted.class_indices, fitted.logits)
     errors = []
@@ -240,11 +246,9 @@ def _finish(
     model.predict(ImageDataset(root, parts.test, parts.labels, config.image_size), scores)
     classes = class_predictions(parts.test, scores)
     numbers = target_predictions(parts.test, scores)
-    lost = {*classes.filter(rank_of_class=0)["image_id"], *numbers.filter(~pl.col("predicted").is_finite())["image_id"]}
-    if lost:
+    if not (scores.has_finite_logits and numbers["predicted"].is_finite().all()):
         raise DataError(
-            f"the network's outputs for {len(lost)} test pictures are not finite, the first: "
-            f"{', '.join(sorted(lost)[:5])}. Turn amp off, or train with a lower learning_rate."
+            "the network's outputs for test pictures are not finite. Turn amp off, or train with a lower learning_rate."
         )
     model.log("test", scores.compute())
     labels = replace(parts.labels, calibration=calibration_of(validation, scores))

@@ -194,9 +194,9 @@ def _numbers(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
     if column.name not in CATEGORIES:
         return column.cast(pl.Float64).fill_null(np.nan).to_numpy()
     seen = column.filter(pl.Series(training)).to_frame("value")
-    ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
-    codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
-    return np.array([codes.get(value, np.nan) for value in column])
+    counts = seen.group_by("value").len().sort("len", "value", descending=[True, False])
+    ranked = counts["value"].head(_MAX_CATEGORIES)
+    return column.replace_strict(ranked, range(ranked.len()), default=np.nan, return_dtype=pl.Float64).to_numpy()
 
 
 def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
@@ -221,9 +221,8 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     ordered, generator = folds.sort("video_id"), np.random.default_rng(seed)
     is_fake = fake_labels(ordered)
     dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
-    fold = np.empty(ordered.height, dtype=np.int64)
-    fold[dealt] = np.arange(ordered.height) % folds["fold"].n_unique()
-    by_row = ordered.select("video_id", fold=pl.Series(fold))
+    turns = np.argsort(dealt)  # whose turn it is when the videos are dealt out
+    by_row = ordered.select("video_id", fold=pl.Series(turns % folds["fold"].n_unique()))
     return folds.drop("fold").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
 
 

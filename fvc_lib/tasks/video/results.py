@@ -410,9 +410,6 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     blind = sum(not point.is_resolved_by(selection.num_real) for selection in chosen)
     if blind:
         sentence += f" In {blind} of {len(chosen)} folds that part has too few reals: the threshold calls none fake."
-    at_one = sum(selection.num_real_at_one for selection in chosen)
-    if at_one:
-        sentence += f" Against it {at_one} reals of that part are called fake, because their score is 1."
     num_real = predictions.filter(label="real").height
     if not point.is_resolved_by(num_real):
         sentence += f" The {num_real} reals that were tested are too few to show whether it holds."
