@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from fvc_lib.command_line.models import find_model, verdict_detector
+from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import PLAIN_VIEW
 from fvc_lib.tasks.video.predicting import VideoDetector
@@ -91,7 +92,7 @@ def looped(clips: Callable[[Path], np.ndarray], detector: VideoDetector, files: 
             [clips(path).reshape(number, -1, *networks.store.shape[1:]) for path in files[start : start + size]]
         )
         each = [
-            [networks.score(fold, logit) for logit in networks.logits(fold, some).tolist()] for fold in networks.folds
+            probabilities(networks.logits(fold, some), network.temperature) for fold, network in networks.folds.items()
         ]
         scores += np.mean(each, axis=0).tolist()
     return scores

@@ -44,7 +44,7 @@ def judge() -> Judge:
 @pytest.fixture
 def server(tmp_path: Path, judge: Judge) -> Iterator[UploadServer]:
     served = UploadServer(0, tmp_path, 1000)
-    for target in (served.serve_forever, lambda: served.judge_all(judge)):
+    for target in (lambda: served.serve_forever(0.01), lambda: served.judge_all(judge)):
         threading.Thread(target=target, daemon=True).start()
     yield served
     served.shutdown()

@@ -11,7 +11,6 @@ from fvc_lib import load_detector
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
-from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_table, write_table
@@ -24,7 +23,7 @@ from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH, rule_of
 from fvc_lib.tasks.video.verdicts.scoring import held_back
-from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
+from tests.kits.scored_run import NUM_VIDEOS, write_video
 from tests.kits.training import draw_clip
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -43,10 +42,9 @@ def home(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def without(home) -> RunPaths:
+def without(scored_run, home) -> RunPaths:
     """A run that has its folds alone; not to be used after ``run``."""
-    run = trained_run(home)
-    write_document(run.run_json, {})
+    run = RunPaths(shutil.copytree(scored_run.root, home / "runs" / scored_run.run_id))
     with pytest.raises(UsageError, match=r"the network of all groups is not finished.*train_final true"):
         load_detector(run.root, final=True)
     return run
@@ -90,12 +88,12 @@ def test_videos_of_any_training_of_a_protocol_take_part(run):
 
 
 def test_run_and_bundle_judge_new_files_by_it_alone_and_its_own_videos_by_their_stored_scores(
-    run, bundle, home, tmp_path
+    run, bundle, scored_run, tmp_path
 ):
     new = tmp_path / "new.mp4"
     write_video(new, draw_clip("unknown", 0, fake=True))
     own = read_table(run.index, INDEX).row(3, named=True)
-    asked = [new, home / "corpus" / own["path"]]
+    asked = [new, scored_run.root.parents[2] / "corpus" / own["path"]]
     by_folds, by_run, by_bundle = (load_detector(each, final=each is not bundle and final) for each, final in
                                    ((run.root, False), (run.root, True), (bundle, True)))  # fmt: skip
     rows = {name: each.predict(asked, workers=1) for name, each in

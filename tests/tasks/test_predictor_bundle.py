@@ -1,5 +1,9 @@
-"""Bundles of tasks image and video_text: they say what their runs say, and nothing damaged or hostile is loaded."""
+"""Runs and bundles of tasks image and video_text asked about files.
 
+A run gives its test part the stored answers again, a bundle answers as its run, and nothing damaged or hostile is read.
+"""
+
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -14,8 +18,20 @@ from fvc_lib import load_detector
 from fvc_lib.analysis.mlflow import default_tracking_uri, register_bundle
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
+from fvc_lib.detectors.own.video_text import VideoTextNetwork
 from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import (
+    CAPTIONS,
+    IMAGE_PREDICTIONS,
+    IMAGES,
+    TARGET_PREDICTIONS,
+    VIDEO_TEXTS,
+    read_table,
+)
 from fvc_lib.tasks.bundle import task_of_bundle
+from fvc_lib.tasks.predicting import predictor_of
+from fvc_lib.tasks.video_text.results import read_embeddings
 from tests.kits.bundle_kit import edited, sealed
 from tests.kits.predicting_kit import caption_run, picture_run
 from tests.kits.video_text_kit import write_tiny_bert
@@ -53,7 +69,7 @@ def make_home(home: Path, task: str) -> None:
         file = corpus / paths[0]
         shutil.copy(file, home / "files" / f"{part}{file.suffix}")
     (home / "files" / f"torn{file.suffix}").write_bytes(file.read_bytes()[:200])
-    with (home / "files" / f"new{file.suffix}").open("wb") as new:
+    with (home / "files" / f"<b>new{file.suffix}").open("wb") as new:
         new.write(file.read_bytes() + bytes(8))
     assert asked(run.root, home, home / "by_run") == 0
     (home / "moving").mkdir()
@@ -98,7 +114,7 @@ def test_a_bundle_says_what_its_run_said_to_the_bit_without_run_and_corpus(home,
         assert (tmp_path / "out" / name).read_bytes() == (home / "by_run" / name).read_bytes()
     rows = rows_of(tmp_path / "out")
     assert {Path(row["path"]).stem: row["part"] for row in rows} == {
-        "train": "train", "validation": "validation", "test": "test", "torn": None, "new": None,
+        "train": "train", "validation": "validation", "test": "test", "torn": None, "<b>new": None,
     }  # fmt: skip
     assert [Path(row["path"]).stem for row in rows if row["failure"]] == ["torn"]
     detector = load_detector(home / "bundle")
@@ -110,6 +126,77 @@ def test_a_bundle_says_what_its_run_said_to_the_bit_without_run_and_corpus(home,
         assert set(found.values) == (set() if found.failure else set(detector.columns))
     assert detector.standing.sentences
     assert not detector.cautions
+
+
+def run_in(home: Path) -> RunPaths:
+    (root,) = (home / "away").glob("*/run_0")
+    return RunPaths(root)
+
+
+def row_of(home: Path, part: str) -> dict[str, object]:
+    """What the run said of the first file of a part."""
+    (row,) = [row for row in rows_of(home / "by_run") if Path(row["path"]).stem == part]
+    return row
+
+
+def test_a_run_gives_its_test_picture_the_stored_answers(picture_home):
+    run, row = run_in(picture_home), row_of(picture_home, "test")
+    path = read_table(run.images, IMAGES).filter(part="test")["path"][0]
+    (stored,) = read_table(run.image_predictions, IMAGE_PREDICTIONS).filter(path=path).to_dicts()
+    assert row["class"] == stored["predicted_label"]
+    assert row["probability_uncalibrated"] == pytest.approx(stored["probability"], abs=1e-5)
+    for number in read_table(run.target_predictions, TARGET_PREDICTIONS).filter(path=path).to_dicts():
+        assert row[f"{number['target']} ({number['unit']})"] == pytest.approx(number["predicted"], rel=1e-4)
+    assert "trained on this very file" in row_of(picture_home, "train")["remarks"]
+    assert "epoch was chosen" in row_of(picture_home, "validation")["remarks"]
+    new = row_of(picture_home, "<b>new")
+    assert (new["remarks"], new["class"]) == ("", row["class"])
+    paths = [each["path"] for each in rows_of(picture_home / "by_run")]
+    with (picture_home / "by_run" / "predictions.csv").open(newline="") as table:
+        assert [each["path"] for each in csv.DictReader(table)] == paths
+    page = (picture_home / "by_run" / "predictions.html").read_text()
+    assert "<b>new" not in page
+    assert page.count("data:image/jpeg") == 4
+
+
+def test_a_run_gives_its_test_video_the_stored_caption_and_similarities(caption_home, monkeypatch):
+    run, row = run_in(caption_home), row_of(caption_home, "test")
+    test = read_table(run.video_texts, VIDEO_TEXTS).filter(part="test")
+    video_id, path = test.select("video_id", "path").row(0)
+    assert row["caption"] == read_table(run.captions, CAPTIONS).filter(path=path)["caption"][0]
+    stored = read_embeddings(run.embeddings)
+    video = stored["video_embeddings"][sorted(test["video_id"].unique()).index(video_id)]
+    texts = dict(zip(sorted(test["text_id"].unique()), stored["text_embeddings"], strict=True))
+    by_text = {text: float(video @ texts[text_id]) for text_id, text in test.select("text_id", "text").iter_rows()}
+    found = {row[f"text_{place}"]: row[f"similarity_{place}"] for place in range(1, 6)}
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    compared = found.keys() & by_text.keys()
+    assert compared
+    assert [found[text] for text in compared] == pytest.approx([by_text[text] for text in compared], abs=1e-5)
+    forward = VideoTextNetwork.forward
+    monkeypatch.setattr(VideoTextNetwork, "forward", lambda self, *given: forward(self, *given))
+    assert "VideoTextNetwork.forward" in predictor_of(run).cautions[0]
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_written(picture_home, tmp_path):
+    for option, value in (("--fpr", "0.01"), ("--pages", "3")):
+        done = predict_in(tmp_path / "out", picture_home, picture_home / "files", option, value)
+        assert (done.exit_code, option in done.output) == (2, True)
+    assert not (tmp_path / "out").exists()
+    copy = RunPaths(shutil.copytree(run_in(picture_home).root, tmp_path / "images" / "run_0"))
+    best = next(copy.root.glob("checkpoints/*/best_model.safetensors"))
+    best.write_bytes(best.read_bytes()[:-1] + b"x")
+    with pytest.raises(FvcError):
+        predictor_of(copy)
+    shutil.rmtree(copy.root / "checkpoints")
+    with pytest.raises(UsageError, match="not finished"):
+        predictor_of(copy)
+
+
+def test_where_no_file_is_read_that_is_an_error_with_its_table(picture_home, tmp_path):
+    done = predict_in(tmp_path / "out", picture_home, tmp_path / "gone.png")
+    assert done.exit_code == 3, done.output
+    assert "gone.png" in rows_of(tmp_path / "out")[0]["failure"]
 
 
 def test_a_bundle_has_no_path_and_no_name_of_a_file(home):

@@ -112,7 +112,7 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert not re.search(r"(src|href)=\"(?!data:|#|\.\./verdicts\.html)", hostile.partition("<body>")[2])
     assert len(hostile) < 1_000_000
     assert '<svg class="curve"' in hostile
-    assert "stream 0" in hostile
+    assert "manifest (C2PA)" in hostile
     assert "DataError: " in gone
     assert "no such file" in gone
     assert f"This is a video of the run, {own['video_id']}" in known

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import av
 import pytest
 
 from fvc_lib.tasks.video.verdicts.untrusted import manifest_sentences, provenance_of, read_claims
@@ -97,26 +96,26 @@ def _signer() -> tuple[bytes, bytes]:
 @pytest.mark.verdicts
 def test_claims_are_repeated_only_where_the_signature_holds(signed, tmp_path):
     found = provenance_of(signed)
-    assert found.sentences[0] == "The file has a manifest (C2PA) signed by camera 1, Test Newsroom."
-    assert "No list of trusted signers is used" in found.sentences[1]
-    assert found.sentences[2:] == ("It claims: created (made by a generative model).",)
+    assert found[0] == "The file has a manifest (C2PA) signed by camera 1, Test Newsroom."
+    assert "No list of trusted signers is used" in found[1]
+    assert found[2:] == ("It claims: created (made by a generative model).",)
 
     content = bytearray(signed.read_bytes())
     content[content.rindex(b"mdat") + 100] ^= 0xFF
     changed = tmp_path / "changed.mp4"
     changed.write_bytes(content)
-    signer, why = provenance_of(changed).sentences
-    assert signer == found.sentences[0]
+    signer, why = provenance_of(changed)
+    assert signer == found[0]
     assert "does not hold" in why
 
 
 @pytest.mark.verdicts
 def test_a_file_without_a_manifest_and_one_that_is_no_video_say_so(make_video, tmp_path):
-    (found,) = provenance_of(make_video(tmp_path / "a.mp4", 1)).sentences
+    (found,) = provenance_of(make_video(tmp_path / "a.mp4", 1))
     assert found.startswith("The file has no signed manifest")
     text = tmp_path / "notes.txt"
     text.write_text("no video")
-    assert "signed by" not in provenance_of(text).sentences[0]
+    assert "signed by" not in provenance_of(text)[0]
 
 
 @pytest.mark.parametrize(
@@ -135,26 +134,7 @@ def test_a_manifest_with_missing_parts_makes_no_claim_that_its_state_does_not_al
     assert len(list(manifest_sentences(store))) == 2
 
 
-def test_without_the_library_metadata_are_read_and_the_missing_library_is_named(monkeypatch, make_video, tmp_path):
+def test_without_the_library_it_is_named(monkeypatch, make_video, tmp_path):
     monkeypatch.setitem(sys.modules, "c2pa", None)
-    (problem,), metadata = read_claims(str(make_video(tmp_path / "a.mp4", 1)))
+    (problem,) = read_claims(str(make_video(tmp_path / "a.mp4", 1)))
     assert "c2pa-python" in problem
-    assert dict(metadata)["container"] == "QuickTime / MOV"
-
-
-def test_tags_of_a_file_are_short_plain_text_and_not_too_many(tmp_path):
-    path = tmp_path / "tagged.mkv"
-    with av.open(path, "w") as container:
-        container.metadata.update(
-            {"title": "<script>\n\tx</script>" + "y" * 1000, **{f"TAG{n}": "z" for n in range(100)}}
-        )
-        stream = container.add_stream("libx264", rate=10, width=32, height=32)
-        container.mux(stream.encode(av.VideoFrame(32, 32, "yuv420p")))
-        container.mux(stream.encode())
-    metadata = read_claims(str(path))[1]
-    assert len(metadata) <= 40
-    assert all(len(value) <= 300 and "\n" not in value for _, value in metadata)
-
-
-def test_a_file_that_is_gone_costs_itself_alone(tmp_path):
-    assert dict(provenance_of(tmp_path / "gone.mp4").metadata).keys() == {"not readable"}

@@ -20,7 +20,7 @@ from fvc_lib.tasks.video.verdicts.rule import percent, rule_of
 PAGES = "videos"  # folder next to verdicts.csv
 MAX_PAGES = 50
 MAP_MINUTES = 3.0  # for the maps of all pages together
-_FORMAT = 9  # another number rewrites all pages
+_FORMAT = 10  # another number rewrites all pages
 
 
 def write_video_pages(

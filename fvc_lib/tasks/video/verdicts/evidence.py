@@ -33,7 +33,7 @@ from fvc_lib.services.stage_logs import Tell, silent
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode, scratch_folder
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
-from fvc_lib.tasks.video.verdicts.untrusted import Provenance, provenance_of
+from fvc_lib.tasks.video.verdicts.untrusted import provenance_of
 from fvc_lib.video.clips.making import decode_limits, failure_of
 from fvc_lib.video.clips.store import Pixels
 from fvc_lib.video.decode.views import Windows
@@ -103,7 +103,7 @@ class FileEvidence:
     """The evidence on one file; a part that failed or does not apply is None.
 
     Attributes:
-        provenance: the claims of the file about its origin.
+        provenance: sentences on the signed manifest of the file, or on why there is none.
         clips: uint8 (N, T, 3, H, W), the clips that the file's score was computed from, without black bars.
         windows: the score over time.
         occlusion: the map of the parts that raise the score.
@@ -111,7 +111,7 @@ class FileEvidence:
         failure: the error that ended the evidence from frames; another attempt may succeed.
     """
 
-    provenance: Provenance | None = None
+    provenance: tuple[str, ...] = ()
     clips: Pixels | None = None
     windows: WindowScores | None = None
     occlusion: OcclusionMap | None = None

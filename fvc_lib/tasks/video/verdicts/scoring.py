@@ -4,11 +4,11 @@ Files are decoded in isolated processes, by the code that makes training clips. 
 scored. The caller names the folds whose networks judge a file: a network must not judge a video that trained it.
 """
 
-import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video.classical import FittedModel, fitted_model, measured_features, probe
+from fvc_lib.tasks.video.classical import fitted_model, measured_features, probe
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
@@ -46,7 +46,6 @@ Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 
 FINAL = -1  # the network of all groups, in place of a fold's number
-_logger = logging.getLogger(__name__)
 _MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 
 
@@ -95,9 +94,8 @@ class Networks:
         self.sees_frames = config.of_features != "forensic"
         micro_batch = config.batch_size or DETECTORS.get(config.model).micro_batch
         self.batch_size = micro_batch if self.sees_frames else _MEASURED_AT_ONCE
-        self._held, self._networks = held or len(folds), dict[int, nn.Module]()
-        self._fitted: dict[int, FittedModel] = {}
-        self.remarks: list[str] = []  # cautions on changed code of the networks that were loaded
+        self._held, self._networks = held or len(folds), dict[int, Any]()
+        self.remarks: dict[str, None] = {}  # cautions on changed code of the networks that were loaded, in order
 
     @property
     def store(self) -> ClipStore:
@@ -169,40 +167,31 @@ class Networks:
         return np.asarray(torch.cat(logits).numpy())
 
     def check(self) -> None:
-        """Load every network once, to raise the errors of ``Trained.built`` before any file is decoded."""
+        """Load every network once, to raise the errors of ``network`` before any file is decoded."""
         for fold in self.folds:
-            self.network(fold) if self.sees_frames else self.fitted(fold)
+            self.network(fold)
 
-    def fitted(self, fold: int) -> FittedModel:
-        """Return the fitted model of ``fold`` on features; raises as ``Trained.state`` and ``fitted_model``."""
-        if fold not in self._fitted:
-            trained = self.folds[fold].trained
-            self._fitted[fold] = fitted_model(trained.weights, trained.state(), self.config)
-        return self._fitted[fold]
+    def network(self, fold: int) -> Any:
+        """Return the network of ``fold``, in evaluation mode on its device, or its ``FittedModel`` on features.
 
-    def network(self, fold: int) -> nn.Module:
-        """Return the network of ``fold``, in evaluation mode on its device; raise as ``Trained.built``."""
-        if not self.sees_frames:
-            raise UsageError(
-                f"{self.name}: model {self.config.model!r} sees features of the whole video and no frames: it has no "
-                "scores of windows, and no maps of where a video is called fake."
-            )
+        Raises:
+            UsageError, FvcError: as ``Trained.built`` and ``fitted_model``.
+        """
         if fold not in self._networks:
             if len(self._networks) >= self._held:
                 self._networks.clear()
             self._networks[fold] = self._loaded(fold)
         return self._networks[fold]
 
-    def _loaded(self, fold: int) -> nn.Module:
+    def _loaded(self, fold: int) -> Any:
         trained = self.folds[fold].trained
+        if not self.sees_frames:
+            return fitted_model(trained.weights, trained.state(), self.config)
         if self.config.of_features:
             arrays = {name: tensor.numpy() for name, tensor in trained.state().items()}
             return probe(self.config, arrays).eval().to(self.compute.device)
         network, cautions = trained.built(lambda: build_detector(self.config))
-        for caution in cautions:
-            if caution not in self.remarks:
-                self.remarks.append(caution)
-                _logger.warning(caution)
+        self.remarks |= dict.fromkeys(cautions)
         return network.to(self.compute.device)
 
 
@@ -403,7 +392,7 @@ def _score_features(networks: Networks, files: Mapping[int, FileToScore]) -> Ite
     for place, values, failure in measured_features(networks.config, networks.store.recipe, todo):
         position = positions[place]
         logits = {
-            fold: float(networks.fitted(fold).logits([values])[0]) + networks.folds[fold].prior_logit
+            fold: float(networks.network(fold).logits([values])[0]) + networks.folds[fold].prior_logit
             for fold in (() if failure else files[position].folds)
         }
         yield FileScores(position, logits, failure=failure)

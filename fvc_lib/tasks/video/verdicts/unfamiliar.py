@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -291,10 +290,8 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     tested = known.tested
     if FINAL in networks.judges:
         tested = tested.drop_nulls("final_logit").with_columns(fold=pl.lit(FINAL, pl.Int64))
-    sizes = dict(tested.group_by("group_id").len().iter_rows())
-    order = sorted(sizes, key=sha256_of_json)
-    total = accumulate(sizes[group] for group in order)
-    taken = [group for group, count in zip(order, total, strict=True) if count <= MOST_VIDEOS]
+    sizes = tested.group_by("group_id").len().sort("group_id").sample(fraction=1.0, shuffle=True, seed=0)
+    taken = sizes.filter(pl.col("len").cum_sum() <= MOST_VIDEOS)["group_id"].to_list()
     tested = tested.filter(pl.col("group_id").is_in(taken)).select("video_id", "group_id", "fold")
     tested = tested.sort("fold", "video_id")
     if not tested.height or not networks.sees_frames:

@@ -1,9 +1,7 @@
-"""Look at one untrusted file that is to be judged, in a worker process: its probe, its clip, and its claimed origin.
+"""Look at one untrusted file that is to be judged, in a worker process: its probe, its clip, and its signed manifest.
 
 ``look`` probes a file and makes its clip from a single decoding. ``provenance_of`` reads its signed C2PA manifest with
-``c2pa-python`` (extra ``verdicts``), and the metadata of its container. No list of trusted signers is used, so the
-identity of the signer is not checked. Anybody can write container metadata, so nothing is concluded from it. Nothing is
-fetched from the network.
+``c2pa-python`` (extra ``verdicts``). No list of trusted signers is used, so the identity of the signer is not checked.
 
 Every worker imports this module, so it imports neither polars nor torch.
 """
@@ -11,7 +9,6 @@ Every worker imports this module, so it imports neither polars nor torch.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,7 @@ from fvc_lib.video.decode.views import CropError, seen_of, wanted_of
 
 _READ = "fvc_lib.tasks.video.verdicts.untrusted:read_claims"
 _TIMEOUT_SECONDS = 60.0
-_MAX_METADATA, _MAX_CHARACTERS = 40, 300
+_MAX_CHARACTERS = 300
 _SOURCES = {  # IPTC's digital source types, https://cv.iptc.org/newscodes/digitalsourcetype/
     "trainedAlgorithmicMedia": "made by a generative model",
     "compositeWithTrainedAlgorithmicMedia": "partly made by a generative model",
@@ -80,42 +77,27 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
     return answer | make_original(item | {"content_sha256": answer["content_sha256"], "seen": "", "recipe": ""})
 
 
-# --- What a file claims about its origin
+# --- The signed manifest
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """What a file claims about its origin.
-
-    Attributes:
-        sentences: on its signed manifest, or why there is none. Claims are listed only if the signature is valid.
-        metadata: (name, value) pairs of container and streams.
-    """
-
-    sentences: tuple[str, ...]
-    metadata: tuple[tuple[str, str], ...] = ()
-
-
-def provenance_of(path: Path) -> Provenance:
-    """Return the provenance of ``path``. If the file cannot be read, a sentence in the result says why."""
+def provenance_of(path: Path) -> tuple[str, ...]:
+    """Return sentences on the signed manifest of ``path``, or on why there is none or it could not be read."""
     with closing(run_isolated(_READ, [str(path)], workers=1, timeout_seconds=_TIMEOUT_SECONDS)) as answers:
         answer = next(answers)
     if answer.failure:
-        return Provenance((f"Where it comes from could not be read: {answer.detail}.",))
-    sentences, metadata = answer.value
-    return Provenance(tuple(sentences), tuple((name, value) for name, value in metadata))
+        return (f"Where it comes from could not be read: {answer.detail}.",)
+    return tuple(answer.value)
 
 
-def read_claims(path: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return ``(sentences, metadata)`` of the file ``path``; see ``Provenance``. Both are JSON values."""
+def read_claims(path: str) -> list[str]:
+    """Return the sentences of ``provenance_of``. Call it in a worker process: a C library reads the file."""
     try:
         manifest = _manifest(path)
-        sentences = list(manifest_sentences(manifest)) if manifest else [_NO_MANIFEST]
     except ImportError:
-        sentences = [NO_LIBRARY]
+        return [NO_LIBRARY]
     except Exception as error:  # noqa: BLE001 - a foreign library reads an untrusted file
-        sentences = [f"Its signed manifest (C2PA) could not be read: {_short(error)}."]
-    return sentences, [(_short(name), _short(value)) for name, value in _metadata(path)][:_MAX_METADATA]
+        return [f"Its signed manifest (C2PA) could not be read: {_short(error)}."]
+    return list(manifest_sentences(manifest)) if manifest else [_NO_MANIFEST]
 
 
 def manifest_sentences(store: Mapping[str, Any]) -> Iterator[str]:
@@ -147,6 +129,7 @@ def _short(value: object) -> str:
 
 
 def _manifest(path: str) -> Any:
+    """Return the manifest store of a file; None if it has none. Nothing is fetched from the network."""
     import c2pa  # an extra
 
     # A manifest elsewhere would be fetched from an address that the file names.
@@ -157,18 +140,3 @@ def _manifest(path: str) -> Any:
         except c2pa.C2paError.NotSupported:  # such files never have a manifest
             return None
         return reader and json.loads(reader.json())
-
-
-def _metadata(path: str) -> Iterator[tuple[str, str]]:
-    import av
-
-    try:
-        with av.open(path, metadata_errors="replace") as container:
-            yield "container", container.format.long_name
-            yield from sorted(container.metadata.items())
-            for number, stream in enumerate(container.streams):
-                codec = getattr(stream.codec_context, "name", None) or "unknown"
-                yield f"stream {number}", f"{stream.type}, {codec}"
-                yield from ((f"stream {number}, {name}", value) for name, value in sorted(stream.metadata.items()))
-    except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
-        yield "not readable", str(error)
