@@ -86,13 +86,6 @@ def edited(tmp_path: Path) -> Path:
     return corpus
 
 
-def test_copies_that_look_alike_are_one_group_and_on_one_side_of_the_split(edited: Path) -> None:
-    index = index_images(config_for(edited))
-    assert index.rejected.is_empty()
-    found = index.images.group_by("group_id").agg(pl.len(), pl.col("part").n_unique(), pl.col("class_label").n_unique())
-    assert found.drop("group_id").rows() == [(3, 1, 1)] * 12
-
-
 def test_an_official_test_part_is_kept_and_its_copies_are_not_trained_on(edited: Path) -> None:
     rows = ["path,class,split"]
     for path in sorted(edited.glob("*/*.jpg")):

@@ -183,14 +183,6 @@ def test_the_test_part_of_dfdc_may_be_the_corpus_and_is_said_to_be_without_origi
     assert [(entry.label, entry.official_split) for entry in alone.entries] == [("real", "test"), ("fake", "test")]
 
 
-def test_a_generated_video_outside_any_model_s_folder_is_of_no_model(tmp_path: Path) -> None:
-    MINIATURES["aigvdbench"](tmp_path)
-    touch(tmp_path, *(f"{top}/-2Zdu3hMGVw_3_10to99.mp4" for top in ("ClosedSource", "OpenSource", "OpenSource/T2V")))
-    listing = read_corpus(tmp_path)
-    assert listing.rejected["reason"].to_list() == ["unknown_name"] * 3
-    assert {entry.generator for entry in listing.entries} == {"CogVideoX", "Sora", None}
-
-
 def test_archives_that_are_not_unpacked_and_strange_folders_of_pictures_are_named(tmp_path: Path) -> None:
     MINIATURES["wilddeepfake"](tmp_path / "whole")
     touch(tmp_path, "whole/real_train/1/fake/0/0.png", "whole/real_train/1/real/4/.hidden.png")

@@ -35,16 +35,6 @@ def test_a_column_per_detector_a_row_per_detector_and_parquet_are_the_same(table
     assert read_score_table(tmp_path / "t.parquet").scores.equals(wide.scores)
 
 
-@pytest.mark.parametrize(("encoding", "separator"), [("utf-8-sig", ";"), ("utf-16", "\t")])
-def test_separators_and_byte_order_marks(table, separator, encoding):
-    rows = [("id", "Label", "score"), ("x", "REAL", "0.25"), ("y", "Fake ", "0.5")]
-    found = read_score_table(table("\n".join(map(separator.join, rows)), encoding=encoding))
-    assert found.scores[ONE_DETECTOR].to_list() == [0.25, 0.5]
-    assert found.videos["label"].to_list() == ["real", "fake"]
-    assert not found.has_groups
-    assert not found.notes
-
-
 def test_labels_mean_what_the_map_says_and_others_are_counted(table):
     path = table("video,label,score\nx,1,0.1\ny,0,0.2\nz,unsure,0.3\n")
     found = read_score_table(path, label_map={"1": "fake", "0": "real"})
