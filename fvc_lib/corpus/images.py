@@ -25,7 +25,7 @@ from fvc_lib.corpus.corpus_files import (
     some_of,
     written_when_refused,
 )
-from fvc_lib.corpus.folds import split_parts
+from fvc_lib.corpus.folds import PartSplit, split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import IMAGE_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
@@ -104,11 +104,7 @@ def index_images(
         images = without_copies_across(images, "known", "copy", rejections)
         groups, labels, parts = (images[name].to_list() for name in ("group_id", "class_label", "part"))
         split = split_parts(groups, labels, parts, seed=config.seed)
-        if split.empty_parts:
-            raise DataError(
-                f"the split leaves no image for {' and '.join(split.empty_parts)} ({counts_text(split.parts)}). Add "
-                "images of other groups, or change the corpus's own split."
-            )
+        refuse_empty_parts(split)
         images = images.with_columns(
             part=pl.Series(split.parts),
             split_source=pl.Series(split.sources),
@@ -147,6 +143,15 @@ def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections:
     detail = pl.format("'{}' has no class and no number of the field targets. Fill one in.", "path")
     reject(table.filter(~has_label), "nothing_to_learn", detail, rejections)
     return table.filter(has_label)
+
+
+def refuse_empty_parts(split: PartSplit) -> None:
+    """Raise ``DataError`` if a part of the split has no row."""
+    if split.empty_parts:
+        raise DataError(
+            f"split: nothing is left for {' and '.join(split.empty_parts)} ({counts_text(split.parts)}). Add files of "
+            "other groups, or change the corpus's own split."
+        )
 
 
 def reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejections) -> None:

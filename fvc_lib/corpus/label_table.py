@@ -148,13 +148,13 @@ def join_frames(
         rejections: receives refused pictures, and missing pictures of a video.
 
     Returns:
-        The remaining rows, the path or refusal of each remaining row, and notes with counts.
+        The remaining rows, the path or refusal of each remaining row, and at most one note.
     """
 
     def names_in(folder: str) -> Iterable[str]:
         return map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ())
 
-    left, num_frames, num_alone = dict(enumerate(zip(rows, places, strict=True))), 0, 0
+    left, num_frames = dict(enumerate(zip(rows, places, strict=True))), 0
     paths, facts = [row.path for row in rows], [_FACTS_OF_A_VIDEO(row) for row in rows]
     for folder, numbers, problem in picture_folders(paths, facts, words, names_in):
         usable = [number for number in numbers if isinstance(places[number], str)]
@@ -162,7 +162,6 @@ def join_frames(
         for number in numbers:
             row, place = rows[number], places[number]
             if problem and row.stated_group:
-                num_alone += 1
                 continue
             if problem and isinstance(place, str):
                 detail = f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or name it in column 'group'."
@@ -177,12 +176,8 @@ def join_frames(
             common = attributes_text(dict(set(stated[0]).intersection(*stated)))
             video = replace(rows[first], path=folder, source_id=folder, attributes=common)
             left[first] = video, ((files.check(folder) or folder) if usable else places[first])
-    notes = []
-    if num_frames:
-        notes.append(f"{num_frames:,} rows name frames: each folder of them is one video.")
-    if num_alone:
-        notes.append(f"{num_alone:,} rows name pictures of no video: each is a video of one frame.")
-    return [row for row, _ in left.values()], [place for _, place in left.values()], tuple(notes)
+    notes = (f"{num_frames:,} rows name frames: each folder of them is one video.",) if num_frames else ()
+    return [row for row, _ in left.values()], [place for _, place in left.values()], notes
 
 
 def cell_text(cells: Mapping[str, str], *columns: str) -> str | None:
@@ -303,11 +298,8 @@ _Lines = list[list[str]]
 def _text_lines(path: Path, separator: str) -> _Lines:
     """Return the cells of each line that is not empty."""
     content = path.read_bytes()
-    try:
-        is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        text = content.decode("utf-16") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path.name}: begins as UTF-16 and is not: {error.reason}. Save it in UTF-8.") from error
+    is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+    text = content.decode("utf-16", "replace") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
     if separator == ",":
         header = text.lstrip().partition("\n")[0]
         separator = max(SEPARATORS, key=header.count)

@@ -117,7 +117,8 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
     # Pictures share the texts of their folder. If the tar is cut within the folder, all of them are refused.
     owner_of = {key: dirname(key) if is_picture(names[0]) else key for key, names in videos.items()}
     alone = texts.keys() - owner_of.keys() - set(owner_of.values())
-    cut = _key_of(contents.last)[0] if contents.damage else None
+    last = _key_of(contents.last)[0]
+    cut = {last, dirname(last)} if contents.damage else set()
     for key in (*videos, *sorted(alone)):
         owner, cells, links = owner_of.get(key, key), dict[str, str](), []
         refusal: Refusal | None = None
@@ -125,7 +126,7 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
             cells = _read_texts(contents, texts[key] or texts[owner])
         except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
             refusal = Refusal("malformed_row", f"{key!r} in {tar}: its texts cannot be read: {error}.")
-        if cut is not None and (cut in (key, owner) or (owner != key and cut.startswith(f"{owner}/"))):
+        if cut & {key, owner}:
             detail = f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again."
             refusal = Refusal("truncated", detail)
         if len(videos[key]) > 1:

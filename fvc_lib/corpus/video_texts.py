@@ -26,15 +26,14 @@ from fvc_lib.corpus.corpus_files import (
     written_when_refused,
 )
 from fvc_lib.corpus.folds import PartSplit, split_parts
-from fvc_lib.corpus.images import reject, without_copies_across
+from fvc_lib.corpus.images import refuse_empty_parts, reject, without_copies_across
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
 from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
+from fvc_lib.services.tables import VIDEO_TEXTS, check_table
 
 # --- The manifest: any separator, one row per pair.
 
@@ -250,12 +249,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     table = table.sort("content_sha256", "text", "path", "row")
     table = without_copies_across(table, "part", "group_id", rejections)
     split = _split(table, pl.col("group_id"), config.seed)
-    if split.empty_parts:
-        raise DataError(
-            f"split: no pair is left for {' and '.join(split.empty_parts)}; "
-            f"got {len(set(grouping.group_ids))} groups, wanted some in each of {', '.join(PARTS)}. Add videos "
-            "that are not of one group, or change the manifest's split."
-        )
+    refuse_empty_parts(split)
     same_pair = pl.col("row").first().over("content_sha256", "text")
     table = table.with_columns(
         part=pl.Series(split.parts), split_source=pl.Series(split.sources), used=same_pair,

@@ -48,7 +48,7 @@ from fvc_lib.corpus.listing import (
     listing_of_rows,
     stated_label,
 )
-from fvc_lib.corpus.sources.published import folders_in
+from fvc_lib.corpus.sources.published import folders_in, holds
 from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import escape_text, path_from_text, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
@@ -294,11 +294,6 @@ def _videos_by_id(files: CorpusFiles, listed: Collection[str], rejections: Rejec
     return videos
 
 
-def _lacks_tables(folder: Path) -> str:
-    there = [name for name in TABLES if (folder / name).is_file()]
-    return f"has {there[0]}, wanted {' and '.join(TABLES)}." if there else ""
-
-
 # --- Declarations.
 
 CORPORA.register(
@@ -335,9 +330,8 @@ CORPORA.register(
     CorpusLoader(
         name="fvc2018",
         accepted=f"a folder with FVC-2018's {', '.join(TABLES)} and '{VIDEOS_FOLDER}/'",
-        recognises=lambda path: all((path / name).is_file() for name in TABLES),
+        recognises=holds(*TABLES),
         read=read_fvc2018,
-        lacks=_lacks_tables,
         corpus="FVC-2018",
         bibtex="""@article{papadopoulou2019corpus,
   author = {Papadopoulou, Olga and Zampoglou, Markos and Papadopoulos, Symeon and Kompatsiaris, Ioannis},

@@ -1,7 +1,7 @@
 """List corpora of images: Food-101, Nutrition5k, manifests, and folders of classes.
 
 - Food-101 (Bossard et al., "Food-101 - Mining discriminative components with random forests", ECCV 2014):
-  ``images/<class>/<number>.jpg`` and ``meta/{classes,train,test}.txt``, with lines such as ``apple_pie/1005649``.
+  ``images/<class>/<number>.jpg`` and ``meta/{train,test}.txt``, with lines such as ``apple_pie/1005649``.
 - Nutrition5k (Thames et al., "Nutrition5k: Towards automatic nutritional understanding of generic food", CVPR 2021):
   ``metadata/dish_metadata_cafe{1,2}.csv`` have no header and rows of varying length: dish id, kcal, grams of mass, fat,
   carbohydrate and protein, then ingredients, which are not read. ``dish_ids/splits`` has the official parts.
@@ -81,23 +81,20 @@ _FOOD_LISTS = {"test": "test.txt", "train": "train.txt"}  # test first: an image
 def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
     """List the images of Food-101, with their official parts.
 
-    Images of a class that ``classes.txt`` lacks, images in neither list, and lines without a file are rejected.
+    Images in neither list, and lines without a file, are rejected.
 
     Raises:
-        DataError: one of the three lists is missing.
+        DataError: one of the two lists is missing.
     """
-    found, meta, listed = ImageListing(), corpus / "meta", set[str]()
-    classes = set(filter(None, read_lines(meta / "classes.txt")))
+    found, listed = ImageListing(), set[str]()
     for part, name in _FOOD_LISTS.items():
-        for row, key in enumerate(read_lines(meta / name), start=1):
+        for row, key in enumerate(read_lines(corpus / "meta" / name), start=1):
             if not key:
                 continue
             path, label, where = f"images/{key}.jpg", key.partition("/")[0], f"{name} row {row}: "
             refusal = files.check(path)
             if files.normalized(path) != path or "/" not in key:  # pie/../soup/1 is no picture of a pie
                 refusal = Refusal("malformed_row", f"{where}got {key!r}, wanted a line like apple_pie/1005649.")
-            elif label not in classes:
-                refusal = Refusal("unknown_class", f"{where}the class {label!r} is not in classes.txt. Add it.")
             elif path in listed:
                 refusal = Refusal("duplicate_path", f"{where}{key!r} is listed already. Drop one of the lines.")
             listed.add(path)
@@ -106,7 +103,7 @@ def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
         if path not in listed:
             refusal = Refusal("not_listed", f"{path!r} is in no list of meta. Add it, or move it away.")
             found.add(ListedImage(path_to_text(path)), refusal)
-    found.notes.append(f"Food-101: {len(classes):,} classes, {len(found.images):,} usable images, its official split.")
+    found.notes.append(f"Food-101: {len(found.images):,} usable images, its official split.")
     return found
 
 
@@ -185,7 +182,7 @@ def _read_parts(folder: Path) -> dict[str, str]:
         DataError: one of the two lists is missing.
         LeakageError: a dish is in both lists.
     """
-    if not holds(*_DISH_LISTS.values())(folder):
+    if not folder.is_dir():
         return {}
     names = {part: set(filter(None, read_lines(folder / name))) for part, name in _DISH_LISTS.items()}
     if both := sorted(names["train"] & names["test"]):
@@ -301,9 +298,7 @@ IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="food101",
         accepted="Food-101's folder with images/ and meta/",
-        recognises=lambda path: (
-            (path / "images").is_dir() and holds("classes.txt", *_FOOD_LISTS.values())(path / "meta")
-        ),
+        recognises=lambda path: (path / "images").is_dir() and holds(*_FOOD_LISTS.values())(path / "meta"),
         read=list_food101,
     )
 )
