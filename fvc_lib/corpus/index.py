@@ -20,7 +20,6 @@ from fvc_lib.corpus.corpus_files import (
     Entry,
     Refusal,
     Rejections,
-    counted,
     counts_text,
     reasons_text,
     refuse_lost,
@@ -212,7 +211,7 @@ def build_index(
         videos = _trial(videos, config, reject)
     if config.recipe and videos.height:
         originals, videos = _reencoded(videos, files_of(listing), config, reject, progress)
-        notes += rescaling_notes(originals, config.recipe)
+        notes += tuple(filter(None, [rescaling_note(originals, config.recipe)]))
         write_table(_with_ids(originals), INDEX, folder / "original_index.parquet")
     index, rejected = _with_ids(videos), rejections.frame(listing.rejected)
     group_id = pl.col("source_id").replace_strict(group_of, return_dtype=pl.String)
@@ -227,7 +226,7 @@ def build_index(
     elif annotations.is_empty():
         raise DataError(f"corpus {listing.shown!r}: its label tables hold no row. Give a corpus with annotations.")
     reasons = rejected.group_by("reason").agg(videos=pl.len()).sort("videos", "reason", descending=[True, False])
-    return IndexReport(num_known, _summary(listing, index, rejected, links.height), reasons, notes)
+    return IndexReport(num_known, _summary(listing, index, rejected), reasons, notes)
 
 
 def probe_listing(
@@ -395,31 +394,24 @@ def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
     return videos.with_columns(video_id=video_id).select(*INDEX.columns).sort("video_id")
 
 
-def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, num_links: int) -> pl.DataFrame:
-    stated = listing.annotations["stated_group"].drop_nulls().n_unique()
-    rows = [
-        ("rows of the label source", f"{listing.annotations.height:,}"),
-        ("stated groups", f"{stated:,}"),
-        ("videos in the index", f"{index.height:,}"),
-    ]
-    if index.height:
-        losses = _losses(listing, rejected).height
-        groups = index.group_by("group_id").agg(pl.col("label").n_unique())
-        rows += [(f"  labelled {label}", f"{count:,}") for label, count in counted(index["label"]).items()]
-        rows += [
-            ("labelled videos lost", f"{losses / (losses + index.height):.1%}"),
-            ("leakage groups", f"{groups.height:,}"),
-            ("  with both labels", f"{groups.filter(label=2).height:,}"),
-        ]
-    rows.append(("joined beyond the stated groups", f"{num_links:,} links"))
-    return pl.DataFrame(rows, schema={"what": pl.String, "value": pl.String}, orient="row")
+def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame) -> pl.DataFrame:
+    losses = _losses(listing, rejected).height
+    groups = index.group_by("group_id").agg(pl.col("label").n_unique())
+    rows = {
+        "rows of the label source": f"{listing.annotations.height:,}",
+        "videos in the index": f"{index.height:,}",
+        "labelled videos lost": f"{losses / max(1, losses + index.height):.1%}",
+        "leakage groups": f"{groups.height:,}",
+        "  with both labels": f"{groups.filter(label=2).height:,}",
+    }
+    return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
 
 
 _SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
 
 
-def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
-    """Return a note that counts enlarged videos and videos with repeated frames; empty if the recipe sets no height.
+def rescaling_note(originals: pl.DataFrame, recipe: str) -> str:
+    """Return a sentence that counts enlarged videos and videos with repeated frames; empty if no height is set.
 
     Args:
         originals: INDEX of the files before re-encoding.
@@ -427,15 +419,13 @@ def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
     """
     made = recipe_named(recipe)
     if not made.height or originals.is_empty():
-        return ()
+        return ""
     turned = pl.col("rotation_degrees").is_in([90, 270])
-    height = originals.select(pl.when(turned).then("width").otherwise("height")).to_series()
-    small = int((height < made.height).sum())
-    slow = int((originals["frames_per_second"] < made.rate * (1 - _SAME_RATE)).sum())
-    note = f"Every video has {made.height} rows and {made.rate} frames a second now."
-    if small or slow:
-        note += (
-            f" Of {originals.height:,} videos {small:,} were enlarged and {slow:,} repeat frames, which may still tell "
-            f"them apart. The smallest has {min(height.to_list())} rows (-p rescale)."
-        )
-    return (note,)
+    heights = originals.select(pl.when(turned).then("width").otherwise("height")).to_series().to_list()
+    small = sum(height < made.height for height in heights)
+    slow = originals.filter(pl.col("frames_per_second") < made.rate * (1 - _SAME_RATE)).height
+    return (
+        f"Every video has {made.height} rows and {made.rate} frames a second now. Of {originals.height:,} videos "
+        f"{small:,} were enlarged (the smallest has {min(heights)} rows) and {slow:,} repeat frames, which may still "
+        "tell labels apart."
+    )

@@ -133,23 +133,20 @@ def listing_of_rows(
     first: dict[str, Entry] = {}
     entries = []
     for row, path in zip(rows, places, strict=True):
-        stated, earlier = labels[row.source_id], row
-        refusal = path if isinstance(path, Refusal) else None
-        if row.label in LABELS and len(stated) == 1:
-            earlier = first.setdefault(row.source_id, row)
+        stated, detail = labels[row.source_id], ""
         if row.label not in LABELS:
-            detail = f"got label {row.label or ''!r}; only real and fake are used. {label_map_hint()}"
-            refusal = Refusal("label_not_used", f"{row.origin} row {row.row}: {detail}")
+            reason, detail = "label_not_used", f"got label {row.label or ''!r}; only real and fake are used. "
+            detail += label_map_hint()
         elif len(stated) > 1:
-            detail = f"{row.source_id!r} is listed as {some_of(sorted(stated))}. Keep the row that is right."
-            refusal = Refusal("conflicting_labels", f"{row.origin} row {row.row}: {detail}")
-        elif earlier is not row:
-            detail = f"already listed in {earlier.origin} row {earlier.row}."
-            refusal = Refusal("duplicate_path", f"{row.origin} row {row.row}: {detail}")
-        if refusal is None:
-            entries.append(replace(row, path=str(path)))
+            reason, detail = "conflicting_labels", f"listed as {some_of(sorted(stated))}. Keep the row that is right."
+        elif (earlier := first.setdefault(row.source_id, row)) is not row:
+            reason, detail = "duplicate_path", f"already listed in {earlier.origin} row {earlier.row}."
+        if detail:
+            rejections.add(row, Refusal(reason, f"{row.origin} row {row.row}: {detail}"))
+        elif isinstance(path, Refusal):
+            rejections.add(row, path)
         else:
-            rejections.add(row, refusal)
+            entries.append(replace(row, path=path))
     used = tuple(sorted(entries, key=lambda entry: entry.path))
     return Listing(files.root, kind, used, rejections.frame(), _annotations(rows, places), tuple(notes))
 
@@ -269,9 +266,7 @@ def read_corpus(
     name = loader.corpus or _name_of(corpus)
     entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
     names = {entry.corpus for entry in entries}
-    notes, without, parts = listing.notes, sum(entry.official_split is None for entry in entries), listing.parts_by_name
-    if 0 < without < len(entries):
-        notes += (f"{without:,} of {len(entries):,} videos are in no part of the corpus's own split.",)
+    notes, parts = listing.notes, listing.parts_by_name
     if parts:
         such = f"{len(parts):,} videos are parts of longer ones by their names, such as {min(parts)!r}"
         notes += (f"{such}: the parts of one video are one group. A column 'group' overrides this.",)

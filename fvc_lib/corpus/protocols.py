@@ -24,10 +24,9 @@ Political Analysis 20, 2012): videos are sorted into cells of equal codec and si
 as fakes are taken from each cell. Cells are halved until a classifier that sees only the matched columns is at chance.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import permutations
 
 import numpy as np
 import polars as pl
@@ -171,19 +170,19 @@ def _generators(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return notes on pairs of names that count as one generator, and on pairs of which one contains the other."""
-    plain = {name: _plain(name) for name in sorted(_generators(index)["spelled"].drop_nulls().unique())}
-    alone = sorted((name for name in plain if "+" not in plain[name]), key=lambda name: len(plain[name]))
-    same, near = list[str](), list[str]()
-    for one, other in combinations(alone, 2):
-        if plain[one] in plain[other] and len(plain[one]) >= _SHORTEST_ALIKE:
-            pairs = same if plain[one] == plain[other] else near
-            pairs.append(f"{one!r} and {other!r}")
-    notes = []
-    for pairs, meaning in ((same, "count as one generator"), (near, "count as different generators")):
-        if pairs:
-            notes.append(f"Names alike that {meaning}: {'; '.join(pairs)}. A manifest's column generator decides.")
-    return notes
+    """Return a sentence for each pair of generators' names of which one contains the other.
+
+    Case and punctuation do not count.
+    """
+    names_of = {name: _plain(name) for name in sorted(_generators(index)["spelled"].drop_nulls().unique())}
+    sentences = []
+    for one, other in permutations(names_of, 2):
+        short, long = names_of[one], names_of[other]
+        if "+" in long or len(short) < _SHORTEST_ALIKE or short not in long or (short == long and one > other):
+            continue
+        meaning = "one generator" if short == long else "different generators"
+        sentences.append(f"{one!r} and {other!r} count as {meaning}. A manifest's column generator decides.")
+    return sentences
 
 
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
@@ -250,30 +249,27 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
         DataError: fewer groups with real videos than folds.
     """
     groups = videos.group_by("group_id").agg(
-        reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique().sort(), size=pl.len()
+        reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique(), size=pl.len()
     )
-    groups = groups.sort("group_id").with_columns(
-        drawn=np.random.default_rng([seed, GENERATORS_DEALT]).permutation(groups.height)
-    )
-    with_reals = groups.filter(pl.col("reals") > 0)
-    if with_reals.height < len(targets):
+    drawn = np.random.default_rng([seed, GENERATORS_DEALT]).permutation(groups.height)
+    groups = groups.sort("group_id").with_columns(drawn=drawn)
+    if (with_reals := int((groups["reals"] > 0).sum())) < len(targets):
         raise DataError(
-            f"num_folds: got {len(targets)}, but the index has {with_reals.height} groups with real videos; wanted one "
-            "for each fold. Set num_folds lower, or add real videos of other events: each brings a group."
+            f"num_folds: got {len(targets)}, but the index has {with_reals} groups with real videos; wanted one for "
+            "each fold. Set num_folds lower, or add real videos of other events: each brings a group."
         )
-    folds_of = defaultdict(list)
-    for fold, target in enumerate(targets):
-        folds_of[target].append(fold)
-    reals, fakes = np.zeros(len(targets)), np.zeros(len(targets))
+    reals, fakes = [0] * len(targets), [0] * len(targets)
     fold_of: dict[str, int] = {}
-    rows = [(group, count, [fold for name in made for fold in folds_of[name]], -size, drawn)
-            for group, count, made, size, drawn in groups.iter_rows()]  # fmt: skip
-    for group, count, own, *_ in sorted(rows, key=lambda row: (len(row[2]) or len(targets) + 1, *row[3:])):
-        load = reals if count else fakes
-        chosen = min(own or range(len(targets)), key=lambda fold: (load[fold], fakes[fold], fold))
-        fold_of[group] = chosen
-        reals[chosen] += count > 0
-        fakes[chosen] += bool(own)
+    rows = []
+    for group, num_reals, made, size, place in groups.iter_rows():
+        fitting = [fold for fold, target in enumerate(targets) if target in made]
+        rows.append((len(fitting) or len(targets) + 1, -size, place, group, num_reals, fitting))
+    for *_, group, num_reals, fitting in sorted(rows):
+        load = reals if num_reals else fakes
+        fold = min(fitting or range(len(targets)), key=lambda fold: (load[fold], fakes[fold], fold))
+        fold_of[group] = fold
+        reals[fold] += num_reals > 0
+        fakes[fold] += bool(fitting)
     return fold_of
 
 

@@ -60,7 +60,7 @@ def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tm
         "missing_video": 3, "duplicate_path": 1, "label_not_used": 2, "unknown_url": 2, "not_opened": 1,
     }  # fmt: skip
     assert indexed.rejected.height == indexed.annotations.height
-    assert dict(indexed.report.summary.rows())["stated groups"] == "4"
+    assert dict(indexed.report.summary.rows())["rows of the label source"] == "9"
 
 
 def test_without_videos_the_error_names_the_way_to_index_annotations(corpus: Path, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_shuffled_labels_are_spread_evenly_over_the_true_ones(
             assert abs((stratum["drawn"] == "fake").sum() - share * stratum.height) <= 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(COUNTS, st.sampled_from([(0.5, 0.5), (0.75, 0.25), (1 / 3, 1 / 3, 1 / 3)]), st.integers(0, 5))
 def test_no_move_or_swap_of_groups_improves_the_balance(
     drawn: list[tuple[int, int]], drawn_shares: tuple[float, ...], seed: int
@@ -164,7 +164,7 @@ def corpora(draw: st.DrawFn) -> Rows:
     return rows
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(corpora(), st.randoms(use_true_random=False), st.integers(0, 3))
 def test_parts_keep_groups_and_official_parts_and_are_filled_where_groups_suffice(rows: Rows, random, seed) -> None:
     result = split_parts(*zip(*rows, strict=True), seed=seed)

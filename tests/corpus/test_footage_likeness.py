@@ -56,7 +56,7 @@ def test_clips_that_only_their_hashes_confuse_are_two(difference: str) -> None:
 
 
 @pytest.mark.parametrize("edit", ["noise", "smaller", "brighter", "letterboxed", "one frame replaced"])
-@pytest.mark.parametrize("clip", ["another colour", "a colour and none", "another movement in a scene"])
+@pytest.mark.parametrize("clip", ["a colour and none", "another movement in a scene"])
 def test_copies_of_drawn_clips_are_found(edit: str, clip: str) -> None:
     original = TWO_CLIPS[clip][0]
     copy = np.concatenate([footage(77, SIDE, SIDE)[:1], original[1:]])

@@ -6,7 +6,7 @@ from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import SamePictures
 from tests.corpus.edited_pictures import EDITS, drawn, saved_anew, signature
 
-NUM_DISHES = 12
+NUM_DISHES = 6
 
 
 def links(signatures: list[tuple[str, str]]) -> list[tuple[int, int]]:

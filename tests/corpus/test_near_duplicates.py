@@ -104,9 +104,9 @@ def _either_way(request, monkeypatch):
         monkeypatch.setattr(near_duplicates, "blocks_for", lambda bits, *_: blocks_for(bits, 3_000, 90_000))
 
 
-@pytest.mark.usefixtures("_either_way")
 class TestAgainstTheNaiveDefinition:
-    @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @pytest.mark.usefixtures("_either_way")
+    @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(hash_lists(), st.integers(0, 8))
     def test_links_connect_what_the_pairs_connect_and_no_more(self, hashes, max_bits):
         links, pairs = near_duplicate_links(hashes, max_bits), naive_pairs(hashes, max_bits)
@@ -118,6 +118,7 @@ class TestAgainstTheNaiveDefinition:
         assert len(links) == len(hashes) - len(set(clusters))
 
     @pytest.mark.parametrize("shared", ["three frames", "all but a few bits"])
+    @pytest.mark.usefixtures("_either_way")
     def test_codes_that_many_videos_share(self, shared, monkeypatch):
         """As a matrix: of a frame that many share, of half of the frames, and of copies no two of which are equal."""
         monkeypatch.setattr(near_duplicates, "_LARGE_PAIRS", 4)

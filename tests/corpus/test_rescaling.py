@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from fvc_lib.corpus.index import rescaling_notes
+from fvc_lib.corpus.index import rescaling_note
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
@@ -112,9 +112,10 @@ def test_whether_a_file_is_familiar_is_asked_of_the_files_as_they_came(corpus: C
 
 
 def test_notes_count_what_was_enlarged_or_repeated(corpus: Corpus) -> None:
-    assert corpus.notes == ("Every video has 32 rows and 8 frames a second now.",)
-    (note,) = rescaling_notes(corpus.originals, "rescale_80_at_25")
-    assert all(word in note for word in ("Of 8 videos 4 were enlarged and 4 repeat frames", "smallest has 64 rows"))
+    (note,) = corpus.notes
+    assert all(words in note for words in ("32 rows and 8 frames", "Of 8 videos 0 were enlarged", " 0 repeat frames"))
+    note = rescaling_note(corpus.originals, "rescale_80_at_25")
+    assert all(words in note for words in ("4 were enlarged", "smallest has 64 rows", " 4 repeat frames"))
     film = corpus.originals.with_columns(frames_per_second=pl.lit(23.976), rotation_degrees=pl.lit(90, pl.Int64))
-    assert "enlarged" not in rescaling_notes(film, "rescale_96_at_24")[0]
-    assert rescaling_notes(corpus.originals, "canonical") == ()
+    assert " 0 repeat frames" in rescaling_note(film, "rescale_96_at_24")
+    assert rescaling_note(corpus.originals, "canonical") == ""
