@@ -129,8 +129,8 @@ TASKS = {
 
 
 @pytest.mark.parametrize(("task", "model"), [
-    ("video", "frame_cnn"), *(pytest.param(*other, marks=pytest.mark.long) for other in (
-        ("image", ""), ("video_text", "frame_cnn")))
+    pytest.param("video", "frame_cnn", marks=pytest.mark.slow),
+    *(pytest.param(*other, marks=pytest.mark.long) for other in (("image", ""), ("video_text", "frame_cnn"))),
 ])  # fmt: skip
 @pytest.mark.usefixtures("warm_workers")
 def test_each_profile_s_step_measures_below_the_one_before(task, model):

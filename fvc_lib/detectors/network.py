@@ -409,7 +409,7 @@ def head_of(network: nn.Module) -> nn.Module:
     if not isinstance(head, nn.Module) and not linear:
         raise UsageError(
             f"a {type(network).__name__} names no head (an attribute) and has no linear layer, so no stages are below "
-            "one: give tune all, layer_decay 1, and freeze_backbone_epochs and unfreeze_stage_epochs 0."
+            "one: give tune all, and freeze_backbone_epochs and unfreeze_stage_epochs 0."
         )
     return head if isinstance(head, nn.Module) else linear[-1]
 

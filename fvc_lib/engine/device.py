@@ -81,10 +81,8 @@ def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
 
 
 def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
-    """Return a function that reads an accelerator's memory, for ``MemoryObserver.watch_device``; None for the CPU."""
-    if device.type == "cuda":
-        return lambda: _cuda_memory(device)
-    return _mps_memory if device.type == "mps" else None
+    """Return a function that reads a GPU's memory, for ``MemoryObserver.watch_device``; None without CUDA."""
+    return (lambda: _cuda_memory(device)) if device.type == "cuda" else None
 
 
 @contextmanager
@@ -168,13 +166,6 @@ def _cuda_memory(device: torch.device) -> DeviceMemory:
         total_bytes=min(total, reserved + free),  # what other processes hold is not this one's to use
         free_bytes=free,
     )
-
-
-def _mps_memory() -> DeviceMemory:
-    """Return the memory of an Apple GPU; the peak is the current value, as Metal records none."""
-    allocated, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-    total = torch.mps.recommended_max_memory()
-    return DeviceMemory(allocated, reserved, allocated, total, max(0, total - reserved))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ nothing for a training that follows.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
@@ -26,39 +27,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """The results of one step on ``batch``."""
+    """The results of one step on ``batch``.
 
-    network: str  # class of the network
-    parts: tuple[tuple[str, str, int], ...]  # its children: name, class, number of trainable parameters
-    tensors: tuple[tuple[str, str, str], ...]  # inputs and outputs: name, shape, dtype
-    batch: Batch  # the samples, on the CPU
-    loss: float  # mean over the batch, before the step
-    gradient_norm: float  # L2 norm over all parameters, before clipping
-    setup: tuple[str, ...]  # lines about device and precision
+    Attributes:
+        batch: the samples, on the CPU.
+        lines: sentences about the device, and about the network, its loss and its gradient.
+        network: the network's children: part, class and parameters (trainable ones).
+        tensors: inputs and outputs: tensor, shape and dtype.
+    """
 
-    @property
-    def num_parameters(self) -> int:
-        """The number of trainable parameters."""
-        return sum(number for _, _, number in self.parts)
-
-    def sentence(self) -> str:
-        """Describe the step in one line."""
-        return (
-            f"one step of {self.network} ({self.num_parameters:,} parameters) on {len(self.batch)} samples: "
-            f"loss {self.loss:.3f}, gradient norm {self.gradient_norm:.3f}"
-        )
-
-    def network_table(self) -> pl.DataFrame:
-        """Return a table of the network's children, with columns part, class and parameters (trainable ones)."""
-        import polars as pl  # the engine itself does without
-
-        return pl.DataFrame(list(self.parts), schema=["part", "class", "parameters"], orient="row")
-
-    def tensor_table(self) -> pl.DataFrame:
-        """Return a table of inputs and outputs, with columns tensor, shape and dtype."""
-        import polars as pl
-
-        return pl.DataFrame(list(self.tensors), schema=["tensor", "shape", "dtype"], orient="row")
+    batch: Batch
+    lines: tuple[str, ...]
+    network: pl.DataFrame
+    tensors: pl.DataFrame
 
 
 def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstStep:
@@ -73,6 +54,8 @@ def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstS
         DataError: there is no training sample.
         UsageError: the requested device is not available.
     """
+    import polars as pl  # the engine itself does without
+
     compute = resolve_device(config.device, config.amp)
     data = task.training_data
     if not len(data):
@@ -87,22 +70,22 @@ def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstS
         result = BatchTransaction(task, model, precision, compute.device).gradients(there, number)
         scale = float(precision.scaler.get_scale()) if precision.scales_losses else 1.0
         norm = finish_gradients(model.parameters(), result.num_samples / (result.loss.weight * scale), math.inf)
-    shown = [*_described("in", batch.tensors), *_described("out", outputs)]
-    network, setup = type(model).__name__, (compute.describe(),)
-    return FirstStep(network, _parts(model), tuple(shown), batch, result.loss.mean(), float(norm), setup)
-
-
-def _described(way: str, tensors: dict[str, Tensor]) -> list[tuple[str, str, str]]:
-    return [
-        (f"{way}: {name}", " × ".join(map(str, tensor.shape)), str(tensor.dtype).removeprefix("torch."))
-        for name, tensor in tensors.items()
+    parts = [(name, type(part).__name__, _num_trained(part.parameters())) for name, part in model.named_children()]
+    parts.append(("own", "parameters", _num_trained(model.parameters(recurse=False))))
+    tensors = {f"in: {name}": each for name, each in batch.tensors.items()}
+    tensors.update({f"out: {name}": each for name, each in outputs.items()})
+    rows = [
+        (name, " × ".join(map(str, each.shape)), str(each.dtype)[len("torch.") :]) for name, each in tensors.items()
     ]
+    trained = _num_trained(model.parameters())
+    sentence = (
+        f"one step of {type(model).__name__} ({trained:,} parameters) on {number} samples: "
+        f"loss {result.loss.mean():.3f}, gradient norm {float(norm):.3f}"
+    )
+    network = pl.DataFrame(parts, schema=["part", "class", "parameters"], orient="row")
+    shown = pl.DataFrame(rows, schema=["tensor", "shape", "dtype"], orient="row")
+    return FirstStep(batch, (compute.describe(), sentence), network, shown)
 
 
-def _parts(model: nn.Module) -> tuple[tuple[str, str, int], ...]:
-    parts = [
-        (name, type(part).__name__, sum(each.numel() for each in part.parameters() if each.requires_grad))
-        for name, part in model.named_children()
-    ]
-    own = sum(each.numel() for each in model.parameters(recurse=False) if each.requires_grad)
-    return tuple([*parts, ("own", "parameters", own)] if own else parts)
+def _num_trained(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

@@ -7,13 +7,12 @@
 
 So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep contrastive learning batch
 size under memory limited setup", 2021). A rank holds the outputs of all ranks, some rows of their comparison, and the
-activations of one micro-batch. If a rank's share of the batch is a single micro-batch, it is computed only once.
+activations of one micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -33,19 +32,6 @@ Compared = dict[str, dict[str, Tensor]]
 
 class ComparedMemoryError(MemoryError):
     """Out of memory in comparing the samples of an effective batch, where smaller micro-batches do not help."""
-
-
-@dataclass(frozen=True)
-class FirstPass:
-    """The outputs of one rank's share of an effective batch.
-
-    Attributes:
-        compared: the compared outputs and tensors, on the CPU.
-        with_graph: outputs and loss with their graph, if the share is a single micro-batch; else None.
-    """
-
-    compared: Compared
-    with_graph: tuple[Outputs, LossSum] | None
 
 
 def joint_part(task: object) -> JointLoss | None:
@@ -78,24 +64,21 @@ def joined(parts: Sequence[Compared], device: torch.device | str = "cpu") -> Com
     }
 
 
-def first_pass(
+def compared_outputs(
     joint: JointLoss, forward: Callable[[int, Batch], tuple[Outputs, LossSum]], batch: Batch, micro_batch: int
-) -> FirstPass:
-    """Compute the compared outputs of ``batch``, which may be empty, in parts of ``micro_batch`` samples.
+) -> Compared:
+    """Return the compared outputs of ``batch``, which may be empty, in parts of ``micro_batch`` samples.
 
     ``forward`` is called with the index of a part's first sample and the part. It returns outputs and loss.
     """
     if not len(batch):
-        return FirstPass({"outputs": {}, "tensors": {}}, None)
-    if len(batch) <= micro_batch:
-        outputs, loss = forward(0, batch)
-        return FirstPass(compared_of(joint, outputs, batch), (outputs, loss))
+        return {"outputs": {}, "tensors": {}}
     found = []
     for start in range(0, len(batch), micro_batch):
         part = batch.part(start, start + micro_batch)
         with torch.no_grad():
             found.append(compared_of(joint, forward(start, part)[0], part))
-    return FirstPass(joined(found), None)
+    return joined(found)
 
 
 def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:

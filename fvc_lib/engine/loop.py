@@ -21,7 +21,7 @@ from fvc_lib.engine import device as devices, loading, oom_detection, step as st
 from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
-from fvc_lib.engine.oom_detection import MemoryState, MicroBatchPlan, OutOfMemory
+from fvc_lib.engine.oom_detection import MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.ranks import Ranks, refuse_unequal_ranks
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
@@ -73,6 +73,7 @@ class Engine:
         metrics: receives ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train), and the validation
             metrics per epoch (phase validation).
         memory: receives phases, steps and events.
+        name: of a control training, which is put before every phase; empty: the model itself.
         stop: called at every step boundary; True saves and raises StoppedError.
         progress: called with (steps done, steps planned).
         ranks: the processes that share the training; None: this one alone.
@@ -87,6 +88,7 @@ class Engine:
         metrics: MetricSink,
         *,
         memory: MemoryObserver | None = None,
+        name: str = "",
         stop: Callable[[], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
@@ -105,7 +107,7 @@ class Engine:
         self._batches_per_epoch = batches_per_epoch(len(task.training_data), settings.effective_batch_size)
         self._total_steps = self._batches_per_epoch * settings.epochs
         self._lost_step = -1  # the last optimizer step that ran out of memory
-        self._watch = TrainingWatch(metrics, memory)
+        self._watch = TrainingWatch(metrics, memory, name)
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
@@ -152,7 +154,7 @@ class Engine:
                     self._train_epoch()
                     continue
                 except StepLostError as error:
-                    lost = error.memory
+                    lost = str(error)
                 self._restore_checkpoint(lost)  # from outside the handler, whose traceback holds tensors
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
@@ -188,14 +190,12 @@ class Engine:
         self._model = self.task.build_model().to(device)
         if settings.gradient_checkpointing:
             devices.recompute_activations(self._model)
-        shares = self.task.rate_shares(self._model) if isinstance(self.task, tasks.ScalesRates) else None
         self._stepper = Stepper(
             self._model,
             self._precision,
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
             max_gradient_norm=settings.max_gradient_norm,
-            rate_shares=shares,
         )
         self._transaction = BatchTransaction(
             self.task,
@@ -237,7 +237,7 @@ class Engine:
     def _save(self) -> None:
         self._checkpoints.save(self._model, self._stepper, self.state)
 
-    def _restore_checkpoint(self, lost: MemoryState) -> None:
+    def _restore_checkpoint(self, lost: str) -> None:
         """Restore the last checkpoint after an out-of-memory in the optimizer's step, which leaves undefined weights.
 
         Raises:
@@ -249,13 +249,13 @@ class Engine:
         self._watch.out_of_memory(OutOfMemory("optimizer_step", lost, None, None))
         if at_step <= self._lost_step or not self._restored():
             raise MemoryExhaustedError(
-                f"out of memory in the optimizer's step {at_step}, and not for the first time: {lost.message}. The "
+                f"out of memory in the optimizer's step {at_step}, and not for the first time: {lost}. The "
                 "last checkpoint stands. The step needs room for gradients and two moments per weight. "
                 f"{memory_advice('optimizer_step')}"
             )
         self._lost_step = at_step
         to_step = self.state.step
-        message = f"out of memory in the optimizer's step {at_step} ({lost.message}): back to step {to_step}"
+        message = f"out of memory in the optimizer's step {at_step} ({lost}): back to step {to_step}"
         self._watch.warn("step_restored", message, to_step=to_step, lost_steps=at_step - to_step)
 
     def _train_epoch(self) -> None:
@@ -334,18 +334,19 @@ class Engine:
         is_finite = math.isfinite(result.loss.total)
         if is_finite and self._precision.overflow_is_normal:
             return
-        state, allowed, what = self.state, self.settings.max_nonfinite_steps, "gradient" if is_finite else "loss"
+        state, allowed = self.state, self.settings.max_nonfinite_steps
         state.nonfinite_steps += 1
-        samples = ", ".join(repr(one) for ids in self._ranks.everyone("nonfinite", [*batch.sample_ids]) for one in ids)
+        ids = self._ranks.everyone("nonfinite", list(batch.sample_ids))
+        samples = ", ".join(repr(name) for names in ids for name in names)
+        what = "gradient" if is_finite else "loss"
         message = f"step {state.step}: {what} is not finite; no step taken; samples: {samples}"
         self._watch.warn(
             "nonfinite", message, what=what, samples=samples, count=state.nonfinite_steps, allowed=allowed
         )  # fmt: skip
         if state.nonfinite_steps > allowed:
             raise TrainingDivergedError(
-                f"step {state.step}: the {what} was not finite {state.nonfinite_steps} times (allowed: "
-                f"{allowed}); the last samples were {samples}. The last good checkpoint stands: "
-                "lower learning_rate, turn amp off, or look at these samples."
+                f"{message}. That was the case {state.nonfinite_steps} times (allowed: {allowed}). The last good "
+                "checkpoint stands: lower learning_rate, turn amp off, or look at these samples."
             )
 
     def _end_epoch(self) -> None:
@@ -450,26 +451,26 @@ def evaluate_batch(
     Raises:
         MemoryExhaustedError: a single sample does not fit, or the comparison of all samples does not.
     """
-    repeated = False
+    following, repeated = micro_batch, False
     while True:
+        micro_batch = following
         try:
             return *_outputs_in_parts(task, model, batch, precision, device, micro_batch), micro_batch
         except (RuntimeError, MemoryError) as error:
             if not oom_detection.is_out_of_memory(error):
                 raise
-            comparing, failure = isinstance(error, ComparedMemoryError), oom_detection.memory_state(error)
+            comparing, failure = isinstance(error, ComparedMemoryError), oom_detection.first_line(error)
         gc.collect()
         devices.release_cached_memory(device)
         used = min(micro_batch, len(batch))
-        following = used if not repeated else None if comparing else used // 2 or None
-        report(OutOfMemory("validation", failure, used, following))
-        if following is None:
-            raise (
-                stepping.comparison_too_large(failure, len(batch))
-                if comparing
-                else (stepping.sample_too_large(failure, batch))
-            )
-        micro_batch, repeated = following if repeated else micro_batch, True
+        if repeated:
+            following = 0 if comparing else used // 2
+        repeated = True
+        report(OutOfMemory("validation", failure, used, following or None))
+        if comparing and not following:
+            raise stepping.comparison_too_large(failure, len(batch))
+        if not following:
+            raise stepping.sample_too_large(failure, batch)
 
 
 def _outputs_in_parts(

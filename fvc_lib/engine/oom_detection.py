@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 import torch
 
-from fvc_lib.services.memory import resident_bytes
-
 # Messages of a RuntimeError that mean an out-of-memory. Only whole words outside of paths count: "oom" also occurs in
 # room, zoom and bloom. Errors of loader processes begin with "Caught" and contain a traceback, so they do not count.
 _MESSAGES = re.compile(
@@ -51,24 +49,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class MemoryState:
-    """An out-of-memory error and the memory held when it was raised."""
-
-    message: str  # the error's first line
-    asked_bytes: int | None = None  # the request; None where the message does not name it
-    rss_bytes: int = 0  # resident memory of this process
-
-
-def memory_state(error: BaseException) -> MemoryState:
-    """Return the memory that is held now, with the message of ``error``.
-
-    Call it inside the ``except`` block, while the traceback still holds the tensors.
-    """
-    message = first_line(error)
-    return MemoryState(message, asked_bytes(message), resident_bytes())
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the name of its class if there is none."""
     return str(error).partition("\n")[0] or type(error).__name__
@@ -88,7 +68,7 @@ class OutOfMemory:
     """One out-of-memory and the reaction to it."""
 
     where: Place  # part of the step
-    state: MemoryState
+    message: str  # the first line of the error
     micro_batch: int | None  # samples in memory at once; None in the optimizer's step
     micro_batch_next: int | None  # tried next; None when there is nothing smaller
 

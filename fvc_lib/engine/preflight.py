@@ -36,8 +36,6 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import (
     PREFETCHED_BATCHES,
     PREFLIGHT,
-    DeviceMemory,
-    EventDetail,
     MemoryBudget,
     MemoryObserver,
     NoObserver,
@@ -260,40 +258,14 @@ def planned_micro_batch(
     return report.micro_batch if report.lowered else settings.micro_batch, report.peak_bytes
 
 
-class ControlMemory:
-    """An observer that puts the control's name before every phase, such as ``control_train``."""
-
-    def __init__(self, observer: MemoryObserver, name: str) -> None:
-        self._observer = observer
-        self._prefix = f"{name}_"
-
-    def at(self, phase: str, **position: int | None) -> None:
-        """Report ``phase`` with the control's name as prefix."""
-        self._observer.at(self._prefix + phase, **position)
-
-    def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Report an event unchanged."""
-        self._observer.event(kind, message, **details)
-
-    def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Watch the accelerator ``device``, whose memory ``probe`` reads."""
-        self._observer.watch_device(device, probe)
-
-
 def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
-    """Return the memory that a training on ``compute`` may use.
-
-    That is the GPU's memory on CUDA, main memory on a CPU, and the smaller of both on MPS.
-    """
+    """Return the memory that a training on ``compute`` may use: the GPU's on CUDA, main memory elsewhere."""
     probe = devices.device_memory_probe(compute.device)
     if probe is None:
         return memory.memory_budget(config.mem_gb)
     of_device = MemoryBudget(probe().total_bytes, f"{compute.name}'s memory")
-    if compute.device.type == "cuda":
-        # Every rank has a GPU to itself.
-        return of_device if config.num_ranks > 1 else of_device.divided(memory.memory_sharers())
-    # Apple's GPU uses main memory, whose limits count as well.
-    return min(of_device, memory.memory_budget(config.mem_gb), key=lambda budget: budget.total_bytes)
+    # Every rank has a GPU to itself.
+    return of_device if config.num_ranks > 1 else of_device.divided(memory.memory_sharers())
 
 
 # --- The child process: a little of the real training. It may die.
@@ -374,7 +346,7 @@ def _train_a_little(request: StepRequest, size: int) -> int:
 def _refuse(event: OutOfMemory) -> None:
     """Raise ``MemoryError`` at an out-of-memory, so that the transaction does not halve the micro-batch."""
     where = f"{COMPARING}: " if event.where == "joint_loss" else ""
-    raise MemoryError(f"{where}{event.state.message}")
+    raise MemoryError(f"{where}{event.message}")
 
 
 def _limit_growth(room_bytes: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import runpy
 import signal
 import socket
@@ -37,7 +38,6 @@ from fvc_lib.services.stage_logs import JsonLines
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 _WATCH_SECONDS = 0.2
-_DEVICE_SECONDS = 1.0
 _END_SECONDS = 30.0  # after one rank failed the others have this long to notice
 _STOPPED = frozenset([StoppedError.exit_code, -signal.SIGTERM, -signal.SIGUSR1])
 # Events of one rank alone; all other events happen to every rank, and rank 0 reports them.
@@ -64,21 +64,15 @@ def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
         UsageError: the variables are incomplete or contradict each other.
     """
     environ = os.environ if environ is None else environ
-    of_task = environ.get("SLURM_STEP_ID", "").isdecimal() and "SLURM_PROCID" in environ
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if "RANK" not in environ:
         names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-        if not of_task:
+        if "SLURM_PROCID" not in environ or not environ.get("SLURM_STEP_ID", "").isdecimal():
             return RankPlace()
-    try:
-        place = RankPlace(*(int(environ[name].partition("(")[0].partition(",")[0]) for name in names))
+    try:  # of ``4(x2),1``, the tasks of each node, the first number counts
+        return RankPlace(*(int(re.split("[(,]", environ[name])[0]) for name in names))
     except (KeyError, ValueError) as error:
-        raise UsageError(
-            f"ranks: the environment must have all of {', '.join(names)} as numbers: {error!r}."
-        ) from error
-    if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
-        raise UsageError(f"ranks: {place} cannot be: ranks count from 0 to the size, on every machine as well.")
-    return place
+        raise UsageError(f"ranks: the environment must have {', '.join(names)} as numbers: {error!r}.") from error
 
 
 @dataclass(frozen=True)
@@ -116,22 +110,15 @@ class RankFile:
     def __init__(self, log: str, rank: int) -> None:
         self._rank = rank
         self._lines = JsonLines(rank_file(log, rank))
-        self._devices: dict[str, Callable[[], DeviceMemory]] = {}
-        self._probed_at = -_DEVICE_SECONDS
-        self._write("begun", pid=os.getpid(), host=socket.gethostname())
+        self._write("begun", pid=os.getpid())
 
     def _write(self, kind: str, *arguments: Any, **named: Any) -> None:
         self._lines.append({"kind": kind, "arguments": arguments, "named": named})
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Write phase, epoch and step and, about once a second, the memory of the device; only on rank 0."""
-        if self._rank:
-            return
-        self._write("at", phase, **position)
-        if self._devices and time.monotonic() - self._probed_at >= _DEVICE_SECONDS:
-            self._probed_at = time.monotonic()
-            for device, probe in self._devices.items():
-                self._write("device", device, **vars(probe()))
+        """Write phase, epoch and step; only on rank 0."""
+        if not self._rank:
+            self._write("at", phase, **position)
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Write an event, on rank 0 or if it concerns this rank alone."""
@@ -139,8 +126,7 @@ class RankFile:
             self._write("event", kind, f"rank {self._rank}: {message}" if self._rank else message, **details)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Call ``probe`` from now on to read the memory of the accelerator ``device``."""
-        self._devices[device] = probe
+        """Do nothing: the GPUs of ranks are not sampled."""
 
     def progress(self, done: int, planned: int) -> None:
         """Write the numbers of steps done and planned."""
@@ -159,12 +145,9 @@ class _RankFiles:
 
     def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:
         self.ends: dict[int, tuple[str, str]] = {}
-        self._memory = memory
-        self._calls: dict[str, Callable[..., None]] = {
-            "at": memory.at, "event": memory.event, "progress": progress or (lambda done, planned: None),
-            "device": self._device,
-        }  # fmt: skip
-        self._devices: dict[str, DeviceMemory] = {}
+        self._calls: dict[str, Callable[..., None]] = {"at": memory.at, "event": memory.event}
+        if progress is not None:
+            self._calls["progress"] = progress
         self._read = dict.fromkeys([rank_file(log, rank) for rank in range(size)], 0)  # bytes
         for path in self._read:
             path.unlink(missing_ok=True)  # an earlier attempt's
@@ -178,17 +161,13 @@ class _RankFiles:
                         break
                     self._read[path] += len(line)
                     with suppress(ValueError):  # torn by a full disk
-                        row = json.loads(line)
-                        if row["kind"] == "ended":
-                            self.ends[rank] = tuple(row["arguments"])
-                        elif row["kind"] in self._calls:
-                            self._calls[row["kind"]](*row["arguments"], **row["named"])
+                        self._call(rank, json.loads(line))
 
-    def _device(self, device: str, **memory: int) -> None:
-        is_new = device not in self._devices
-        self._devices[device] = DeviceMemory(**memory)
-        if is_new:
-            self._memory.watch_device(device, lambda: self._devices[device])
+    def _call(self, rank: int, row: dict[str, Any]) -> None:
+        if row["kind"] == "ended":
+            self.ends[rank] = tuple(row["arguments"])
+        elif row["kind"] in self._calls:
+            self._calls[row["kind"]](*row["arguments"], **row["named"])
 
 
 def run_ranks(

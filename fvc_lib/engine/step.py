@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, release_cached_memory, training_batch_norms
 from fvc_lib.engine.dropout import SampleDropout, Samples
-from fvc_lib.engine.joint_loss import Compared, FirstPass
-from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state
+from fvc_lib.engine.joint_loss import Compared
+from fvc_lib.engine.oom_detection import OutOfMemory, Place, first_line, is_out_of_memory
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.ranks import Agreement, GradientSum, Ranks
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
@@ -192,25 +192,21 @@ class BatchTransaction:
         micro-batch. If memory runs out after the ranks' first exchange, all ranks begin again.
         """
 
-        def collect(fitting: int) -> FirstPass:
-            return joint_loss.first_pass(joint, partial(self._forward, work), work.batch, fitting)
+        def collect(fitting: int) -> Compared:
+            return joint_loss.compared_outputs(joint, partial(self._forward, work), work.batch, fitting)
 
-        found, micro_batch = self._until_it_fits(collect, work, micro_batch)
-        alone = found.with_graph is None
-        part, failure = self._joint_part(joint, found.compared, work)
+        own, micro_batch = self._until_it_fits(collect, work, micro_batch)
+        part, failure = self._joint_part(joint, own, work)
         if part is not None:
-            loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, found, work, micro_batch))
+            loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, work, micro_batch))
             if loss is not None:
                 return self._shared.agree(micro_batch, loss)
-        del found, part  # the graph of a share that was one micro-batch is memory that can be freed
-        return self._shared.agree(self._smaller(failure, work, micro_batch, alone=alone), LossMean(), again=True)
+        return self._shared.agree(self._smaller(failure, work, micro_batch), LossMean(), again=True)
 
-    def _joint_part(
-        self, joint: JointLoss, own: Compared, work: _Work
-    ) -> tuple[tuple[Tensor, Outputs] | None, MemoryState | None]:
+    def _joint_part(self, joint: JointLoss, own: Compared, work: _Work) -> tuple[tuple[Tensor, Outputs] | None, str]:
         """Return (this rank's share of the joint loss and its samples' gradients by output, None).
 
-        If any rank ran out of memory, return None and the state of memory.
+        If any rank ran out of memory, return None and the message of the error.
         """
         self._where = "joint_loss"
         self._dropout.of(None)
@@ -226,27 +222,23 @@ class BatchTransaction:
         part, failure = self._attempt(compute)
         succeeded = self._ranks.meet("compared gradients", part is not None)
         if part is None or not all(each for (each,) in succeeded):
-            return None, failure or MemoryState("out of memory on another rank")
+            return None, failure or "out of memory on another rank"
         total, gradients = part
         for gradient in gradients.values():
             self._ranks.add_up("compared gradients", gradient)
         first = sum(joint_loss.num_compared(each) for each in everyones[: self._ranks.rank])
-        return (total, _rows(gradients, first, joint_loss.num_compared(own))), None
+        return (total, _rows(gradients, first, joint_loss.num_compared(own))), ""
 
-    def _carry_joint_loss_back(
-        self, joint: tuple[Tensor, Outputs], found: FirstPass, work: _Work, micro_batch: int
-    ) -> LossMean:
+    def _carry_joint_loss_back(self, joint: tuple[Tensor, Outputs], work: _Work, micro_batch: int) -> LossMean:
         total, gradients = joint
         losses = [LossSum(total, torch.zeros_like(total))]
-        self._where = "forward"
-        if found.with_graph is None and len(work.batch):
-            self._restore(work)
+        self._restore(work)
         for start, part in work.parts(micro_batch):
-            self._dropout.of(self._samples(work, start, part))
-            outputs, loss = found.with_graph or self._forward(work, start, part)
+            outputs, loss = self._forward(work, start, part)
             self._where = "backward"
             joint_loss.carry_back(outputs, _rows(gradients, start, micro_batch), self._scaled(work, loss.total))
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+        self._where = "forward"
         self._shared.complete()
         return _mean_of(losses)
 
@@ -264,41 +256,39 @@ class BatchTransaction:
                 return result, micro_batch
             micro_batch = self._smaller(failure, work, micro_batch)
 
-    def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int, *, alone: bool = False) -> int:
+    def _smaller(self, failure: str, work: _Work, micro_batch: int) -> int:
         """Restore the state before the batch, and return half of the micro-batch, at least 1.
 
-        The last attempt is repeated once. ``alone`` says that only the compared outputs were in memory, so that a
-        smaller micro-batch frees nothing.
+        An attempt with one sample, or one that compares all samples, is repeated once.
 
         Raises:
-            MemoryExhaustedError: the last attempt failed twice.
+            MemoryExhaustedError: such an attempt failed twice.
         """
-        assert failure is not None
         # A rank without samples still compares those of other ranks.
         used, comparing = min(micro_batch, len(work.batch) or micro_batch), self._where == "joint_loss"
         self._roll_back(work)
-        least = used == 1 or (comparing and alone)
+        least = used == 1 or comparing
         smaller = None if least and self._least_failed else used // 2 or 1
-        self._least_failed = least or comparing
+        self._least_failed = least
         self._report(OutOfMemory(self._where, failure, used, smaller))
+        if smaller is None and comparing:
+            raise comparison_too_large(failure, work.num_samples)
         if smaller is None:
-            raise (
-                comparison_too_large(failure, work.num_samples) if comparing else sample_too_large(failure, work.batch)
-            )
-        _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, used, smaller)
+            raise sample_too_large(failure, work.batch)
+        _logger.warning("out of memory (%s): micro-batch %d -> %d", failure, used, smaller)
         return smaller
 
-    def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
-        """Return (result, None), or (None, state of memory) after an out-of-memory.
+    def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, str]:
+        """Return (result, empty text), or (None, message of the error) after an out-of-memory.
 
         The return stands outside ``except``, because the traceback there holds the tensors.
         """
         try:
-            return compute(), None
+            return compute(), ""
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failure = memory_state(error)
+            failure = first_line(error)
         return None, failure
 
     def _samples(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Samples:
@@ -355,30 +345,24 @@ def _rows(gradients: Outputs, start: int, number: int) -> Outputs:
     return {name: rows[start : start + number] for name, rows in gradients.items()}
 
 
-def comparison_too_large(failure: MemoryState, num_samples: int) -> MemoryExhaustedError:
+def comparison_too_large(failure: str, num_samples: int) -> MemoryExhaustedError:
     """Return the error for a comparison of all samples that does not fit into memory."""
     return MemoryExhaustedError(
-        f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another, "
-        f"with {failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. A smaller batch_size does not help here. "
-        f"{memory_advice('comparison')}"
+        f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another: "
+        f"{failure}. A smaller batch_size does not help here. {memory_advice('comparison')}"
     )
 
 
-def sample_too_large(failure: MemoryState, batch: Batch) -> MemoryExhaustedError:
+def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:
     """Return the error for a single sample of ``batch`` that does not fit into memory."""
     shapes = [f"{name} {tuple(each.shape[1:])} {str(each.dtype)[6:]}" for name, each in batch.tensors.items()]
     return MemoryExhaustedError(
-        f"out of memory with a single sample ({', '.join(shapes)}) and {failure.rss_bytes / 1e6:.0f} MB resident: "
-        f"{failure.message}. {memory_advice('sample')}"
+        f"out of memory with a single sample ({', '.join(shapes)}): {failure}. {memory_advice('sample')}"
     )
 
 
 class StepLostError(Exception):
     """Out of memory while the weights were being changed. Caught by the engine, which restores a checkpoint."""
-
-    def __init__(self, memory: MemoryState) -> None:
-        super().__init__(memory.message)
-        self.memory = memory
 
 
 def take_together(
@@ -394,17 +378,15 @@ def take_together(
     Raises:
         StepLostError: a rank ran out of memory; its weights are undefined now.
     """
-    norm, lost = math.nan, None
+    norm, lost = math.nan, ""
     try:
         norm = stepper.take(result, learning_rate) if result.loss.is_usable else norm
     except StepLostError as error:
-        lost = error
-    rows = ranks.meet("step", lost is not None, save_is_due)
-    if lost is not None:
-        raise lost
-    for rank, (its_lost, _) in enumerate(rows):
-        if its_lost:
-            raise StepLostError(MemoryState(f"out of memory on rank {rank}"))
+        lost = str(error)
+    rows = ranks.meet("step", lost, save_is_due)
+    for rank, (reason, _) in enumerate(rows):
+        if reason:
+            raise StepLostError(lost or f"out of memory on rank {rank}")
     return norm, bool(rows[0][1])
 
 
@@ -422,31 +404,12 @@ class EagerAdamW(torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-def build_optimizer(
-    model: nn.Module,
-    learning_rate: float,
-    weight_decay: float,
-    shares: Mapping[nn.Parameter, float] | None = None,
-) -> EagerAdamW:
-    """Return AdamW (Loshchilov and Hutter, 2019); parameters with one dimension (biases, norm scales) are not decayed.
-
-    ``shares`` gives factors of the learning rate by parameter, 1 for parameters left out. Every distinct factor gets
-    two parameter groups: one with and one without weight decay.
-    """
-    of_share: dict[float, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            of_share.setdefault((shares or {}).get(parameter, 1.0), []).append(parameter)
-    groups = [
-        {
-            "params": [p for p in members if (p.ndim > 1) == matrices],
-            "weight_decay": weight_decay * matrices,
-            "share": share,
-        }
-        for share, members in (of_share or {1.0: []}).items()
-        for matrices in (True, False)
-    ]
-    return EagerAdamW(groups, lr=learning_rate)
+def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> EagerAdamW:
+    """Return AdamW (Loshchilov and Hutter, 2019); biases and scales (one dimension) are not decayed."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = {"params": [each for each in trained if each.ndim > 1], "weight_decay": weight_decay}
+    others = {"params": [each for each in trained if each.ndim <= 1], "weight_decay": 0.0}
+    return EagerAdamW([matrices, others], lr=learning_rate)
 
 
 def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
@@ -463,9 +426,9 @@ def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: flo
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set ``learning_rate`` in every parameter group of ``build_optimizer``, times the group's factor."""
+    """Set ``learning_rate`` in every parameter group."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["share"]
+        group["lr"] = learning_rate
 
 
 def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
@@ -481,7 +444,7 @@ class Stepper:
     """AdamW with clipping and loss scaling for one model.
 
     Attributes:
-        learning_rate: the last step's, for parameters with factor 1.
+        learning_rate: the last step's.
 
     Args:
         model: the model to train; already on its device.
@@ -489,7 +452,6 @@ class Stepper:
         learning_rate: the initial value; ``take`` gets the rate of its step.
         weight_decay: applies to parameters with two or more dimensions.
         max_gradient_norm: L2 norm to which gradients are clipped.
-        rate_shares: factors of the learning rate by parameter.
     """
 
     def __init__(
@@ -500,12 +462,11 @@ class Stepper:
         learning_rate: float,
         weight_decay: float,
         max_gradient_norm: float,
-        rate_shares: Mapping[nn.Parameter, float] | None = None,
     ) -> None:
         self._model = model
         self._precision = precision
         self._max_gradient_norm = max_gradient_norm
-        self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares)
+        self._optimizer = build_optimizer(model, learning_rate, weight_decay)
         self.learning_rate = learning_rate
 
     def take(self, result: BatchGradients, learning_rate: float) -> float:
@@ -521,8 +482,8 @@ class Stepper:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            memory = memory_state(error)
-        raise StepLostError(memory)  # from outside the handler, whose traceback holds tensors
+            reason = first_line(error)
+        raise StepLostError(reason)  # from outside the handler, whose traceback holds tensors
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizer and scaler."""

@@ -267,14 +267,6 @@ class FollowsEpochs(Protocol):
         """
 
 
-@runtime_checkable
-class ScalesRates(Protocol):
-    """A task whose parameters learn at different rates."""
-
-    def rate_shares(self, model: nn.Module, /) -> Mapping[nn.Parameter, float]:
-        """Return the factor of the learning rate by parameter; parameters left out have factor 1."""
-
-
 @dataclass(frozen=True)
 class Stream:
     """The positions of samples in shards (files that are read from beginning to end).

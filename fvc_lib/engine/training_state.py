@@ -202,13 +202,20 @@ class TrainingCheckpoints:
         if checkpoint is None:
             return None
         saved = checkpoint["state"]
-        if "model" in saved:
-            _refuse_another_model(model, saved["model"], checkpoint["path"])
-            model.load_state_dict(saved["model"])
-            stepper.load_state_dict(saved)
         state = TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
         if "model" not in saved:  # of a finished training, whose best model is its result
             return state
+        try:
+            model.load_state_dict(saved["model"])
+        except RuntimeError as error:
+            if oom_detection.is_out_of_memory(error):
+                raise
+            differing = " ".join(str(error).split())[:500]
+            raise CheckpointMismatchError(
+                f"{checkpoint['path']!r} is of another model: {differing}. Resume with the model it was made with, or "
+                "start a new run."
+            ) from error
+        stepper.load_state_dict(saved)
         before = {**saved["numerics"], "planned micro-batch": str(saved["training"]["micro_batches"]["planned"])}
         now = {**self._numerics, "planned micro-batch": str(micro_batches.planned)}
         for name, value in now.items():
@@ -233,18 +240,6 @@ class TrainingCheckpoints:
         return time.monotonic() - self._saved_at >= interval_seconds
 
 
-def _refuse_another_model(model: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in saved.items()}
-    differing = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
-    if differing:
-        examples = ", ".join(f"{name} {found.get(name)} -> {own.get(name)}" for name in differing[:3])
-        raise CheckpointMismatchError(
-            f"{path!r} is of another model: {len(differing)} tensors differ, {examples}. Resume with the model it was "
-            "made with, or start a new run."
-        )
-
-
 class MetricSink(Protocol):
     """Where metrics go; ``services.stage_logs.MetricLog`` is one."""
 
@@ -263,20 +258,20 @@ class TrainingWatch:
     Args:
         metrics: receives losses, learning rates and gradient norms.
         memory: called with every step and event.
+        name: of a control training, such as ``control``; its phases are ``control_train`` and so on.
     """
 
-    def __init__(self, metrics: MetricSink, memory: MemoryObserver | None = None) -> None:
+    def __init__(self, metrics: MetricSink, memory: MemoryObserver | None = None, name: str = "") -> None:
         self._metrics = metrics
+        self._prefix = f"{name}_" if name else ""
         self._memory = memory or NoObserver()
         self.state = TrainingState(MicroBatchPlan(1))  # the engine replaces it
 
     def at(self, phase: str) -> None:
         """Report that ``phase`` begins, with step, epoch and batch number; the phase ``test`` has only the step."""
         state = self.state
-        if phase == "test":
-            self._memory.at(phase, global_step=state.step)
-        else:
-            self._memory.at(phase, epoch=state.epochs_done + 1, batch_idx=state.batches_done, global_step=state.step)
+        where = {} if phase == "test" else {"epoch": state.epochs_done + 1, "batch_idx": state.batches_done}
+        self._memory.at(f"{self._prefix}{phase}", global_step=state.step, **where)
 
     def step_metrics(self, metrics: Mapping[str, float]) -> None:
         """Log training metrics of the current step."""
@@ -295,10 +290,10 @@ class TrainingWatch:
         """Report an out-of-memory after its memory was freed."""
         then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
         sizes = "" if event.micro_batch is None else f" with {event.micro_batch} samples at once; {then}"
-        asked = event.state.asked_bytes
+        asked = oom_detection.asked_bytes(event.message)
         self._memory.event(
             "out_of_memory",
-            f"out of memory in {event.where.replace('_', ' ')}{sizes}: {event.state.message}",
+            f"out of memory in {event.where.replace('_', ' ')}{sizes}: {event.message}",
             where=event.where,
             asked_mb=None if asked is None else round(asked / 1e6, 3),
             micro_batch=event.micro_batch,

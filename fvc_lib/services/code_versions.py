@@ -93,24 +93,19 @@ def functions_in(source: str) -> dict[str, str]:
             tree = ast.parse(source)
     except SyntaxError:
         return {"module": sha256_of_json(source)[:12]}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [part for part in node.body if not _is_text(part)]
     found: dict[str, list[str]] = {"module": []}
     for node in tree.body:
+        name = node.name if isinstance(node, ast.ClassDef | ast.FunctionDef) else "module"
         if isinstance(node, ast.ClassDef):
             methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
             node.body = [part for part in node.body if part not in methods]
             for method in methods:
-                found.setdefault(f"{node.name}.{method.name}", []).append(_dump(method))
-        name = node.name if isinstance(node, ast.ClassDef | ast.FunctionDef) else "module"
-        found.setdefault(name, []).append(_dump(node))
-    return {name: sha256_of_json(list(filter(None, dumps)))[:12] for name, dumps in found.items()}
-
-
-def _dump(tree: ast.stmt) -> str:
-    """Return ``tree`` as text; empty for a docstring."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            node.body = [part for part in node.body if not _is_text(part)]
-    return "" if _is_text(tree) else ast.dump(tree)
+                found.setdefault(f"{name}.{method.name}", []).append(ast.dump(method))
+        found.setdefault(name, []).append(ast.dump(node))
+    return {name: sha256_of_json(dumps)[:12] for name, dumps in found.items()}
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -119,9 +114,9 @@ def _is_text(node: ast.stmt) -> bool:
 
 def in_words(names: Iterable[str]) -> str:
     """Return the first four of ``names`` as text, and the number of further names."""
-    names = [name.removeprefix("fvc_lib.") for name in sorted(names)]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    short = [name.removeprefix("fvc_lib.") for name in sorted(names)]
+    more = [f"and {len(short) - _MOST_NAMED} more"] if len(short) > _MOST_NAMED else []
+    return ", ".join(short[:_MOST_NAMED] + more)
 
 
 def names_in(source: str, package: str) -> frozenset[str]:

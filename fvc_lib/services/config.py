@@ -209,9 +209,6 @@ class RunConfig(BaseModel):
         1, "rounding", "processes, one per GPU, that share a training; auto: as GPUs allow when the run is made",
         ge=AUTO_RANKS,
     )  # fmt: skip
-    layer_decay: float = field(
-        1.0, "weights", "learning rate of a stage, as a share of the stage above's", _VIDEO, neutral=1.0, gt=0, le=1
-    )
     label_smoothing: float = field(
         0.0, "weights", "share of the class target spread over all classes", _LABELLED, neutral=0.0, ge=0, lt=1
     )

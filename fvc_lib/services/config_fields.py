@@ -97,13 +97,11 @@ def number_or_auto(value: Any) -> Any:
 
 
 def split_pairs(value: Any) -> Any:
-    """Convert text such as ``1=fake,0=real``, or a YAML mapping, to a dict in lower case.
+    """Convert text such as ``1=fake,0=real``, or a mapping, to a dict in lower case.
 
     Raises:
         ValueError: a name is given twice.
     """
-    if isinstance(value, str) and value.strip().startswith("{"):
-        value = read_yaml(value, "label_map")
     if isinstance(value, str):
         value = [text.partition("=")[::2] for text in value.split(",") if text.strip()]
     pairs = list(value.items()) if isinstance(value, dict) else value

@@ -27,7 +27,6 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory import memory_budget, resident_bytes
-from fvc_lib.services.tasks import PREDICTIONS, VERDICTS
 
 DEFAULT_MEMORY_BYTES = 4 << 30
 # Peak resident memory of a process that decodes or measures 1080p videos: 85 to 140 MB (Linux, x86-64).
@@ -66,17 +65,16 @@ class Suspects:
     given_up: dict[str, str] = field(default_factory=dict)
     in_hand: Callable[[list[str]], None] | None = None
 
-    def read(self, records: Path, stage: str) -> None:
-        """Replace ``alone`` and ``given_up`` by those in the JSON files of folder ``records``, one per shard.
+    def read(self, records: Path) -> None:
+        """Replace ``alone`` and ``given_up`` by those in the JSON files of folder ``records``.
 
-        A shard is a job that does part of the work of ``stage``.
+        There is one file per shard, a job that does part of the work of a stage.
         """
         self.alone.clear()
         self.given_up.clear()
         for path in sorted(records.glob("[!.]*.json")):
             record = read_json_object(path)
-            again = "" if stage in {PREDICTIONS, VERDICTS} else f" and add --force {stage.split('_')[0]}"
-            reason = f"it ended the whole process twice; to try it again, delete {path}{again}"
+            reason = f"it ended the whole process twice; to try it again, delete {path}; a stage also needs --force"
             self.alone.update(record.get("alone", ()))
             self.given_up.update(dict.fromkeys(record.get("given_up", ()), reason))
 

@@ -98,7 +98,7 @@ class Registry(Generic[T]):
             return self._items[self._aliases[label]]
         failed = "".join(f" Not loaded: {module} ({reason})." for module, reason in self.broken.items())
         near = did_you_mean(name, self._aliases)
-        raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
+        raise UsageError(f"{self.kind} {name!r}: unknown.{failed}{near} Known: {', '.join(self._items) or 'none'}.")
 
     def check(self, name: str) -> str:
         """Return ``name`` if a file of the folder or an entry point has it, without an import; raises like ``get``."""

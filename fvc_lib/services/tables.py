@@ -83,22 +83,21 @@ def check_table(frame: pl.DataFrame, schema: TableSchema, origin: str) -> pl.Dat
 def _problems(frame: pl.DataFrame, schema: TableSchema) -> Iterator[str]:
     columns = dict(schema.columns)
     if schema.further is not None:
-        columns = {name: columns.get(name, schema.further) for name in (*columns, *frame.columns)}
-    for name in columns.keys() ^ set(frame.columns):
-        yield f"column {name!r}: {'missing' if name in columns else 'not one of its columns'}"
-    there = {name: column for name, column in columns.items() if name in frame.columns}
-    if schema.further is None and [name for name in frame.columns if name in columns] != list(there):
-        yield f"columns: wanted the order {', '.join(columns)}"
-    for name, column in there.items():
-        if frame.schema[name] != column.dtype:
-            yield f"column {name!r}: got {frame.schema[name]}, wanted {column.dtype}"
-    typed = {name: column for name, column in there.items() if frame.schema[name] == column.dtype}
-    found = frame.select(column.wrong(name).any().alias(name) for name, column in typed.items())
-    for name in (name for name in found.columns if found[name].any()):
-        column, values = typed[name], frame.filter(typed[name].wrong(name))[name].head(5)
-        wanted = f"{column.wanted}{', each once' if column.is_unique else ''}"
-        yield f"column {name!r}: wanted {wanted} (got {', '.join(map(repr, values))})"
-    if schema.key and set(schema.key) <= set(frame.columns) and frame.select(schema.key).is_duplicated().any():
+        columns.update({name: schema.further for name in frame.columns if name not in columns})
+    wanted, found = {name: column.dtype for name, column in columns.items()}, dict(frame.schema)
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
+            yield f"column {name!r}: got {found.get(name, 'none')}, wanted {wanted.get(name, 'none')}"
+    if wanted != found:
+        return
+    if schema.further is None and list(wanted) != frame.columns:
+        yield f"columns: wanted the order {', '.join(wanted)}"
+    for name, column in columns.items():
+        values = frame.filter(column.wrong(name))[name].head(5)
+        if len(values):
+            unique = ", without a repetition" if column.is_unique else ""
+            yield f"column {name!r}: wanted {column.wanted}{unique} (got {', '.join(map(repr, values))})"
+    if schema.key and frame.select(schema.key).is_duplicated().any():
         yield f"columns {', '.join(schema.key)}: rows repeat"
 
 
@@ -134,9 +133,7 @@ def column_types(schema: TableSchema) -> dict[str, Any]:
 
 
 def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()) -> pl.DataFrame:
-    """Read the table at ``path``, check it against ``schema`` and return it.
-
-    The columns ``without`` are left out. From Parquet they are not even read.
+    """Read the table at ``path``, check it against ``schema`` and return it without the columns ``without``.
 
     Raises:
         DataError: the file is missing, unreadable, changed since its stage wrote it, or does not fit; the message
@@ -149,17 +146,14 @@ def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()
         # Opened, not by name: polars reads '[' and '*' in a path as a pattern.
         with undamaged_file(path) as stream:
             if path.suffix == ".parquet":
-                frame = pl.scan_parquet(stream).drop(without, strict=False).collect()
+                frame = pl.read_parquet(stream)
             elif path.suffix == ".feather":
-                frame = pl.read_ipc(io.BytesIO(stream.read())).drop(without, strict=False)
+                frame = pl.read_ipc(io.BytesIO(stream.read()))
             else:
-                found = pl.read_csv(io.BytesIO(stream.read()), schema_overrides=column_types(schema))
-                frame = found.drop(without, strict=False)
+                frame = pl.read_csv(io.BytesIO(stream.read()), schema_overrides=column_types(schema))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
-    columns = {name: column for name, column in schema.columns.items() if name not in without}
-    key = schema.key if columns.keys() >= set(schema.key) else ()
-    return check_table(frame, replace(schema, columns=columns, key=key), str(path))
+    return check_table(frame, schema, str(path)).drop(without, strict=False)
 
 
 def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:

@@ -111,7 +111,7 @@ def take_in(folder: Path, stage: str) -> None:
         OSError: the disk takes no more.
     """
     sweep_temporaries(folder)
-    SUSPECTS.read(RunPaths(folder).shards / stage, stage)
+    SUSPECTS.read(RunPaths(folder).shards / stage)
     journals = sorted(folder.glob(_OF_SHARD.format("*_of_*")))
     if not journals:
         return

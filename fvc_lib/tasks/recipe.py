@@ -26,7 +26,7 @@ from torch import nn
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, training_device
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.preflight import ControlMemory, planned_micro_batch, training_memory
+from fvc_lib.engine.preflight import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.rank_processes import Launch, run_ranks
 from fvc_lib.engine.ranks import RankEndedError, Ranks
@@ -452,7 +452,8 @@ def train(
                 compute,
                 CheckpointFolder(folder / each.name, binding, anew=anew),
                 metrics,
-                memory=ControlMemory(observer, each.name) if each.name else observer,
+                memory=observer,
+                name=each.name,
                 stop=stop,
                 progress=_part(progress, number, len(training.networks)),
                 ranks=ranks,

@@ -99,7 +99,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batch", [1, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_split_drops_what_the_whole_batch_does(name, micro_batch):
     whole = gradients(network(name), NUM_SAMPLES)
@@ -115,18 +115,6 @@ def test_activations_that_are_computed_again_drop_the_same(name):
     wanted = gradients(plain, NUM_SAMPLES)
     for micro_batch in (NUM_SAMPLES, 2):
         assert relative(gradients(recomputing, micro_batch), wanted) < 1e-12
-
-
-class Keeps(nn.Module):
-    """Keeps what comes out of a layer."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.seen = layer, []
-
-    def forward(self, values):
-        self.seen.append(self.layer(values))
-        return self.seen[-1]
 
 
 class Function(nn.Module):
@@ -166,16 +154,15 @@ OTHER_DRAWS = {
 }
 
 
-@pytest.mark.parametrize("beside", [nn.Identity, partial(nn.Dropout, 0.5)])
 @pytest.mark.parametrize("name", OTHER_DRAWS)
-def test_other_draws_are_refused_where_they_would_depend_on_the_split(name, beside):
+def test_other_draws_are_refused_where_they_would_depend_on_the_split(name):
     make, says = OTHER_DRAWS[name]
     model = Clips(nn.Sequential())
-    model.between = nn.Sequential(beside(), make(0.4))
+    model.between = nn.Sequential(nn.Dropout(0.5), make(0.4))
     gradients(model, NUM_SAMPLES)
     with pytest.raises(DropoutSplitError, match=rf"(?s){says.replace('between', 'between.1')}.*evaluation mode"):
         gradients(model, 3)
-    model.between = nn.Sequential(beside(), make(0.0))
+    model.between = nn.Sequential(nn.Dropout(0.5), make(0.0))
     whole = gradients(model, NUM_SAMPLES)
     assert relative(gradients(model, 3), whole) < 1e-12
 
@@ -204,7 +191,7 @@ def with_dropout(task):
     return task
 
 
-@each_task()
+@each_task(long=("image", "video_text"))
 def test_a_training_with_dropout_is_the_same_for_any_split_and_goes_on_to_the_bit(tasks, tmp_path):
     def train(name, stop=lambda: False, **changes):
         folder = CheckpointFolder(tmp_path / name, CheckpointBinding({}, ""))

@@ -53,7 +53,7 @@ _OFTEN = [2, 0, 3]  # within the first epoch, at once, and within the second
 @pytest.mark.parametrize(
     "stops", [_OFTEN, *(pytest.param(s, marks=pytest.mark.long) for s in ([0], [1], [3], [4], [8], [1, 1, 1]))], ids=str
 )
-@each_task()
+@each_task(long=("image", "video_text"))
 def test_stopping_at_any_step_and_going_on_changes_nothing(make_engine, tmp_path, stops):
     """Also in mid-epoch, at an epoch's end, and several times within one epoch."""
     whole = make_engine("whole")
@@ -151,5 +151,5 @@ def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(ma
 
 def test_a_checkpoint_of_another_model_is_refused_by_its_tensors(make_engine, tiny_training):
     make_engine(epochs=1).fit()
-    with pytest.raises(CheckpointMismatchError, match=r"another model: [0-9]+ tensors differ, blocks"):
+    with pytest.raises(CheckpointMismatchError, match=r"another model: .*blocks"):
         make_engine(task=tiny_training.task(model="r2plus1d"), epochs=1).fit()

@@ -81,7 +81,7 @@ def trained(tmp_path, known):
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
-@each_task(long=("image", "video"))
+@each_task(long=("image", "video_text"))
 def test_ranks_find_what_one_process_finds(tasks, trained, size):
     """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
     whole, found = trained(1, "whole", tasks), trained(size, "whole", tasks)
@@ -112,7 +112,7 @@ def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(ta
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        ("video_text", "joint_loss"), pytest.param("video", "backward", marks=pytest.mark.long),
+        pytest.param("video_text", "joint_loss", marks=pytest.mark.slow), ("video", "backward"),
         *(pytest.param(kind, "backward", marks=pytest.mark.long) for kind in ("image", "video_text")),
         *(pytest.param(kind, "forward", marks=pytest.mark.long) for kind in KINDS),
     ],

@@ -5,7 +5,7 @@ import torch
 
 from fvc_lib.engine.step import MemoryExhaustedError
 from tests.kits.engine_kit import EndsOnce, StepsEnd, draining, same_end, tight, weight_distance
-from tests.kits.task_kit import changed, each_task
+from tests.kits.task_kit import each_task
 
 
 def distance(state, other):
@@ -73,34 +73,6 @@ def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engin
     state = make_engine("parts", task=tight(task), micro_batch=8).fit()
     assert same_end(state, whole)
     assert state.micro_batches.changes == whole.micro_batches.changes
-
-
-class EndsAt:
-    """Memory ends at ``engine``'s step ``s``, ``times[s]`` times, when more samples than ``holds`` are in it."""
-
-    def __init__(self, times, holds=0):
-        self.times, self.holds, self.engine = dict(times), holds, None
-
-    def __call__(self, model, batch):
-        step = self.engine.state.step
-        if model.training and len(batch) > self.holds and self.times.get(step, 0):
-            self.times[step] -= 1
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-def fit(make_engine, name, ends, task, **settings):
-    """A training of eight epochs with three steps each."""
-    engine = make_engine(name, task=changed(task, _Interfering, before=ends), epochs=8, learning_rate=1e-4, **settings)
-    ends.engine = engine
-    return engine.fit()
-
-
-class _Interfering:
-    """Without random draws, which a split would change."""
-
-    def forward(self, model, batch):
-        self.before(model, batch)
-        return super().forward(model, batch)
 
 
 @pytest.mark.fault(16)

@@ -51,6 +51,7 @@ def test_ranks_that_wait_for_a_dead_one_are_ended_with_its_reason(tmp_path, monk
     assert rank_processes(tmp_path / "ranks.log") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listening", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_wish_to_stop_reaches_the_ranks_also_before_they_listen(tmp_path, listening):
     steps = []
@@ -72,6 +73,7 @@ wait $first && exit $second
 """
 
 
+@pytest.mark.slow
 def test_over_several_nodes_srun_starts_the_ranks(tmp_path, monkeypatch):
     srun, observer = tmp_path / "srun", Observer()
     srun.write_text(SRUN.format(python=sys.executable))

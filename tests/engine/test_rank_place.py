@@ -32,8 +32,6 @@ def test_a_rank_s_place_is_torchrun_s_else_srun_s_else_alone(environ, place):
     [
         {"RANK": "0"},
         {**TORCHRUN, "WORLD_SIZE": "many"},
-        {**TORCHRUN, "RANK": "4"},
-        {**TORCHRUN, "LOCAL_RANK": "2"},
         {name: value for name, value in SRUN.items() if name != "SLURM_NTASKS"},
     ],
 )

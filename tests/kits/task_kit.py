@@ -95,7 +95,7 @@ def _video(tasks: TinyTasks, **settings: Any) -> VideoTask:
 
 def _recipe(tasks: TinyTasks) -> VideoTask:
     """Task video with all that may be added to its training."""
-    task = _video(tasks, label_smoothing=0.1, layer_decay=0.5, freeze_backbone_epochs=1)
+    task = _video(tasks, label_smoothing=0.1, freeze_backbone_epochs=1)
     rows = [ClipRow(str(number), 0, number % 2) for number in range(tasks.rows)]
     task.training_data = ClipDataset(DrawnClips(), rows, mixing=MixSettings(0.5, 0.4, 1.0), seed=3)
     return task

@@ -137,8 +137,8 @@ def test_names_of_networks_are_checked_and_lead_to_the_files_that_register_them(
 def test_a_field_newer_than_a_run_has_its_neutral_value_there_and_not_today_s_default(tmp_path, monkeypatch):
     run = RunPaths(tmp_path)
     run.params_yaml.write_text("task: video\nepochs: 3\n")
-    monkeypatch.setattr(parameters, "NEUTRAL", {**NEUTRAL, "layer_decay": 0.5})
-    assert (run_config(run).layer_decay, run_config(run).epochs) == (0.5, 3)
+    monkeypatch.setattr(parameters, "NEUTRAL", {**NEUTRAL, "label_smoothing": 0.5})
+    assert (run_config(run).label_smoothing, run_config(run).epochs) == (0.5, 3)
 
 
 @pytest.mark.parametrize("task", TASKS)

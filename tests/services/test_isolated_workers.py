@@ -94,9 +94,9 @@ def test_a_crash_costs_one_item(function: str) -> None:
 
 def test_a_hang_costs_its_time_limit_only(function: str) -> None:
     items = [["hang", 0], ["echo", 1], ["hang", 2], ["echo", 3]]
-    answers = by_position(list(run_isolated(function, items, workers=2, timeout_seconds=[1.0, 60.0, 0.5, 60.0])))
+    answers = by_position(list(run_isolated(function, items, workers=2, timeout_seconds=[0.3, 60.0, 0.2, 60.0])))
     assert [a.failure for a in answers] == ["timeout", None, "timeout", None]
-    assert [a.detail for a in answers if a.failure] == ["no answer within 1 s", "no answer within 0.5 s"]
+    assert [a.detail for a in answers if a.failure] == ["no answer within 0.3 s", "no answer within 0.2 s"]
 
 
 def test_memory_is_limited(function: str) -> None:
@@ -131,7 +131,7 @@ def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_pat
     held = tmp_path / "held"
     code = (
         "from fvc_lib.services.isolated_workers import run_isolated\n"
-        f"list(run_isolated({function!r}, [['hold', {str(held)!r}]], workers=1, timeout_seconds=1))\n"
+        f"list(run_isolated({function!r}, [['hold', {str(held)!r}]], workers=1, timeout_seconds=0.1))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         while not (held.exists() and held.read_text() == "held"):
@@ -143,17 +143,14 @@ def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_pat
         assert lock.read() == "held"
 
 
-@pytest.mark.parametrize(("room_mb", "workers"), [(250, 2), (50, 1)])
-def test_no_more_workers_than_asked_for_or_than_memory_holds(
-    function: str, monkeypatch: pytest.MonkeyPatch, room_mb: int, workers: int
-) -> None:
+def test_no_more_workers_than_memory_holds(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated_workers, "resident_bytes", lambda: 10**9)
-    monkeypatch.setattr(isolated_workers, "memory_budget", lambda: MemoryBudget(10**9 + room_mb * 10**6, "test"))
-    answers = list(run_isolated(function, [["large", 1]] * 6, workers=3, worker_bytes=10**8))
+    monkeypatch.setattr(isolated_workers, "memory_budget", lambda: MemoryBudget(10**9 + 250 * 10**6, "test"))
+    answers = list(run_isolated(function, [["large", 1]] * 4, workers=3, worker_bytes=10**8))
     pids = {answer.value[0] for answer in answers}
-    assert len(pids) <= workers
+    assert len(pids) <= 2
     begun = [answer.value[1:] for answer in answers]
-    assert all(sum(start <= at < end for start, end in begun) <= workers for at, _ in begun)
+    assert all(sum(start <= at < end for start, end in begun) <= 2 for at, _ in begun)
 
 
 def test_a_worker_killed_beside_others_costs_no_item(function: str, tmp_path: Path) -> None:

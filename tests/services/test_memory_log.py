@@ -66,13 +66,13 @@ def test_a_line_has_the_columns_it_always_had_and_the_monotonic_clock(sampled, t
 
 def peaks_between_two_samples(path: Path) -> None:
     with MemorySampler(path, interval_seconds=600) as sampler:
-        for phase, megabytes in (("preflight", 300), ("setup", 0), ("train", 150), ("validation", 0)):
+        for phase, megabytes in (("preflight", 150), ("setup", 0), ("train", 75), ("validation", 0)):
             sampler.at(phase)
             if megabytes:
                 np.ones(megabytes * MEGABYTE, dtype=np.uint8)
     rows = {row["phase"]: row for row in lines_of(path)}  # the last of each phase
     above = {phase: row["max_allocated_mb"] - row["allocated_mb"] for phase, row in rows.items()}
-    assert above == pytest.approx({"preflight": 300, "setup": 0, "train": 150, "validation": 0}, abs=15)
+    assert above == pytest.approx({"preflight": 150, "setup": 0, "train": 75, "validation": 0}, abs=15)
     assert sampler.peak_bytes / MEGABYTE == pytest.approx(rows["preflight"]["max_allocated_mb"], abs=0.01)
 
 

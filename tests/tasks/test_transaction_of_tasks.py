@@ -6,7 +6,7 @@ from torch import nn
 
 from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.joint_loss import first_pass, joint_part
+from fvc_lib.engine.joint_loss import compared_outputs, joint_part
 from fvc_lib.engine.loop import evaluate_batch
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.ranks import Ranks
@@ -249,7 +249,7 @@ class OtherRanksSamples(Ranks):
 def test_memory_that_ends_on_a_rank_without_samples_is_no_reason_to_stop(tasks):
     task = type(tasks)("video_text", tasks.folder)()
     model, batch = model_of(task), batch_of(task)
-    found = first_pass(task, lambda start, part: (task.forward(model, part), None), batch, 8).compared
+    found = compared_outputs(task, lambda start, part: (task.forward(model, part), None), batch, 8)
     transaction = BatchTransaction(
         tight(task, EndsOnce("joint_loss", 1)), model, Precision(CPU), CPU.device,
         ranks=OtherRanksSamples(found),

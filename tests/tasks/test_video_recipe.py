@@ -73,17 +73,6 @@ def asked(**settings):
     return resolve_config({"model": "r2plus1d_small", **settings}, environ={})
 
 
-def test_layer_decay_takes_a_share_of_the_rate_at_each_stage_below_the_head():
-    task = VideoTask(None, None, config=asked(layer_decay=0.5), weights=(1.0, 1.0))
-    model = task.build_model()
-    shares, stages = task.rate_shares(model), trunk_stages(model)
-    assert len(stages) > 1
-    for number, stage in enumerate(reversed(stages), start=1):
-        assert {shares[parameter] for parameter in stage} == {0.5**number}
-    assert not set(model.head.parameters()) & shares.keys()
-    assert VideoTask(None, None, config=asked(), weights=(1.0, 1.0)).rate_shares(model) == {}
-
-
 @pytest.mark.parametrize("tune", ["all", "norms", "last:2"])
 def test_stages_are_freed_from_the_top_and_no_more_than_is_to_be_trained(tune):
     config = asked(tune=tune, freeze_backbone_epochs=1, unfreeze_stage_epochs=2)

@@ -252,7 +252,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         # The run's own memory log stays as it is.
         log, events = paths.logs / f"{key}.jsonl", paths.logs / f"{key}_events.jsonl"
     memory = MemorySampler(log, events=events, mem_gb=config.mem_gb)
-    SUSPECTS.read(paths.shards / stage, stage)
+    SUSPECTS.read(paths.shards / stage)
     session = StageSession(stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory)
     if session.headless:
         sweep_temporaries(paths.root)

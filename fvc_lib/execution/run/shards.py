@@ -129,7 +129,7 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     """
     with run_lock(run, [f"{stage}_shard_{shard}"]):
         at_work = ShardAtWork(record_path(run, stage, shard))
-        SUSPECTS.read(run.shards / stage, stage)
+        SUSPECTS.read(run.shards / stage)
         SUSPECTS.in_hand = at_work.note_in_hand
         try:
             yield at_work

@@ -191,9 +191,9 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
             "mixup_alpha, cutmix_alpha: they mix the pixels of clips, and with a frozen trunk training sees features "
             "that are computed once of each clip alone. Set both to 0, or train more: -p tune norms, last:N or all."
         )
-    if config.layer_decay != 1 or config.freeze_backbone_epochs or config.unfreeze_stage_epochs:
+    if config.freeze_backbone_epochs or config.unfreeze_stage_epochs:
         raise UsageError(
-            "layer_decay, freeze_backbone_epochs, unfreeze_stage_epochs: they are about the stages below the head, of "
+            "freeze_backbone_epochs, unfreeze_stage_epochs: they are about the stages below the head, of "
             "which none is trained. Leave them out, or train more: -p tune norms, last:N or all."
         )
     return trunk

@@ -56,17 +56,6 @@ class VideoTask:
             for parameter in stage:
                 parameter.requires_grad_(place >= len(stages) - number)
 
-    def rate_shares(self, model: nn.Module) -> dict[nn.Parameter, float]:
-        """Return the factor of the learning rate for each parameter below the head.
-
-        The factor is ``layer_decay ** d`` at ``d`` stages below the head. Empty if ``layer_decay`` is 1.
-        """
-        decay = self._config.layer_decay
-        if decay == 1:
-            return {}
-        from_above = enumerate(reversed(trunk_stages(model)), start=1)
-        return {parameter: decay**number for number, stage in from_above for parameter in stage}
-
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return ``logits`` (B,), positive for fake; in training with ``tune effort`` also ``penalty`` (B,).
 

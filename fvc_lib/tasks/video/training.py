@@ -118,7 +118,7 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
         text, tables = classical.look_at_features(config, source, parts[""])
         return [text], tables, None
     step = first_step(fold_training(paths, config, fold).task, config)
-    return [*step.setup, step.sentence()], [step.network_table(), step.tensor_table()], step.batch
+    return list(step.lines), [step.network, step.tensors], step.batch
 
 
 def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -> Training[TrainingSummary]:
