@@ -24,7 +24,7 @@ from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.services.tasks import OFFICIAL
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.results import with_targets
-from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
+from fvc_lib.tasks.video.selection import RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]  # the columns of LEAKAGE_AUDIT
 Links = Sequence[tuple[int, int]]  # pairs of row numbers of near-duplicates
@@ -41,7 +41,7 @@ def leakage_audit(
     config: RunConfig,
     *,
     selections: Sequence[RecordedSelection | None] = (),
-    before: EarlierOpenings | None = None,
+    before: tuple[int, str] | None = None,
     protocol: pl.DataFrame | None = None,
     left_out: Collection[str] = (),
 ) -> pl.DataFrame:
@@ -72,12 +72,13 @@ def leakage_audit(
     if selections:
         rows.append(_late_choices(selections))
     if before is not None:  # no verdict: only the author knows why a training was repeated
+        replaced, forked_from = before
         found = (
-            f"{before.replaced} trainings of this run opened an outer fold and were then replaced; the records of "
-            f"{before.unknown} more are damaged. The run was forked from: {before.forked_from or 'none'}. A fork may "
-            "have seen those results. Repeating a training because of its result uses the outer folds to choose."
+            f"{replaced} trainings of this run opened an outer fold and were then replaced. The run was forked from: "
+            f"{forked_from or 'none'}. A fork may have seen those results. Repeating a training because of its result "
+            "uses the outer folds to choose."
         )
-        rows.append(("opened_before", before.replaced + before.unknown, None, found, None))
+        rows.append(("opened_before", replaced, None, found, None))
     trainings = controls.trainings_of(protocol, config, left_out)
     dealt = [rows.filter(~pl.col("group_id").is_in(sorted(leaking))) for rows in trainings or [folds]]
     rows += _overlaps(index, dealt, config.near_duplicate_bits)
@@ -93,11 +94,11 @@ def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
     The choices are the epoch, the threshold and the temperature.
     """
     records = [record for record in selections if record is not None]
-    late = sum(record.earlier > 0 or not record.is_complete for record in records)
+    late = sum(record.earlier > 0 for record in records)
     missing = len(selections) - len(records)
     found = (
         f"Epoch, threshold and temperature of {len(records) - late} of {len(selections)} folds were on disk before the "
-        f"outer labels were opened; {late} chosen again after that or with a damaged record, {missing} without one."
+        f"outer labels were opened; {late} chosen again after that, {missing} without a record."
     )
     return "chosen_after_opening", late, None, found, late + missing == 0
 

@@ -9,7 +9,6 @@ from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import controls
-from fvc_lib.tasks.video.selection import EarlierOpenings
 from tests.kits.selection_kit import recorded_selection
 
 CONFIG = RunConfig(bootstrap_replicates=100)
@@ -106,7 +105,6 @@ def test_torn_groups_and_late_choices_fail_their_checks(tables, folds, predictio
     assert audit(other_fold) == {"groups_in_two_folds": 1}
     assert audit(selections=[record, replace(record, openings=2, earlier=1)]) == {"chosen_after_opening": 1}
     assert audit(selections=[record, None]) == {"chosen_after_opening": 0}
-    assert audit(selections=[record, replace(record, is_complete=False)]) == {"chosen_after_opening": 1}
     assert audit(selections=[replace(record, openings=3)]) == {}
 
 
@@ -114,8 +112,7 @@ def test_outer_folds_that_were_opened_before_and_near_duplicates_not_searched_fo
     tables, folds, predictions
 ) -> None:
     config = CONFIG.model_copy(update={"near_duplicate_bits": 0})
-    before = EarlierOpenings(replaced=2, forked_from="run_<b>", unknown=1)
-    audit = leakage_audit(tables.index(folds), folds, predictions, config, before=before)
+    audit = leakage_audit(tables.index(folds), folds, predictions, config, before=(3, "run_<b>"))
     row = of(audit, "opened_before")
     assert (row["count"], row["passed"]) == (3, None)
     assert "run_<b>" in row["finding"]

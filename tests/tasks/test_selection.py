@@ -18,7 +18,7 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.results import earlier_openings, operating_sentence
-from fvc_lib.tasks.video.selection import SELECTION, EarlierOpenings, RecordedSelection, record_selection, select
+from fvc_lib.tasks.video.selection import SELECTION, RecordedSelection, record_selection, select
 
 LABELS = np.repeat([0, 1], 30)
 LOGITS = 6 * (LABELS - 0.4) + np.random.default_rng(4).normal(0, 4, LABELS.size)  # far too sure of itself
@@ -94,11 +94,11 @@ def test_the_next_attempt_takes_over_a_record_of_the_same_weights_and_point_alon
 
 
 @pytest.mark.parametrize("content", ["{", "", "[]", '{"selection": {}, "clips": "c"}'])
-def test_a_damaged_record_is_made_again_and_counts_as_unknown_from_then_on(tmp_path, caplog, content):
+def test_a_damaged_record_is_made_again_and_counts_as_an_earlier_opening_from_then_on(tmp_path, caplog, content):
     (tmp_path / SELECTION).write_text(content)
     with caplog.at_level(logging.WARNING):
         made = [record_selection(tmp_path, recorded()) for _ in range(2)]
-    assert [(each.openings, each.is_complete) for each in made] == [(2, False), (3, False)]
+    assert [(each.openings, each.earlier) for each in made] == [(2, 1), (3, 1)]
     assert SELECTION in caplog.text
 
 
@@ -113,9 +113,9 @@ def test_a_replaced_training_stays_known_to_have_opened_its_outer_fold(tmp_path)
 
     for weights in ("first", "second", "second"):
         replaced_by(weights)
-    assert earlier_openings(run, 2) == EarlierOpenings(replaced=1)
+    assert earlier_openings(run, 2) == (1, "")
     run.run_json.write_text(json.dumps({"forked_from": "run_<b>"}))
-    assert earlier_openings(run, 1) == EarlierOpenings(forked_from="run_<b>")
+    assert earlier_openings(run, 1) == (0, "run_<b>")
     (run.fold_checkpoints(1) / SELECTION).write_text("{")
     replaced_by("second")
-    assert earlier_openings(run, 2) == EarlierOpenings(1, "run_<b>", unknown=1)
+    assert earlier_openings(run, 2) == (2, "run_<b>")

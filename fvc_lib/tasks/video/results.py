@@ -68,7 +68,7 @@ from fvc_lib.tasks.video.controls import (
     tested,
     trainings_of,
 )
-from fvc_lib.tasks.video.selection import SELECTION, EarlierOpenings, RecordedSelection, read_selection
+from fvc_lib.tasks.video.selection import SELECTION, RecordedSelection, read_selection
 from fvc_lib.video.clips.store import ClipStore, Pixels
 from fvc_lib.video.features.family import families_named
 
@@ -128,17 +128,21 @@ def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame |
     return used.join(clips, on="video_id", how="anti")["video_id"].unique().sort().to_list()
 
 
-def earlier_openings(run: RunPaths, num_folds: int) -> EarlierOpenings:
-    """Count the openings of the run's outer folds by trainings that have been replaced since."""
-    replaced, unknown = 0, 0
+def earlier_openings(run: RunPaths, num_folds: int) -> tuple[int, str]:
+    """Count the openings of the run's outer folds by trainings that have been replaced since.
+
+    Returns:
+        The number of replaced trainings that opened their outer fold with other weights, those with a damaged record
+        included; and the id of the run that this one was forked from, empty if none.
+    """
+    replaced = 0
     for fold in range(num_folds):
         folder = run.fold_checkpoints(fold)
         now = read_selection(folder)
         for path in run.superseded.glob(f"*/{folder.relative_to(run.root)}/{SELECTION}"):
             before = read_selection(path.parent)
-            unknown += before is None
-            replaced += before is not None and (now is None or before.weights != now.weights)
-    return EarlierOpenings(replaced, str(read_json_object(run.run_json).get("forked_from", "")), unknown)
+            replaced += now is None or before is None or before.weights != now.weights
+    return replaced, str(read_json_object(run.run_json).get("forked_from", ""))
 
 
 # Results

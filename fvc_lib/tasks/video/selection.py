@@ -105,8 +105,7 @@ class RecordedSelection:
         clips: fingerprint of the fold's clips, labels and parts; the record opens this fold alone.
         weights: hex SHA-256 of the weights that the selection is for.
         openings: how often the outer fold was opened by trainings in this folder, this one included.
-        earlier: how many different selections it was opened for before this one.
-        is_complete: False if an earlier record could not be read, so ``openings`` and ``earlier`` may be too low.
+        earlier: how many different selections it was opened for before this one; a damaged record counts as one.
     """
 
     selection: Selection
@@ -114,34 +113,16 @@ class RecordedSelection:
     weights: str
     openings: int = 1
     earlier: int = 0
-    is_complete: bool = True
 
     def sentence(self) -> str:
         """Return a sentence with the size of the inner validation part and the number of openings of the outer fold."""
         chosen, opened = self.selection, "were opened once, after this was recorded"
-        if not self.is_complete:
-            opened = "were opened before by a selection whose record is damaged"
-        elif self.openings > 1:
+        if self.openings > 1:
             opened = f"were opened {self.openings} times, for {self.earlier} other selections before"
         return (
             f"Chosen on {chosen.num_videos} inner validation videos of {chosen.num_groups} groups ({chosen.num_real} "
             f"real, {chosen.num_fake} fake); the outer fold's labels {opened}."
         )
-
-
-@dataclass(frozen=True)
-class EarlierOpenings:
-    """Openings of a run's outer folds by trainings that have been replaced since.
-
-    Attributes:
-        replaced: number of replaced trainings that opened their outer fold with other weights.
-        forked_from: id of the run that this one was forked from; empty if none.
-        unknown: number of replaced trainings whose record cannot be read.
-    """
-
-    replaced: int = 0
-    forked_from: str = ""
-    unknown: int = 0
 
 
 def select(
@@ -204,19 +185,15 @@ def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection
     """Write ``made`` to the training's ``folder``, and return the record as written.
 
     If the folder has a record of the same fold, weights and operating point, its selection is kept and only the number
-    of openings grows. So a resumed attempt cannot choose differently, even if it rounds differently. After an
-    unreadable record, ``is_complete`` is False in this and all later records.
+    of openings grows. So a resumed attempt cannot choose differently, even if it rounds differently.
     """
     path, kept = folder / SELECTION, made
     before = read_selection(folder)
     if before is None and path.exists():
-        kept = replace(made, openings=2, is_complete=False)
-        _logger.warning(
-            "%s: is damaged. Earlier openings of the outer fold are unknown, so the leakage audit will not pass; train "
-            "the fold in a new run.", path
-        )  # fmt: skip
+        kept = replace(made, openings=2, earlier=1)
+        _logger.warning("%s: is damaged, so the leakage audit will not pass. Train the fold in a new run.", path)
     elif before is not None:
-        kept = replace(made, openings=before.openings + 1, earlier=before.earlier, is_complete=before.is_complete)
+        kept = replace(made, openings=before.openings + 1, earlier=before.earlier)
         same_point = before.selection.operating_point == made.selection.operating_point
         if same_point and (before.clips, before.weights) == (made.clips, made.weights):
             kept = replace(kept, selection=before.selection)
