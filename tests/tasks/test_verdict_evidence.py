@@ -62,9 +62,8 @@ def test_a_short_video_has_no_curve(detector, tmp_path):
     write_video(tmp_path / "short.mp4", draw_clip("short", 0, True))
     with decoded(detector.networks, tmp_path / "short.mp4", "") as (windows, frames):
         found = score_windows(detector.networks, (0,), windows, frames)
-    parts = page_parts(evidence.FileEvidence(windows=found))
-    assert parts["over_time"] is None
-    assert parts["over_time_note"] == "No score over time: the video's 4 frames give one window."
+    assert page_parts(evidence.FileEvidence(windows=found))["over_time"] is None
+    assert found.note == "No score over time: the video's 4 frames give one window."
 
 
 def test_a_video_with_nothing_to_judge_gets_no_answer_and_says_why(detector, tmp_path):
@@ -143,7 +142,8 @@ def test_judging_and_pages_tell_how_far_they_are_and_at_which_part_of_which_file
     verdicts = judging.judge_files(detector, [tmp_path / "clip.mp4"], rule_of(0.3), tmp_path, progress=progress)
     assert told[-1] == (1, 1, "")
     told.clear()
-    write_video_pages(verdicts, tmp_path, map_minutes=5, progress=progress)
+    (page,) = write_video_pages(verdicts, tmp_path, map_minutes=5, progress=progress).values()
+    assert "Where it looks fake" in (tmp_path / page).read_text()
     parts = [part.removeprefix("clip.mp4: ") for _, _, part in told[:-1]]
     begins = dict.fromkeys(part.partition(",")[0] for part in parts)
     assert list(begins) == [

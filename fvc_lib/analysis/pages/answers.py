@@ -55,8 +55,8 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
         known: scores of videos with known labels, drawn next to that of the video.
         stamp: text that identifies the content, for ``page.stamp_of``.
         parts: further values for the template ``video.html``: ``frames`` from ``frame_pictures``, ``over_time`` and
-            ``heat_map`` from the functions of these names, ``provenance``, ``prior``, ``standing``, ``notes``,
-            ``limits`` and ``overview``.
+            ``heat_map`` from the functions of these names, ``evidence``, ``prior``, ``standing``, ``limits`` and
+            ``overview``.
 
     Raises:
         OSError: the page cannot be written.

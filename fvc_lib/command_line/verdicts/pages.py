@@ -13,14 +13,14 @@ from fvc_lib.analysis.wording import interval_text
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.stage_logs import Report, not_reported, part_text
 from fvc_lib.tasks.video.predicting import VideoDetector
-from fvc_lib.tasks.video.verdicts.evidence import MAP_LIMIT, PLACEMENTS, WINDOWS_LIMIT, FileEvidence, file_evidence
+from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.rule import percent, rule_of
 
 PAGES = "videos"  # folder next to verdicts.csv
 MAX_PAGES = 50
 MAP_MINUTES = 3.0  # for the maps of all pages together
-_FORMAT = 10  # another number rewrites all pages
+_FORMAT = 11  # another number rewrites all pages
 
 
 def write_video_pages(
@@ -93,30 +93,15 @@ def page_name(number: int, path: str) -> str:
 
 
 def page_parts(evidence: FileEvidence) -> dict[str, Any]:
-    """Return the evidence as keyword arguments of ``write_video_page``."""
+    """Return the evidence, and drawings of its parts, as keyword arguments of ``write_video_page``."""
     curve, mapped = evidence.windows, evidence.occlusion
-    parts: dict[str, Any] = {
-        "notes": [note for note in (evidence.note, evidence.failure) if note],
-        "frames": None if evidence.clips is None else frame_pictures(evidence.clips),
-        "provenance": evidence.provenance,
-        "over_time": None,
-        "over_time_note": "",
-        "over_time_limit": WINDOWS_LIMIT,
-        "heat_map": None,
-        "heat_map_note": "",
-        "heat_map_limit": MAP_LIMIT,
-    }
+    parts: dict[str, Any] = {"evidence": evidence, "frames": None, "over_time": None, "heat_map": None}
+    if evidence.clips is not None:
+        parts["frames"] = frame_pictures(evidence.clips)
     if curve is not None:
         parts["over_time"] = over_time(curve.begins, curve.ends, curve.scores, curve.middles, curve.seconds)
-        parts["over_time_note"] = curve.note
-    if mapped is not None and mapped.why_hidden:
-        parts["heat_map_note"] = f"Not shown: {mapped.why_hidden}."
-    elif mapped is not None and mapped.values is not None:
+    if mapped is not None and mapped.values is not None and not mapped.why_hidden:
         parts["heat_map"] = heat_map(mapped.picture, mapped.values, mapped.top)
-        parts["heat_map_note"] = (
-            "Check: deleting the marked tiles lowers the logit more than deleting the same shape elsewhere in the clip "
-            f"({PLACEMENTS} places, p = {mapped.p_value:.2f})."
-        )
     return parts
 
 

@@ -44,24 +44,26 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
 )
 @click.argument("model")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/verdicts/TIME_RUN.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the answers; without: runs/verdicts/TIME_RUN.")
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
-@click.option("--fpr", type=_SHARE, metavar="SHARE", help="The share of reals, where it is another.")
+@click.option(
+    "--fpr", type=_SHARE, metavar="SHARE", help="Share of the reals that may be called fake; without: --error-rate."
+)
 @click.option("--prior", type=_SHARE, metavar="SHARE",
-              help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
+              help="Share of fakes where the videos come from, for a probability there.")  # fmt: skip
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
-              help="Time limit for the maps of where videos look fake, all together; 0: none.")  # fmt: skip
+              help="Time limit for all maps of where videos look fake; 0: no maps.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
-              help="Number of judged videos with a page of their own, with evidence; 0: none, -1: all.")  # fmt: skip
+              help="Number of judged videos that get a page with evidence; 0: none, -1: all.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
 @click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
 @click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
               help="slurm: as jobs, with the settings of slurm/site.conf, a share of the files each.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="With --executor slurm: print the jobs' scripts; writes nothing.")
 @click.option("--shard", metavar="NUMBER/OF",
-              help="Find out about one share of the files, such as 0/4; the command without it goes on.")  # fmt: skip
+              help="Look at one share of the files, such as 0/4; the command without it goes on.")  # fmt: skip
 @click.option(
     "--runs-dir", type=click.Path(path_type=Path, resolve_path=True), help="Runs folder, where it is not the default."
 )
@@ -86,10 +88,9 @@ def predict(
 ) -> None:
     """Ask the networks of MODEL whether the videos at PATH... are fake.
 
-    MODEL is 'latest', a run id, a part of one, a run folder, an ensemble or its folder, the folder of an exported
-    bundle, or models:/NAME@ALIAS of MLflow's model registry (export-mlflow --register); all folds of a run must be
-    trained. PATH is a file, a folder, a
-    table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
+    MODEL is 'latest', a run id, a part of one, a run folder, an ensemble, or the folder of an exported bundle. It may
+    be models:/NAME@ALIAS of MLflow's model registry (export-mlflow --register). All folds of a run must be trained.
+    PATH is a file, a folder, a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
 
     \b
     python run_notebooks.py predict latest suspicious.mp4
@@ -97,30 +98,30 @@ def predict(
     python run_notebooks.py predict bundle_run_1 list.csv --fpr 0.01 --prior 0.001
     find ~/inbox -name '*.mp4' | python run_notebooks.py predict latest -
 
-    A video is called fake only if at most the stated share of the run's reals would be called fake with it; real in the
-    same way; else it is undecided. Undecided is also every video if the run is not shown to be above its controls, and
-    any that is unlike the run's videos in codec, size, length or rate. A video of the run gets its stored out-of-fold
-    score; a near-duplicate of one is named as such and gets no prediction.
+    A video is called fake only if at most the stated share of the run's reals would be called fake with it. Real is
+    given in the same way; else the video is undecided. All videos are undecided if the run is not shown to be above
+    its controls. So is a video that is unlike the run's videos in codec, size, length or rate. A video of the run gets
+    its stored out-of-fold score; a near-duplicate of one is named as such and gets no prediction.
 
-    With --final the run's one network of all groups judges new videos (-p train_final true trains it), in a fifth of
-    the time of five folds. When to answer is still decided by the folds' out-of-fold scores.
+    With --final the run's one network of all groups judges new videos, in a fifth of the time of five folds
+    (-p train_final true trains it). When to answer is still decided by the folds' out-of-fold scores.
 
-    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), a page with evidence for each judged video
-    below videos/ (the video is decoded again for it: --pages), and notebook 30_verdicts as executed. The findings on a
-    file are stored at once in findings.jsonl: with the same --out a call that was stopped or killed goes on, and
+    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and notebook 30_verdicts as executed. Below
+    videos/ is a page with evidence for each judged video (--pages); for it the video is decoded again. The findings on
+    a file are stored at once in findings.jsonl. With the same --out a call that was stopped or killed goes on, and
     another rule scores nothing again. A file that has changed is judged again.
 
     With --executor slurm every job of an array judges a share of the files. A last job does the rest and writes tables,
-    pages and the notebook, the same to the bit; 'status FOLDER' says how far they are. By hand:
-    --shard 0/4 to 3/4 with one --out, at once and on any machines that share it, then the command without --shard.
+    pages and the notebook, the same to the bit; 'status FOLDER' says how far they are. By hand: --shard 0/4 to 3/4
+    with one --out, at once and on any machines that share it, then the command without --shard.
 
-    A run or bundle of task image gives pictures classes and numbers, one of task video_text gives videos captions and
-    the nearest of its own texts: predictions.csv, predictions.jsonl and predictions.html in runs/predictions/TIME_RUN
-    or --out, where a call that was stopped goes on likewise. Files that it was trained on are marked. Of the options
-    only --out, --jobs, --executor, --dry-run, --shard, --allow-code and --runs-dir are for it.
+    A model of task image gives pictures classes and numbers. One of task video_text gives videos captions and the
+    nearest of the run's texts. They write predictions.csv, predictions.jsonl and predictions.html into
+    runs/predictions/TIME_RUN or --out, where a stopped call goes on likewise. Files of the training are marked. Only
+    --out, --jobs, --executor, --dry-run, --shard, --allow-code and --runs-dir apply to them.
 
-    Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped by a
-    signal: the same command goes on.
+    Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped (the
+    same command goes on).
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks import predicting  # torch takes a second to load
     from fvc_lib.tasks.journal import Journal

@@ -236,7 +236,7 @@ class VideoTextOutputs(SampleColumns):
 
 
 def rankings(retrieval: Mapping[str, Tensor]) -> dict[str, Ranking]:
-    """Return the ranking of each direction, of what ``VideoTextOutputs.retrieval_set`` returns."""
+    """Return the ranking of each direction; ``retrieval`` is a result of ``VideoTextOutputs.retrieval_set``."""
     return retrieval_metrics(retrieval["video_embeddings"], retrieval["text_embeddings"], retrieval["pairs"])
 
 
@@ -249,7 +249,7 @@ class VideoTextTask:
     """Contrastive learning and captioning, weighted.
 
     Every sample weighs 1; a caption's loss is the mean over its tokens. The contrastive loss compares all samples of
-    the effective batch, so it is the engine's joint loss (a loss over the outputs of all micro-batches).
+    the effective batch. It is the engine's joint loss: a loss over the outputs of all micro-batches.
 
     Args:
         training: training samples with the tensors that ``VideoTextNetwork.forward`` reads.

@@ -6,8 +6,8 @@ For the score over time the networks judge windows (short runs of frames) over t
 An occlusion map shows how much each part of a clip raises the networks' logit of fake. One tile is replaced by the
 local mean of its frame; the drop of the logit is the tile's value (Zeiler and Fergus, "Visualizing and understanding
 convolutional networks", ECCV 2014). This works for any network. A map can look convincing and mean nothing, so it must
-pass a deletion check: deleting the marked tiles must lower the logit more than deleting the same shape elsewhere in the
-clip (after Petsiuk et al., "RISE", BMVC 2018).
+pass a deletion check. Deleting the marked tiles must lower the logit more than deleting the same shape elsewhere (after
+Petsiuk et al., "RISE", BMVC 2018).
 
 One file is in memory at a time. If a part fails, the parts before it stay.
 """
@@ -43,11 +43,6 @@ Masks = Sequence[npt.NDArray[np.bool_]]
 
 NO_FRAMES = "The model sees features of the whole video and no frames, so it has no score over time and no map."
 NO_NETWORK = "This is a video of the run, and the bundle does not have the network that had not seen it."
-WINDOWS_LIMIT = "The run was evaluated on whole videos and not on windows: the curve shows where, and not how surely."
-MAP_LIMIT = (
-    "The map shows what moved the networks' score in this clip, not what was forged. They may react to a trace that "
-    "honest editing leaves as well, use only a part of the change, and find changes in time in no one place."
-)
 DECODE_SECONDS = 900.0  # the limit for a whole video
 _DECODE = "fvc_lib.video.clips.worker:make_windows"
 TILES = 8  # per side of the picture
@@ -165,7 +160,7 @@ def file_evidence(
 def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tuple[Windows, Pixels]]:
     """Decode a whole video in a worker process, as the run decodes its clips.
 
-    Yields the windows, and their frames, uint8 (F, 3, S, S), as a file on the disk that is deleted at the end.
+    Yields ``(windows, frames)``. The frames, uint8 (F, 3, S, S), are a file on the disk that is deleted at the end.
 
     Raises:
         DataError: the video cannot be decoded within the limits, or its content is not ``content_sha256``.

@@ -4,9 +4,8 @@ The verdict is fake or real only if the other answer is unlikely at a stated rat
 it is undecided.
 
 No video is left to test the network of all groups. For its verdicts the rule therefore uses the out-of-fold scores,
-which the folds' networks gave. The videos that chose its epoch and temperature were not trained on and have out-of-fold
-scores, so the two kinds of scores can be compared on them. Because these videos chose its epoch, the network looks a
-little better on them than it is.
+which the folds' networks gave. Both kinds of scores can be compared on the videos that chose its epoch and temperature,
+because it was not trained on them. On these videos the network looks a little better than it is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,8 +55,8 @@ class Rule:
         called_fake: the share of reals that may be called fake, inside (0, 1).
         called_real: the share of fakes that may be called real, inside (0, 1).
         prior: share of fakes where the new videos come from, for the column ``probability``; None: no such column.
-        withheld: whether every video is undecided, because the run is not shown to be above its controls (predictors
-            that see no pixel or learned other labels).
+        withheld: whether every video is undecided, because the run is not shown to be above its controls. Controls are
+            predictors that see no pixel or learned other labels.
     """
 
     called_fake: float
@@ -197,8 +196,8 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> Iterator[str]:
 def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: float | None) -> float | None:
     """Return the mean over networks of the probability of fake, for a population with the share ``prior`` of fakes.
 
-    If two populations differ only in the share of fakes, the odds of fake of every video change by the ratio of the
-    prior odds: M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to
+    Where two populations differ only in the share of fakes, the odds of every video change by the ratio of the prior
+    odds. See M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to
     new a priori probabilities", Neural Computation 14 (2002), equation 2.4.
 
     Args:

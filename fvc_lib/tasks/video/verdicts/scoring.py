@@ -299,7 +299,7 @@ class FileScores:
     Attributes:
         position: index of the file in the list.
         logits: by fold, the mean logit over the file's clips, with ``prior_logit`` added.
-        features: by fold, the inputs of the network's head, float32 (F,); empty if not asked for or not available.
+        features: by fold, the inputs of the network's head, float32 (F,); empty if not wanted or not available.
         failure: why the file has no logits; empty if it was scored.
         lasts: whether another attempt would fail in the same way; False after a crash or a timeout.
     """

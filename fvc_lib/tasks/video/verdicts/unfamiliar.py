@@ -1,15 +1,15 @@
 """Find new videos to which the results on a run's videos do not apply.
 
-These are videos with codecs, sizes, lengths or rates outside the range of the run's videos, clips that show nothing,
-copies of the run's videos, and videos with unlike features.
+A video may have a codec, size, length or rate outside the range of the run's videos, or unlike features. It may show
+nothing, or be a copy of a video of the run.
 
 A network's features are the inputs of its head. A new video is compared with each fold's test videos, which the fold's
 network had not seen. Every dimension is scaled to mean 0 and standard deviation 1. The distance of a video is the mean
-Euclidean distance to its five nearest neighbours; a test video has neighbours of other groups only (as in Sun et al.,
-"Out-of-Distribution Detection with Deep Nearest Neighbors", 2022, but over ranks). The quantile of a new video is the
-share of the run's videos with at least its distance. It is that of a cross-conformal test (``metrics/abstention``): of
-videos from the same source as the run's, at most about a share p has a quantile of p or less. Videos of one group are
-not independent, so every group has one vote, and with few groups no video can be called unlike them.
+Euclidean distance to its five nearest neighbours; a test video has neighbours of other groups only. The quantile of a
+new video is the share of the run's videos with at least its distance (distances as in Sun et al., "Out-of-Distribution
+Detection with Deep Nearest Neighbors", 2022). It is that of a cross-conformal test (``metrics/abstention``): of videos
+from the same source as the run's, at most about a share p has a quantile of p or less. Videos of one group are not
+independent, so every group has one vote. With few groups no video can be called unlike them.
 
 For the network of all groups, new videos are compared with the videos that chose its epoch. It was not trained on them.
 """
@@ -181,7 +181,7 @@ def nearest_distances(
 
 @dataclass(frozen=True)
 class FeatureDistance:
-    """How far a new video's features are from those of the run's test videos, over all folds.
+    """The distance of a new video's features from the features of the run's test videos, over all folds.
 
     Attributes:
         features: by the fold's number, float32 (N, F), computed by the network of the fold.
@@ -210,8 +210,8 @@ class FeatureDistance:
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
         """Return the quantile of each of M new videos, float64 (M,) in (0, 1].
 
-        It is the share of the run's groups that are at least as far from the others, with the new video counted as one
-        more group. A group's vote is divided equally among its videos.
+        It is the share of the run's groups that are at least as far from the others. The new video counts as one more
+        group. A group's vote is divided equally among its videos.
 
         Args:
             features: float32 (M, F) of the same M videos for each fold, by the fold's network.
@@ -277,7 +277,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     """Return the features of the run's tested videos, computed from the stored clips or read from the cache.
 
     At most ``MOST_VIDEOS`` videos are taken: whole groups, in an arbitrary but fixed order. Returns None if no video is
-    tested, a clip is missing, the model sees no frames, or the head does not get one row per clip.
+    tested or a clip is missing. Also if the model sees no frames, or its head does not get one row per clip.
 
     Args:
         networks: the networks of the run.
