@@ -15,7 +15,7 @@ from fvc_lib.engine.task import LossSum, Sample, stack_samples
 from fvc_lib.tasks.video_text.training import VideoTextTask
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
 from tests.kits.rank_kit import run_ranks
-from tests.kits.task_kit import KINDS, changed, each_task
+from tests.kits.task_kit import KINDS, each_task
 from tests.kits.video_text_kit import CONFIG, planned
 
 CPU = resolve_device("cpu")
@@ -81,10 +81,11 @@ def assert_same_gradients(found, wanted, bound=SPLIT_TOLERANCE):
 
 @pytest.mark.parametrize("micro_batch", [3])
 @pytest.mark.parametrize("kind", [*KINDS, "recipe"], indirect=True)
-def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whole(tasks, micro_batch):
-    """With a random number drawn for each sample in the forward pass."""
+def test_any_split_gives_the_gradients_the_loss_and_the_random_state_of_the_whole(tasks, micro_batch, monkeypatch):
+    """With a random number drawn for each sample in the forward pass, and a joint loss of two rows at a time."""
     task = tight(tasks())
     wanted, loss, drawn = oracle(task)
+    monkeypatch.setattr(joint_loss, "PAIRS_AT_ONCE", 14)
     found, result, drawn_after = gradients(task, micro_batch)
     assert_same_gradients(found, wanted, split_tolerance(NUM_SAMPLES, micro_batch))
     assert result.loss.mean() == pytest.approx(loss, rel=1e-6)
@@ -215,23 +216,6 @@ def test_a_joint_loss_that_never_fits_is_tried_once_more_and_says_what_would_hel
         gradients(tight(task, never), micro_batch, report=reported.append)
     assert [(event.micro_batch, event.micro_batch_next) for event in reported] == tried
     assert {event.where for event in reported} == {"joint_loss"}
-
-
-def test_a_joint_loss_in_blocks_has_the_same_gradients(monkeypatch):
-    """Which are added up in float32, as what is compared is."""
-    monkeypatch.setattr(joint_loss, "PAIRS_AT_ONCE", 14)
-    asked = []
-
-    class Blocks:
-        def joint_loss(self, model, outputs, tensors, rows):
-            asked.append(len(rows))
-            return super().joint_loss(model, outputs, tensors, rows)
-
-    wanted, loss, _ = oracle(InDouble())
-    found, result, _ = gradients(changed(InDouble(), Blocks), 3)
-    assert asked == [2, 2, 2, 1]
-    assert_same_gradients(found, wanted)
-    assert result.loss.mean() == pytest.approx(loss, rel=1e-12)
 
 
 class OtherRanksSamples(Ranks):
