@@ -70,12 +70,14 @@ class Rejections:
 
     def add(self, entry: Entry, refusal: Refusal) -> None:
         """Add an entry of the label source that is not used."""
-        detail = message_text(refusal.detail)
-        self.rows.append((entry.path, entry.source_id, entry.row, entry.label, refusal.reason, detail))
+        self.add_file(entry.path, refusal, entry.label, entry.row, entry.source_id)
 
-    def add_file(self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None) -> None:
-        """Add a file or row for which there is no entry; ``path`` is table text."""
-        self.rows.append((path, None, row, label, refusal.reason, message_text(refusal.detail)))
+    def add_file(
+        self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None,
+        source_id: str | None = None,
+    ) -> None:  # fmt: skip
+        """Add a file or row; ``path`` is table text."""
+        self.rows.append((path, source_id, row, label, refusal.reason, message_text(refusal.detail)))
 
     def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
         """Return the collected rows, and those of ``before``, as a REJECTED table sorted by path and row."""
@@ -302,12 +304,11 @@ class CorpusFiles:
                 continue
             entered.add(real)
             below = Path(os.path.relpath(folder, self.root))
-            for name in (*folders, *sorted(names)):
-                is_link = name in folders
-                if is_link and (self._allow_outside or not (Path(folder) / name).is_symlink()):
-                    continue
-                if not name.startswith("."):
-                    yield str(below / name), is_link
+            if not self._allow_outside:
+                links = [name for name in folders if Path(folder, name).is_symlink()]
+                yield from ((str(below / name), True) for name in links)
+            visible = sorted(name for name in names if not name.startswith("."))
+            yield from ((str(below / name), False) for name in visible)
 
     def link_refusal(self, path: str) -> Refusal:
         """Return the refusal of a linked folder, which could lead out of the corpus or in a circle."""

@@ -26,7 +26,7 @@ from fvc_lib.corpus.corpus_files import (
     some_of,
 )
 from fvc_lib.corpus.listing import Listing, place, read_corpora
-from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, measured_again, probe_files
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, Progress, measured_again, probe_files
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -143,7 +143,6 @@ _SAME_AS, _USED = "same content as ", ", which is used."  # around the repr of a
 _PROBED = [field.name for field in fields(VideoProbe)]
 _HASHES = ("content_sha256", "perceptual_hash")
 
-Progress = Callable[[int, int], None]
 Reject = Callable[[Iterable[str], str, str], None]  # rejects paths for a reason, with a detail
 
 
@@ -162,7 +161,7 @@ def build_index(
     config: RunConfig,
     tables: AnyPath,
     *,
-    progress: Progress | None = None,
+    progress: Progress = None,
 ) -> IndexReport:
     """Probe a corpus; write its index, the rejected files, the links between groups, and every annotation.
 
@@ -234,7 +233,7 @@ def probe_listing(
     work_dir: AnyPath,
     *,
     workers: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = None,
     chosen: Callable[[str], bool] = lambda _: True,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
@@ -349,7 +348,7 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
 
 
 def _reencoded(
-    videos: pl.DataFrame, files: Mapping[str, Path], config: RunConfig, reject: Reject, progress: Progress | None
+    videos: pl.DataFrame, files: Mapping[str, Path], config: RunConfig, reject: Reject, progress: Progress
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return (originals, videos): the rows whose files could be re-encoded, with the old and with the new probes.
 

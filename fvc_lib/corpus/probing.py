@@ -96,6 +96,9 @@ def probe_image(path_text: str) -> dict[str, Any]:
     return {"facts": asdict(facts), "perceptual_hash": hash_of_grids(grids), "thumbnail": thumbnail}
 
 
+Progress = Callable[[int, int], None] | None
+State = dict[str, int] | None  # size in bytes and modification time of a file; None: it cannot be read
+
 # --- Stored results, valid while the file and the code that made them are unchanged.
 
 
@@ -167,7 +170,7 @@ def probe_files(
     work_dir: AnyPath,
     *,
     workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = None,
     stop: Callable[[], bool] | None = None,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
@@ -216,7 +219,7 @@ def probe_files(
     return results, num_known
 
 
-def file_state(path: Path) -> dict[str, int] | None:
+def file_state(path: Path) -> State:
     """Return ``size_bytes`` and ``mtime_ns`` of a file, a member of a tar or a folder of pictures.
 
     A folder has the total size of its pictures and the latest modification time. None if it cannot be read.
@@ -230,9 +233,7 @@ def file_state(path: Path) -> dict[str, int] | None:
         return None
 
 
-def _stored(
-    version: str, stores: Iterable[Path], states: Mapping[str, dict[str, int] | None]
-) -> dict[str, ProbeResult]:
+def _stored(version: str, stores: Iterable[Path], states: Mapping[str, State]) -> dict[str, ProbeResult]:
     """Return the stored results, by path, of files that still have the size and modification time in ``states``.
 
     Damaged and outdated lines are skipped. Of several lines for one path the last is used.
@@ -256,7 +257,7 @@ def measured_again(
     work_dir: AnyPath,
     *,
     workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = None,
     writer: str = "",
 ) -> dict[str, ProbeResult]:
     """Re-encode videos by a recipe (settings of the encoder), and probe the new files.

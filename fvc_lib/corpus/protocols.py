@@ -77,11 +77,16 @@ Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | No
 # --- Whole corpora and the corpus's own parts: one training, fold 0.
 
 
-def _one_training(index: pl.DataFrame, part: pl.Expr, reason: pl.Expr, target: pl.Expr) -> pl.DataFrame:
-    """Return the columns of a protocol table with one training; videos without a ``part`` are left out."""
-    part = part.fill_null(LEFT_OUT)
-    target = pl.when(part == "test").then(target)
-    return index.with_columns(fold=pl.lit(0, pl.Int64), part=part, reason=reason, target=target)
+def _with_parts(rows: pl.DataFrame, is_tested: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
+    """Return ``rows`` with the columns ``part`` and ``reason``; rows with a reason are left out.
+
+    Args:
+        rows: one row for each video and training.
+        is_tested: whether a row without a reason is tested; else it is trained on.
+        reason: why a row is left out, or null.
+    """
+    part = pl.when(reason.is_not_null()).then(pl.lit(LEFT_OUT)).when(is_tested).then(pl.lit("test"))
+    return rows.with_columns(part=part.otherwise(pl.lit("train")), reason=reason)
 
 
 def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
@@ -104,8 +109,9 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
         leaks = is_tested & part.is_in(["train", "validation"]) | is_validated & (part == "train")
     named = pl.format("its group is in several official parts: {}", of_group.list.join(", "))
     reason = pl.when(part.is_null()).then(pl.lit(_NO_PART)).when(leaks).then(named)
-    part = pl.when(~leaks).then(part) if strict else part
-    return _one_training(index.sort("video_id"), part, reason, pl.lit("official test"))
+    part = (pl.when(~leaks).then(part) if strict else part).fill_null(LEFT_OUT)
+    target = pl.when(part == "test").then(pl.lit("official test"))
+    return index.with_columns(fold=pl.lit(0, pl.Int64), part=part, reason=reason, target=target)
 
 
 def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
@@ -131,11 +137,12 @@ def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
         raise DataError(f"{why} A new run can keep the work of this one: --resume RUN --fork -p target_corpora NAME.")
     is_target = pl.col("corpus").is_in(list(targets)).fill_null(value=False)
     listed = (pl.col("official_split") == "test").fill_null(value=False)
-    rows = index.sort("video_id").with_columns(is_tested=is_target & (listed | ~listed.any().over("corpus")))
+    is_tested = is_target & (listed | ~listed.any().over("corpus"))
+    target = pl.when(is_tested).then("corpus")
+    rows = index.with_columns(fold=pl.lit(0, pl.Int64), is_tested=is_tested, target=target)
     crosses = ~is_target & pl.col("is_tested").any().over("group_id")
     reason = pl.when(crosses).then(pl.lit(_CROSSES)).when(is_target & ~pl.col("is_tested")).then(pl.lit(_NOT_LISTED))
-    part = pl.when("is_tested").then(pl.lit("test")).when(reason.is_null()).then(pl.lit("train"))
-    rows = _one_training(rows, part, reason, pl.col("corpus"))
+    rows = _with_parts(rows, pl.col("is_tested"), reason)
     for name in targets:
         if lacking := sorted(set(LABELS) - set(rows.filter(target=name)["label"])):
             raise DataError(
@@ -222,21 +229,18 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
     videos = _generators(index)
     home = pl.col("group_id").replace_strict(_deal(videos, targets, seed), return_dtype=pl.Int64)
     is_fake, plain_of = pl.col("label") == "fake", dict(videos.select("generator", "plain").iter_rows())
-    tables = []
-    for fold, target in enumerate(targets):
-        is_target, here = (pl.col("generator") == target).fill_null(value=False), home == fold
-        held = plain_of[target].split("+")
-        shares = pl.col("plain").str.split("+").list.set_intersection(held).list.len().fill_null(0) > 0
-        reason = (
-            pl.when(is_fake & pl.col("generator").is_null()).then(pl.lit(UNKNOWN))
-            .when(here & is_fake & ~is_target).then(pl.lit(OTHER))
-            .when(~here & is_target).then(pl.lit(HELD_OUT))
-            .when(~here & shares).then(pl.lit(SHARES))
-        )  # fmt: skip
-        part = pl.when(reason.is_not_null()).then(pl.lit(LEFT_OUT)).when(here).then(pl.lit("test"))
-        columns = {"fold": pl.lit(fold, pl.Int64), "target": pl.lit(target), "part": part.otherwise(pl.lit("train"))}
-        tables.append(videos.select("video_id", "group_id", "label", reason=reason, **columns))
-    return pl.concat(tables)
+    held = [plain_of[target].split("+") for target in targets]
+    trainings = pl.DataFrame({"fold": range(len(targets)), "target": targets, "held": held})
+    rows = videos.join(trainings.cast({"fold": pl.Int64}), how="cross")
+    is_target, here = (pl.col("generator") == pl.col("target")).fill_null(value=False), home == pl.col("fold")
+    shares = pl.col("plain").str.split("+").list.set_intersection("held").list.len().fill_null(0) > 0
+    reason = (
+        pl.when(is_fake & pl.col("generator").is_null()).then(pl.lit(UNKNOWN))
+        .when(here & is_fake & ~is_target).then(pl.lit(OTHER))
+        .when(~here & is_target).then(pl.lit(HELD_OUT))
+        .when(~here & shares).then(pl.lit(SHARES))
+    )  # fmt: skip
+    return _with_parts(rows, here, reason)
 
 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
@@ -362,20 +366,10 @@ def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) ->
     out of all trainings.
     """
     trainings = pl.DataFrame({"fold": range(num_folds)}, schema={"fold": pl.Int64})
-    home = pl.col("home")
-    part = (
-        pl.when(home.is_null()).then(pl.lit(LEFT_OUT))
-        .when(home == pl.col("fold")).then(pl.lit("test"))
-        .otherwise(pl.lit("train"))
-    )  # fmt: skip
-    return (
-        index.select("video_id", "group_id", "label")
-        .join(folds.select("video_id", home="fold"), on="video_id", how="left")
-        .join(trainings, how="cross")
-        .with_columns(
-            part=part, target=pl.lit(None, pl.String), reason=pl.when(home.is_null()).then(pl.lit(_UNMATCHED))
-        )
-    )
+    rows = index.select("video_id", "group_id", "label", target=pl.lit(None, pl.String))
+    rows = rows.join(folds.select("video_id", home="fold"), on="video_id", how="left").join(trainings, how="cross")
+    reason = pl.when(pl.col("home").is_null()).then(pl.lit(_UNMATCHED))
+    return _with_parts(rows, pl.col("home") == pl.col("fold"), reason)
 
 
 # --- The table of a run.

@@ -31,6 +31,7 @@ from fvc_lib.corpus.copies.perceptual_hash import (
     Codes,
     Flags,
     Hashes,
+    Pixels,
     Places,
     SameFootage,
     SamePictures,
@@ -46,6 +47,8 @@ _LOOKS_AT_ONCE = 1 << 10
 # (4, K): numbers of one and other video, of a window of the other, and whether the one is mirrored. A middle frame of
 # the whole one looks like that window.
 Candidates = npt.NDArray[np.int64]
+_Keys = npt.NDArray[np.uint32]
+_Numbers = npt.NDArray[np.int32]
 # Chooses pairs of a matrix. Arguments: positions of the queries (R,) and entries (C,), and a function that returns
 # (R, K), which pairs with K of the columns are near. Returns the rows and columns (N,), (N,) of the pairs.
 Choose = Callable[[Places, Places, Callable[[Places], Flags]], tuple[Places, Places]]
@@ -124,7 +127,7 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
     return np.flatnonzero(near)
 
 
-def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> npt.NDArray[np.uint8]:
+def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> Pixels:
     """Return the number of bits in which ``whole``, mirrored by the bits ``mirror``, and ``part`` differ.
 
     It is 255 if either code is 0 (too plain to be compared).
@@ -162,7 +165,7 @@ class Judge:
         whole, part = self.table[one, :, 0], self.table[other, :, window]
 
         @cache
-        def bits(first: int, second: int) -> npt.NDArray[np.uint8]:
+        def bits(first: int, second: int) -> Pixels:
             return _bits_apart(whole[:, first], part[:, second], mirrors)
 
         closely = np.zeros(len(one), np.bool_)
@@ -360,7 +363,7 @@ def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block
     return tuple(block for block in blocks if block.radius >= 0)
 
 
-def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Keys, _Keys]:
     """Return (codes, keys, positions): at most 2**32 ``codes`` sorted by their keys in ``block``, then by position.
 
     ``positions`` are the indices of the codes before they were sorted.
@@ -408,9 +411,7 @@ class BlockSearch:
             for query, entry in self._one_by_one(codes, first, counts):
                 yield position[query].astype(np.int64), self._position[entry].astype(np.int64)
 
-    def _one_by_one(
-        self, queries: Codes, first: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
-    ) -> Iterator[tuple[Places, Places]]:
+    def _one_by_one(self, queries: Codes, first: _Numbers, counts: _Numbers) -> Iterator[tuple[Places, Places]]:
         """Yield (query indices, entry indices), both (K,), of the near pairs, as indices into the sorted codes.
 
         Query i is compared with its candidates: ``counts[i]`` entries from ``first[i]`` on. For speed, all queries are

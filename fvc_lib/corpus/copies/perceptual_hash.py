@@ -25,6 +25,8 @@ Codes = npt.NDArray[np.uint64]
 Hashes = npt.NDArray[np.uint64]  # (..., T, 30)
 Looks = npt.NDArray[np.uint8]  # (..., T, 216): luma, then (blue - luma) / 2 and (red - luma) / 2, each plus 128
 Grid = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -49,7 +51,7 @@ _LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
 _DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
 
 
-def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
+def perceptual_hash(frames: Pixels) -> str:
     """Return the hash of a video from its sampled frames.
 
     Black bars are cut off first, so they do not change the hash. Codes of windows that are too plain to be compared are
@@ -106,7 +108,7 @@ def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
     return codes, looks
 
 
-def _looks(frames: npt.NDArray[np.uint8], grids: Grid) -> Looks:
+def _looks(frames: Pixels, grids: Grid) -> Looks:
     """Return the looks, uint8 (T, 216), of RGB frames, uint8 (T, 3, H, W), and their ``luma_grids`` (T, 160, 160)."""
     luma = grid_average(grids, LOOK_LUMA_SIDE)
     rgb = np.stack([grid_average(frame, LOOK_COLOUR_SIDE) for frame in frames])
@@ -115,7 +117,7 @@ def _looks(frames: npt.NDArray[np.uint8], grids: Grid) -> Looks:
     return np.asarray(values.round().clip(0, 255).astype(np.uint8))
 
 
-def without_bars(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def without_bars(frames: Pixels) -> Pixels:
     """Return RGB frames, uint8 (T, 3, H, W), without the rows and columns at the border that are always black."""
     row_levels, column_levels = np.zeros(frames.shape[2]), np.zeros(frames.shape[3])
     for frame in frames:
@@ -125,12 +127,12 @@ def without_bars(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return frames[:, :, _picture_span(row_levels), _picture_span(column_levels)]
 
 
-def luma_grids(frames: npt.NDArray[np.uint8]) -> Grid:
+def luma_grids(frames: Pixels) -> Grid:
     """Return the luma of RGB frames, uint8 (T, 3, H, W), averaged by area to (T, 160, 160), 0 to 255."""
     return np.stack([grid_average((frame * _LUMA_WEIGHTS).sum(axis=0), GRID_SIDE) for frame in frames])
 
 
-def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
+def _picture_span(levels: Grid) -> slice:
     """Return the slice of rows (or columns) between dark bars, from the largest level of each row in any frame.
 
     If less than a quarter would remain, all rows are returned.
@@ -141,7 +143,7 @@ def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
     return slice(0, len(levels))
 
 
-def grid_average(picture: npt.NDArray[np.floating] | npt.NDArray[np.uint8], side: int) -> Grid:
+def grid_average(picture: Grid | Floats | Pixels, side: int) -> Grid:
     """Return ``picture`` (..., H, W), averaged by area to (..., side, side); it is enlarged if it is smaller."""
     averaged = picture.astype(np.float64)
     for _ in range(2):  # rows, then columns; each pass swaps the two
@@ -207,7 +209,6 @@ def _codes(grids: Grid) -> Hashes:
 # drawn dishes: 98.4% of the copies are found, and of 258,120 pairs of different dishes none is joined. Of edited copies
 # of 88 stills from 132 real clips 88.4% are found; all joined stills of different clips show one scene.
 
-_Patches = npt.NDArray[np.float32]  # (K, side, side)
 
 THUMBNAIL_SIDE, COLOUR_SIDE = 24, 8
 _PATCH_SIDE, _COLOUR_PATCH_SIDE = 20, 6
@@ -219,7 +220,7 @@ _DOWN = np.array([down for down, _ in WINDOWS])
 _RIGHT = np.array([right for _, right in WINDOWS])
 
 
-def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
+def thumbnail_text(grid: Grid, picture: Pixels) -> str:
     """Return the thumbnail of a picture as Base64 text.
 
     Args:
@@ -280,18 +281,18 @@ class SamePictures:
         return same
 
 
-def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.float32]:
+def _shares(borders: Grid, num_cells: int) -> Floats:
     """Return a matrix (spans, num_cells) that averages cells over the spans between ``borders``.
 
     Borders are in cells; each row sums to 1.
     """
     cells = np.arange(num_cells)
     overlap = (np.minimum(borders[1:, None], cells + 1) - np.maximum(borders[:-1, None], cells)).clip(0)
-    shares: npt.NDArray[np.float32] = (overlap / overlap.sum(axis=1, keepdims=True)).astype(np.float32)
+    shares: Floats = (overlap / overlap.sum(axis=1, keepdims=True)).astype(np.float32)
     return shares
 
 
-def span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
+def span_averages(side: int, patch_side: int) -> Floats:
     """Return matrices that cut each of the 10 spans out of ``side`` cells and average it to ``patch_side`` cells.
 
     The result is (10, patch_side, side).
@@ -304,9 +305,7 @@ _AVERAGES = span_averages(THUMBNAIL_SIDE, _PATCH_SIDE)
 _COLOUR_AVERAGES = span_averages(COLOUR_SIDE, _COLOUR_PATCH_SIDE)
 
 
-def patches(
-    thumbnails: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32], window: Places | None = None
-) -> _Patches:
+def patches(thumbnails: Pixels, averages: Floats, window: Places | None = None) -> Floats:
     """Return a window of each thumbnail, averaged to a patch.
 
     Args:
@@ -318,17 +317,17 @@ def patches(
     down, right = averages[_DOWN[window]], averages[_RIGHT[window]].transpose(0, 2, 1)
     if thumbnails.ndim == 4:
         down, right = down[:, None], right[:, None]
-    cut: _Patches = down @ thumbnails.astype(np.float32) @ right
+    cut: Floats = down @ thumbnails.astype(np.float32) @ right
     return cut
 
 
-def mirrored_where(pictures: _Patches, is_mirrored: Flags) -> _Patches:
+def mirrored_where(pictures: Floats, is_mirrored: Flags) -> Floats:
     """Return ``pictures`` (K, ..., side, side), mirrored left to right where ``is_mirrored`` (K,) is true."""
     is_mirrored = is_mirrored.reshape(-1, *[1] * (pictures.ndim - 1))
     return np.where(is_mirrored, pictures[..., ::-1], pictures)
 
 
-def _colours_agree(one: _Patches, other: _Patches) -> Flags:
+def _colours_agree(one: Floats, other: Floats) -> Flags:
     """Return whether the colours (K, 2, 6, 6) of two pictures vary in the same way over the picture, bool (K,).
 
     White balance and saturation may differ. A grey picture agrees with every picture.
@@ -340,7 +339,7 @@ def _colours_agree(one: _Patches, other: _Patches) -> Flags:
     return np.asarray(alike | (np.minimum(*variances) < _LEAST_COLOUR_VARIANCE))
 
 
-def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
+def _explained(one: Floats, other: Floats) -> Grid:
     """Return how much of ``one`` a shifted and scaled ``other`` of other contrast explains, as share of variance, (K,).
 
     The share is 0 if the best fit inverts the contrast, or if ``one`` is too plain.
@@ -369,8 +368,6 @@ def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
 # real clips stay linked; of 2,626 linked pairs of different drawn clips 79 do. A pair takes 0.1 ms.
 
 TimeView = tuple[tuple[int, int], ...]  # pairs of frames that are compared: one video's, the other's
-_Values = npt.NDArray[np.float64]  # (K,)
-_Frames = npt.NDArray[np.float32]  # (K, T, channels, side, side)
 
 # The mean cosine between the colours of both, the correlation within the frames, and that of the changes over time.
 _LEAST_ALIKE = np.array([[0.7], [0.6], [0.45]])
@@ -410,7 +407,7 @@ class SameFootage:
         one, other, window, is_mirrored = candidates
         ones, others = map(list, zip(*view, strict=True))
 
-        def both(table: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32]) -> tuple[_Frames, _Frames]:
+        def both(table: Pixels, averages: Floats) -> tuple[Floats, Floats]:
             flat = table.reshape(len(table), -1, *table.shape[-2:])
             whole = mirrored_where(patches(flat[one], averages), is_mirrored == 1)
             part = patches(flat[other], averages, window)
@@ -436,11 +433,11 @@ class SameFootage:
         return np.asarray(np.where(is_plain, plain_alike, alike))
 
 
-def _total(values: _Frames) -> _Values:
+def _total(values: Floats) -> Grid:
     return np.asarray(values.sum(axis=(1, 2, 3, 4), dtype=np.float64))
 
 
-def _ratio(part: _Values, whole: _Values) -> _Values:
+def _ratio(part: Grid, whole: Grid) -> Grid:
     """Return ``part / whole``, (K,), or 1 where ``whole`` is nearly 0.
 
     It is rounded, so that the order in which sums were added does not matter.
@@ -448,7 +445,7 @@ def _ratio(part: _Values, whole: _Values) -> _Values:
     return np.asarray(np.where(whole > 1e-6, part / np.maximum(whole, 1e-6), 1.0).round(6))
 
 
-def _share_off_median(luma: _Frames, is_near: Flags) -> _Values:
+def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
     """Return the share of a frame's cells that differ from the frame's median luma, (K,).
 
     It is the mean over the frames that ``is_near`` marks.
@@ -457,7 +454,7 @@ def _share_off_median(luma: _Frames, is_near: Flags) -> _Values:
     return np.asarray((off.mean(axis=(2, 3, 4)) * is_near).sum(axis=1) / is_near.sum(axis=1))
 
 
-def _colours(colours: Sequence[_Frames], used: _Frames) -> tuple[_Values, _Values]:
+def _colours(colours: Sequence[Floats], used: Floats) -> tuple[Grid, Grid]:
     """Return (hue, saturation): how similar the colours of two videos are, both (K,).
 
     ``hue`` is the mean cosine between the colours of both, weighted by their strength; 1 if either is colourless.
@@ -479,11 +476,11 @@ def _colours(colours: Sequence[_Frames], used: _Frames) -> tuple[_Values, _Value
     return hue, saturation
 
 
-def _strength(colours: _Frames) -> _Frames:
+def _strength(colours: Floats) -> Floats:
     return np.asarray(np.sqrt(np.square(colours).sum(axis=2, keepdims=True)))
 
 
-def _motion_alike(pairs: Sequence[Sequence[_Frames]], used: _Frames) -> _Values:
+def _motion_alike(pairs: Sequence[Sequence[Floats]], used: Floats) -> Grid:
     """Return how similarly two videos change over time, (K,), in luma and colour.
 
     It is the correlation of the frames' deviations from the mean frame; 1 if neither video moves.
