@@ -40,9 +40,14 @@ from fvc_lib.metrics.classification import (
     true_positive_rate_at_5_percent,
 )
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import group_intervals, intervals_over_groups, paired_difference, replicate_values
+from fvc_lib.metrics.intervals import (
+    group_intervals,
+    intervals_over_groups,
+    mean_measure,
+    paired_difference,
+    replicate_values,
+)
 from fvc_lib.metrics.recognition import regression_measures
-from fvc_lib.metrics.video_text import mean_measure
 
 AUCS = (0.5, 0.7, 0.9, 0.98)
 REPLICATES = 200

@@ -234,9 +234,9 @@ def phase_text(phase: str | None) -> str:
     return f"{part} ({CONTROL_TRAININGS[name]})" if name in CONTROL_TRAININGS else f"{name} {part}".strip()
 
 
-def peak_sentence(found: MemoryFindings) -> str:
+def peak_sentence(findings: MemoryFindings) -> str:
     """Return a sentence on the peak, its share of the budget, and its stage and phase."""
-    peak = found.peak
+    peak = findings.peak
     if peak is None:
         return "No memory samples are recorded"
     whose = "Memory" if peak["place"] == PROCESS else f"Memory of {peak['place']}"
@@ -247,9 +247,9 @@ def peak_sentence(found: MemoryFindings) -> str:
     return f"{whose} peaks at {megabytes_text(peak['used_mb'])}{budget}, {where}"
 
 
-def growth_sentence(found: MemoryFindings) -> str:
+def growth_sentence(findings: MemoryFindings) -> str:
     """Return a sentence on whether memory grows over the epochs, with the steepest training."""
-    judged = found.growth.drop_nulls("slope_mb").sort(pl.col("verdict") == "leak", "slope_mb", descending=True)
+    judged = findings.growth.drop_nulls("slope_mb").sort(pl.col("verdict") == "leak", "slope_mb", descending=True)
     if judged.is_empty():
         return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs"
     steepest = judged.row(0, named=True)
@@ -259,9 +259,9 @@ def growth_sentence(found: MemoryFindings) -> str:
     return f"Memory does not leak: at most {steepest['slope_mb']:+.1f} MB per epoch, in {where}"
 
 
-def out_of_memory_sentence(found: MemoryFindings) -> str:
+def out_of_memory_sentence(findings: MemoryFindings) -> str:
     """Return a sentence on how often memory ran out, and how far the micro-batch was reduced."""
-    rows = found.out_of_memory
+    rows = findings.out_of_memory
     if rows.is_empty():
         return "Memory never ran out"
     text = f"Memory ran out {count_text(rows.height, 'time')}"
@@ -269,9 +269,9 @@ def out_of_memory_sentence(found: MemoryFindings) -> str:
     return text if sizes.is_empty() else f"{text}: the micro-batch went down to {min(sizes)}"
 
 
-def prediction_sentence(found: MemoryFindings) -> str:
+def prediction_sentence(findings: MemoryFindings) -> str:
     """Return a sentence on the largest error of a predicted peak, in percent of the measured peak."""
-    rows = found.predictions.drop_nulls("error_percent").sort(pl.col("error_percent").abs(), descending=True)
+    rows = findings.predictions.drop_nulls("error_percent").sort(pl.col("error_percent").abs(), descending=True)
     if rows.is_empty():
         return "Prediction and measurement cannot be compared: no training was predicted and sampled"
     worst = rows.row(0, named=True)
@@ -281,12 +281,11 @@ def prediction_sentence(found: MemoryFindings) -> str:
     )
 
 
-def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
+def memory_facts(findings: MemoryFindings) -> tuple[tuple[str, str], ...]:
     """Return facts about memory for the head of a report, as pairs of name and text; empty if nothing is recorded."""
     facts = {
-        "Memory": peak_sentence(found) if found.peak is not None else "",
-        "Predicted peak": prediction_sentence(found) if found.predictions["error_percent"].count() else "",
-        "Out of memory": out_of_memory_sentence(found) if found.out_of_memory.height else "",
-        "Leak": growth_sentence(found) if "leak" in found.growth["verdict"] else "",
+        "Memory": peak_sentence(findings) if findings.peak is not None else "",
+        "Out of memory": out_of_memory_sentence(findings) if findings.out_of_memory.height else "",
+        "Leak": growth_sentence(findings) if "leak" in findings.growth["verdict"] else "",
     }
     return tuple((name, text) for name, text in facts.items() if text)

@@ -251,8 +251,8 @@ def _export(client: Any, experiment: str, content: RunContent) -> None:
 
 def experiment_id(client: Any, name: str, tracking_uri: str) -> str:
     """Return the id of the MLflow experiment ``name``; create it if it is missing."""
-    if found := client.get_experiment_by_name(name):
-        return str(found.experiment_id)
+    if experiment := client.get_experiment_by_name(name):
+        return str(experiment.experiment_id)
     location = None  # the server decides
     if tracking_uri.startswith("sqlite:///"):  # else MLflow would put artifacts into the current folder
         location = (_database(tracking_uri).parent / "mlflow_artifacts" / name).as_uri()
@@ -353,19 +353,19 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
         FvcError: the downloaded bundle differs from the one that was registered.
         TrackingError: MLflow refused or cannot be reached.
     """
-    asked = _MODEL.fullmatch(uri)
-    if asked is None:
+    parts = _MODEL.fullmatch(uri)
+    if parts is None:
         raise UsageError(f"{uri!r}: wanted {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION.")
     if tracking_uri.startswith("sqlite:///") and not _database(tracking_uri).is_file():
         raise UsageError(
             f"{uri!r}: there is no MLflow store at {shown_uri(tracking_uri)}. Set MLFLOW_TRACKING_URI, or register a "
-            f"bundle first: {command_text('export-mlflow', 'RUN', '--register', asked['name'])}"
+            f"bundle first: {command_text('export-mlflow', 'RUN', '--register', parts['name'])}"
         )
     with connected(tracking_uri) as client:
-        if asked["alias"]:
-            version = client.get_model_version_by_alias(asked["name"], asked["alias"])
+        if parts["alias"]:
+            version = client.get_model_version_by_alias(parts["name"], parts["alias"])
         else:
-            version = client.get_model_version(asked["name"], asked["version"])
+            version = client.get_model_version(parts["name"], parts["version"])
         digest = version.tags.get(_BUNDLE)
         if not digest:
             raise UsageError(f"{uri!r}: version {version.version} is no bundle that export-mlflow registered.")

@@ -106,14 +106,14 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
     networks = known.folds if new.shape[1] > 1 else np.zeros_like(known.folds)
     if not np.isfinite(new).all() or max(networks, default=0) >= new.shape[1]:
         raise ValueError(f"scores: got {new.shape[1]} networks, wanted finite scores of the network of each fold.")
-    found = []
+    both = []
     for label in (0, 1):
         votes = np.zeros(len(new))
         for network in range(new.shape[1]):
             of = (known.labels == label) & (networks == network)
             votes += _votes(label, known.scores[of], known.weights[of], new[:, network])
-        found.append((1 + votes) / (1 + known.num_groups[label]))
-    return PValues(*found)
+        both.append((1 + votes) / (1 + known.num_groups[label]))
+    return PValues(*both)
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
@@ -144,19 +144,19 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
     """
     _, group_of = np.unique(np.asarray(groups), return_inverse=True)
     members = np.split(np.argsort(group_of, kind="stable"), np.bincount(group_of).cumsum()[:-1])
-    found = []
+    both = []
     for label in (0, 1):
         of = known.labels == label
         votes = _votes(label, known.scores[of], known.weights[of], known.scores)
         others = np.full(len(votes), known.num_groups[label])
         for group in members:
-            own = group[known.labels[group] == label]
-            if own.size:
-                votes[group] -= _votes(label, known.scores[own], known.weights[own], known.scores[group])
+            alike = group[known.labels[group] == label]
+            if alike.size:
+                votes[group] -= _votes(label, known.scores[alike], known.weights[alike], known.scores[group])
                 others[group] -= 1
         # Subtraction leaves rounding noise, and votes are counted in shares of a group.
-        found.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))
-    return PValues(*found)
+        both.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))
+    return PValues(*both)
 
 
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
@@ -176,8 +176,8 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
     for label, answer in ((0, REAL), (1, FAKE)):
         votes = [float(known.weights[(known.labels == of) & (given == answer)].sum()) for of in (0, 1)]
         hits, alarms = math.floor(votes[label] + 1e-9), math.ceil(votes[1 - label] - 1e-9)
-        own, other = known.num_groups[label], known.num_groups[1 - label]
-        if hits and hypergeom.sf(hits - 1, own + other, hits + alarms, own) <= level:
+        num_right, num_wrong = known.num_groups[label], known.num_groups[1 - label]
+        if hits and hypergeom.sf(hits - 1, num_right + num_wrong, hits + alarms, num_right) <= level:
             telling.add(answer)
     return frozenset(telling)
 

@@ -146,11 +146,11 @@ def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
     wanted, values = np.asarray(classes), np.asarray(logits, dtype=np.float64)
     if not np.isfinite(values).all() or wanted.min() < 0:
         raise ValueError("wanted finite logits, and classes from 0.")
-    own = values[np.arange(wanted.size), wanted]
+    of_class = values[np.arange(wanted.size), wanted]
 
     def slope(temperature: float) -> float:
         expected = (class_probabilities(values, temperature) * values).sum(axis=1)
-        return math.fsum((expected - own).tolist()) + 1 - temperature  # of any order of the rows
+        return math.fsum((expected - of_class).tolist()) + 1 - temperature  # of any order of the rows
 
     return _root(slope)
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,12 +51,8 @@ class Metric:
         self.bounds, self.is_distance = bounds, is_distance
         functools.update_wrapper(self, definition, updated=())
 
-    @overload
-    def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: None = None) -> float: ...
-    @overload
-    def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: ArrayLike) -> FloatArray: ...
-    def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> float | FloatArray:
-        """Return the value, or the values under ``weights``."""
+    def __call__(self, labels: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = None) -> Any:
+        """Return the value, a float; with ``weights`` (..., N) the values, float64 of shape (...)."""
         checked = check_labels(labels)
         values = check_scores(scores, checked.size)
         if weights is None:

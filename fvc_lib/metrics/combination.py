@@ -81,5 +81,5 @@ def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> 
     begin = np.concatenate([[0.0], equal])
     bounds = [(None, None), *[(0.0, None)] * size]
     options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9}
-    found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-    return Stacking(np.asarray(found[1:]), float(found[0]))
+    solution = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return Stacking(np.asarray(solution[1:]), float(solution[0]))

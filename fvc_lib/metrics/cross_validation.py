@@ -29,8 +29,8 @@ from fvc_lib.metrics.declaration import declarations
 
 def _declared(kind: str) -> dict[str, Metric]:
     """Return the metric functions in ``fvc_lib.metrics.*`` that are declared with ``of_folds`` = ``kind``, by name."""
-    found = [declared for declared in declarations() if declared.of_folds == kind]
-    return {declared.name: declared.function for declared in found if isinstance(declared.function, Metric)}
+    known = [declared for declared in declarations() if declared.of_folds == kind]
+    return {declared.name: declared.function for declared in known if isinstance(declared.function, Metric)}
 
 
 RANKING_METRICS, DECISION_METRICS, PROBABILITY_METRICS = map(_declared, ("ranking", "decision", "probability"))

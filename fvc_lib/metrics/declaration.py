@@ -78,8 +78,8 @@ def declaration(metric: str) -> Declaration | None:
     name = metric.rpartition("/")[2]
     if name in _DECLARED:
         return _DECLARED[name]
-    if name.endswith(UNCALIBRATED) and (found := _DECLARED.get(name.removesuffix(UNCALIBRATED))):
-        return replace(found, name=name, title=f"{found.title} before temperature")
+    if name.endswith(UNCALIBRATED) and (base := _DECLARED.get(name.removesuffix(UNCALIBRATED))):
+        return replace(base, name=name, title=f"{base.title} before temperature")
     kind, _, target = name.partition("_")
     if target and kind in _DECLARED and _DECLARED[kind].per_target:
         return replace(_DECLARED[kind], name=name, title=f"{_DECLARED[kind].title}, {target}")
@@ -94,16 +94,16 @@ def direction(metric: str) -> Better:
     Raises:
         ValueError: the metric is not declared, or neither direction is better, as for a learning rate.
     """
-    found = declaration(metric)
-    if found is None or found.better is None:
+    declared = declaration(metric)
+    if declared is None or declared.better is None:
         raise ValueError(f"metric: {metric!r} declares no direction; say direction='lower' or 'higher'.")
-    return found.better
+    return declared.better
 
 
 def is_share(metric: str) -> bool:
     """Return whether ``metric`` is declared as a share in [0, 1]; False for an unknown metric."""
-    found = declaration(metric)
-    return found is not None and found.is_share
+    declared = declaration(metric)
+    return declared is not None and declared.is_share
 
 
 # Logged by trainings, which compute them as sums over samples.

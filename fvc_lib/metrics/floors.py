@@ -107,12 +107,12 @@ def real_source_floor(
     first, second = sorted(counts, key=lambda source: (-counts[source], source))[:2]
     rows = np.flatnonzero((sources == first) | (sources == second))
     is_second = (sources[rows] == second).astype(np.int64)
-    found = group_interval(
+    interval = group_interval(
         is_second, values[rows], ids[rows], roc_auc, replicates=replicates, seed=seed, confidence=confidence
     )
-    if found.value >= 0.5:
-        return SourceFloor(second, first, found, counts[second], counts[first])
-    leaning = replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)
+    if interval.value >= 0.5:
+        return SourceFloor(second, first, interval, counts[second], counts[first])
+    leaning = replace(interval, value=1 - interval.value, low=1 - interval.high, high=1 - interval.low)
     return SourceFloor(first, second, leaning, counts[first], counts[second])
 
 
@@ -147,8 +147,8 @@ def mean_lean(
             total += np.abs(above - pairs / 2)
             all_pairs += pairs
         of_targets.append(divide(total, all_pairs))
-    found: FloatArray = np.mean(of_targets, axis=0)
-    return found
+    mean: FloatArray = np.mean(of_targets, axis=0)
+    return mean
 
 
 def leans_by_chance(
@@ -185,13 +185,13 @@ def leans_by_chance(
     dealt_within: dict[tuple[object, object], list[int]] = {}
     for (target, fold, _, _), number in number_of.items():
         dealt_within.setdefault((target, fold), []).append(number)
-    own = np.array([key[3] for key in number_of])
-    generator, found = np.random.default_rng(seed), []
+    is_second_of = np.array([key[3] for key in number_of])
+    generator, blocks = np.random.default_rng(seed), []
     at_once = max(1, _MOST_CELLS // second.size)
     for first in range(0, draws, at_once):
-        dealt = np.tile(own, (min(at_once, draws - first), 1))
+        dealt = np.tile(is_second_of, (min(at_once, draws - first), 1))
         for units in dealt_within.values():
             dealt[:, units] = generator.permuted(dealt[:, units], axis=1)
-        found.append(mean_lean(dealt[:, unit_of_row], scores, fold_of_row, target_of_row))
-    leans = np.concatenate(found)
+        blocks.append(mean_lean(dealt[:, unit_of_row], scores, fold_of_row, target_of_row))
+    leans = np.concatenate(blocks)
     return leans[np.isfinite(leans)]

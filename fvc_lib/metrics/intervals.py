@@ -16,6 +16,7 @@ from scipy.special import stdtr, stdtrit
 
 from fvc_lib.metrics.classification import (
     ANY_NUMBER,
+    SHARE,
     Bounds,
     FloatArray,
     IntArray,
@@ -25,6 +26,7 @@ from fvc_lib.metrics.classification import (
     check_scores,
     divide,
 )
+from fvc_lib.metrics.declaration import is_share
 
 # Number of weights in memory at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
@@ -359,6 +361,18 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
     metric = SumsMetric(lambda labels, scores: columns, of_sums, bounds)
     metric.__name__ = name
     return metric
+
+
+def mean_measure(name: str, values: ArrayLike) -> Metric:
+    """Return a measure (see ``intervals_over_groups``): the mean of ``values`` (N,); rows that are NaN do not count.
+
+    ``name`` is the metric's name.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(array)
+    columns = np.stack([np.where(known, array, 0.0), known.astype(np.float64)], axis=1)
+    bounds = SHARE if is_share(name) else ANY_NUMBER
+    return measure_of_rows(name, columns, lambda sums: divide(sums[:, 0], sums[:, 1]), bounds)
 
 
 def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:

@@ -87,8 +87,8 @@ def operating_point(text: str) -> OperatingPoint:
     bare = text.strip().lower().replace(" ", "")
     if bare == "best":
         return BEST
-    if (found := re.fullmatch(rf"fpr={_NUMBER}", bare)) and 0 < float(found[1]) < 1:
-        return OperatingPoint("fpr", float(found[1]))
+    if (rate := re.fullmatch(rf"fpr={_NUMBER}", bare)) and 0 < float(rate[1]) < 1:
+        return OperatingPoint("fpr", float(rate[1]))
     costs = re.fullmatch(rf"cost={_NUMBER}:{_NUMBER}", bare)
     if costs and float(costs[1]) > 0 and float(costs[2]) > 0:
         return OperatingPoint("cost", math.nan, float(costs[1]), float(costs[2]))

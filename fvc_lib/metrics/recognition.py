@@ -14,10 +14,8 @@ from numpy.typing import ArrayLike
 
 from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, divide
 from fvc_lib.metrics.declaration import declare
-from fvc_lib.metrics.intervals import measure_of_rows, value_of_rows
+from fvc_lib.metrics.intervals import mean_measure, measure_of_rows, value_of_rows
 
-# Number of scores compared at once, so that the comparison takes little memory beyond the scores.
-_SCORES_PER_BLOCK = 1 << 20
 # If the sum of squares about the weighted mean is less than this share of the sum about a fixed centre, it is rounding:
 # all rows with a weight above 0 have the same value.
 _CONSTANT = 1e-13
@@ -51,13 +49,8 @@ def ranks_of_class(scores: ArrayLike, labels: ArrayLike) -> IntArray:
     table, classes = np.asarray(scores), np.asarray(labels)
     if np.isnan(table).any() or classes.min() < 0:
         raise ValueError("wanted scores without NaN, and classes from 0.")
-    ranks = np.empty(classes.size, dtype=np.int64)
-    step = max(1, _SCORES_PER_BLOCK // table.shape[1])
-    for start in range(0, classes.size, step):
-        part = slice(start, start + step)
-        own = np.take_along_axis(table[part], classes[part, None], axis=1)
-        ranks[part] = (table[part] >= own).sum(axis=1)
-    return ranks
+    of_class = np.take_along_axis(table, classes[:, None], axis=1)
+    return np.asarray((table >= of_class).sum(axis=1, dtype=np.int64))
 
 
 def top_k_measure(ranks: ArrayLike, k: int) -> Metric:
@@ -65,9 +58,7 @@ def top_k_measure(ranks: ArrayLike, k: int) -> Metric:
 
     ``ranks`` int (N,) are from 1, as ``ranks_of_class`` returns them.
     """
-    places = np.asarray(ranks)
-    columns = np.stack([places <= k, np.ones(places.size)], axis=1)
-    return measure_of_rows(f"top{k}_accuracy", columns, lambda sums: divide(sums[:, 0], sums[:, 1]), SHARE)
+    return mean_measure(f"top{k}", np.asarray(ranks) <= k)
 
 
 def class_scores(labels: ArrayLike, predicted: ArrayLike) -> dict[str, FloatArray]:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fvc_lib.metrics.classification import ANY_NUMBER, SHARE, FloatArray, IntArray, Metric, divide
-from fvc_lib.metrics.declaration import declare, is_share
+from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, divide
+from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows
 
 SingleArray = NDArray[np.float32]
@@ -98,15 +98,15 @@ def retrieval_metrics(
     to_text, to_video = _Direction(videos, texts, video, text), _Direction(texts, videos, text, video)
     for top in range(0, len(videos), _BLOCK):
         left = videos[top : top + _BLOCK].astype(np.float64)
-        own = slice(to_text.starts[top], to_text.starts[top + len(left)])
+        places = slice(to_text.starts[top], to_text.starts[top + len(left)])
         for first in range(0, len(texts), _BLOCK):
             scores = left @ texts[first : first + _BLOCK].astype(np.float64).T
-            column = to_text.candidate[own] - first
+            column = to_text.candidate[places] - first
             inside = (column >= 0) & (column < scores.shape[1])
-            scores[to_text.query[own][inside] - top, column[inside]] = -np.inf  # positives are not wrong
+            scores[to_text.query[places][inside] - top, column[inside]] = -np.inf  # positives are not wrong
             to_text.count(scores, top)
             to_video.count(scores.T, first)
-    return {name: found.ranking(ks) for name, found in zip(DIRECTIONS, (to_text, to_video), strict=True)}
+    return {name: ranked.ranking(ks) for name, ranked in zip(DIRECTIONS, (to_text, to_video), strict=True)}
 
 
 def _rows(embeddings: Any, name: str) -> SingleArray:
@@ -235,18 +235,6 @@ def content_word_recall(caption: str, references: Sequence[str], content: Collec
     written = set(words(caption))
     wanted = [set(words(reference)).intersection(content) for reference in references]
     return max((len(written & named) / len(named) for named in wanted if named), default=math.nan)
-
-
-def mean_measure(name: str, values: ArrayLike) -> Metric:
-    """Return a measure (see ``intervals_over_groups``): the mean of ``values`` (N,); rows that are NaN do not count.
-
-    ``name`` is the metric's name.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    known = np.isfinite(array)
-    columns = np.stack([np.where(known, array, 0.0), known.astype(np.float64)], axis=1)
-    bounds = SHARE if is_share(name) else ANY_NUMBER
-    return measure_of_rows(name, columns, lambda sums: divide(sums[:, 0], sums[:, 1]), bounds)
 
 
 @declare("bleu4", "BLEU-4", "higher", "Precision of n-grams up to four words, over all captions.", is_share=True)

@@ -14,7 +14,7 @@ from fvc_lib.analysis.figures import comparisons as figures
 from fvc_lib.services.errors import UsageError
 from fvc_lib.tasks.video.controls import controls_of_scores
 
-HOW = numbers.Settings(replicates=200)
+HOW = numbers.Settings(replicates=100)
 
 
 def sigmoid(values: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import expit
 
 from fvc_lib.analysis.read import comparison, comparison_tables
-from fvc_lib.analysis.read.headline import run_headline
+from fvc_lib.analysis.read.headline import measured_scores, run_headline, run_verdict
 from fvc_lib.analysis.read.runs import ensemble_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
@@ -152,21 +152,22 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
     assert comparison_tables.run_table(comparison_tables.runs_of(found))["run_id"].to_list()[-1] == "ensemble_mean_1"
 
 
-def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(runs, tmp_path):
-    for fold in range(5):
-        table = read_table(runs[1].predictions(fold), tables.PREDICTIONS)
-        none = {"control_score": pl.lit(None, pl.Float64), "control_label": pl.lit(None, pl.String)}
-        write_table(table.with_columns(**none), tables.PREDICTIONS, runs[1].predictions(fold))
-    folder, _, predictions = made_of(runs, tmp_path / "one")
+def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(ensemble):
+    first, second, third = members(comparison.read_members(ensemble.runs))
+    none = {"control_score": pl.lit(None, pl.Float64), "control_label": pl.lit(None, pl.String)}
+    lacking = [first, replace(second, predictions=second.predictions.with_columns(**none)), third]
+    predictions = ensembles.combined(lacking, ensembles.rules_of(lacking, "mean"), "mean")
     assert predictions["control_score"].null_count() == predictions.height
-    verdict = run_headline(folder).verdict
+    measured = measured_scores(ensemble.folder)
+    others = tuple(score for score in measured.scores if score.source != "shuffled_labels")
+    verdict = run_verdict(ensemble.folder, replace(measured, scores=others))
     assert verdict.standing != "above control"
     assert "Missing: model on shuffled labels" in verdict.sentence
     assert "--resume RUN" in verdict.sentence, "each of its runs needs one, not the ensemble"
 
 
-def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(runs):
-    of = members(comparison.read_members(runs))
+def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(ensemble):
+    of = members(comparison.read_members(ensemble.runs))
     labels = np.array(["real", "fake"])[np.arange(of[2].predictions.height) // 4 % 2]  # the true ones
     telling = of[2].predictions.with_columns(
         control_label=pl.Series(labels), control_score=pl.Series((labels == "fake") * 0.8 + 0.1)

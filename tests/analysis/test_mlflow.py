@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from fvc_lib import CHECKOUT, load_detector
-from fvc_lib.analysis import mlflow
 from fvc_lib.analysis.mlflow import (
     TrackingError,
     connected,
@@ -31,13 +29,12 @@ from fvc_lib.command_line.commands import export_when_asked
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
-from fvc_lib.services.tables import read_table, write_table
+from fvc_lib.services.tables import read_table
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from tests.analysis.task_runs import write_image_run, write_video_text_run
@@ -76,22 +73,6 @@ def test_results_of_a_task_without_folds_stand_beside_their_controls(tmp_path, w
     assert points[f"{model}/low"] <= points[model] <= points[f"{model}/high"]
     assert points[control] < points[model]
     assert "model" in content.tables["tables/task_results.csv"]
-
-
-def test_parameters_tags_and_files_describe_the_run(run):
-    (run.root / "plotly.min.js").write_text("//")
-    write_text(run.report_html, "<html>")
-    one = read_table(run.results, tables.RESULTS).filter(scope="all", source="model")
-    results = [read_table(run.results, tables.RESULTS), one.with_columns(scope=pl.lit("target:a & b/c"))]
-    write_table(pl.concat(results), tables.RESULTS, run.results)
-    content = run_content(run)
-    asked = yaml.safe_load(run.params_yaml.read_text())
-    assert content.params["learning_rate"] == json.dumps(asked["learning_rate"])
-    assert content.tags["fvc.standing"] == "above control"
-    assert content.tags["mlflow.note.content"].startswith("**above control**")
-    assert {"report.html", "plotly.min.js", "params.yaml", "run.json"} <= {path.name for path in content.files}
-    assert {"tables/results.csv", "tables/predictions.csv"} <= set(content.tables)
-    assert "target/a _x26_ b_x2F_c/model/roc_auc" in {key for key, *_ in content.points}
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a/b", "..", "", "' OR 1=1 --", "line\nbreak", "Ü 你"])
@@ -180,24 +161,6 @@ def test_the_store_holds_the_whole_content_once_however_often_it_is_exported(run
     assert "in place of 1 earlier export" in export_run(run, tracking_uri=uri)[0]
     (second,) = stored(uri)
     assert second["params"]["batch_size"] == "4"
-
-
-@needs_mlflow
-def test_of_a_killed_export_the_earlier_one_stays_and_the_next_removes_what_it_left(run, uri, monkeypatch):
-    export_run(run, tracking_uri=uri)
-
-    def killed(*_: Any) -> None:
-        export(*_)
-        raise KeyboardInterrupt
-
-    export = mlflow._export
-    with monkeypatch.context() as patch:
-        patch.setattr(mlflow, "_export", killed)
-        with pytest.raises(KeyboardInterrupt):
-            export_run(run, tracking_uri=uri)
-    assert len(stored(uri)) == 2
-    export_run(run, tracking_uri=uri)
-    assert len(stored(uri)) == 1
 
 
 @needs_mlflow

@@ -38,15 +38,6 @@ def test_error_equals_the_naive_sum_over_bins(rows: list[tuple[int, float]]) -> 
     assert np.isnan(bins.mean_scores[~seen]).all()
 
 
-@given(ROWS, st.data())
-def test_integer_weights_are_repeated_rows(rows: list[tuple[int, float]], data: st.DataObject) -> None:
-    labels, scores = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    counts = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))
-    repeated = np.repeat(np.arange(len(rows)), counts)
-    expected = expected_calibration_error(labels[repeated], scores[repeated]) if repeated.size else np.nan
-    np.testing.assert_allclose(expected_calibration_error(labels, scores, counts), expected, atol=1e-12)
-
-
 def test_scores_that_are_no_probabilities_are_refused() -> None:
     with pytest.raises(ValueError, match="scores"):
         reliability_bins([0, 1], [0.1, 1.1])

@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 
+from fvc_lib.metrics.intervals import mean_measure
 from fvc_lib.metrics.video_text import (
     bleu4_measure,
     content_word_recall,
     content_words,
-    mean_measure,
     token_f1,
     words,
 )

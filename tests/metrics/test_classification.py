@@ -136,15 +136,3 @@ def test_scores_that_are_no_probabilities_are_refused(metric: Metric) -> None:
 WEIGHTED_ROWS = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=25
 )
-
-
-@given(WEIGHTED_ROWS)
-def test_counts_are_the_weights_at_or_above_each_distinct_score(rows: list[tuple[int, int, int, int]]) -> None:
-    labels, scores, *weights = (np.array(column) for column in zip(*rows, strict=True))
-    curve = c.confusion_curve(labels, scores.astype(float), np.array(weights, dtype=float))
-    assert curve.thresholds.tolist() == sorted(set(scores.tolist()), reverse=True)
-    for number, threshold in enumerate(curve.thresholds):
-        for replicate, counted in enumerate(weights):
-            reached = counted * (scores >= threshold)
-            assert curve.true_positives[replicate, number] == reached[labels == 1].sum()
-            assert curve.false_positives[replicate, number] == reached[labels == 0].sum()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fvc_lib.metrics.classification import average_precision, decide, f1, roc_auc
+from fvc_lib.metrics.classification import decide, f1, roc_auc
 from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds, within_folds
 
 
@@ -26,16 +26,6 @@ def test_auc_within_folds_is_the_share_of_pairs_of_one_fold_won(seed: int) -> No
         if folds[i] == folds[j]
     ]
     assert within_folds(roc_auc, folds)(labels, scores) == pytest.approx(np.mean(pairs), abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_weights_are_repeated_rows(seed: int) -> None:
-    labels, scores, folds = sample(seed)
-    counts = np.random.default_rng(seed).integers(0, 3, (7, labels.size))
-    got = within_folds(average_precision, folds)(labels, scores, counts)
-    for value, row_counts in zip(got, counts, strict=True):
-        rows = np.repeat(np.arange(labels.size), row_counts)
-        assert value == pytest.approx(within_folds(average_precision, folds[rows])(labels[rows], scores[rows]))
 
 
 def test_a_score_that_is_constant_in_each_fold_is_chance_though_pooled_it_is_not() -> None:

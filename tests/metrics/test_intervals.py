@@ -116,27 +116,6 @@ def test_whether_there_are_enough_reals_is_decided_on_the_sample_and_not_in_each
     assert np.isnan([few.value, few.low, few.high]).all()
 
 
-def test_with_one_vote_per_group_copies_change_neither_value_nor_interval() -> None:
-    labels, scores, groups = clustered(6, per_group=2)
-    copies = np.where(groups < 5, 9, 1)
-    more = [np.repeat(column, copies) for column in (labels, scores, groups)]
-    for metric in (roc_auc, brier_score):
-        one, other = (
-            group_interval(y, s, g, metric, row_weights=one_vote_per_group(g), replicates=200)
-            for y, s, g in ((labels, scores, groups), more)
-        )
-        np.testing.assert_allclose([other.value, other.low, other.high], [one.value, one.low, one.high], rtol=1e-9)
-        assert group_interval(*more, metric, replicates=200).value != pytest.approx(one.value, abs=1e-4)
-
-
-def test_the_order_of_rows_does_not_matter_and_the_seed_does() -> None:
-    labels, scores, groups = clustered(2)
-    order = np.random.default_rng(0).permutation(labels.size)
-    first = group_interval(labels, scores, groups, roc_auc, replicates=200, seed=5)
-    assert group_interval(labels[order], scores[order], groups[order], roc_auc, replicates=200, seed=5) == first
-    assert group_interval(labels, scores, groups, roc_auc, replicates=200, seed=6) != first
-
-
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1)), min_size=2, max_size=40), st.integers(0, 99))
 def test_every_half_sample_holds_half_of_the_groups_of_each_stratum(rows: list[tuple[int, int]], seed: int) -> None:
     labels = np.array([label for _, label in rows])
@@ -148,14 +127,6 @@ def test_every_half_sample_holds_half_of_the_groups_of_each_stratum(rows: list[t
     assert sorted(np.concatenate(strata).tolist()) == list(range(num_groups))
     for members in strata:
         assert (np.abs(halves[:, members].sum(axis=1) - members.size / 2) <= 0.5).all()
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1)), min_size=2, max_size=30))
-def test_no_stratum_of_one_group_where_both_classes_have_two(rows: list[tuple[int, int]]) -> None:
-    labels = np.array([label for _, label in rows])
-    codes, num_groups = group_codes([group for group, _ in rows], labels.size)
-    if min(intervals.count_groups(labels, codes).per_class) >= 2:
-        assert all(members.size > 1 for members in intervals.strata_of_groups(labels, codes, num_groups))
 
 
 @given(

@@ -76,13 +76,6 @@ def test_what_both_models_find_hard_cancels() -> None:
     assert paired.high - paired.low < 0.8 * unpaired_width
 
 
-@pytest.mark.parametrize("request_", [{"replicates": 0}, {"confidence": 95.0}])
-def test_requests_without_sense_are_refused(request_: dict) -> None:
-    labels, first, second, groups = two_models(0)
-    with pytest.raises(ValueError, match=r"replicates|confidence"):
-        paired_over_groups(labels, first, second, groups, roc_auc, **request_)
-
-
 def naive_holm_rejections(p_values: list[float], alpha: float) -> set[int]:
     """The procedure as Holm wrote it: step down until the first that is not small enough."""
     rejected = set()

@@ -62,24 +62,6 @@ def test_class_scores_and_macro_equal_scikit_learn_with_zero_division_zero(
     assert macro_f1(labels, predicted) == pytest.approx(averaged[-1], abs=1e-12)
 
 
-@settings(max_examples=20)
-@given(decisions(), st.integers(0, 2**32 - 1))
-def test_whole_weights_mean_repeated_rows(sample: tuple[np.ndarray, np.ndarray], seed: int) -> None:
-    labels, predicted = sample
-    counts = np.random.default_rng(seed).integers(0, 3, (2, labels.size))
-    nothing = np.zeros(labels.size)
-    values = macro_measures(labels, predicted)["macro_f1"](nothing, nothing, counts)
-    hits = top_k_measure(predicted + 1, 2)(nothing, nothing, counts)
-    for row, value, hit in zip(counts, values, hits, strict=True):
-        if not row.sum():
-            assert np.isnan(value)
-            assert np.isnan(hit)
-            continue
-        repeated = np.repeat(np.arange(labels.size), row)
-        assert value == pytest.approx(macro_f1(labels[repeated], predicted[repeated]), abs=1e-12)
-        assert hit == pytest.approx(np.mean(predicted[repeated] < 2), abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

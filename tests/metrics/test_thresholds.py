@@ -25,13 +25,6 @@ def test_no_threshold_has_a_higher_balanced_accuracy(rows: list[tuple[int, float
     assert reached == pytest.approx(max(tried), abs=1e-12)
 
 
-@given(ROWS, st.randoms(use_true_random=False))
-def test_the_order_of_rows_does_not_matter(rows: list[tuple[int, float]], random: object) -> None:
-    before = best_threshold(*columns(rows))
-    random.shuffle(rows)
-    assert best_threshold(*columns(rows)) == before
-
-
 def test_among_equals_the_nearest_to_a_half_wins_then_the_lower() -> None:
     # 0.05 | 0.15 and 0.55 | 0.75 split equally well; 0.65 is nearer to 0.5 than 0.1.
     assert best_threshold([0, 1, 0, 1], [0.05, 0.15, 0.55, 0.75]) == pytest.approx(0.65)

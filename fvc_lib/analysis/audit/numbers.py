@@ -92,38 +92,27 @@ class Settings:
         return float(number) if name == "threshold" else None
 
 
-_TEXT, _NUMBER, _COUNT = pl.String, pl.Float64, pl.Int64
-_ENDS: dict[str, Any] = {"value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
-_RATES = {f"{rate}{end}": _NUMBER for rate in ("fpr", "tpr") for end in ("", "_low", "_high")}
-_SCHEMAS: dict[str, dict[str, Any]] = {
-    name: {"detector": _TEXT, **columns}
-    for name, columns in {
-        "numbers": {"metric": _TEXT, **_ENDS, "num_videos": _COUNT, "num_groups": _COUNT},
-        "common": _ENDS,
-        "shuffled": _ENDS,
-        "controls": {
-            "source": _TEXT, **_ENDS, "num_videos": _COUNT, "detector_value": _NUMBER, "detector_low": _NUMBER,
-            "detector_high": _NUMBER, "is_above": pl.Boolean,
-        },
-        "slices": {
-            "slice_by": _TEXT, "value": _TEXT, "auc": _NUMBER, "low": _NUMBER, "high": _NUMBER,
-            "called_share": _NUMBER, "num_videos": _COUNT, "num_groups": _COUNT, "is_small": pl.Boolean,
-        },
-        "floors": {"higher": _TEXT, "lower": _TEXT, **_ENDS, "num_higher": _COUNT, "num_lower": _COUNT},
-        "thresholds": {
-            "point": _TEXT, **_RATES, "lowest_threshold": _NUMBER, "highest_threshold": _NUMBER,
-            "is_resolved": pl.Boolean,
-        },
-        "coverage": {
-            "num_videos": _COUNT, "answered_share": _NUMBER, "num_real": _COUNT, "num_fake": _COUNT,
-            "auc_if_wrong": _NUMBER,
-        },
-    }.items()
-}  # fmt: skip
-_SCHEMAS["differences"] = {
-    "first": _TEXT, "second": _TEXT, "difference": _NUMBER, "low": _NUMBER, "high": _NUMBER, "p": _NUMBER,
-    "holm_p": _NUMBER, "is_shown": pl.Boolean,
-}  # fmt: skip
+_KINDS = {"": pl.Float64, "text": pl.String, "count": pl.Int64, "flag": pl.Boolean}
+_COLUMNS = {
+    "numbers": "detector:text metric:text value low high num_videos:count num_groups:count",
+    "common": "detector:text value low high",
+    "shuffled": "detector:text value low high",
+    "controls": "detector:text source:text value low high num_videos:count detector_value detector_low detector_high "
+    "is_above:flag",
+    "slices": "detector:text slice_by:text value:text auc low high called_share num_videos:count num_groups:count "
+    "is_small:flag",
+    "floors": "detector:text higher:text lower:text value low high num_higher:count num_lower:count",
+    "thresholds": "detector:text point:text fpr fpr_low fpr_high tpr tpr_low tpr_high lowest_threshold "
+    "highest_threshold is_resolved:flag",
+    "coverage": "detector:text num_videos:count answered_share num_real:count num_fake:count auc_if_wrong",
+    "differences": "first:text second:text difference low high p holm_p is_shown:flag",
+}
+
+
+def _frame(rows: Sequence[Row], columns: str) -> pl.DataFrame:
+    """Return ``rows`` as a frame, NaN as null; ``columns`` are names, with a key of ``_KINDS`` after a colon."""
+    parts = [column.partition(":") for column in columns.split()]
+    return pl.DataFrame(rows, {name: _KINDS[kind] for name, _, kind in parts}, orient="row").fill_nan(None)
 
 
 @dataclass(frozen=True)
@@ -274,8 +263,8 @@ def audit_scores(
     answered = {name: table.part(~np.isnan(column)) for name, column in columns.items()}
     rows: dict[str, list[Row]] = defaultdict(list)
     for name, column in columns.items():
-        for kind, found in _of_detector(videos, column, answered[name]).items():
-            rows[kind] += [(name, *row) for row in found]
+        for kind, of_kind in _of_detector(videos, column, answered[name]).items():
+            rows[kind] += [(name, *row) for row in of_kind]
         rows["coverage"].append((name, *_coverage(labels, column)))
     common = table.part(~np.isnan(np.array(list(columns.values()))).any(axis=0))
     is_compared = len(columns) > 1 and common.has_both_labels
@@ -288,9 +277,7 @@ def audit_scores(
     else:
         for name, column in columns.items():
             rows["controls"] += _controls(controls, {name: column}, answered[name])
-    frames = {
-        name: pl.DataFrame(rows[name], schema=schema, orient="row").fill_nan(None) for name, schema in _SCHEMAS.items()
-    }
+    frames = {name: _frame(rows[name], columns) for name, columns in _COLUMNS.items()}
     main = frames["common"] if is_compared else frames["numbers"].filter(metric=MAIN_METRIC)
     frames["slices"] = frames["slices"].sort("auc", "slice_by", "value", nulls_last=True, maintain_order=True)
     return Audit(
@@ -437,9 +424,9 @@ def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) ->
     pairs = list(combinations(range(len(names)), 2))
     differences = [paired_difference(drawn, *pair, confidence=how.confidence) for pair in pairs]
     adjusted = holm([difference.p_value for difference in differences]).tolist()
-    for (first, second), found, p in zip(pairs, differences, adjusted, strict=True):
+    for (first, second), gap, p in zip(pairs, differences, adjusted, strict=True):
         is_shown = p <= round(1 - how.confidence, 12)
-        yield names[first], names[second], found.value, found.low, found.high, found.p_value, p, is_shown
+        yield names[first], names[second], gap.value, gap.low, gap.high, gap.p_value, p, is_shown
 
 
 def _controls(controls: Mapping[str, pl.DataFrame], columns: Mapping[str, FloatArray], rows: _Rows) -> Iterator[Row]:

@@ -47,10 +47,10 @@ HEADINGS = {
 }  # fmt: skip
 
 
-def detector_table(found: DetectorComparison) -> pl.DataFrame:
+def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return one row per detector for readers: texts with units, and the mark behind the ROC AUC."""
-    by_name, rows = {pair.second: pair for pair in found.differences}, []
-    for detector in found.detectors:
+    by_name, rows = {pair.second: pair for pair in comparison.differences}, []
+    for detector in comparison.detectors:
         pair, cost = by_name.get(detector.name), detector.cost
         counted = count_text(len(detector.runs), "run")
         lowest, highest = map(number_text, detector.spread[MAIN_METRIC])
@@ -81,11 +81,11 @@ def _marked(detector: Detector, metric: str) -> str:
     return f"{interval_text(interval.value, interval.low, interval.high)} {detector.marks[metric]}".strip()
 
 
-def metric_table(found: DetectorComparison) -> pl.DataFrame:
+def metric_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return one row per detector and one column per metric: text with the interval over groups and the mark."""
     return pl.DataFrame(
         {"detector": detector.name, **{metric: _marked(detector, metric) for metric in detector.intervals}}
-        for detector in found.detectors
+        for detector in comparison.detectors
     )
 
 
@@ -102,14 +102,14 @@ def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def runs_of(found: DetectorComparison) -> list[tuple[JudgedRun, str]]:
+def runs_of(comparison: DetectorComparison) -> list[tuple[JudgedRun, str]]:
     """Return pairs of a compared run and the name of its detector."""
-    return [(run, detector.name) for detector in found.detectors for run in detector.runs]
+    return [(run, detector.name) for detector in comparison.detectors for run in detector.runs]
 
 
-def left_out_table(found: DetectorComparison) -> pl.DataFrame:
+def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return ``run_id why`` for the runs that are not compared."""
-    return pl.DataFrame(found.left_out, {"run_id": pl.String, "why": pl.String}, orient="row")
+    return pl.DataFrame(comparison.left_out, {"run_id": pl.String, "why": pl.String}, orient="row")
 
 
 def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
@@ -128,11 +128,11 @@ def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFram
 # --- Files for programs and papers
 
 
-def number_table(found: DetectorComparison) -> pl.DataFrame:
+def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     """Return one row per detector for programs: all metrics and costs as numbers that are not rounded."""
-    by_name, rows = {pair.second: pair for pair in found.differences}, []
+    by_name, rows = {pair.second: pair for pair in comparison.differences}, []
     marks = {BEST: "best, shown", HIGHEST: "best, not shown"}
-    for detector in found.detectors:
+    for detector in comparison.detectors:
         row: dict[str, Any] = {
             "detector": detector.name,
             "model": " + ".join(detector.models),
@@ -151,10 +151,10 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
 
 
-def paper_table(found: DetectorComparison) -> str:
+def paper_table(comparison: DetectorComparison) -> str:
     """Return the table of detectors as LaTeX for a paper; the caption ends with the cautions of the runs."""
     caption = (
-        rf"Detectors on the same folds. AUC: mean over seeds with {100 * found.confidence:.0f}\% intervals over "
+        rf"Detectors on the same folds. AUC: mean over seeds with {100 * comparison.confidence:.0f}\% intervals over "
         r"groups; the AUC of single runs is a spread, no interval; $\Delta$: paired difference from the first row, $p$ "
         r"corrected by Holm. $\star$: best, and shown to differ from all others; $\circ$: best, not shown."
     )
@@ -164,20 +164,20 @@ def paper_table(found: DetectorComparison) -> str:
         "training": "training",
     }  # fmt: skip
     rows = []
-    for texts in detector_table(found).select(*heads).rows():
+    for texts in detector_table(comparison).select(*heads).rows():
         cells = ["--" if text is None else latex_text(text) for text in texts]
         rows.append([cell.replace(BEST, r"$\star$").replace(HIGHEST, r"$\circ$") for cell in cells])
-    return latex_table(" ".join([caption, *map(latex_text, found.cautions)]), list(heads.values()), rows)
+    return latex_table(" ".join([caption, *map(latex_text, comparison.cautions)]), list(heads.values()), rows)
 
 
-def bibliography(found: DetectorComparison) -> str:
+def bibliography(comparison: DetectorComparison) -> str:
     """Return the BibTeX entries of the compared detectors and corpora, without repetition.
 
     A detector or corpus that declares no publication gets a comment.
     """
-    run, loaders = found.detectors[0].runs[0], dict(CORPORA.items())
+    run, loaders = comparison.detectors[0].runs[0], dict(CORPORA.items())
     index = read_tables([(run.name, run.run.index)], INDEX, without=["perceptual_hash"]).frame
-    entries = {model: _bibtex_of(model) for detector in found.detectors for model in detector.models}
+    entries = {model: _bibtex_of(model) for detector in comparison.detectors for model in detector.models}
     for corpus, layout in index.select("corpus", "label_source").unique().sort("corpus").rows():
         entries[f"corpus {corpus}"] = loaders[layout].bibtex if layout in loaders else ""
     texts = [entry.strip() or f"% {clean_text(name)}: declares no publication" for name, entry in entries.items()]
@@ -191,15 +191,15 @@ def _bibtex_of(model: str) -> str:
         return ""
 
 
-def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
+def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
     """Write ``TABLE_FILES`` (CSV, LaTeX and BibTeX) into ``folder``, and return their paths.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    numbers, runs = csv_for_people(number_table(found)), csv_for_people(run_table(runs_of(found)))
+    numbers, runs = csv_for_people(number_table(comparison)), csv_for_people(run_table(runs_of(comparison)))
     files = [folder / name for name in TABLE_FILES]
-    for file, text in zip(files, (numbers, runs, paper_table(found), bibliography(found)), strict=True):
+    for file, text in zip(files, (numbers, runs, paper_table(comparison), bibliography(comparison)), strict=True):
         write_text(file, text)
     return files

@@ -48,7 +48,7 @@ from fvc_lib.services.errors import command_text
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.records.ensembles import is_ensemble
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
-from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT, TASK_RESULTS
+from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import (
     DEFAULT_TASK,
     KFOLD,
@@ -141,7 +141,8 @@ FORGERIES = Measure(
     "ROC AUC",
     "video",
     chance=CHANCE_AUC,
-    remark="The score is visual-forensic: staged or out-of-context footage cannot be told by pixels.",
+    remark="The score is visual-forensic: staged or out-of-context footage cannot be told by pixels. "
+    "Audio is not judged: a video with a fake voice counts by what is seen.",
     is_split_in_folds=True,
     strict_controls=TASKS[DEFAULT_TASK].strict_controls[""],
 )
@@ -252,8 +253,8 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
     """Return the main score of a run and those of its controls; ``scores`` is empty while none are recorded."""
-    asked = run_parameters(run)
-    task = run_task(asked)
+    parameters = run_parameters(run)
+    task = run_task(parameters)
     if TASKS[task].headline:
         table, answer = run.task_results, read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
         measured = task_scores(answer.frame, task)
@@ -261,21 +262,21 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
     else:
         table, answer = run.results, results([run])
         measured = _scores_over_folds(run, answer.frame)
-        cautions = protocol_cautions(asked, answer.frame, HEADLINE_METRIC)
+        cautions = protocol_cautions(parameters, answer.frame, HEADLINE_METRIC)
     if not measured.scores:
         return replace(measured, notes=answer.notes)
     return replace(measured, notes=answer.notes, cautions=cautions, earlier=earlier_attempt(run, table))
 
 
 def _scores_over_folds(run: RunPaths, frame: pl.DataFrame) -> MeasuredScores:
-    asked, scores = run_parameters(run), overall_scores(frame)
+    parameters, scores = run_parameters(run), overall_scores(frame)
     strict = dict(FORGERIES.strict_controls)
     if REAL_SOURCE_CONTROL in [score.source for score in scores]:  # else there were no two sources
         # A fork reuses the checkpoints of a run without this control; otherwise the folds train again.
-        is_fork = asked.get("real_source_control") is False
+        is_fork = parameters.get("real_source_control") is False
         ways = "--force 04 --resume RUN", "--resume RUN --fork -p real_source_control true"
         strict[REAL_SOURCE_CONTROL] = f"run_notebooks.py {ways[is_fork]}"
-    measure = replace(FORGERIES, leaks=official_leaks(asked, leakage_audit_of(run).frame), strict_controls=strict)
+    measure = replace(FORGERIES, leaks=official_leaks(parameters, leakage_audit_of(run).frame), strict_controls=strict)
     model = frame.filter(scope="all", source="model").select("num_videos", "num_groups").head(1).rows()
     num_videos, num_groups = model[0] if model else (None, None)
     margin = next(iter(overall_scores(frame, MARGIN)), None)
@@ -292,16 +293,16 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     """Return the cautions that belong on every page, table and terminal output of ``run``, worst first.
 
     They are about: a trial (a run on part of its corpus), damaged files, failed leakage checks, leaks of the official
-    split, folds trained by different code, parameters, and fake voices. The verdict against the controls is not among
+    split, folds trained by different code, and parameters. The verdict against the controls is not among
     them; see ``headline.run_headline``.
     """
-    asked = run_parameters(run)
+    parameters = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(finding)}" for finding in audit_failures(run)]
-    leaks = official_leaks(asked, leakage_audit_of(run).frame)
+    leaks = official_leaks(parameters, leakage_audit_of(run).frame)
     mixed = mixed_code(sorted(run.root.glob("checkpoints/fold_*")))
     code = f"The folds were trained by different code: {mixed}." if mixed else ""
-    cautions = (trial_caution(asked), *run_damage(run.root), *audit, leaks, code, *parameter_cautions(asked))
-    return tuple(dict.fromkeys(filter(None, (*cautions, fake_voices(run)))))
+    cautions = (trial_caution(parameters), *run_damage(run.root), *audit, leaks, code, *parameter_cautions(parameters))
+    return tuple(dict.fromkeys(filter(None, cautions)))
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
@@ -334,15 +335,6 @@ def interval_cautions(value: float | None, low: float | None, high: float | None
     if value is not None and value in (low, high):
         return ("No mistake was seen, so the interval is a one-sided bound: it follows from the number of groups.",)
     return ()
-
-
-def fake_voices(run: RunPaths) -> str:
-    """Return the caution that audio is not judged if the index marks the voice of a video as fake; else empty."""
-    index = read_tables([(path_to_text(run.run_id), run.index)], INDEX, without=["perceptual_hash"]).frame
-    marked = index.filter(pl.col("attributes").str.json_path_match("$.audio").str.to_lowercase() == "fake")
-    real = marked.filter(label="real").height
-    counted = f"{count_text(marked.height, 'video')} of the corpus have a fake voice; {real} of them count as real"
-    return f"Audio is not judged: {counted}, because what is seen is." if marked.height else ""
 
 
 def untested_classes(run: RunPaths) -> list[str]:
@@ -513,7 +505,7 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
 
 def run_headline(run: RunPaths) -> ReportHeadline:
     """Return the headline of a run, from the files that it has written so far."""
-    asked, status, measured = run_parameters(run), run_status(run), measured_scores(run)
+    parameters, status, measured = run_parameters(run), run_status(run), measured_scores(run)
     verdict, audit = run_verdict(run, measured), leakage_audit_of(run)
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
     control = verdict.best_control
@@ -523,7 +515,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         cautions.append(what_to_do(control))
     cautions += audit.frame.filter(check="size_and_rate")["finding"].to_list()
     cautions += floor_margin(measured.scores, measured.margin)
-    cautions += [trial_caution(asked), *parameter_cautions(asked), fake_voices(run)]
+    cautions += [trial_caution(parameters), *parameter_cautions(parameters)]
     if model := measured.model_score:
         chance = measured.measure.chance
         if chance is not None and model.high is not None and model.high < chance:
@@ -544,8 +536,8 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         peak_rss_bytes=as_number(status.get("peak_rss_bytes") if peak is None else peak),
         duration_seconds=as_number(status.get("duration_seconds")),
         started_utc=as_text(status.get("started_utc")),
-        model=ensemble_text(run) or model_name(asked),
-        protocol=protocol_text(asked),
+        model=ensemble_text(run) or model_name(parameters),
+        protocol=protocol_text(parameters),
         corpus=corpus_text(run),
         failure=failure(status),
     )

@@ -113,13 +113,6 @@ _MEMORY_COLUMNS = {
 }  # fmt: skip
 _EVENT_COLUMNS = {**_PLACE, "kind": "VARCHAR", "message": "VARCHAR", "details": "JSON"}
 
-# Columns from the details of memory events; ``details`` has all.
-_EVENT_DETAILS = {
-    "where": ("VARCHAR", "happened_in"), "context_file": ("VARCHAR", "context_file"),
-    "asked_mb": ("DOUBLE", "asked_mb"), "predicted_peak_mb": ("DOUBLE", "predicted_peak_mb"),
-    "micro_batch": ("BIGINT", "micro_batch"), "micro_batch_next": ("BIGINT", "micro_batch_next"),
-}  # fmt: skip
-
 
 def _read_log_lines(runs: Sequence[RunPaths], folder: str, columns: Mapping[str, str], good: str) -> Answer:
     """Return the good lines of the JSONL files in ``folder`` of ``runs``, in file and line order.
@@ -221,13 +214,12 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
     """Return the memory events of ``runs``, such as an out-of-memory, with ``seconds`` as in ``memory_samples``.
 
     An event belongs to the attempt whose clock started nearest in time. Columns: ``run_id stage fold attempt seconds
-    line phase epoch batch_idx global_step kind message details`` and those of ``_EVENT_DETAILS``. ``details`` is JSON
-    text.
+    line phase epoch batch_idx global_step kind message details`` and, from the details, ``happened_in
+    context_file asked_mb predicted_peak_mb micro_batch micro_batch_next``. ``details`` is JSON text.
     """
     good = "kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL"
     lines = _read_log_lines(runs, "memory/events", _EVENT_COLUMNS, good)
-    fields = [f"try_cast(details->>'$.{name}' AS {kind}) AS {to}" for name, (kind, to) in _EVENT_DETAILS.items()]
-    query = f"""
+    query = """
         WITH clocks AS (
             SELECT run_id, stage, fold, attempt, min(timestamp - elapsed_seconds) AS began_at,
                    min(seconds - elapsed_seconds) AS seconds_before
@@ -244,7 +236,11 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
         SELECT run_id, stage, file_fold AS fold, coalesce(attempt, 1) AS attempt,
                elapsed_seconds + coalesce(seconds_before, 0) AS seconds,
                line, phase, epoch, batch_idx, global_step, kind, coalesce(message, '') AS message,
-               CAST(details AS VARCHAR) AS details, {", ".join(fields)}
+               CAST(details AS VARCHAR) AS details, details->>'where' AS happened_in,
+               details->>'context_file' AS context_file, try_cast(details->>'asked_mb' AS DOUBLE) AS asked_mb,
+               try_cast(details->>'predicted_peak_mb' AS DOUBLE) AS predicted_peak_mb,
+               try_cast(details->>'micro_batch' AS BIGINT) AS micro_batch,
+               try_cast(details->>'micro_batch_next' AS BIGINT) AS micro_batch_next
         FROM matched ORDER BY run_id, stage, fold, file_number, line
     """
     return Answer(ask(query, {"lines": lines.frame, "samples": memory_samples(runs).frame}), lines.notes)
@@ -274,12 +270,6 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
 
 # --- Records
 
-_TRAINING_COLUMNS = {
-    "model": "VARCHAR", "device": "VARCHAR", "best_epoch": "BIGINT", "threshold": "DOUBLE", "temperature": "DOUBLE",
-    "steps": "BIGINT", "nonfinite_steps": "BIGINT", "micro_batch": "BIGINT", "seconds": "DOUBLE",
-    "peak_rss_bytes": "BIGINT", "peak_device_bytes": "BIGINT",
-}  # fmt: skip
-
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
     """Return one row per finished training: ``run_id stage fold trained epochs`` and the numbers that it recorded.
@@ -300,17 +290,28 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
                 if isinstance(outcome.get(record), dict):
                     text = json.dumps({**outcome, **outcome[record]})
                     rows.append((run_id, stages.get(name, name), trained, text))
-    columns = [f"TRY_CAST(record->>'{name}' AS {kind}) AS {name}" for name, kind in _TRAINING_COLUMNS.items()]
-    for part in ("train", "validation", "test"):
-        number = f"coalesce(record->>'num_{part}_videos', record->>'num_{part}')"
-        columns.append(f"TRY_CAST({number} AS BIGINT) AS num_{part}_samples")
     query = f"""
         WITH outcomes AS (
-            SELECT *, TRY_CAST(regexp_extract(name, '^fold_(\\d+)$', 1) AS BIGINT) AS fold, text::JSON AS record
+            SELECT *, TRY_CAST(regexp_extract(name, '^fold_(\\d+)$', 1) AS BIGINT) AS fold,
+                   TRY_CAST(text AS JSON) AS record
             FROM texts
         )
         SELECT run_id, CASE WHEN fold IS NULL THEN name ELSE '{FOLD_TRAINING}' END AS stage, fold, trained,
-               json_array_length(record, '$.history')::BIGINT AS epochs, {", ".join(columns)}
+               record->>'model' AS model, record->>'device' AS device,
+               CAST(json_array_length(record, '$.history') AS BIGINT) AS epochs,
+               TRY_CAST(record->>'best_epoch' AS BIGINT) AS best_epoch,
+               TRY_CAST(record->>'threshold' AS DOUBLE) AS threshold,
+               TRY_CAST(record->>'temperature' AS DOUBLE) AS temperature,
+               TRY_CAST(record->>'steps' AS BIGINT) AS steps,
+               TRY_CAST(record->>'nonfinite_steps' AS BIGINT) AS nonfinite_steps,
+               TRY_CAST(record->>'micro_batch' AS BIGINT) AS micro_batch,
+               TRY_CAST(record->>'seconds' AS DOUBLE) AS seconds,
+               TRY_CAST(coalesce(record->>'num_train_videos', record->>'num_train') AS BIGINT) AS num_train_samples,
+               TRY_CAST(coalesce(record->>'num_validation_videos', record->>'num_validation') AS BIGINT)
+                   AS num_validation_samples,
+               TRY_CAST(coalesce(record->>'num_test_videos', record->>'num_test') AS BIGINT) AS num_test_samples,
+               TRY_CAST(record->>'peak_rss_bytes' AS BIGINT) AS peak_rss_bytes,
+               TRY_CAST(record->>'peak_device_bytes' AS BIGINT) AS peak_device_bytes
         FROM outcomes ORDER BY run_id, fold NULLS LAST, name, trained = 'model' DESC, trained
     """
     texts = pl.DataFrame(rows, dict.fromkeys(("run_id", "name", "trained", "text"), pl.String), orient="row")

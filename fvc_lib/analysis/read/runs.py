@@ -136,14 +136,12 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 
 def run_task(parameters: Mapping[str, object]) -> str:
     """Return the task that the parameters name (``video``, ``image`` or ``video_text``); by default ``video``."""
-    task = parameters.get("task")
-    return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
+    return next((task for task in TASKS if task == parameters.get("task")), DEFAULT_TASK)
 
 
 def protocol_name(parameters: Mapping[str, object]) -> str:
     """Return the protocol of a run; ``kfold`` if its parameters name none."""
-    name = parameters.get("protocol")
-    return name if isinstance(name, str) and name in PROTOCOLS else KFOLD
+    return next((name for name in PROTOCOLS if name == parameters.get("protocol")), KFOLD)
 
 
 def protocol_text(parameters: Mapping[str, object]) -> str:

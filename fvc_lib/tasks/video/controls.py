@@ -455,7 +455,8 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
     of_control, control_values = _auc(reals)
 
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-        return of_model(labels, scores, weights) - of_control(sources, control_values, weights[:, rows])
+        margins: FloatArray = of_model(labels, scores, weights) - of_control(sources, control_values, weights[:, rows])
+        return margins
 
     return _interval(scored, Metric(definition), values, config)
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from fvc_lib.metrics import video_text
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
-from fvc_lib.metrics.intervals import intervals_over_groups
+from fvc_lib.metrics.intervals import intervals_over_groups, mean_measure
 from fvc_lib.metrics.video_text import Ranking
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
@@ -122,7 +122,7 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config:
     """Return the rows of one direction, for model and chance; the model's means over queries have an interval."""
     of_queries: dict[str, npt.ArrayLike] = {f"recall@{k}": found.ranks <= k for k in RECALL_AT}
     of_queries |= {"mrr": 1 / found.ranks, "mean_rank": found.ranks}
-    measures = {name: video_text.mean_measure(name, values) for name, values in of_queries.items()}
+    measures = {name: mean_measure(name, values) for name, values in of_queries.items()}
     rows = _measured_rows(MODEL, direction, measures, ranks["group_id"].to_list(), config)
     chance = chance_metrics(ranks["num_candidates"].to_numpy(), ranks["num_positives"].to_numpy(), RECALL_AT)
     without_interval = {MODEL: ("median_rank", "ndcg", "mean_positive_similarity"), CHANCE: tuple(chance)}
@@ -144,7 +144,7 @@ def _caption_rows(
         "content_word_recall": [video_text.content_word_recall(*pair, content) for pair in both],
         "exact_match": [video_text.exact_match(*pair) for pair in both],
     }
-    measures = {name: video_text.mean_measure(name, values) for name, values in of_videos.items()}
+    measures = {name: mean_measure(name, values) for name, values in of_videos.items()}
     measures["bleu4"] = video_text.bleu4_measure(texts, references)
     return _measured_rows(source, "captions", measures, captions["group_id"].to_list(), config)
 
