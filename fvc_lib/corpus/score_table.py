@@ -323,23 +323,17 @@ def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, s
     copies = pl.DataFrame(list(duplicates.items()), schema={"name": pl.String, "path": pl.String}, orient="row")
     names = known.unpivot(["path", "video_id", "source_id"], index=["place", "of_corpus"], value_name="name")
     names = pl.concat([names.drop("variable"), copies.join(known, on="path").select("place", "of_corpus", "name")])
-    asked = videos.select("label", name="video_id")
-    exact = asked.join(names, on="name")
     whole = "/" + pl.col("name").str.replace(r"(?i)\.[a-z3]\w{1,4}$", "")
-    stem = whole.str.extract("([^/]*)$")
-    near = asked.with_columns(whole=whole, stem=stem).join(
-        names.select("place", "of_corpus", there=whole, stem=stem), on="stem"
-    )
-    one, other = pl.col("whole"), pl.col("there")
-    near = near.filter(one.str.ends_with(other) | other.str.ends_with(one))
-    exact, near = (
-        found.group_by("name")
-        .agg(pl.col("place", "label", "of_corpus").first(), num_places=pl.col("place").n_unique())
-        .filter(num_places=1)
-        for found in (exact, near)
-    )
-    near = near.filter(pl.col("label") == pl.col("of_corpus")).join(exact, on="name", how="anti")
-    chosen = asked.join(pl.concat([exact, near]), on="name", maintain_order="left")
+    end_of_path = {"whole": whole, "stem": whole.str.extract("([^/]*)$")}
+    asked = videos.select("label", name="video_id").with_columns(**end_of_path)
+    found = asked.join(names.with_columns(**end_of_path), on="stem", suffix=" of corpus")
+    one, other = pl.col("whole"), pl.col("whole of corpus")
+    found = found.filter(one.str.ends_with(other) | other.str.ends_with(one))
+    is_exact = pl.col("name") == pl.col("name of corpus")
+    found = found.with_columns(is_exact=is_exact).filter(is_exact == is_exact.any().over("name"))
+    places = found.group_by("name").agg(pl.all().first(), num_places=pl.col("place").n_unique()).filter(num_places=1)
+    places = places.filter(pl.col("is_exact") | (pl.col("label") == pl.col("of_corpus")))
+    chosen = videos.select(name="video_id").join(places, on="name", maintain_order="left")
     return index[chosen["place"]].with_columns(chosen["name"].alias("video_id"))
 
 

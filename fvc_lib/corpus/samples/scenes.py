@@ -133,15 +133,16 @@ class _Thing:
     """Something that crosses the view, and may pause on its way."""
 
     def __init__(self, rng: np.random.Generator, shot: Shot) -> None:
-        self.sides = h, w = tuple(2 * int(rng.integers(side // 10, side // 5)) for side in (shot.height, shot.width))
+        size = (shot.height, shot.width)
+        self.sides = h, w = tuple(2 * int(rng.integers(side // 10, side // 5)) for side in size)
         rows, columns = np.linspace(-1, 1, h)[:, None], np.linspace(-1, 1, w)
         for _ in range(int(rng.integers(1, 4))):  # squares, not powers: the same to the last bit everywhere
             rows, columns = rows * rows, columns * columns
         self.inside = rows + columns <= 1.0  # (h, w)
         self.luma = rng.uniform(60, 190) + texture(rng, h, w, (16, 6), 10)
         self.chroma = rng.uniform(-28, 28, 2).tolist()
-        self.start = rng.uniform(0.1, 0.9, 2) * (shot.height, shot.width)  # centre (row, column)
-        self.travel = rng.uniform((-0.3, -0.6), (0.3, 0.6)) * (shot.height, shot.width)
+        self.start = rng.uniform(0.1, 0.9, 2) * size  # centre (row, column)
+        self.travel = rng.uniform((-0.3, -0.6), (0.3, 0.6)) * size
         self.pause_from = rng.uniform(0.2, 1.5)  # share of the shot; the thing rests for a quarter of it
 
     def paste(self, luma: Plane, chroma: Plane, share: float) -> None:

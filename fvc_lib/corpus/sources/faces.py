@@ -41,13 +41,13 @@ from fvc_lib.corpus.sources.published import (
     Rule,
     annotations,
     by_rules,
-    by_table,
     entry_of_video,
     first_of,
     folders_in,
     holds,
     listed_but_absent,
     read_lines,
+    read_listed,
     read_published,
     split_lists,
 )
@@ -213,11 +213,10 @@ def read_dfdc(folder: Path) -> Listing:
     entries, tables = dict[str, Entry](), _dfdc_tables(folder)
     for part, table in tables.items():
         entries |= {entry.path: entry for entry in _dfdc_entries(part, table)}
-    source = "metadata.json or labels.csv"
-    notes = listed_but_absent(folder, source, entries)
+    notes = []
     if any(entry.official_split == "test" for entry in entries.values()):
         notes.append("The originals and actors of test videos are not published: folds may separate related videos.")
-    return read_published(folder, "dfdc", tables, by_table(entries, source), notes)
+    return read_listed(folder, "dfdc", tables, "metadata.json or labels.csv", entries, notes)
 
 
 def _dfdc_tables(folder: Path) -> dict[str, Path]:
@@ -302,8 +301,7 @@ def read_dfdc_preview(folder: Path) -> Listing:
             origin = top.split("/")[0] if label == "fake" else "dfdc preview"
             place = path_to_text(path)
             entries[place] = entry_of_video(place, label, groups, origin, PARTS.get(row.get("set")))
-    notes = listed_but_absent(folder, "dataset.json", entries)
-    return read_published(folder, "dfdc_preview", folders_in(folder), by_table(entries, "dataset.json"), notes)
+    return read_listed(folder, "dfdc_preview", folders_in(folder), "dataset.json", entries)
 
 
 # --- FakeAVCeleb.
@@ -335,10 +333,8 @@ def read_fakeavceleb(folder: Path) -> Listing:
             origin = method.replace("-", "+") if kind[1] == "Fake" else "voxceleb2"
             path = f"{below}/{name}"
             entries[path] = entry_of_video(path, kind[1].lower(), groups, origin, None, attributes)
-    notes = listed_but_absent(top, "meta_data.csv", entries)
-    if (top / "RealVideo-FakeAudio").is_dir():
-        notes.append("Audio is not judged: RealVideo-FakeAudio counts as real, because its picture is.")
-    return read_published(top, "fakeavceleb", _AUDIO_FOLDERS, by_table(entries, "meta_data.csv"), notes)
+    note = "Audio is not judged: RealVideo-FakeAudio counts as real, because its picture is."
+    return read_listed(top, "fakeavceleb", _AUDIO_FOLDERS, "meta_data.csv", entries, [note])
 
 
 # --- WildDeepfake.

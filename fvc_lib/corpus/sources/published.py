@@ -129,14 +129,6 @@ def entry_of_video(
     )
 
 
-def by_table(entries: Mapping[str, Entry], table: str) -> Describe:
-    """Return a function that maps a path to its entry in ``entries``, or to a refusal if it has none.
-
-    ``table`` is the name of the list that the entries come from, for the text of the refusal.
-    """
-    return lambda path: entries.get(path) or Refusal("not_listed", f"{path!r}: {table} does not name it.")
-
-
 def read_published(
     root: AnyPath,
     kind: str,
@@ -171,6 +163,17 @@ def read_published(
     if not any(entry.official_split for entry in entries):
         notes = [*notes, _NO_SPLIT]
     return listing_of_files(files, kind, entries, rejections, notes)
+
+
+def read_listed(
+    root: Path, kind: str, folders: Iterable[str], source: str, entries: Mapping[str, Entry], notes: Iterable[str] = ()
+) -> Listing:
+    """List the videos of a published corpus whose list ``source`` gave ``entries`` by path; reject all others."""
+
+    def describe(path: str) -> Entry | Refusal:
+        return entries.get(path) or Refusal("not_listed", f"{path!r}: {source} does not name it.")
+
+    return read_published(root, kind, folders, describe, [*listed_but_absent(root, source, entries), *notes])
 
 
 def first_of(root: Path, *names: str) -> Path | None:
