@@ -228,11 +228,11 @@ def entry_of(
 
 
 def tables_in(folder: AnyPath) -> list[str]:
-    """Return the sorted names of the tables in ``folder``.
+    """Return the sorted names of the tables in ``folder``; empty if it is no folder.
 
     If there are tables called ``manifest``, in CSV or Parquet, only these are returned.
     """
-    names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
+    names = sorted(os.listdir(folder)) if Path(folder).is_dir() else []  # noqa: PTH208 - names, not paths
     preferred = [name for name in names if name in PREFERRED_NAMES]
     return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
 
@@ -243,10 +243,10 @@ def find_table(corpus: AnyPath, accepted: str) -> Path:
     ``accepted`` describes a manifest, for messages.
 
     Raises:
-        UsageError: there is none, or the folder holds several.
+        UsageError: the folder holds no table, or several.
     """
     corpus = Path(corpus)
-    tables = [corpus / name for name in tables_in(corpus)] if corpus.is_dir() else [corpus] if corpus.exists() else []
+    tables = [corpus / name for name in tables_in(corpus)] if corpus.is_dir() else [corpus]
     if len(tables) != 1:
         got = some_of([table.name for table in tables], 10) or "no table"
         raise UsageError(f"corpus {str(corpus)!r}: {got} is there, wanted one manifest. Name it. {accepted}")

@@ -180,8 +180,7 @@ def _is_of_tars(corpus: Path) -> bool:
     as a manifest, because video2dataset writes such tables.
     """
     tars = {name.split(".")[0] for name in tars_in(corpus)}
-    tables = label_table.tables_in(corpus) if corpus.is_dir() else []
-    return bool(tars) and tars.issuperset(Path(table).stem for table in tables)
+    return bool(tars) and tars.issuperset(Path(table).stem for table in label_table.tables_in(corpus))
 
 
 def index_video_texts(
