@@ -20,7 +20,7 @@ def text(root: Path, name: str, lines: Iterable[str]) -> None:
 
 # Of FaceForensics++, 000 and 002 are of one YouTube video, and 002 is tested. Of GenVideo, a training archive may be
 # unpacked beside the test part, and a generator be called like the folder of reals. Of WildDeepfake, one archive has
-# two sequences, and one is not unpacked.
+# two sequences.
 FILES = {
     "faceforensics": """
         manipulated_sequences/Deepfakes/c23/videos/000_001.mp4
@@ -118,14 +118,12 @@ FILES = {
         fake_train/1/fake/3/10.png
         fake_train/1/fake/3/9.png
         real_test/2/real/5/0.png
-        real_test/3.tar.gz
         real_train/1/real/0/0.png
         real_train/1/real/0/10.png
         real_train/1/real/0/9.png
         real_train/1/real/12/0.png
         real_train/1/real/12/10.png
         real_train/1/real/12/9.png
-        real_train/1.tar.gz
     """,
     "celeb_df_plus": """
         Celeb-real/id0_0000.mp4

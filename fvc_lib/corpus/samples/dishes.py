@@ -41,12 +41,10 @@ _RADII = {1: (0.0, 0.5), 2: (0.38, 0.55), 3: (0.45, 0.58), 4: (0.52, 0.6)}
 _PIECE = 1.5
 _RIM = 0.9
 # Red, green, blue of 0 to 255.
-_FOOD_COLOURS = np.array([(150, 92, 40), (110, 60, 34), (176, 110, 30), (136, 70, 60)], float)
-_PLATE_COLOURS = np.array([(246, 244, 238), (206, 222, 236), (222, 232, 204), (240, 226, 214)], float)
-_TABLE_COLOURS = np.array(
-    [(120, 84, 54), (90, 96, 100), (160, 60, 60), (70, 100, 84), (60, 80, 120), (150, 150, 140)], float
-)
-_BERRY_COLOURS = np.array([(200, 20, 60), (60, 40, 150)], float)
+_FOOD_COLOURS = ((150, 92, 40), (110, 60, 34), (176, 110, 30), (136, 70, 60))
+_PLATE_COLOURS = ((246, 244, 238), (206, 222, 236), (222, 232, 204), (240, 226, 214))
+_TABLE_COLOURS = ((120, 84, 54), (90, 96, 100), (160, 60, 60), (70, 100, 84), (60, 80, 120), (150, 150, 140))
+_BERRY_COLOURS = ((200, 20, 60), (60, 40, 150))
 _NOTICE_TEXT = """This corpus is synthetic.
 
 Every picture was drawn by FVC's generator (version {version}): no dish in it was ever cooked. manifest.csv says what
@@ -133,20 +131,20 @@ def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     x, y, pixel = _plate_coordinates(rng)
     canvas: Field = table.astype(np.float32) * _grain(x, y, rng)[..., None]
     edge = _length(x, y) - 1 if is_round else np.maximum(np.abs(x), np.abs(y)) - 0.92
-    _paint(canvas, edge - 0.05, np.array([30, 26, 24]), pixel * 6, 0.5)
+    _paint(canvas, edge - 0.05, (30, 26, 24), pixel * 6, 0.5)
     _paint(canvas, edge, plate, pixel)
     _paint(canvas, np.abs(edge + 0.16) - 0.01, 0.8 * plate, pixel, 0.6)
     for place_x, place_y, angle in pieces:
         right, down = _turned(x - place_x, y - place_y, -angle)
         distance = SHAPES[dish.food](right * (1 / _PIECE), down * (1 / _PIECE)) * _PIECE
         colour = np.minimum(255.0, rng.uniform(0.88, 1.1) * food)
-        _paint(canvas, distance - 0.03, np.array([20, 16, 14]), pixel * 5, 0.35)
+        _paint(canvas, distance - 0.03, (20, 16, 14), pixel * 5, 0.35)
         _paint(canvas, distance, 0.72 * colour, pixel)
         _paint(canvas, distance + 0.025, colour, pixel * 2)
     for place_x, place_y in berries:
         distance = _length(x - place_x, y - place_y)
         _paint(canvas, distance - 0.065, berry, pixel)
-        _paint(canvas, distance - 0.02, np.array([250, 250, 250]), pixel, 0.5)
+        _paint(canvas, distance - 0.02, (250, 250, 250), pixel, 0.5)
     slope_x, slope_y = rng.uniform(-0.2, 0.2, 2).tolist()
     light = rng.uniform(0.7, 1.1) * (1 + slope_x * _STEPS[None, :] + slope_y * _STEPS[:, None])
     warmth = np.float32(rng.uniform(-0.08, 0.08))
@@ -178,11 +176,10 @@ def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float
 
     All are in radii of the plate, whose middle is the origin.
     """
-    angle, scale, tilt = rng.uniform(0, 2 * math.pi), rng.uniform(1.02, 1.16), rng.uniform(1.0, 1.12)
+    angle, scale, tilt = rng.uniform((0, 1.02, 1.0), (2 * math.pi, 1.16, 1.12)).tolist()
     across = (_STEPS[None, :] - rng.uniform(-0.1, 0.1)) * scale
     down = (_STEPS[:, None] - rng.uniform(-0.1, 0.1)) * (scale * tilt)
-    x, y = _turned(across, down, angle)
-    return x, y, np.float32(2 * scale / SIDE_PIXELS)
+    return *_turned(across, down, angle), np.float32(2 * scale / SIDE_PIXELS)
 
 
 def _turned(x: Field, y: Field, angle: float) -> tuple[Field, Field]:
@@ -193,22 +190,20 @@ def _turned(x: Field, y: Field, angle: float) -> tuple[Field, Field]:
 
 def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
     """Return the pattern of the table, boards or checks, as factors of brightness (H, W)."""
-    period, strength = rng.uniform(0.2, 0.5), rng.uniform(0.05, 0.18)
+    period, strength = rng.uniform((0.2, 0.05), (0.5, 0.18)).tolist()
     boards = np.abs((x / period) % 1 - 0.5) > 0.25
     if rng.random() < 0.5:
         boards = boards ^ (np.abs((y / period) % 1 - 0.5) > 0.25)
     return np.asarray(1 - strength * boards.astype(np.float32))
 
 
-def _paint(
-    canvas: Field, distance: Field, colour: npt.NDArray[np.generic], blur: np.float32, opacity: float = 1.0
-) -> None:
+def _paint(canvas: Field, distance: Field, colour: npt.ArrayLike, blur: np.float32, opacity: float = 1.0) -> None:
     """Paint ``colour`` (3,) into ``canvas`` (H, W, 3), in place, where ``distance`` (H, W) is negative.
 
     The edge is ``blur`` wide, in the unit of ``distance``.
     """
     cover = np.clip(0.5 - distance / blur, 0, 1) * opacity
-    canvas += cover[..., None] * (colour.astype(np.float32) - canvas)
+    canvas += cover[..., None] * (np.asarray(colour, np.float32) - canvas)
 
 
 def plan_dishes() -> tuple[Dish, ...]:

@@ -52,8 +52,8 @@ def generator_for(*parts: object) -> np.random.Generator:
 def draw_camera(name: str) -> Camera:
     """Return a handheld camera with properties seeded by ``name``; they have the same ranges for reals and fakes."""
     rng = generator_for("camera", name)
-    ranges = ((2.5, 4.5), (1.0, 3.5), (-18.0, 18.0), (-0.18, 0.18), (0.05, 0.25), (-8.0, 8.0))
-    return Camera(*(rng.uniform(*limits) for limits in ranges))
+    least, most = (2.5, 1.0, -18.0, -0.18, 0.05, -8.0), (4.5, 3.5, 18.0, 0.18, 0.25, 8.0)
+    return Camera(*rng.uniform(least, most).tolist())
 
 
 def render_shot(shot: Shot) -> Planes:
@@ -157,13 +157,13 @@ class _Thing:
             slice(max(first, 0), max(0, min(first + side, length)))
             for first, side, length in zip(corner, self.sides, luma.shape, strict=True)
         )
-        own = np.s_[rows.start - corner[0] :, columns.start - corner[1] :]
-        target = luma[rows, columns]
+        target, own = luma[rows, columns], np.s_[rows.start - corner[0] :, columns.start - corner[1] :]
         h, w = target.shape
-        np.copyto(target, self.luma[own][:h, :w], where=self.inside[own][:h, :w])
+        inside = self.inside[own][:h, :w]
+        np.copyto(target, self.luma[own][:h, :w], where=inside)
         for plane, level in zip(chroma, self.chroma, strict=True):
             half = plane[rows.start // 2 : rows.stop // 2, columns.start // 2 : columns.stop // 2]
-            half[self.inside[own][:h:2, :w:2]] = level
+            half[inside[::2, ::2]] = level
 
 
 def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:

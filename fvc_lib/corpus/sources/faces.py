@@ -189,8 +189,6 @@ def read_celeb_df(folder: Path) -> Listing:
             raise DataError(f"{tests.name}: got the line {line!r}, wanted '1 YouTube-real/00170.mp4'. Fetch it again.")
         parts[path_to_text(match[1])] = "test"
     notes = listed_but_absent(folder, tests.name, parts)
-    if not (folder / "YouTube-real").is_dir():
-        notes.append("YouTube-real is not there: 300 reals and a part of the official test are missing.")
     is_plus = first_of(folder / "Celeb-synthesis", *_SCENARIOS) is not None
     rules = [replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF_RULES]
     wanted = "Celeb-real/id0_0000.mp4, YouTube-real/00000.mp4, Celeb-synthesis/id0_id1_0000.mp4 or FaceSwap/METHOD"
@@ -353,15 +351,9 @@ WILD_RULES = tuple(
 def read_wilddeepfake(folder: Path) -> Listing:
     """List the videos of WildDeepfake, which are folders of pictures; the top folder states the official part."""
     top = first_of(folder, _OUTER) or folder
-    notes = ["Archives are taken for groups, because nothing says which sequences are of one video."]
-    archives = sorted(path for name in _WILD_FOLDERS for path in (top / name).glob("*.tar.gz"))
-    packed = [path.name for path in archives if not path.with_name(path.name.removesuffix(".tar.gz")).is_dir()]
-    if packed:
-        notes.append(f"{len(packed):,} archives are not unpacked, such as {packed[0]}. Unpack each: tar -xzf.")
-    if packed and len(packed) == len(archives):
-        raise DataError(f"corpus {str(top)!r}: looks like WildDeepfake. {notes[-1]}")
+    note = "Archives are taken for groups, because nothing says which sequences are of one video."
     describe = by_rules(WILD_RULES, "a folder of pictures such as real_train/1/real/3", PARTS)
-    return read_published(top, "wilddeepfake", _WILD_FOLDERS, describe, notes, pictures=True)
+    return read_published(top, "wilddeepfake", _WILD_FOLDERS, describe, [note], pictures=True)
 
 
 # --- Declarations.

@@ -33,7 +33,7 @@ from fvc_lib.services.registry import CORPORA
 PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names in published lists
 Describe = Callable[[str], Entry | Refusal | None]  # takes a path as table text; None skips the file
 _NO_SPLIT = "There is no official split: its lists are not there, or the corpus has none."
-_LISTS = (".json", ".jsonl", ".csv", ".txt", ".gz")  # files that some releases have among their videos
+_LISTS = (".json", ".jsonl", ".csv", ".txt")  # files that some releases have among their videos
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
