@@ -90,13 +90,6 @@ def verdict_detector(
     return found
 
 
-def task_of_model(folder: Path) -> str:
-    """Return the task (video, image or video_text) of the bundle, run or ensemble in ``folder``."""
-    from fvc_lib.tasks.bundle import is_bundle, task_of_bundle  # torch takes a second to load
-
-    return task_of_bundle(folder) if is_bundle(folder) else run_config(RunPaths(folder.absolute())).task
-
-
 def standing_of_run(run: RunPaths) -> "Standing":
     """Return how good a run or ensemble is: the first sentences of its report, and its scores next to its controls.
 

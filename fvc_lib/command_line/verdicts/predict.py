@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text
-from fvc_lib.command_line.models import find_model, load_detector, task_of_model, verdict_detector
+from fvc_lib.command_line.models import find_model, load_detector
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, finder, predict_files
@@ -25,10 +25,8 @@ from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
-
-if TYPE_CHECKING:
-    from fvc_lib.tasks.journal import Journal
 
 _SHOWN = 20
 _OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "pages", "final")
@@ -124,7 +122,7 @@ def predict(
     same command goes on).
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks import predicting  # torch takes a second to load
-    from fvc_lib.tasks.journal import Journal
+    from fvc_lib.tasks.journal import Journal, find_out
     from fvc_lib.tasks.video.predicting import Finding
     from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
@@ -135,36 +133,39 @@ def predict(
         raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
     site, part = read_site() if executor == "slurm" else None, None if shard is None else Shard.named(shard)
     runs, given = runs_dir or Path(resolve_config().runs_dir), _given(context)
-    found, more = find_model(runs, model), [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
-    if (task := task_of_model(found)) != DEFAULT_TASK:
+    more = [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
+    found = find_model(runs, model)
+    detector = load_detector(found, allow_code=allow_code, final=final)  # refused before anything is written
+    files = files_of(paths, detector.kind)
+    find: Callable[[list[Path]], Generator[Any]]
+    if isinstance(detector, predicting.OneNetwork):
         if wrong := [given[name][0] for name in _OF_VERDICTS if name in given]:
             raise UsageError(
                 f"{wrong[0]}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of task "
-                f"{task}. Leave it out."
+                f"{detector.config.task}. Leave it out."
             )
-        predictor = load_detector(found, allow_code=allow_code)
-        assert isinstance(predictor, predicting.OneNetwork)
-        files, folder = files_of(paths, predictor.kind), _folder(out, runs / PREDICTIONS, predictor.name)
-        work = _Work(PREDICTIONS, predictor.file_word, found, files, folder, (*PREDICTED, ASKED), more)
-        find = finder(predictor, files, jobs or 0)
-        if part is not None:
-            work.do_shard(part, partial(Journal, folder, predictor.identity, predicting.Finding), find)
-        elif site is not None:
-            work.submit(site, is_dry=dry_run)
-        else:
-            with work.folder_taken(), stop_on_signals():
-                predict_files(predictor, files, folder, find)
-        return
-    detector = verdict_detector(found, allow_code=allow_code, final=final)  # refused before anything is written
-    rule_of(error_rate, fpr or 0.0, prior or 0.0)
-    files, folder = files_of(paths), _folder(out, runs / "verdicts", detector.name)
-    work = _Work(VERDICTS, "video", found, files, folder, FILES, more)
+        folder = _folder(out, runs / PREDICTIONS, detector.name)
+        work = _Work(PREDICTIONS, detector.file_word, found, files, folder, (*PREDICTED, ASKED), more)
+        find = finder(detector, files, jobs or 0)
+    else:
+        rule_of(error_rate, fpr or 0.0, prior or 0.0)
+        folder = _folder(out, runs / "verdicts", detector.name)
+        work = _Work(VERDICTS, detector.file_word, found, files, folder, FILES, more)
+        find = partial(detector.findings, workers=jobs or 0)
     if part is not None:
-        judge = partial(detector.findings, workers=jobs or 0)
-        work.do_shard(part, partial(Journal, folder, detector.identity, Finding), judge)
+        kind = predicting.Finding if isinstance(detector, predicting.OneNetwork) else Finding
+
+        def find_out_mine(mine: list[Path], progress: Report) -> None:
+            find_out(Journal(folder, detector.identity, kind, shard=str(part)), mine, find, progress)
+
+        work.do_shard(part, find_out_mine)
         return
     if site is not None:
         work.submit(site, is_dry=dry_run)
+        return
+    if isinstance(detector, predicting.OneNetwork):
+        with work.folder_taken(), stop_on_signals():
+            predict_files(detector, files, folder, find)
         return
     parameters: dict[str, Any] = {
         "run_dir": str(found),
@@ -251,23 +252,13 @@ class _Work:
         """The arguments of run_notebooks.py that continue after a stop."""
         return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
 
-    def do_shard(
-        self, shard: Shard, journal: "Callable[..., Journal[Any]]", find: Callable[[list[Path]], Generator[Any]]
-    ) -> None:
-        """Store the findings on this call's share of the files in a journal, which a call without a shard merges.
-
-        Args:
-            shard: the share.
-            journal: returns the journal of the shard ``shard``.
-            find: yields the findings on a list of files.
-        """
-        from fvc_lib.tasks.journal import find_out  # torch takes a second to load
-
+    def do_shard(self, shard: Shard, find_out: Callable[[list[Path], Report], None]) -> None:
+        """Call ``find_out`` with this call's share of the files and a callback for progress."""
         self._refuse_foreign()
         mine = [path for path in self.files if shard.has(path_to_text(path))]
         self.folder.mkdir(parents=True, exist_ok=True)
         with stop_on_signals(), work_on(RunPaths(self.folder), self.stage, shard) as at_work:
-            find_out(journal(shard=str(shard)), mine, find, at_work.report)
+            find_out(mine, at_work.report)
         click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
 
     def submit(self, site: Site, *, is_dry: bool) -> None:
