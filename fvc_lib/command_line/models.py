@@ -40,9 +40,7 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
     return Path(name).expanduser().absolute() if is_bundle(name) else find_run_or_ensemble(runs_dir, name).root
 
 
-def load_detector(
-    path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
-) -> "Predictor":
+def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "Predictor":
     """Return the predictor of a bundle, a finished run or an ensemble, of any task.
 
     ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file, with ``values`` by column.
@@ -51,7 +49,6 @@ def load_detector(
         path: path of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.
         allow_code: whether a bundle's own network or crop may run. It is code that the author of the bundle wrote. Not
             needed for a run, whose code is already on this machine.
-        held: the largest number of networks in memory at once; None: all.
         final: whether a run's network trained on all groups (``train_final``) judges instead of the folds' networks.
             Not needed for a bundle of that network.
 
@@ -65,7 +62,7 @@ def load_detector(
     is_registered = str(path).startswith("models:/")
     folder = find_model(resolve_config().runs_dir, str(path)) if is_registered else Path(path).expanduser().absolute()
     if is_bundle(folder):
-        predictor = open_bundle(folder, allow_code=allow_code, held=held)
+        predictor = open_bundle(folder, allow_code=allow_code)
         if final and "final" not in predictor.trained:
             raise UsageError(f"bundle {str(folder)!r}: has no network of all groups. Leave --final out.")
         return predictor
@@ -75,16 +72,14 @@ def load_detector(
             f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
             f"{command_text('export', 'RUN')}"
         )
-    return predictor_of(run, standing_of_run(run), held=held, final=final)
+    return predictor_of(run, standing_of_run(run), final=final)
 
 
-def verdict_detector(
-    path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
-) -> "VideoDetector":
+def verdict_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "VideoDetector":
     """Return the detector as ``load_detector`` does; raise ``UsageError`` if the model gives no verdicts."""
     from fvc_lib.tasks.video.predicting import VideoDetector
 
-    found = load_detector(path, allow_code=allow_code, held=held, final=final)
+    found = load_detector(path, allow_code=allow_code, final=final)
     if not isinstance(found, VideoDetector):
         raise UsageError(f"{str(path)!r} is of task {found.config.task}, which gives no verdicts. To ask it: predict")
     return found

@@ -4,8 +4,8 @@ Every bundle has ``bundle.json``, a model card, and weights as safetensors in ``
 SHA-256 of every other file. A task, such as ``video`` or ``image``, adds a section to ``bundle.json`` and further
 files. An ensemble has a bundle of each member in ``members/``.
 
-A bundle is read as if a stranger had made it: every file must match its digest, no file name leads out of the folder,
-and nothing is unpickled. Code in the bundle runs only where the caller allows it (``docs/bundle.md``).
+A bundle is read as if a stranger had made it: every file must match its digest, and nothing is unpickled. Code in the
+bundle runs only where the caller allows it (``docs/bundle.md``).
 """
 
 import re
@@ -27,20 +27,20 @@ from safetensors import SafetensorError
 from fvc_lib import __version__
 from fvc_lib.detectors.texts.transformers_encoders import OWN
 from fvc_lib.detectors.weights import BEGUN_WITH, read_weights
-from fvc_lib.services.atomic_files import read_json_object, sha256_of_file, write_json, write_text
+from fvc_lib.services.atomic_files import as_mapping, read_json_object, sha256_of_file, write_json, write_text
 from fvc_lib.services.checkpoint_files import write_weights_with_digest
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import read_document, write_document
-from fvc_lib.services.registry import BACKBONES, CROPS, DETECTORS, FileRegistry
+from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.tables import TableSchema, read_table
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predictor_class
 from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.classical import described_in
 
-FORMAT = 8
+FORMAT = 9
 RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
 WEIGHTS, MEMBERS, _TEXT_ENCODER = "model", "members", "text_encoder"
 REMEDY = "Get the bundle again, or export it again."
@@ -51,13 +51,8 @@ _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {
 _FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
 _WEIGHT_FIELDS = ("model_weights", "backbone_weights")
 # Parameters that describe this machine or the run's corpus, so a bundle does not record them.
-_LEFT_OUT = frozenset({"corpus", "more_corpora", "target_corpora", "label_map", *_WEIGHT_FIELDS})
-_FILES = re.compile(
-    rf"({MEMBERS}/\d+/)?({RECORD}|{DIGESTS}|{CARD}|[a-z_]+\.(json|parquet|safetensors)"
-    rf"|{WEIGHTS}/(fold_\d+|final|network)\.safetensors"
-    rf"|({BEGUN_WITH}|{_TEXT_ENCODER})/[\w-][\w.-]*\.(json|txt|safetensors)|(network|crop)/(\w+/)*\w+\.py)",
-    re.ASCII,
-)
+_LEFT_OUT = {"corpus", "more_corpora", "target_corpora", "label_map", *_WEIGHT_FIELDS}
+_FILES = re.compile(r"[\w./-]+\.(json|parquet|safetensors|md|txt)|(members/\d+/)?(network|crop)/[\w/]+\.py", re.ASCII)
 _DESCRIBED = ("settings", "features", "families")  # entries that a bundle keeps; others name paths
 _Part = TypeVar("_Part")
 _Model = TypeVar("_Model", bound=Strict)
@@ -66,13 +61,11 @@ Name = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]  # becomes
 
 
 class NetworkRecord(Strict):
-    """The class of the trained network, the digests of its functions, and the licences that are known."""
+    """The class of the trained network, and the digests of its functions (``TrainedClass``)."""
 
     name: str
     code: str
     functions: dict[str, str]
-    licence: str
-    weights_licence: str
 
 
 class BundleRecord(Strict):
@@ -115,15 +108,13 @@ def write_bundle(predictor: Predictor, folder: Path, card: str) -> None:
         card: text of the model card.
 
     Raises:
-        UsageError: ``folder`` exists or is inside of a run, or the bundle's identity is not the run's.
+        UsageError: ``folder`` exists, or the bundle's identity is not the run's.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: a file cannot be written.
     """
     folder = folder.expanduser().absolute()
-    if folder.exists() or folder.is_symlink():
+    if folder.exists():
         raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
-    if run := next((each for each in folder.parents if (each / "run.json").is_file()), None):
-        raise UsageError(f"{str(folder)!r} is inside of the run {str(run)!r}. Name another folder with --to.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         building = Path(temporary, "bundle")
@@ -141,18 +132,11 @@ def _fill(predictor: Predictor, folder: Path, card: str) -> None:
     for stem, trained in predictor.trained.items():
         description = {k: v for k, v in described_in(trained.weights).items() if k in _DESCRIBED}
         write_weights_with_digest(folder / WEIGHTS / f"{stem}.safetensors", trained.state(), description)
+        kind = trained.network
+        network = NetworkRecord(name=kind.name, code=kind.code, functions=dict(kind.functions))
     section = predictor.write(folder)
-    if predictor.trained:
-        model, params = next(iter(predictor.trained.values())).network, _write_params(folder, config)
-        name = getattr(config, TASKS[config.task].network)
-        spec = None if BACKBONES.is_own(name) else DETECTORS.get(name)
-        network = NetworkRecord(
-            name=model.name,
-            code=model.code,
-            functions=dict(model.functions),
-            licence=spec.licence if spec else "not stated" if ":" in name else "this project's",
-            weights_licence=model.weights_licence or (spec.weights_licence if spec else ""),
-        )
+    if network:
+        params = _write_params(folder, config)
     record = BundleRecord(
         format=FORMAT,
         made_with={"fvc": __version__, "torch": str(torch.__version__), "av": av.__version__},
@@ -166,15 +150,16 @@ def _fill(predictor: Predictor, folder: Path, card: str) -> None:
     )
     write_json(folder / RECORD, record.model_dump(mode="json"))
     write_text(folder / CARD, card)
-    for name in _files_in(folder):
+    files = _files_in(folder)
+    for name in files:
         (folder / name).chmod(0o644)
-    write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in _files_in(folder)}})
+    write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in files}})
 
 
 def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
     """Return the parameters for ``bundle.json``; copy published weights and the user's own code into ``folder``."""
-    relevant = config.relevant()
-    params = {name: value for name, value in relevant.items() if name in _recorded(config.task)}
+    relevant, recorded = config.relevant(), _recorded(config.task)
+    params = {name: value for name, value in relevant.items() if name in recorded}
     if "num_frames" in params:  # also where the network declares them: another version may declare other values
         clips = config.clips
         params |= {"num_frames": clips.num_frames, "fixed_size": clips.side, "frame_sampling": clips.view.sampling}
@@ -185,29 +170,30 @@ def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
             shutil.copyfile(file, folder / place / relative)
         if (own := registry.file_of(params[name])) is not None:
             params[name] = f"{own.name}:{params[name].rpartition(':')[2]}"
-    if begun := next((relevant[name] for name in _WEIGHT_FIELDS if relevant.get(name)), ""):
-        _copy_weights(Path(begun), folder / BEGUN_WITH)
+    for name in _WEIGHT_FIELDS:
+        if relevant.get(name):
+            _copy_weights(Path(relevant[name]), folder / BEGUN_WITH)
     if params.get("text_encoder", OWN) != OWN:
         _copy_weights(Path(config.text_encoder), folder / _TEXT_ENCODER)
         params["text_encoder"] = _TEXT_ENCODER
     return params
 
 
-def _recorded(task: str) -> frozenset[str]:
+def _recorded(task: str) -> set[str]:
     """Return the names of the parameters that a bundle of ``task`` records; none of them holds a path."""
     own = {name for name, declared in DECLARED.items() if task in declared.tasks and declared.hashed}
     places = {name for name, declared in DECLARED.items() if declared.changes == "folder" or name.endswith("_dir")}
-    return frozenset(own | {"amp", "batch_size", "device"}) - _LEFT_OUT - places
+    return (own | {"amp", "batch_size", "device", "task"}) - _LEFT_OUT - places
 
 
 def _copy_weights(source: Path, target: Path) -> None:
-    """Copy a file or folder of weights to the new folder ``target`` as safetensors.
+    """Copy a file or folder of weights to the folder ``target`` as safetensors, with the source's texts.
 
     Raises:
         UsageError: the weights cannot be read.
         OSError: a file cannot be written.
     """
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     files = [file for end in ("safetensors", "json", "txt") for file in source.glob(f"*.{end}")]
     for file in files:
         shutil.copyfile(file, target / file.name)
@@ -244,9 +230,6 @@ class Bundle:
         if (found := document.get("format")) != FORMAT:
             raise refused(folder, f"got format {found!r}, and this version of FVC ({__version__}) reads {FORMAT}")
         record = _parsed(BundleRecord, folder, document)
-        wanted = {f"{stem}.safetensors" for stem in record.weights}
-        if {file.name for file in (folder / WEIGHTS).glob("*")} != wanted:
-            raise refused(folder, f"{WEIGHTS}/ has not the networks of {RECORD}")
         return cls(folder, record, _config_of(folder, record.params, allow_code=allow_code), allow_code)
 
     def trained(self, stem: str, *, fold: str = "", **more: Any) -> Trained:
@@ -260,22 +243,22 @@ class Bundle:
         Raises:
             UsageError: the bundle has no such weights.
         """
-        network, name = self.record.network, self.record.name
-        if network is None or stem not in self.record.weights:
+        record, weights = self.record, self.folder / WEIGHTS / f"{stem}.safetensors"
+        if record.network is None or stem not in record.weights or not weights.is_file():
             raise refused(self.folder, f"{WEIGHTS}/{stem}.safetensors is missing")
         return Trained(
-            name=f"{name}, {fold}" if fold else name,
+            name=f"{record.name}, {fold}" if fold else record.name,
             config=self.config,
-            weights=self.folder / WEIGHTS / f"{stem}.safetensors",
-            digest=self.record.weights[stem],
-            network=TrainedClass(network.name, "", network.code, 0, functions=network.functions),
+            weights=weights,
+            digest=record.weights[stem],
+            network=TrainedClass(**record.network.model_dump()),
             remedy=REMEDY,
             **more,
         )
 
     def section(self, model: type[_Model]) -> _Model:
         """Return the task's section of ``bundle.json`` as a ``model``; raise ``UsageError`` for invalid content."""
-        return _parsed(model, self.folder, self.record.section, "section")
+        return _parsed(model, self.folder, self.record.section)
 
     def table(self, name: str, schema: TableSchema) -> pl.DataFrame:
         """Return the table in the file ``name``; raise ``FvcError`` where it does not fit ``schema``."""
@@ -287,31 +270,31 @@ class Bundle:
         Raises:
             UsageError: the file cannot be loaded, or ``read`` raised ``ValueError`` or ``KeyError``.
         """
+        if not (self.folder / name).is_file():
+            return None
         try:
-            return read(safetensors.numpy.load_file(self.folder / name)) if (self.folder / name).is_file() else None
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            return read(safetensors.numpy.load_file(self.folder / name))
+        except (SafetensorError, ValueError, KeyError) as error:
             raise refused(self.folder, f"{name}: {error}") from error
 
 
-def open_bundle(folder: Path, *, allow_code: bool = False, held: int | None = 1) -> Predictor:
+def open_bundle(folder: Path, *, allow_code: bool = False) -> Predictor:
     """Return the predictor of a bundle.
 
     Args:
         folder: the folder of the bundle.
         allow_code: whether a network or crop function in the bundle may run; the bundle's author wrote that code.
-        held: largest number of networks in memory at once; None: all.
 
     Raises:
         UsageError: the bundle is damaged, hostile, of another format, or needs code that is not allowed.
         FvcError: a table or a file of weights has content that no export writes.
     """
     bundle = Bundle.open(folder, allow_code=allow_code)
-    predictor = predictor_class(bundle.config.task).of_bundle(bundle, held=held)
+    predictor: Predictor = predictor_class(bundle.config.task).of_bundle(bundle)
     if predictor.decode_hash != bundle.record.decode_hash:
-        before = bundle.record.made_with.get("av", "unknown")
         caution = (
-            f"Files are decoded by other code or libraries than the run's were (PyAV {before}, here {av.__version__}): "
-            "answers may differ a little from the run's."
+            f"Files are decoded by other code or libraries than the run's were (here PyAV {av.__version__}, there "
+            f"{bundle.record.made_with}): answers may differ a little from the run's."
         )
         predictor.cautions += (caution,)
     return predictor
@@ -319,9 +302,8 @@ def open_bundle(folder: Path, *, allow_code: bool = False, held: int | None = 1)
 
 def task_of_bundle(folder: Path) -> str:
     """Return the task named in ``bundle.json``, without checking the bundle; raise ``UsageError`` without one."""
-    params = read_json_object(folder / RECORD).get("params")
-    task = params.get("task") if isinstance(params, dict) else None
-    if not isinstance(task, str) or task not in TASKS:
+    task = str(as_mapping(read_json_object(folder / RECORD).get("params")).get("task"))
+    if task not in TASKS:
         raise refused(folder, f"{RECORD} is missing or damaged")
     return task
 
@@ -334,21 +316,18 @@ def _files_in(folder: Path) -> list[str]:
     Raises:
         UsageError: an entry is a link, or neither file nor folder.
     """
-    names = list[str]()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    for name, path in paths.items():
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise refused(folder, f"{name!r} is a link or no file")
-        if path.is_file() and name != DIGESTS and not name.startswith("."):
-            names.append(name)
-    return names
+    return [name for name, path in paths.items() if path.is_file() and name != DIGESTS and name[0] != "."]
 
 
 def _check_files(folder: Path) -> None:
     """Raise ``UsageError`` unless the files in ``folder`` are exactly those of ``digests.json``, with its digests."""
     there = _files_in(folder)
-    files = read_document(folder / DIGESTS).get("files")
-    if not files or not isinstance(files, dict):
+    files = as_mapping(read_document(folder / DIGESTS).get("files"))
+    if not files:
         raise refused(folder, f"{DIGESTS} is missing or damaged: it is not what was written")
     for name in sorted({*files, *there, RECORD, CARD}):
         if name not in there:
@@ -359,14 +338,14 @@ def _check_files(folder: Path) -> None:
             raise refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
 
 
-def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any], part: str = "") -> _Model:
-    """Return ``document`` as a ``model``; raise ``UsageError`` for invalid content. ``part`` is named in the error."""
+def _parsed(model: type[_Model], folder: Path, document: Mapping[str, Any]) -> _Model:
+    """Return ``document`` as a ``model``; raise ``UsageError`` for invalid content."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, (*([part] if part else []), *first["loc"])))
-        raise refused(folder, f"{RECORD}, {where or 'as a whole'}: {first['msg']}") from error
+        where = ".".join(map(str, first["loc"]))
+        raise refused(folder, f"{RECORD}, {where}: {first['msg']}") from error
 
 
 def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> RunConfig:
@@ -375,12 +354,12 @@ def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> 
     Raises:
         UsageError: the record has an unexpected parameter, names a missing file, or needs code that is not allowed.
     """
-    params, places = dict(params), dict[str, str]()
-    if foreign := sorted(set(params) - _recorded(task_of_bundle(folder)) - {"task"}):
+    values = {**params, "cache_dir": resolve_config().cache_dir}
+    if foreign := sorted(set(params) - _recorded(task_of_bundle(folder))):
         raise refused(folder, f"{RECORD} has the parameter {foreign[0]!r}, which no bundle has")
     for name, (place, registry) in _OWN_CODE.items():
-        value = params.get(name, "")
-        if not isinstance(value, str) or registry.file_of(value) is None:
+        value = str(params.get(name, ""))
+        if registry.file_of(value) is None:
             continue
         own = folder / place / value.partition(":")[0]
         if not _FILE_AND_ITEM.fullmatch(value) or not own.is_file():
@@ -390,13 +369,13 @@ def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> 
                 f"bundle {str(folder)!r}: its {name} is code, {place}/{own.name}, which loading it would run on this "
                 f"machine. Read that file; where you trust it: load_detector({str(folder)!r}, allow_code=True)."
             )
-        params[name] = f"{folder}/{place}/{value}"
+        values[name] = f"{folder}/{place}/{value}"
+    places = dict[str, str]()
     if params.get("text_encoder", OWN) != OWN:
         if params["text_encoder"] != _TEXT_ENCODER or not (folder / _TEXT_ENCODER).is_dir():
             raise refused(folder, f"text_encoder is {params['text_encoder']!r}, wanted {_TEXT_ENCODER!r}")
-        places["text_encoder"] = str(folder / _TEXT_ENCODER)
-        params["text_encoder"] = OWN
-    config = resolve_config({**params, "cache_dir": resolve_config().cache_dir}, environ={})
+        values["text_encoder"], places["text_encoder"] = OWN, str(folder / _TEXT_ENCODER)
+    config = resolve_config(values, environ={})
     if (folder / BEGUN_WITH).is_dir():
         places |= {name: str(folder / BEGUN_WITH) for name in _WEIGHT_FIELDS if name in config.relevant()}
     return config.model_copy(update=places)

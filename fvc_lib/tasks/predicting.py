@@ -1,7 +1,7 @@
-"""Predictors: trained models of any task, from a finished run, an ensemble or a bundle, that answer for new files.
+"""Predictors: trained models of any task that answer for new files.
 
-A task, such as ``video`` or ``image``, names its predictor class in ``TaskSpec.predictor``. ``Predictor.of_run`` reads
-a run, and ``tasks/bundle.py`` reads a bundle (an exported folder that needs no run).
+A predictor is loaded from a finished run, an ensemble or a bundle (an exported folder that needs no run). Its task
+names the class in ``TaskSpec.predictor``. ``predictor_of`` reads a run or an ensemble, ``tasks/bundle.py`` a bundle.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -29,12 +29,10 @@ from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_FILES, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
-from fvc_lib.tasks.journal import BLOCK_FILES
 from fvc_lib.tasks.recipe import TrainedClass, changed_functions, functions_of, own_code, read_outcome
 from fvc_lib.video.clips.store import Pixels
 
 KNOWN = "known_files.parquet"
-Value = str | float | None
 PART_SENTENCES = {
     "train": "The run was trained on this very file: it may know it by heart, and the answer shows nothing.",
     "validation": "A file of the run: its epoch was chosen on it.",
@@ -86,7 +84,7 @@ class Finding:
 
     path: str
     sha256: str = ""
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, str | float | None] = field(default_factory=dict)
     title: str = ""
     lines: tuple[str, ...] = ()
     picture: str = ""
@@ -132,7 +130,7 @@ class Trained:
     Attributes:
         name: name of the run, and of the fold if there is one, for messages.
         config: the run's configuration; its paths to initial weights are valid on this machine.
-        weights: file of the best epoch's weights; a file next to it holds its digest.
+        weights: file of the best epoch's weights.
         digest: ``weights_digest`` of these weights, as the training recorded it.
         network: the class that was trained.
         remedy: a sentence on what to do about a damaged file.
@@ -167,32 +165,30 @@ class Trained:
             UsageError: the user's code has changed since the training, or the weights do not fit the network.
             FvcError: the weights are damaged or come from another training.
         """
-        state, trained = self.state(), self.network
+        state, kind = self.state(), self.network
         with forked_random_state(0, torch.device("cpu")):
             network = build().eval()
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
-            raise UsageError(
-                f"{self.name}: its weights do not fit the network {trained.name} of this version "
-                f"({' '.join(str(error).split())[:300]}). {self.remedy}"
-            ) from error
+            raise UsageError(f"{self.name}: its weights do not fit {kind.name}: {error}. {self.remedy}") from error
         functions = functions_of(network)
-        changed = changed_functions(trained.functions, functions)
-        if changed and own_code(functions) != trained.code:
+        changed = changed_functions(kind.functions, functions)
+        if not changed:
+            return network, ()
+        if own_code(functions) != kind.code:
             raise UsageError(
-                f"{self.name}: the code of {trained.name} has changed since its training ({changed}). Bring that code "
+                f"{self.name}: the code of {kind.name} has changed since its training ({changed}). Bring that code "
                 "back, or train again."
             )
-        run = self.name.partition(",")[0]
-        caution = f"{run} was trained by other code than this version's. What differs: {changed}."
-        return network, (caution,) if changed else ()
+        return network, (f"The model was trained by other code than this version's. What differs: {changed}.",)
 
 
 class Predictor:
     """A trained model that answers for files.
 
-    Each file goes through the network alone: its answer does not depend on the other files.
+    Each file goes through the network alone: its answer does not depend on the other files. A subclass has the class
+    methods ``of_run(paths, standing, final)`` and ``of_bundle(bundle)``.
 
     Attributes:
         kind: kind of the files, such as ``video``.
@@ -209,34 +205,9 @@ class Predictor:
     notes: Sequence[str] = ()
     cautions: tuple[str, ...] = ()
 
-    def __init__(
-        self, name: str, config: RunConfig, trained: Mapping[str, Trained], standing: Standing = NOT_STATED
-    ) -> None:
+    def __init__(self, name: str, config: RunConfig, trained: Mapping[str, Trained], standing: Standing) -> None:
         self.name, self.config, self.trained, self.standing = name, config, trained, standing
         self.compute = resolve_device(config.device, config.amp)
-
-    @classmethod
-    def of_run(
-        cls, paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
-    ) -> Self:
-        """Return the predictor of a finished run.
-
-        Args:
-            paths: paths of the run.
-            standing: how the model compares with its controls.
-            held: largest number of networks in memory at once; None: all.
-            final: whether to use the network that was trained on all groups, instead of the networks of the folds.
-
-        Raises:
-            UsageError: the run is not finished, or has no network trained on all groups.
-            FvcError: a file of the run is damaged.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def of_bundle(cls, bundle: Any, *, held: int | None = 1) -> Self:
-        """Return the predictor of an opened ``Bundle``; raise ``FvcError`` for content that no export writes."""
-        raise NotImplementedError
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the files that ``of_bundle`` reads, and return the task's section of ``bundle.json``.
@@ -283,13 +254,11 @@ class Predictor:
         Raises:
             FvcError, OSError: as ``findings``.
         """
-        given = [Path(each) for each in ([files] if isinstance(files, str | Path) else files)]
-        absolute = [each.absolute() for each in given]
-        todo, found = list(dict.fromkeys(absolute)), dict[str, Any]()
-        for start in range(0, len(todo), BLOCK_FILES):
-            with closing(self.findings(todo[start : start + BLOCK_FILES], workers=workers)) as answers:
-                found |= {each.path: each for each in answers}
-        return [self.row(path, found[path_to_text(whole)]) for path, whole in zip(given, absolute, strict=True)]
+        paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
+        absolute = dict.fromkeys(path.absolute() for path in paths)
+        with closing(self.findings(list(absolute), workers=workers)) as answers:
+            found = {answer.path: answer for answer in answers}
+        return [self.row(path, found[path_to_text(path.absolute())]) for path in paths]
 
     def row(self, path: Path, found: Any) -> Prediction:
         """Return the prediction for ``path`` that the finding ``found`` gives."""
@@ -308,30 +277,39 @@ class OneNetwork(Predictor):
         self.known = trained.known
 
     @classmethod
-    def of_run(
-        cls, paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
-    ) -> Self:
-        """See ``Predictor``."""
+    def of_run(cls, paths: RunPaths, standing: Standing, *, final: bool = False) -> Self:
+        """Return the predictor of a finished run.
+
+        Raises:
+            UsageError: the run is not finished, or ``final`` is True.
+            FvcError: a file of the run is damaged.
+        """
         refuse_damaged(paths.root, logs=False)
         config = run_config(paths)
         if final:
             raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {paths.run_id} is of task {config.task}.")
         stage = TASKS[config.task].training_stage.name
         outcome = read_outcome(paths.stage_outcome(stage), TrainingRecord)
-        weights = paths.stage_training(stage) / BEST
-        if outcome is None or not weights.is_file():
+        if outcome is None:
             raise UsageError(
                 f"{paths.run_id}: its training is not finished, so there is no network to ask. Finish the run: "
                 f"{command_text('--resume', paths.root)}"
             )
-        known = dict(cls.files_of_run(paths).select("content_sha256", "part").iter_rows())
-        remedy = f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}"
-        digest = outcome.training.best_weights
-        return cls.read(Trained(paths.run_id, config, weights, digest, outcome.network, remedy, known, standing), paths)
+        trained = Trained(
+            name=paths.run_id,
+            config=config,
+            weights=paths.stage_training(stage) / BEST,
+            digest=outcome.training.best_weights,
+            network=outcome.network,
+            remedy=f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}",
+            known=dict(cls.files_of_run(paths).select("content_sha256", "part").iter_rows()),
+            standing=standing,
+        )
+        return cls.read(trained, paths)
 
     @classmethod
-    def of_bundle(cls, bundle: Any, *, held: int | None = 1) -> Self:
-        """See ``Predictor``."""
+    def of_bundle(cls, bundle: Any) -> Self:
+        """Return the predictor of an opened ``Bundle``; raise ``FvcError`` for content that no export writes."""
         known = dict(bundle.table(KNOWN, KNOWN_FILES).iter_rows())
         return cls.read(bundle.trained("network", known=known, standing=bundle.record.standing), bundle)
 
@@ -381,14 +359,22 @@ class OneNetwork(Predictor):
         return network.to(self.compute.device)
 
 
-def predictor_class(task: str) -> type[Predictor]:
-    """Return the predictor class of ``task``."""
-    found: type[Predictor] = getattr(import_module(f"fvc_lib.tasks.{task}.predicting"), TASKS[task].predictor)
+def predictor_class(task: str) -> Any:
+    """Return the predictor class of ``task``, a subclass of ``Predictor``."""
+    return getattr(import_module(f"fvc_lib.tasks.{task}.predicting"), TASKS[task].predictor)
+
+
+def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED, *, final: bool = False) -> Predictor:
+    """Return the predictor of a finished run or of an ensemble.
+
+    Args:
+        paths: paths of the run or ensemble.
+        standing: how the model compares with its controls.
+        final: whether to use the network that was trained on all groups, instead of the networks of the folds.
+
+    Raises:
+        UsageError: the run is not finished, or has no network trained on all groups.
+        FvcError: a file of the run is damaged.
+    """
+    found: Predictor = predictor_class(run_config(paths).task).of_run(paths, standing, final=final)
     return found
-
-
-def predictor_of(
-    paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
-) -> Predictor:
-    """Return the predictor of a run or ensemble; arguments and errors are those of ``Predictor.of_run``."""
-    return predictor_class(run_config(paths).task).of_run(paths, standing, held=held, final=final)

@@ -129,7 +129,7 @@ def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Itera
     """Join the other ranks and yield the group; on CUDA every rank uses a different GPU.
 
     Raises:
-        UsageError: two ranks would share a GPU, or the device cannot exchange gradients.
+        UsageError: the device cannot exchange gradients.
         RankLostError: the other ranks did not join in time.
     """
     on_cuda = config.device in ("auto", "cuda") and torch.cuda.is_available()
@@ -147,20 +147,8 @@ def _joined(place: RankPlace, config: RunConfig, launch: Launch | None) -> Itera
     init_method = launch.init_method if launch else "env://"
     ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda, init_method=init_method)
     with ranks.sharing_errors():
-        if on_cuda:
-            _refuse_shared_gpu(ranks)
         yield ranks
     ranks.close()
-
-
-def _refuse_shared_gpu(ranks: Ranks) -> None:
-    """Raise ``UsageError`` where two ranks use one GPU; nccl's error would not name the cause."""
-    gpus = ranks.everyone("gpus", str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
-    if len(set(gpus)) < len(gpus):
-        raise UsageError(
-            f"ranks: {len(gpus)} ranks share {len(set(gpus))} GPUs. Start one rank per GPU (srun --gpus-per-task 1, "
-            "torchrun --nproc-per-node with the number of GPUs), or train with device cpu."
-        )
 
 
 @contextmanager

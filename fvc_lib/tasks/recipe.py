@@ -5,7 +5,6 @@ A control is a training without real knowledge, such as one on shuffled labels. 
 task, such as ``video`` or ``image``, describes its part with a ``Training``. One process trains, or several ranks do.
 """
 
-import ast
 import copy
 import inspect
 import logging
@@ -40,8 +39,9 @@ from fvc_lib.services.checkpoint_files import (
     other_network,
     weights_digest,
 )
+from fvc_lib.services.code_versions import functions_in, in_words
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import MemoryObserver, NoObserver, peak_rss_bytes
 from fvc_lib.services.records.digests import undamaged_content
@@ -52,14 +52,13 @@ from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
 _logger = logging.getLogger(__name__)
-_MOST_NAMED = 5
 _USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # the folder of the file does not count
 MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
 
 
 @dataclass(frozen=True)
 class TrainedClass:
-    """Describe the network that is trained by its class, code and initial weights.
+    """The class, code and initial weights of a network that is trained.
 
     Attributes:
         name: module and name of the class.
@@ -67,19 +66,18 @@ class TrainedClass:
         code: hex SHA-256 of its functions outside of the library (``own_code``); empty without such functions.
         num_parameters: number of parameters that are trained at any time.
         num_frozen: number of parameters that are never trained.
-        weights, weights_sha256, weights_licence: path, digest and licence of the published weights that the network
-            began with; empty: random weights.
-        notes: differences from the published network; for a class in a user's file, the class and the file.
+        weights: path and digest of the published weights that the network began with; empty: random weights.
+        weights_licence: licence of these weights.
+        notes: differences from the published network; for a class in a user's file, the file and its licence.
         functions: digests of the functions by name (``functions_of``), which show what code has changed.
     """
 
     name: str
-    file: str
-    code: str
-    num_parameters: int
+    file: str = ""
+    code: str = ""
+    num_parameters: int = 0
     num_frozen: int = 0
     weights: str = ""
-    weights_sha256: str = ""
     weights_licence: str = ""
     notes: tuple[str, ...] = ()
     functions: Mapping[str, str] = field(default_factory=dict)
@@ -95,47 +93,30 @@ class TrainedClass:
         with forked_random_state(0, torch.device("cpu")):
             model = task.build_model()
         kind, functions, loaded = type(model), functions_of(model), loaded_weights_of(model)
-        code = [each.__code__.co_filename for each in vars(kind).values() if inspect.isfunction(each)]
-        sizes = [(parameter.requires_grad, parameter.numel()) for parameter in model.parameters()]
+        files = [item.__code__.co_filename for item in vars(kind).values() if inspect.isfunction(item)]
         notes = [note for part in model.modules() if isinstance(part, Trunk) for note in part.notes]
-        described = cls(
+        if DETECTORS.file_of(model_name):
+            licence = DETECTORS.get(model_name).licence
+            notes.insert(0, f"the network is {DETECTORS.identity(model_name)}, licence: {licence}")
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return cls(
             name=f"{kind.__module__}.{kind.__qualname__}",
-            file=code[0] if code else "",
+            file=files[0] if files else "",
             code=own_code(functions),
-            num_parameters=sum(size for is_trained, size in sizes if is_trained),
-            num_frozen=sum(size for is_trained, size in sizes if not is_trained),
-            notes=(*note_of_own_file(model_name), *notes),
+            num_parameters=trained,
+            num_frozen=sum(parameter.numel() for parameter in model.parameters()) - trained,
+            weights=f"{loaded.source} (SHA-256 {loaded.sha256})" if loaded else "",
+            weights_licence=loaded.licence if loaded else "",
+            notes=tuple(notes),
             functions=functions,
         )
-        if loaded is None:
-            return described
-        return replace(
-            described,
-            weights=loaded.source,
-            weights_sha256=loaded.sha256,
-            weights_licence=loaded.licence,
-        )
 
-    def sentences(self) -> str:
-        """Return sentences on the initial weights, frozen parameters and ``notes``; may be empty."""
-        texts = []
-        if self.weights:
-            texts.append(
-                f"Weights from {self.weights} (SHA-256 {self.weights_sha256[:12]}, licence: {self.weights_licence})."
-            )
+    def facts(self) -> str:
+        """Return the initial weights, the number of frozen parameters and the notes as one text; may be empty."""
+        facts = [f"weights from {self.weights}, licence: {self.weights_licence}"] if self.weights else []
         if self.num_frozen:
-            texts.append(f"{self.num_frozen:,} parameters are frozen.")
-        return " ".join([*texts, *(f"{note[0].upper()}{note[1:]}." for note in self.notes)])
-
-
-def note_of_own_file(name: str) -> tuple[str, ...]:
-    """Return one sentence on class, file, digest and licence of a model in a user's file; else an empty tuple."""
-    file = DETECTORS.file_of(name)
-    if file is None:
-        return ()
-    kind, digest = name.rpartition(":")[2], DETECTORS.identity(name).rpartition("@")[2]
-    licence = DETECTORS.get(name).licence
-    return (f"the network is {kind} of {file.name} (SHA-256 {digest[:12]}, licence: {licence})",)
+            facts.append(f"{self.num_frozen:,} parameters are frozen")
+        return "; ".join([*facts, *self.notes])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,18 +173,15 @@ class TrainingOutcome(Generic[R]):
     train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
-        """Return a text about the network and whether it was trained now or earlier."""
-        kind = self.network.name.rpartition(".")[2]
-        network = (
-            f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
-        )
+        """Return a text about the network, and whether it was trained now or earlier."""
+        kind, done = self.network.name.rpartition(".")[2], self.training
+        text = (
+            f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}; "
+            f"{done.steps} steps in {done.seconds:.1f} s; {self.network.facts()}"
+        ).rstrip("; ")
         if self.train_anew:
-            return (
-                f"{network}. A stored result: trained at {self.finished_utc} in {self.training.steps} steps; nothing "
-                f"was trained now. To train anew: {self.train_anew}"
-            )
-        steps = f"{self.training.steps} steps in {self.training.seconds:.1f} s"
-        return ". ".join(filter(None, (f"{network}; {steps}", self.network.sentences())))
+            text += f". A stored result of {self.finished_utc}; nothing was trained now. Train again: {self.train_anew}"
+        return text
 
 
 def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
@@ -415,11 +393,11 @@ def train(
     ranks = ranks or Ranks()
     training = read(ranks)
     kind = TrainedClass.of(training.task, training.model_name)
-    if begun_with and (begun_with["name"], begun_with["code"]) != (kind.name, kind.code):
+    if begun_with and begun_with != kind.identity:
         raise UsageError(
-            f"num_ranks {ranks.size}: the ranks would train {kind.name} in {kind.file!r}, and the notebook that began "
-            f"them has {begun_with['name']} in {begun_with['file']!r}, or other code of it. They know what is in files "
-            "alone: put it into one (docs/architecture.md) and restart the notebook, or train with num_ranks 1."
+            f"num_ranks {ranks.size}: the ranks would train {kind.identity}, and the notebook that began them has "
+            f"{begun_with}. They know what is in files alone: put it into one (docs/architecture.md) and restart the "
+            "notebook, or train with num_ranks 1."
         )
     anew = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
     found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record, anew))
@@ -428,9 +406,6 @@ def train(
 
     if not ranks.rank:  # it lists files that are written from here on
         paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)
-    asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
-    if any(wish for (wish,) in ranks.meet("begin", asked)):
-        raise StoppedError("stopped as asked before training; resume the run to go on.")
     compute = training_device(config)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
@@ -442,31 +417,31 @@ def train(
             ),
         )
         settings = replace(training.settings, micro_batch=micro_batch)
-        for number, each in enumerate(training.networks):
-            started = time.monotonic()
-            metrics = ControlLog(metric_log, each.name) if each.name else metric_log
-            binding = CheckpointBinding(dict(training.parameters), each.data_fingerprint, kind.identity)
+        for number, network in enumerate(training.networks):
+            started, name = time.monotonic(), network.name
+            metrics = ControlLog(metric_log, name) if name else metric_log
+            binding = CheckpointBinding(dict(training.parameters), network.data_fingerprint, kind.identity)
             engine = Engine(
-                each.task,
+                network.task,
                 settings,
                 compute,
-                CheckpointFolder(folder / each.name, binding, anew=anew),
+                CheckpointFolder(folder / name, binding, anew=anew),
                 metrics,
                 memory=observer,
-                name=each.name,
+                name=name,
                 stop=stop,
                 progress=_part(progress, number, len(training.networks)),
                 ranks=ranks,
             )
             state = engine.fit()
             seconds = time.monotonic() - started
-            trained.append(TrainedNetwork(each, engine, state, folder / each.name, metrics, ranks, seconds))
+            trained.append(TrainedNetwork(network, engine, state, folder / name, metrics, ranks, seconds))
         done = training.finish(trained)
-    most = int(max(peak for (peak,) in ranks.meet("peaks", peak_rss_bytes())))
+    peaks = ranks.meet("peaks", peak_rss_bytes())
 
-    def written_outcome() -> str:
+    def write() -> str:
         done.write()
-        records = dict(zip((each.name for each in training.networks), done.records, strict=True))
+        records = dict(zip((network.name for network in training.networks), done.records, strict=True))
         outcome = TrainingOutcome(
             stage=stage,
             fold=fold,
@@ -477,7 +452,7 @@ def train(
             control=records.get(SHUFFLED_LABELS),
             sources=records.get(REAL_SOURCES),
             predicted_peak_bytes=predicted,
-            peak_rss_bytes=most,
+            peak_rss_bytes=int(max(peaks)[0]),
             peak_device_bytes=peak_device_bytes(compute.device),
             fingerprint=training.fingerprint,
             num_ranks=ranks.size,
@@ -489,9 +464,9 @@ def train(
         write_text(outcome_file, text)
         return text
 
-    outcome = outcome_from_json(ranks.from_leader("outcome", written_outcome), record)
-    for network in trained:
-        network.engine.keep_result()
+    outcome = outcome_from_json(ranks.from_leader("outcome", write), record)
+    for one in trained:
+        one.engine.keep_result()
     return outcome
 
 
@@ -502,12 +477,12 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
         CheckpointMismatchError: the stored outcome is of another network.
     """
     outcome = read_outcome(outcome_file, record)
-    if outcome is None or outcome.fingerprint != training.fingerprint:
+    if outcome is None or outcome.fingerprint != training.fingerprint or not all(map(Path.exists, training.outputs)):
         return ""
     if (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
         what = f"the stored result {str(outcome_file)!r}"
         raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
-    return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
+    return outcome_to_json(outcome)
 
 
 @dataclass(frozen=True)
@@ -582,21 +557,16 @@ def own_code(functions: Mapping[str, str]) -> str:
 
 
 def changed_functions(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a text that lists the functions which differ between ``then`` and ``now``, at most five by name.
+    """Return a text that lists the functions which differ between ``then`` and ``now``, the first few by name.
 
     Empty where none differs, or ``then`` is empty.
     """
-    names = sorted(name for name in {*then, *now} if then.get(name) != now.get(name)) if then else []
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(name.removeprefix("fvc_lib.") for name in names[:_MOST_NAMED]) + more
+    return in_words(name for name in {*then, *now} if then.get(name) != now.get(name)) if then else ""
 
 
 def _digest(function: FunctionType) -> str:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # in no file, or a part of a line
-        return sha256_of_json(function.__code__.co_code.hex())[:16]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return sha256_of_json(ast.unparse(tree))[:16]
+        source = inspect.getsource(function)
+    except OSError:  # in no file
+        source = function.__code__.co_code.hex()
+    return sha256_of_json(functions_in(textwrap.dedent(source)))[:16]

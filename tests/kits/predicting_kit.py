@@ -18,6 +18,7 @@ from fvc_lib.tasks.image.training import train_images
 from fvc_lib.tasks.video_text.results import video_text_results
 from fvc_lib.tasks.video_text.training import train_video_text
 from tests.kits.image_kit import image_tables, write_image_tables
+from tests.kits.warm_workers import forked_workers
 
 SMALL = {
     "epochs": 1, "memory_preflight": False, "bootstrap_replicates": 100, "device": "cpu", "early_stopping_epochs": 0,
@@ -29,7 +30,7 @@ class NoLog:
         pass
 
 
-def picture_run(folder, per_part=(36, 12, 18)):
+def picture_run(folder, per_part=(18, 12, 12)):
     """A run of task image in ``folder``/runs, and the folder of its pictures."""
     root = folder / "pictures"
     images, targets = image_tables(root, per_part)
@@ -61,7 +62,7 @@ def caption_run(folder, counts=None, **settings):
     write_table(pairs, VIDEO_TEXTS, paths.video_texts)
     paths.params_yaml.write_text(config.to_yaml())
     write_document(paths.run_json, {})
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked_workers():
         patch.setattr(memory_policy, "frozen_garbage", nullcontext)
         train_video_text(paths, config, metric_log=NoLog())
     video_text_results(paths, config)

@@ -16,6 +16,7 @@ from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.features.measuring import measure_features
 from tests.kits.training import ScoredTables, draw_clip
+from tests.kits.warm_workers import forked_workers
 
 NUM_VIDEOS = 12
 
@@ -36,7 +37,13 @@ def enlarged(frames: np.ndarray, scale: int) -> np.ndarray:
 
 
 def trained_run(
-    home: Path, model: str = "frame_cnn", model_weights: str = "", *, families: str = "all", scale: int = 1
+    home: Path,
+    model: str = "frame_cnn",
+    model_weights: str = "",
+    *,
+    families: str = "all",
+    scale: int = 1,
+    learning_rate: float = 0.01,
 ) -> RunPaths:
     """The run, in ``home``; of a model on forensic features on these ``families``. Videos are 24 ``scale`` wide."""
     folds = ScoredTables.folds(num_groups=NUM_VIDEOS, per_group=1, num_folds=2)
@@ -56,19 +63,20 @@ def trained_run(
         corpus=str(home / "corpus"), cache_dir=str(home / "cache"), runs_dir=str(home / "runs"), num_folds=2,
         num_frames=4, fixed_size=24, augmentations_per_video=0, model=model,
         model_weights=model_weights, epochs=1, batch_size=4,
-        effective_batch_size=4, learning_rate=0.01, device="cpu", memory_preflight=False, shuffled_label_control=False,
-        feature_families=families,
+        effective_batch_size=4, learning_rate=learning_rate, device="cpu", memory_preflight=False,
+        feature_families=families, shuffled_label_control=False,
     )  # fmt: skip
     made = RunPaths(home / "runs" / "default" / "run_20260101_000000_00000000")
     write_table(index, INDEX, made.index)
     write_table(folds, FOLDS, made.folds)
     made.params_yaml.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    if config.of_features == "forensic":
-        root, cache = home / "corpus", home / "cache"
-        assert not measure_features(index, root, families, cache, made.features, workers=1).failed
-    else:
-        store = ClipStore.of(config)
-        assert not make_clips(store, index, home / "corpus", 0, made.augmented_metadata, workers=1).failed
+    with forked_workers():
+        if config.of_features == "forensic":
+            root, cache = home / "corpus", home / "cache"
+            assert not measure_features(index, root, families, cache, made.features, workers=1).failed
+        else:
+            store = ClipStore.of(config)
+            assert not make_clips(store, index, home / "corpus", 0, made.augmented_metadata, workers=1).failed
     for fold in range(2):
         with MetricLog(made.metrics("04_fold_training", fold), run_id="run", fold=fold, attempt=1) as log:
             train_fold(made, config, fold, metric_log=log)

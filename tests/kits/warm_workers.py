@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -64,11 +65,20 @@ def _serve(arguments: list[str], environment: dict[str, str], own: list[Connecti
     isolated_workers.serve()
 
 
-@pytest.fixture
-def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children of ``run_isolated`` are forked."""
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Fork the children of ``run_isolated`` inside of the context."""
 
     class Forking:
         PIPE, TimeoutExpired, Popen = subprocess.PIPE, subprocess.TimeoutExpired, ForkedInterpreter
 
-    monkeypatch.setattr(isolated_workers, "subprocess", Forking)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated_workers, "subprocess", Forking)
+        yield
+
+
+@pytest.fixture
+def warm_workers() -> Iterator[None]:
+    """Children of ``run_isolated`` are forked."""
+    with forked_workers():
+        yield

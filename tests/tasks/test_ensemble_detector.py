@@ -37,6 +37,8 @@ from tests.kits.bundle_kit import edited, sealed
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
 
 
@@ -48,7 +50,7 @@ def files_below(folder: Path) -> list[Path]:
 def runs(tmp_path_factory) -> list[RunPaths]:
     """Two networks on the same folds; only read."""
     home = tmp_path_factory.mktemp("ensemble")
-    made = [trained_run(home / model, model) for model in ("frame_cnn", "r2plus1d_small")]
+    made = [trained_run(home / str(rate), learning_rate=rate) for rate in (0.01, 0.03)]
     for run in made:
         write_document(run.run_json, {})
         write_table(frame_of([], LEAKAGE_AUDIT), LEAKAGE_AUDIT, run.leakage_audit)
@@ -127,7 +129,7 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     def unscored(files, clips, waiting, picture):
         return [Finding(probed.path, failure="torn") for probed in waiting.values()]
 
-    monkeypatch.setattr(detector, "_scored", unscored)
+    monkeypatch.setattr(detector.members[1], "_scored", unscored)
     assert [each.failure for each in detector.predict([new, known], workers=1)] == ["torn", ""]
 
 

@@ -49,6 +49,7 @@ def frozen(tiny_training, tmp_path, monkeypatch):
     )
     DETECTORS.names()
     monkeypatch.setitem(DETECTORS._items, "tiny_frozen", spec)
+    monkeypatch.setitem(DETECTORS._aliases, "tiny_frozen", "tiny_frozen")
     torch.manual_seed(0)
     torch.save(Pooled().state_dict(), tmp_path / "weights.pt")
     return tiny_training.with_config(
@@ -69,7 +70,8 @@ def test_scores_are_those_of_training_on_the_clips_and_of_the_network_asked_agai
     outcome = train_fold(frozen.paths, frozen.config, 0, metric_log=list_log())
     by_features = read_table(frozen.paths.predictions(0), PREDICTIONS)
     network = outcome.network
-    assert (network.weights, network.weights_licence) == (frozen.config.model_weights, "public domain")
+    assert network.weights.startswith(f"{frozen.config.model_weights} (SHA-256 ")
+    assert network.weights_licence == "public domain"
     assert network.num_frozen == 3 * 8 * 9 + 8
     frozen.paths.params_yaml.write_text(yaml.safe_dump(frozen.config.model_dump(mode="json")))
     clips = np.stack([frozen.store.read(video_id, 0)[None] for video_id in by_features["video_id"]])
@@ -84,7 +86,7 @@ def test_scores_are_those_of_training_on_the_clips_and_of_the_network_asked_agai
 
 
 def test_mixed_clips_are_refused_where_training_sees_features(frozen, list_log):
-    with pytest.raises(UsageError, match=r"mixup_alpha, cutmix_alpha: .*frozen trunk.*tune norms"):
+    with pytest.raises(UsageError, match=r"mixup_alpha, cutmix_alpha, .*frozen trunk.*tune norms"):
         train_fold(frozen.paths, frozen.with_config(mixup_alpha=0.2).config, 0, metric_log=list_log())
 
 
@@ -112,14 +114,14 @@ def test_any_number_of_shards_computes_the_same_features_to_the_bit(frozen, monk
     if is_gpu:  # passes of several clips, filled up; on a CPU they show what they would there
         monkeypatch.setattr(features, "clips_in_a_pass", lambda _device, batch_size: batch_size)
     found = []
-    for of in (1, 2, 7):
+    for of in (1, 3):
         for number in reversed(range(of)):
             shard = Shard(number, of)
             there = source_of(frozen, lambda clip, shard=shard: shard.has(clip[0]), begin=0.3)
         found.append({path.name: path.read_bytes() for path in there.folder.rglob("*.npy")})
         prune_set(next(each for each in stored_sets(frozen.config.cache_dir) if each.kind == "features"))
     assert len(found[0]) == 72
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_a_stop_leaves_the_computed_features_and_the_next_attempt_goes_on(frozen):

@@ -35,6 +35,9 @@ from fvc_lib.tasks.video_text.results import read_embeddings
 from tests.kits.bundle_kit import edited, sealed
 from tests.kits.predicting_kit import caption_run, picture_run
 from tests.kits.video_text_kit import write_tiny_bert
+from tests.kits.warm_workers import forked_workers
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 TASKS = ("image", "video_text")
 TABLES = ("predictions.csv", "predictions.jsonl")
@@ -71,7 +74,8 @@ def make_home(home: Path, task: str) -> None:
     (home / "files" / f"torn{file.suffix}").write_bytes(file.read_bytes()[:200])
     with (home / "files" / f"<b>new{file.suffix}").open("wb") as new:
         new.write(file.read_bytes() + bytes(8))
-    assert asked(run.root, home, home / "by_run") == 0
+    with forked_workers():
+        assert asked(run.root, home, home / "by_run") == 0
     (home / "moving").mkdir()
     for each in (run.root.parent, corpus):
         each.rename(home / "moving" / each.name)

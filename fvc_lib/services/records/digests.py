@@ -8,7 +8,7 @@ checks all of a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,17 +45,17 @@ def listed(paths: Iterable[Path], root: Path) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Listed:
-    """One file that a record lists."""
+    """One file that a record of the run in ``root`` lists.
 
+    ``digests`` are hex SHA-256 values, any of which is right: after a kill, ``params.yaml`` may be the file before.
+    ``num_bytes`` is the size of a log when it was listed; None for other files.
+    """
+
+    root: Path
     record: Path
-    name: str  # as seen from the run folder
-    digests: tuple[str, ...]  # any of these; ``params.yaml`` may be the one before, after a kill
-    num_bytes: int | None = None  # of a log
-
-    @property
-    def root(self) -> Path:
-        """Return the run folder."""
-        return self.record.parents[0 if self.name == PARAMS else 1]
+    name: str
+    digests: Sequence[str]
+    num_bytes: int | None = None
 
     def is_damaged(self) -> bool:
         """Return whether the file exists and its content differs from the recorded one."""
@@ -63,31 +63,32 @@ class _Listed:
 
     def damage(self) -> str:
         """Return a message for the user: the file is damaged, and the remedy."""
+        remedy = f"Delete it; what wrote it makes it again: {command_text('--resume', self.root)}"
         if self.name == PARAMS:
+            fork = command_text("--resume", self.root, "--fork", "-p", "NAME", "VALUE")
             remedy = (
-                "Put the file back as it was (run.json has the values under params), or begin a new run. To change a "
-                f"value: {command_text('--resume', self.root, '--fork', '-p', 'NAME', 'VALUE')}"
+                f"Put the file back (run.json has its values under params), or begin a new run. To change it: {fork}"
             )
-        elif is_log(self.name):
-            remedy = "No result rests on it: delete it."
-        else:  # the plan finds the stage by the digest
-            is_later = self.record.stem == "stage_09_robustness"
-            again = ("robustness", self.root) if is_later else ("--resume", self.root)
-            remedy = f"Repeat what wrote it: {command_text(*again)}"
+        elif self.record.stem == "stage_09_robustness":
+            remedy = f"Delete it; what wrote it makes it again: {command_text('robustness', self.root)}"
         return (
             f"{self.root / self.name}: is not what the run wrote: damaged, or changed since (SHA-256 in "
-            f"{self.record.relative_to(self.root)}). {remedy}"
+            f"{self.record.name}). {remedy}"
         )
+
+
+def _records(root: Path) -> list[Path]:
+    return [root / "run.json", *sorted((root / "checkpoints").glob("stage_*.json"))]
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
     """Yield the files that undamaged records of the run in ``root`` list."""
-    for record in (root / "run.json", *sorted((root / "checkpoints").glob("stage_*.json"))):
+    for record in _records(root):
         document = read_document(record)  # nothing of a damaged one: ``run_damage`` says so
         if digests := document.get("params_sha256"):
-            yield _Listed(record, PARAMS, tuple(digests))
+            yield _Listed(root, record, PARAMS, digests)
         for name, entry in as_mapping(document.get("files")).items():
-            yield _Listed(record, name, (entry["sha256"],), entry["num_bytes"] if is_log(name) else None)
+            yield _Listed(root, record, name, [entry["sha256"]], entry["num_bytes"] if is_log(name) else None)
 
 
 def _listed_as(path: Path) -> _Listed | None:
@@ -96,10 +97,9 @@ def _listed_as(path: Path) -> _Listed | None:
     root = next((folder for folder in path.parents if (folder / "run.json").is_file()), None)
     if root is None:
         return None
-    name = str(path.relative_to(root))
-    if name == PARAMS and (damage := _damage_of_document(root / "run.json")):
+    if path == root / PARAMS and (damage := _damage_of_document(root / "run.json")):
         raise DataError(damage)  # which has its digest
-    return next((entry for entry in _listed_in(root) if entry.name == name), None)
+    return next((entry for entry in _listed_in(root) if root / entry.name == path), None)
 
 
 def note_rewritten(path: Path, content: Path) -> None:
@@ -152,13 +152,17 @@ _OWN = "document_sha256"
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` as JSON to ``path`` atomically, with a digest of its content as a further field."""
-    known = {name: value for name, value in document.items() if name != _OWN}
+    known = _content(document)
     write_json(path, {**known, _OWN: sha256_of_json(known)})
+
+
+def _content(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name != _OWN}
 
 
 def _is_whole(document: Mapping[str, Any]) -> bool:
     try:
-        return bool(document.get(_OWN) == sha256_of_json({k: v for k, v in document.items() if k != _OWN}))
+        return bool(document.get(_OWN) == sha256_of_json(_content(document)))
     except ValueError:  # a number beyond all floats
         return False
 
@@ -181,7 +185,7 @@ def _damage_of_document(path: Path) -> str:
 def read_document(path: Path) -> dict[str, Any]:
     """Return what ``write_document`` wrote to ``path``; an empty dict if it is missing, damaged or has no digest."""
     document = read_json_object(path)
-    return {name: value for name, value in document.items() if name != _OWN} if _is_whole(document) else {}
+    return _content(document) if _is_whole(document) else {}
 
 
 # --- A whole run
@@ -189,13 +193,13 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
     """Return a message for every damaged file of the run in ``root``; ``logs``: check its logs as well."""
-    documents = [root / "run.json", root / "status.json", *sorted((root / "checkpoints").glob("stage_*.json"))]
-    found = [damage for path in documents if (damage := _damage_of_document(path))]
-    listed = [entry for entry in _listed_in(root) if logs or not is_log(entry.name)]
-    return found + [entry.damage() for entry in listed if entry.is_damaged()]
+    documents = map(_damage_of_document, [root / "status.json", *_records(root)])
+    files = [entry for entry in _listed_in(root) if logs or not is_log(entry.name)]
+    return [*filter(None, documents), *(entry.damage() for entry in files if entry.is_damaged())]
 
 
 def refuse_damaged(*roots: Path, logs: bool = True) -> None:
     """Raise ``DataError`` if files of the runs in ``roots`` are damaged; the message names all of them."""
-    if found := [each for root in roots for each in run_damage(root, logs=logs)]:
-        raise DataError("\n".join(found))
+    damage = [message for root in roots for message in run_damage(root, logs=logs)]
+    if damage:
+        raise DataError("\n".join(damage))

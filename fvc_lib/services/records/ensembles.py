@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_file
+from fvc_lib.services.atomic_files import AnyPath, content_hash, path_from_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.records.digests import read_document
 from fvc_lib.services.run_paths import RunPaths, find_run
@@ -105,18 +105,13 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
     Raises:
         DataError: the record or a file is damaged, or of another version.
     """
-    path = folder / RECORD
-    document = read_document(path)
     again = "Make the ensemble again: run_notebooks.py ensemble RUN RUN..."
-    if not document:
-        raise DataError(f"{path}: is missing or damaged. {again}")
     try:
-        record = EnsembleRecord.model_validate(document)
+        record = EnsembleRecord.model_validate(read_document(folder / RECORD))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}. {again}") from error
+        raise DataError(f"{folder / RECORD}: is missing, damaged or of another version. {again}") from error
     for name, digest in record.files.items():
-        if not (folder / name).is_file() or sha256_of_file(folder / name) != digest:
+        if content_hash(folder / name) != digest:
             raise DataError(f"{folder / name}: is not what the ensemble wrote: missing, damaged or changed. {again}")
     return record
 
@@ -128,21 +123,19 @@ def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
         DataError: a run is missing.
     """
     found = [RunPaths((folder / path_from_text(member.path)).resolve()) for member in record.members]
-    for run, member in zip(found, record.members, strict=True):
+    for run in found:
         if not run.params_yaml.is_file():
             raise DataError(
-                f"{folder.name}: its member {member.run_id} is not at {str(run.root)!r}. Bring it back there; an "
-                "ensemble and its members move together."
+                f"{folder.name}: its member {run.run_id} is not at {str(run.root)!r}. Bring it back there; an ensemble "
+                "and its members move together."
             )
     return found
 
 
 def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
     """Return all finished ensembles under ``runs_dir``, by name."""
-    return sorted(
-        (RunPaths(each.parent.absolute()) for each in Path(runs_dir).glob(f"{experiment}/*/{RECORD}")),
-        key=lambda each: (each.run_id, str(each.root)),
-    )
+    folders = [record.parent.absolute() for record in Path(runs_dir).glob(f"{experiment}/*/{RECORD}")]
+    return [RunPaths(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
 
 
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
@@ -154,9 +147,11 @@ def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     if is_ensemble(name):
         return RunPaths(Path(name).expanduser().absolute())
     known = list_ensembles(runs_dir) if "ensemble" in name else []
+    if not known:
+        return find_run(runs_dir, name)
     fitting = [ensemble for ensemble in known if ensemble.run_id == name]
     fitting = fitting or [ensemble for ensemble in known if name in ensemble.run_id]
-    if known and len(fitting) != 1:
-        there = ", ".join(ensemble.run_id for ensemble in known)
-        raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {there}. Name one.")
-    return fitting[0] if known else find_run(runs_dir, name)
+    if len(fitting) != 1:
+        names = ", ".join(ensemble.run_id for ensemble in known)
+        raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {names}. Name one.")
+    return fitting[0]

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +33,7 @@ from fvc_lib.detectors.network import Detector, build_detector
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import MetricSink
 from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST, DamagedCheckpointError, weights_digest, write_weights_with_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
@@ -126,8 +127,8 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
     missing = np.isnan(source.of(clips.train)).mean(0)
     columns = pl.DataFrame({"family": source.families, "missing": missing})
     families = columns.group_by("family", maintain_order=True).agg(features=pl.len(), missing_share=pl.mean("missing"))
-    settings = pl.DataFrame({"settings": [settings_text(each) for each in model_of(config).candidates]})
-    text = f"{config.model} on {len(clips.train)} rows. {trained_class(config, source).sentences()}"
+    settings = pl.DataFrame({"settings": map(settings_text, model_of(config).candidates)})
+    text = f"{config.model} on {len(clips.train)} rows: {trained_class(config, source).facts()}"
     return text, [families, settings]
 
 
@@ -137,18 +138,17 @@ def model_of(config: RunConfig) -> ClassicalModel:
     return model
 
 
-def trained_class(config: RunConfig, source: Source, arrays: Arrays | None = None) -> TrainedClass:
+def trained_class(config: RunConfig, source: Source, num_numbers: int = 0) -> TrainedClass:
     """Return the description of the estimator, its features and its package that an outcome records.
 
-    The number of parameters counts all float values in ``arrays``, also those that fill in and scale features; without
-    ``arrays`` it is 0.
+    ``num_numbers`` counts the float values of the fitted model, also those that fill in and scale features.
     """
     packages = (DETECTORS.get(config.model).packages if config.of_features == "forensic" else ()) or ("scikit-learn",)
     fitter = ", ".join(f"{name} {version(name)}" for name in packages)
     families = ", ".join(dict.fromkeys(source.families))
     note = f"{len(source.names):,} features of {families}; fitted by {fitter} in one piece, on the CPU"
-    learned = sum(array.size for array in (arrays or {}).values() if array.dtype.kind == "f")
-    return TrainedClass(f"{classical.__name__}:{config.model}", str(classical.__file__), "", learned, notes=(note,))
+    name, file = f"{classical.__name__}:{config.model}", str(classical.__file__)
+    return TrainedClass(name, file, num_parameters=num_numbers, notes=(note,))
 
 
 # One training
@@ -156,13 +156,21 @@ def trained_class(config: RunConfig, source: Source, arrays: Arrays | None = Non
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted model with its recorded choices, before the outer fold is opened."""
+    """A fitted model with its recorded choices, before the outer fold is opened.
 
-    arrays: Arrays
+    ``weights`` are its arrays. ``validation_logits`` (V,) are of the inner validation part, with the prior.
+    """
+
+    weights: dict[str, Tensor]
     candidates: tuple[Candidate, ...]
     recorded: RecordedSelection
-    validation_logits: FloatArray  # (V,) of the inner validation part, with the prior
+    validation_logits: FloatArray
     seconds: float
+
+    @property
+    def num_numbers(self) -> int:
+        """The number of float values in the model."""
+        return sum(tensor.numel() for tensor in self.weights.values() if tensor.is_floating_point())
 
 
 def fit(
@@ -178,36 +186,42 @@ def fit(
     began, model = time.monotonic(), model_of(config)
     values, labels = source.of(clips.train), labels_of(clips.train)
     class_weights = np.array(data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0))
-    weights, folds, candidates = class_weights[labels], _inner_folds(config, clips), list[Candidate]()
-    for number, settings in enumerate(model.candidates):
+    rows = _Rows(values, labels, class_weights[labels])
+    folds, candidates = _inner_folds(config, clips), list[Candidate]()
+    for settings in model.candidates:
         if stop():
             raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
-        loss = _inner_loss(model, settings, values, labels, weights, folds)
+        loss = _inner_loss(model, settings, rows, folds)
         candidates.append(Candidate(dict(settings), loss))
-        log.log(step=number + 1, epoch=1, phase="candidates", metrics={"inner_loss": loss})
+        log.log(step=len(candidates), epoch=1, phase="candidates", metrics={"inner_loss": loss})
     # Take the first, simplest candidate if several are equal or no loss is known.
-    losses = [each.inner_loss if math.isfinite(each.inner_loss) else math.inf for each in candidates]
+    losses = np.nan_to_num([candidate.inner_loss for candidate in candidates], nan=np.inf)
     settings = model.candidates[int(np.argmin(losses))]
-    arrays = model.fit(values, labels, weights, settings)
-    state = _tensors(arrays)
-    write_weights_with_digest(folder / BEST, state, description(config, settings, source.names))
+    arrays = rows.fit(model, settings)
+    weights = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    write_weights_with_digest(folder / BEST, weights, description(config, settings, source.names))
     inner = labels_of(clips.validation)
     raw, prior = model.logits(arrays, source.of(clips.validation)), data.prior_logit(clips.train, config.class_balance)
     chosen = select(
-        inner, raw + prior, clips.num_validation_groups, validation_loss=_loss(inner, raw, class_weights[inner]),
-        prior_logit=prior, point=config.operating_point, settings=dict(settings), num_candidates=len(candidates),
-    )  # fmt: skip
-    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, digest_of_state(state)))
-    logged = asdict(recorded.selection)
+        inner,
+        raw + prior,
+        clips.num_validation_groups,
+        validation_loss=_loss(inner, raw, class_weights[inner]),
+        prior_logit=prior,
+        point=config.operating_point,
+        settings=dict(settings),
+        num_candidates=len(candidates),
+    )
+    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, digest_of_state(weights)))
+    chosen = recorded.selection
     log.log(step=0, epoch=1, phase="validation", metrics={"loss": chosen.validation_loss})
-    names = ("temperature", "threshold", "log_loss")
-    log.log(step=0, epoch=1, phase="selection", metrics={name: logged[name] for name in names})
-    return Fitted(arrays, tuple(candidates), recorded, raw + prior, time.monotonic() - began)
+    metrics = {"temperature": chosen.temperature, "threshold": chosen.threshold, "log_loss": chosen.log_loss}
+    log.log(step=0, epoch=1, phase="selection", metrics=metrics)
+    return Fitted(weights, tuple(candidates), recorded, raw + prior, time.monotonic() - began)
 
 
 def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, log: MetricSink) -> Scored:
     """Open the outer fold with the recorded selection, and score it; raises as ``score_outer_fold``."""
-    chosen, model = fitted.recorded.selection, model_of(config)
     summary = TrainingSummary(
         history=(),
         best_epoch=0,
@@ -217,17 +231,18 @@ def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, l
         micro_batch_schedule=(),
         inexact_because=(),
         seconds=fitted.seconds,
-        best_weights=weights_digest(_tensors(fitted.arrays)),
-        temperature=chosen.temperature,
-        threshold=chosen.threshold,
+        best_weights=weights_digest(fitted.weights),
+        temperature=fitted.recorded.selection.temperature,
+        threshold=fitted.recorded.selection.threshold,
         recorded=fitted.recorded,
         candidates=fitted.candidates,
         seen=tuple(source.names),
     )
+    model, arrays = model_of(config), arrays_of(fitted.weights)
     return score_outer_fold(
         summary,
         clips,
-        lambda rows: model.logits(fitted.arrays, source.of(rows)),
+        lambda rows: model.logits(arrays, source.of(rows)),
         lambda phase, metrics: log.log(step=0, epoch=1, phase=phase, metrics=metrics),
     )
 
@@ -237,8 +252,9 @@ def labels_of(rows: Sequence[ClipRow]) -> IntArray:
     return np.array([row.label for row in rows])
 
 
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
+    """Return stored weights as arrays of numpy."""
+    return {name: tensor.numpy() for name, tensor in weights.items()}
 
 
 def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray | None:
@@ -253,26 +269,31 @@ def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray | None:
     return np.array([fold_of[row.video_id] for row in clips.train])
 
 
-def _inner_loss(
-    model: ClassicalModel,
-    settings: Mapping[str, float],
-    values: FloatArray,
-    labels: IntArray,
-    weights: FloatArray,
-    folds: IntArray | None,
-) -> float:
+@dataclass(frozen=True)
+class _Rows:
+    """The training rows: ``values`` (N, F), ``labels`` (N,) and ``weights`` (N,)."""
+
+    values: FloatArray
+    labels: IntArray
+    weights: FloatArray
+
+    def fit(self, model: ClassicalModel, settings: Mapping[str, float], which: Any = slice(None)) -> Arrays:
+        """Return ``model`` with ``settings``, fitted to the rows ``which``."""
+        return model.fit(self.values[which], self.labels[which], self.weights[which], settings)
+
+
+def _inner_loss(model: ClassicalModel, settings: Mapping[str, float], rows: _Rows, folds: IntArray | None) -> float:
     """Return the loss of ``settings`` over inner folds, each scored by a model that was fitted to the others.
 
     NaN if ``folds`` is None.
     """
     if folds is None:
         return math.nan
-    logits = np.empty(len(labels))
-    for fold in range(int(folds.max()) + 1):
-        fitted, held_out = folds != fold, folds == fold
-        arrays = model.fit(values[fitted], labels[fitted], weights[fitted], settings)
-        logits[held_out] = model.logits(arrays, values[held_out])
-    return _loss(labels, logits, weights)
+    logits = np.empty(len(folds))
+    for fold in np.unique(folds):
+        held_out = folds == fold
+        logits[held_out] = model.logits(rows.fit(model, settings, ~held_out), rows.values[held_out])
+    return _loss(rows.labels, logits, rows.weights)
 
 
 def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
@@ -286,13 +307,15 @@ def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
 def description(config: RunConfig, settings: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
     """Return the metadata stored with a fitted model: its settings.
 
-    On forensic features also their names, and by family a digest of the code that measures it.
+    On forensic features also their names, and a digest of the code that measures them.
     """
-    stored: dict[str, Any] = {"settings": dict(settings)}
-    if config.of_features == "forensic":
-        families = families_named(config.feature_families)
-        stored |= {"features": list(names), "families": {family.name: code_of(family) for family in families}}
-    return stored
+    if config.of_features != "forensic":
+        return {"settings": dict(settings)}
+    return {"settings": dict(settings), "features": list(names), "families": _measuring_code(config)}
+
+
+def _measuring_code(config: RunConfig) -> str:
+    return sha256_of_json([code_of(family) for family in families_named(config.feature_families)])
 
 
 def described_in(path: Path) -> dict[str, Any]:
@@ -322,27 +345,26 @@ class FittedModel:
         return self.model.logits(self.arrays, np.array(rows, np.float32).astype(np.float64))
 
 
-def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> FittedModel:
-    """Return the model with the arrays ``state``, read from the file ``path``.
+def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -> FittedModel:
+    """Return the model with the arrays ``weights``, read from the file ``path``.
 
     Raises:
         UsageError: the model sees features that this installation does not measure.
     """
-    stored, families = described_in(path), families_named(config.feature_families)
-    names, known = tuple(stored.get("features", ())), families_of(config)
-    lacking = [name for name in names if name not in known]
+    stored = described_in(path)
+    names = tuple(stored.get("features", ()))
+    lacking = sorted(set(names) - set(families_of(config)))
     if lacking or not names:
         raise UsageError(
             f"{str(path)!r}: the model sees features not measured here, such as {' '.join(lacking[:1])}. Judge "
             f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
         )
-    then = stored["families"]
-    if changed := [family.name for family in families if then.get(family.name, "") != code_of(family)]:
+    if stored["families"] != _measuring_code(config):
         _logger.warning(
-            "%s: %s are measured by other code or package versions than when the model was fitted: scores may differ "
-            "a little", path, ", ".join(changed),
+            "%s: features are measured by other code or package versions than when the model was fitted: scores may "
+            "differ a little", path,
         )  # fmt: skip
-    return FittedModel(model_of(config), {name: tensor.numpy() for name, tensor in state.items()}, names)
+    return FittedModel(model_of(config), arrays_of(weights), names)
 
 
 def measured_features(
@@ -362,13 +384,10 @@ def measured_features(
     wanted = [(path, content, list(columns)) for path, content in files]
     with closing(measure_files(wanted, recipe, Path(config.cache_dir))) as measurements:
         for position, measured, failure in measurements:
-            pairs = [
-                pair
-                for name in columns
-                if name in measured
-                for pair in zip(columns[name], measured[name][1], strict=True)
-            ]
-            features = {column: np.nan if value is None else float(value) for column, value in pairs}
+            features = dict[str, float]()
+            for name, (_, values) in measured.items():
+                numbers = [np.nan if value is None else float(value) for value in values]
+                features |= zip(columns[name], numbers, strict=True)
             yield position, features, f"features: {failure}" if failure else ""
 
 

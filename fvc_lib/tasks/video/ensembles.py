@@ -17,7 +17,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import get_args
 
 import numpy as np
@@ -60,6 +59,7 @@ from fvc_lib.tasks.video.summary import TrainingSummary
 
 _OF_DATA = ("metadata_carriers", "official_split_leaks")  # audit checks on the data, which is the same for all members
 _KEY = ["video_id", "group_id", "label"]
+_LOG_ODDS = pl.col("logit") / pl.col("temperature")
 
 
 @dataclass(frozen=True)
@@ -85,39 +85,43 @@ def checked_member(run: RunPaths, predictions: pl.DataFrame, detector: int) -> M
     Raises:
         LeakageError, DataError: as ``results.check_predictions``.
     """
-    config = run_config(run)
+    member = Member(run, run_config(run), predictions, detector)
     try:
-        check_predictions(read_table(run.folds, FOLDS), predictions, left_out=_left_out(run, config))
+        check_predictions(read_table(run.folds, FOLDS), predictions, left_out=_left_out(member))
     except DataError as error:
         raise type(error)(f"{run.run_id}: {error}") from error
-    return Member(run, config, predictions, detector)
+    return member
 
 
-def _left_out(run: RunPaths, config: RunConfig) -> list[str]:
-    parts = None if config.protocol == KFOLD else read_table(run.protocol, PROTOCOL)
-    return undecoded(read_table(run.folds, FOLDS), made_samples(run, config), parts)
+def _protocol(member: Member) -> pl.DataFrame | None:
+    return None if member.config.protocol == KFOLD else read_table(member.run.protocol, PROTOCOL)
 
 
-def of_detectors(log_odds: FloatArray, detectors: Sequence[int]) -> FloatArray:
+def _left_out(member: Member) -> list[str]:
+    made = made_samples(member.run, member.config)
+    return undecoded(read_table(member.run.folds, FOLDS), made, _protocol(member))
+
+
+def of_detectors(values: FloatArray, detectors: Sequence[int]) -> FloatArray:
     """Average the probabilities of fake over the runs of each detector, and return them as log odds.
 
     Args:
-        log_odds: float64 (N, R), of N videos by R runs; NaN is missing.
+        values: float64 (N, R), log odds of N videos by R runs; NaN is missing.
         detectors: R numbers from 0 to C - 1, the detector of each run.
 
     Returns:
         float64 (N, C), by detector.
     """
     places = np.asarray(detectors)
-    return np.stack([mean_log_odds(log_odds[:, places == place]) for place in range(places.max() + 1)], axis=1)
+    return np.stack([mean_log_odds(values[:, places == place]) for place in range(places.max() + 1)], axis=1)
 
 
 def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, method: Method) -> FloatArray:
     """Return the ensemble's log odds (N,) from those of N videos by R runs' networks of one fold, (N, R)."""
-    each = of_detectors(log_odds, detectors)
+    by_detector = of_detectors(log_odds, detectors)
     if method == "mean":
-        return mean_log_odds(each)
-    return Stacking(np.array(rule.weights), rule.intercept).log_odds(each)
+        return mean_log_odds(by_detector)
+    return Stacking(np.array(rule.weights), rule.intercept).log_odds(by_detector)
 
 
 # Rules
@@ -136,15 +140,18 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
     """
     if method not in get_args(Method):
         raise UsageError(f"method: got {method!r}, wanted {' or '.join(get_args(Method))}.")
-    detectors, rules = [member.detector for member in members], []
-    number = max(detectors) + 1
+    rules, number = list[FoldRule](), 1 + max(member.detector for member in members)
     for fold in sorted(members[0].predictions["fold"].unique()):
-        chosen = [member.predictions.filter(fold=fold)["threshold"][0] for member in members]
-        means = pl.DataFrame({"detector": detectors, "threshold": chosen}).group_by("detector").mean()["threshold"]
+        chosen = [(member.detector, member.predictions.filter(fold=fold)["threshold"][0]) for member in members]
+        means = pl.DataFrame(chosen, ["detector", "threshold"], orient="row").group_by("detector").mean()
         rule = FoldRule(
-            weights=[1 / number] * number, intercept=0.0, threshold=min(1.0, math.fsum(means) / number),
-            base_rate=_base_rate(members, fold), num_videos=0, num_groups=0,
-        )  # fmt: skip
+            weights=[1 / number] * number,
+            intercept=0.0,
+            threshold=min(1.0, math.fsum(means["threshold"]) / number),
+            base_rate=_base_rate(members, fold),
+            num_videos=0,
+            num_groups=0,
+        )
         rules.append(_stacked(members, fold, rule) if method == "stacking" else rule)
     if method == "stacking" and not any(rule.num_videos for rule in rules):
         raise DataError(
@@ -156,11 +163,8 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
 
 def _base_rate(members: Sequence[Member], fold: int) -> float | None:
     """Return the share of fakes at which the scores of ``fold`` are calibrated; None if members differ or lack it."""
-    rates = set[float | None]()
-    for recorded in (read_selection(member.run.fold_checkpoints(fold)) for member in members):
-        chosen = recorded.selection if recorded else None
-        known = chosen is not None and chosen.num_real > 0 and chosen.num_fake > 0
-        rates.add(round(chosen.num_fake / chosen.num_videos, 12) if chosen and known else None)
+    recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
+    rates = {record.selection.base_rate if record else None for record in recorded}
     return rates.pop() if len(rates) == 1 else None
 
 
@@ -171,20 +175,26 @@ def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
     that have the video. Only videos with a score of every detector are used.
     """
     tables = [
-        inner_predictions(member, fold).select(*_KEY, (pl.col("logit") / pl.col("temperature")).alias(str(number)))
+        inner_predictions(member, fold).select(*_KEY, log_odds=_LOG_ODDS, run=pl.lit(str(number)))
         for number, member in enumerate(members)
     ]
-    table = reduce(lambda one, other: one.join(other, on=_KEY, how="full", coalesce=True), tables).sort("video_id")
+    table = pl.concat(tables).pivot("run", index=_KEY, values="log_odds").sort("video_id")
     log_odds = of_detectors(table.drop(_KEY).fill_null(np.nan).to_numpy(), [member.detector for member in members])
     there = np.isfinite(log_odds).all(1)
     log_odds, table = log_odds[there], table.filter(pl.Series(there))
     labels, groups, threshold = fake_labels(table), table["group_id"].to_list(), rule.threshold
     fitted = fit_stacking(labels, log_odds, one_vote_per_group(groups))
-    if len(set(labels.tolist())) == 2:
+    if table["label"].n_unique() == 2:
         scores = probabilities(fitted.log_odds(log_odds), 1.0)
         threshold = min(1.0, threshold_at(operating_point(members[0].config.operating_point), labels, scores))
-    fields = {"weights": fitted.weights.tolist(), "intercept": fitted.intercept, "threshold": threshold}
-    return rule.model_copy(update={**fields, "num_videos": table.height, "num_groups": len(set(groups))})
+    return FoldRule(
+        weights=fitted.weights.tolist(),
+        intercept=fitted.intercept,
+        threshold=threshold,
+        base_rate=rule.base_rate,
+        num_videos=table.height,
+        num_groups=len(set(groups)),
+    )
 
 
 def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
@@ -198,12 +208,11 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
     """
     from fvc_lib.tasks.video.data import rows_to_train_on  # brings torch
 
-    run, config = member.run, member.config
-    table = read_table(run.folds, FOLDS) if config.protocol == KFOLD else read_table(run.protocol, PROTOCOL)
-    rows, made = rows_to_train_on(table, config, fold), made_samples(run, config)["video_id"]
+    run, config, table = member.run, member.config, _protocol(member)
+    rows = rows_to_train_on(read_table(run.folds, FOLDS) if table is None else table, config, fold)
+    without = set(rows.folds["video_id"]) - set(made_samples(run, config)["video_id"])
     split = rows.split(
-        fold, inner_validation_share=config.inner_validation_share, seed=config.seed,
-        without=set(rows.folds["video_id"]) - set(made),
+        fold, inner_validation_share=config.inner_validation_share, seed=config.seed, without=without
     )  # fmt: skip
     inner = read_table(run.validation_predictions(fold), VALIDATION_PREDICTIONS)
     inner = inner.filter(~pl.col("group_id").is_in(sorted(split.leaking)))
@@ -211,9 +220,8 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
         shared = inner.join(part, on="group_id", how="semi")
         if shared.height:
             raise LeakageError(
-                f"{run.run_id}: the predictions that weights for fold {fold} would be fitted on have {shared.height} "
-                f"videos of groups that the fold {what}, for example {shared['video_id'].min()!r}. Weights fitted on "
-                "them would believe what that network remembers."
+                f"{run.run_id}: weights for fold {fold} would be fitted on {shared.height} videos of groups that the "
+                f"fold {what}, for example {shared['video_id'].min()!r}: they would believe what the network remembers."
             )
     return inner
 
@@ -230,47 +238,59 @@ def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Metho
     (trained to name the source of a real video) is also null where members were trained on different sources.
     """
     first, detectors = members[0].predictions, [member.detector for member in members]
-    log_odds = np.stack(
-        [(each.predictions["logit"] / each.predictions["temperature"]).to_numpy() for each in members], 1
-    )
-    logits, threshold = np.empty(first.height), np.empty(first.height)
+    log_odds, threshold = _values(members, _LOG_ODDS), np.empty(first.height)
+    logits = np.empty(first.height)
     for fold, rule in zip(sorted(first["fold"].unique()), rules, strict=True):
         rows = (first["fold"] == fold).to_numpy()
         logits[rows] = of_ensemble(log_odds[rows], detectors, rule, method)
         threshold[rows] = rule.threshold
-    has_control, same_sources = pl.Series(np.ones(first.height, bool)), pl.Series(np.ones(first.height, bool))
-    shuffles: dict[tuple[str | None, ...], list[Member]] = {}
-    for member in members:
-        table = member.predictions
-        has_control &= table["control_score"].is_not_null() & table["control_label"].is_not_null()
-        same_sources &= table["source_label"].eq_missing(first["source_label"])
-        shuffles.setdefault(tuple(table["control_label"]), []).append(member)
-    controls: list[tuple[float, pl.DataFrame]] = []
-    for labels, alike in shuffles.items():
-        shuffled = pl.Series(labels, dtype=pl.String)
-        control = first.select("fold", label=shuffled, control_score=_mean(alike, "control_score"))
-        judged, auc = control.filter(has_control), math.nan
-        if judged.height:
-            auc = within_folds(roc_auc, judged["fold"])(fake_labels(judged), judged["control_score"].to_numpy())
-        controls.append((-math.inf if math.isnan(auc) else auc, control))
-    _, control = max(controls, key=lambda pair: pair[0])
-    source_label, source_score = first["source_label"], _mean(members, "source_score")
-    has_source = same_sources & source_label.is_not_null() & source_score.is_not_null()
+    source = [member.predictions["source_label"] for member in members]
+    same_source = pl.all_horizontal(label.eq_missing(source[0]) for label in source)
+    by_source = pl.Series(_mean_over_runs(members, "source_score")).fill_nan(None)
+    has_source = by_source.is_not_null() & source[0].is_not_null() & first.select(same_source).to_series()
+    control = _control(members)
     table = first.with_columns(
-        score=pl.Series(probabilities(logits, 1.0)), threshold=pl.Series(threshold), logit=pl.Series(logits),
-        temperature=pl.lit(1.0), control_score=pl.when(has_control).then(control["control_score"]),
-        control_label=pl.when(has_control).then(control["label"]),
-        source_score=pl.when(has_source).then(source_score), source_label=pl.when(has_source).then(source_label),
-    )  # fmt: skip
+        score=pl.Series(probabilities(logits, 1.0)),
+        threshold=pl.Series(threshold),
+        logit=pl.Series(logits),
+        temperature=pl.lit(1.0),
+        control_score=control["score"],
+        control_label=pl.when(control["score"].is_not_null()).then(control["label"]),
+        source_score=pl.when(has_source).then(by_source),
+        source_label=pl.when(has_source).then(source[0]),
+    )
     return check_table(table.select(list(PREDICTIONS.columns)), PREDICTIONS, "the ensemble's predictions")
 
 
-def _mean(members: Sequence[Member], column: str) -> pl.Series:
-    """Return the mean of ``column`` over each detector's runs, then over detectors; null if a member has no value."""
-    values = np.stack([m.predictions[column].cast(pl.Float64).fill_null(np.nan).to_numpy() for m in members])
-    places = np.array([member.detector for member in members])
-    means = np.stack([values[places == place].mean(0) for place in np.unique(places)]).mean(0)
-    return pl.Series(column, means).fill_nan(None)
+def _control(members: Sequence[Member]) -> pl.DataFrame:
+    """Return the columns ``fold label score`` of the shuffled-label control, of the shuffle with the highest AUC."""
+    alike: dict[tuple[str | None, ...], list[Member]] = {}
+    for member in members:
+        alike.setdefault(tuple(member.predictions["control_label"]), []).append(member)
+    is_everywhere = np.isfinite(_values(members, pl.col("control_score"))).all(1)
+    controls, aucs = list[pl.DataFrame](), list[float]()
+    for labels, same in alike.items():
+        scores = np.where(is_everywhere, _mean_over_runs(same, "control_score"), np.nan)
+        table = same[0].predictions.select("fold", label=pl.Series(labels, dtype=pl.String), score=pl.Series(scores))
+        controls.append(table.fill_nan(None))
+        judged = controls[-1].drop_nulls()
+        auc = math.nan
+        if judged.height:
+            auc = within_folds(roc_auc, judged["fold"])(fake_labels(judged), judged["score"].to_numpy())
+        aucs.append(float(np.nan_to_num(auc, nan=-1.0)))
+    return controls[int(np.argmax(aucs))]
+
+
+def _values(members: Sequence[Member], column: pl.Expr) -> FloatArray:
+    """Return ``column`` of the predictions of R members, float64 (N, R); NaN where it is null."""
+    columns = [member.predictions.select(column.cast(pl.Float64).fill_null(np.nan)) for member in members]
+    return np.hstack([values.to_numpy() for values in columns])
+
+
+def _mean_over_runs(members: Sequence[Member], column: str) -> FloatArray:
+    """Return the mean of ``column`` over each detector's runs, then over detectors; NaN if a member has no value."""
+    values, places = _values(members, pl.col(column)), np.array([member.detector for member in members])
+    return np.asarray(np.stack([values[:, places == place].mean(1) for place in np.unique(places)]).mean(0))
 
 
 # The folder
@@ -300,26 +320,22 @@ def write_ensemble(
 
     Returns:
         RESULTS, LEAKAGE_AUDIT and the record.
-    """  # fmt: skip
+    """
     folder.tables.mkdir(parents=True, exist_ok=True)
     (folder.root / RECORD).unlink(missing_ok=True)
-    first, folds = members[0].run, sorted(predictions["fold"].unique())
-    index, all_folds = read_table(first.index, INDEX), read_table(first.folds, FOLDS)
-    parts = read_table(first.protocol, PROTOCOL) if first.protocol.is_file() else None
+    first, num_folds = members[0], len(rules)
+    index, all_folds, parts = read_table(first.run.index, INDEX), read_table(first.run.folds, FOLDS), _protocol(first)
     write_table(index, INDEX, folder.index)
     write_table(all_folds, FOLDS, folder.folds)
     if parts is not None:
         write_table(parts, PROTOCOL, folder.protocol)
-    for fold in folds:
-        write_table(predictions.filter(fold=fold), PREDICTIONS, folder.predictions(fold))
+    for (fold,), table in predictions.group_by("fold", maintain_order=True):
+        write_table(table, PREDICTIONS, folder.predictions(fold))
     write_text(folder.params_yaml, config.to_yaml())
-    results = kfold_results(
-        index, all_folds, predictions, config, left_out=_left_out(first, members[0].config),
-        protocol=None if config.protocol == KFOLD else parts,
-    )  # fmt: skip
+    results = kfold_results(index, all_folds, predictions, config, left_out=_left_out(first), protocol=parts)
     results = results.filter(~pl.col("metric").str.ends_with(UNCALIBRATED))  # an ensemble has no temperature
     write_table(results, RESULTS, folder.results)
-    audit = _audit(members, rules, method)
+    audit = _audit(members)
     write_table(audit, LEAKAGE_AUDIT, folder.leakage_audit)
     files = [folder.params_yaml, folder.results, *sorted(folder.tables.glob("*.parquet"))]
     record = EnsembleRecord(
@@ -328,49 +344,40 @@ def write_ensemble(
         method=method,
         made_with={"fvc": __version__},
         detectors=list(names),
-        members=[_member_record(member, folder, folds) for member in members],
+        members=[_member_record(member, folder, range(num_folds)) for member in members],
         folds=list(rules),
-        files={str(path.relative_to(folder.root)): sha256_of_file(path) for path in files if path.is_file()},
+        files={str(path.relative_to(folder.root)): sha256_of_file(path) for path in files},
     )
     write_document(folder.root / RECORD, record.model_dump(mode="json"))
     return results, audit, record
 
 
 def _member_record(member: Member, folder: RunPaths, folds: Sequence[int]) -> MemberRecord:
-    outcomes = [read_outcome(member.run.fold_outcome(fold), TrainingSummary) for fold in folds]
+    run, config = member.run, member.config
+    outcomes = [read_outcome(run.fold_outcome(fold), TrainingSummary) for fold in folds]
     return MemberRecord(
-        run_id=path_to_text(member.run.run_id),
-        path=path_to_text(os.path.relpath(member.run.root, folder.root)),
+        run_id=path_to_text(run.run_id),
+        path=path_to_text(os.path.relpath(run.root, folder.root)),
         detector=member.detector,
-        model=member.config.identity("model"),
-        seed=member.config.seed,
-        run_hash=member.config.config_hash,
+        model=config.identity("model"),
+        seed=config.seed,
+        run_hash=config.config_hash,
         weights=[outcome.training.best_weights if outcome else "" for outcome in outcomes],
-        predictions=[sha256_of_file(member.run.predictions(fold)) for fold in folds],
+        predictions=[sha256_of_file(run.predictions(fold)) for fold in folds],
     )
 
 
-def _audit(members: Sequence[Member], rules: Sequence[FoldRule], method: Method) -> pl.DataFrame:
-    """Return the leakage audit of the ensemble (LEAKAGE_AUDIT).
+def _audit(members: Sequence[Member]) -> pl.DataFrame:
+    """Return the leakage audit of the ensemble (LEAKAGE_AUDIT): how many checks of each member's audit passed.
 
-    It states how many checks of each member's audit passed, and on which videos the weights were fitted.
+    Checks of the data are those of the first member.
     """
-    shared, videos = members[0].predictions, sum(rule.num_videos for rule in rules)
-    alike = (
-        f"All {len(members)} runs predicted the same {shared.height:,} videos of {shared['group_id'].n_unique():,} "
-        "groups, with the same labels and folds."
-    )
-    rows: list[tuple[object, ...]] = [("members_alike", len(members), None, alike, True)]
-    if method == "stacking":
-        fitted = (
-            "Weights were fitted on inner validation videos alone, which trained no network of their fold and are not "
-            f"tested by it: {videos:,} in all folds."
-        )
-        rows.append(("weights_fitted_inside", videos, None, fitted, True))
+    rows = list[tuple[object, ...]]()
     for number, member in enumerate(members):
         audit = read_table(member.run.leakage_audit, LEAKAGE_AUDIT)
-        judged = audit.drop_nulls("passed")
-        passed = f"{member.run.run_id}: {judged['passed'].sum()} of {judged.height} checks of its own audit passed."
-        rows.append(("member_audit", judged.height, None, passed, bool(judged["passed"].all())))
-        rows += [] if number else audit.filter(pl.col("check").is_in(_OF_DATA)).rows()
+        judged = audit["passed"].drop_nulls()
+        passed = f"{member.run.run_id}: {judged.sum()} of {len(judged)} checks of its own audit passed."
+        rows.append(("member_audit", len(judged), None, passed, judged.all()))
+        if number == 0:
+            rows += audit.filter(pl.col("check").is_in(_OF_DATA)).rows()
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "the ensemble's audit")

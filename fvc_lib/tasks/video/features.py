@@ -8,10 +8,8 @@ that run at the same time share the work without a lock: each begins at a differ
 
 import importlib.metadata
 import io
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.recipe import functions_of
 from fvc_lib.video.clips.store import (
     ClipStore,
@@ -40,7 +37,6 @@ from fvc_lib.video.clips.store import (
     write_with_digest,
 )
 
-_logger = logging.getLogger(__name__)
 _DETECTORS = "fvc_lib.detectors"
 Clip = tuple[str, int, int]  # video id, augmentation index, and the number of the clip within the video
 
@@ -52,6 +48,7 @@ class FeatureSource:
     clips: Any  # the clip source
     folder: Path  # the folder of the stored features
     feature_shape: tuple[int, int]  # (T', F)
+    _checked: set[Clip] = field(default_factory=set, compare=False)  # whose file was found undamaged here
 
     @property
     def settings_hash(self) -> str:
@@ -77,11 +74,6 @@ class FeatureSource:
         video_id, copy, number = clip
         check_clip_name(video_id, copy)
         return self.folder / video_id[:2] / f"{video_id}_{copy}{f'-{number}' if number else ''}.npy"
-
-    @cached_property
-    def _checked(self) -> set[Clip]:
-        """Clips whose file this process has read and found undamaged."""
-        return set()
 
     def features(self, clips: Sequence[Clip]) -> Tensor:
         """Return the stored features of B clips, float32 (B, T', F).
@@ -156,20 +148,19 @@ def with_features(
         batch = missing[done : done + size]
         todo = [clip for clip in batch if not featured.path(clip).exists()]  # another fold may have computed them
         try:
-            computed = _computed(trunk, source, todo, num_frames, device, size).numpy() if todo else ()
+            computed = _computed(trunk, source, todo, num_frames, device, size) if todo else ()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or size == 1:
                 raise
-            size = max(1, size // 2)
+            size //= 2
             release_cached_memory(device)
             continue
         for clip, features in zip(todo, computed, strict=True):
+            np.save(content := io.BytesIO(), features.numpy(), allow_pickle=False)
             with atomic_output(featured.path(clip)) as temporary, temporary.open("wb") as stream:
-                np.save(content := io.BytesIO(), features, allow_pickle=False)
                 write_with_digest(stream, content.getvalue())
         done += len(batch)
         progress(there + done, len(clips))
-    _logger.info("features of the frozen trunk: %d clips, %d of them computed now", len(clips), len(missing))
     release_cached_memory(device)
     return featured
 
@@ -186,15 +177,12 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
         return None
-    if MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha).mixes:
+    stages = (config.freeze_backbone_epochs, config.unfreeze_stage_epochs)
+    if any((config.mixup_alpha, config.cutmix_alpha, *stages)):
         raise UsageError(
-            "mixup_alpha, cutmix_alpha: they mix the pixels of clips, and with a frozen trunk training sees features "
-            "that are computed once of each clip alone. Set both to 0, or train more: -p tune norms, last:N or all."
-        )
-    if config.freeze_backbone_epochs or config.unfreeze_stage_epochs:
-        raise UsageError(
-            "freeze_backbone_epochs, unfreeze_stage_epochs: they are about the stages below the head, of "
-            "which none is trained. Leave them out, or train more: -p tune norms, last:N or all."
+            "mixup_alpha, cutmix_alpha, freeze_backbone_epochs, unfreeze_stage_epochs: with a frozen "
+            "trunk training sees features that are computed once of each clip, and no stage below the head is trained. "
+            "Leave them out, or train more: -p tune norms, last:N or all."
         )
     return trunk
 

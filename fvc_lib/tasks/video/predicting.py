@@ -23,11 +23,10 @@ from pydantic import Field
 
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.records.ensembles import EnsembleRecord, is_ensemble, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import Tell, silent
 from fvc_lib.services.tables import AUGMENTED, INDEX, KNOWN_VIDEOS, read_table, write_table
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
@@ -40,7 +39,6 @@ from fvc_lib.tasks.video.verdicts.scoring import (
     name_of,
     networks_of_run,
     score_clips,
-    score_files,
 )
 from fvc_lib.tasks.video.verdicts.unfamiliar import (
     FeatureDistance,
@@ -56,7 +54,7 @@ from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 6  # raised when findings change: stored findings of another version are not reused
+_VERSION = 7  # raised when findings change: stored findings of another version are not reused
 _KNOWN, _FEATURES = "known_videos.parquet", "features.safetensors"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -97,14 +95,11 @@ class FoldRecord(Strict):
 
 
 class Section(Strict):
-    """The section of ``bundle.json`` for a video detector.
+    """The section of ``bundle.json`` for a video detector; an ensemble has no folds."""
 
-    An ensemble fills ``ensemble`` alone, a run the other fields.
-    """
-
+    ranges: TrainingRanges
     folds: list[FoldRecord] = Field(default_factory=list)
     final: FoldRecord | None = None  # the network of all groups; it then judges alone, without fold networks
-    ranges: TrainingRanges | None = None
     ensemble: EnsembleRecord | None = None
 
 
@@ -116,8 +111,8 @@ class VideoDetector(Predictor):
         known: the run's videos, with their out-of-fold scores.
         ranges: codecs, and ranges of size, length and rate, of the run's videos.
         standing: how the model compares with its controls (predictors that see no pixel, or learn other labels).
-        cautions: sentences on decoding that may differ from the run's.
         distance: returns the features of the run's videos, to compare new files with; None if they are not available.
+        cautions: sentences on decoding that may differ from the run's.
         ensemble: the record of how members are combined; None for a single run.
         members: the detectors of the ensemble's members, in the order of its record.
     """
@@ -130,70 +125,75 @@ class VideoDetector(Predictor):
         known: KnownVideos,
         ranges: TrainingRanges,
         standing: Standing = NOT_STATED,
-        cautions: Sequence[str] = (),
-        distance: Callable[[Tell], FeatureDistance | None] = lambda _tell: None,
-        *,
+        distance: Callable[[], FeatureDistance | None] = lambda: None,
+        cautions: tuple[str, ...] = (),
         ensemble: EnsembleRecord | None = None,
         members: Sequence["VideoDetector"] = (),
     ) -> None:
         trained = {} if ensemble else {_stem(fold): networks.folds[fold].trained for fold in networks.judges}
         super().__init__(ensemble.name if ensemble else networks.name, networks.config, trained, standing)
-        self.networks, self.known, self.ranges, self.cautions = networks, known, ranges, tuple(cautions)
-        self.ensemble, self.members, self._distance = ensemble, tuple(members), distance
+        self.networks, self.known, self.ranges, self.cautions = networks, known, ranges, cautions
+        self.ensemble, self.members, self._distance = ensemble, members, distance
+        self._all_networks = [member.networks for member in members] or [networks]
         if not self.is_above_control and standing != NOT_STATED:
-            _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
+            _logger.warning("%s: %s", self.name, " ".join(standing.sentences))
+
+    # Loaders
 
     @classmethod
-    def of_run(
-        cls, paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
-    ) -> Self:
-        """See ``Predictor``.
+    def of_run(cls, paths: RunPaths, standing: Standing = NOT_STATED, *, final: bool = False) -> Self:
+        """Return the detector of a finished run or an ensemble.
 
         Raises:
             DataError: a member of an ensemble is missing or was trained again.
-            UsageError: ``final`` with an ensemble, which has no network of all groups.
+            UsageError: the run is not finished; or ``final``, and there is no network of all groups.
+            FvcError: a file of the run is damaged.
         """
-        if not is_ensemble(paths.root):
-            networks = networks_of_run(paths, held=held, final=final)
-            folds = [fold for fold in sorted(networks.folds) if fold != FINAL]
-            temperature = networks.folds[FINAL].temperature if final else 0.0
-            known = KnownVideos.of(paths, folds, networks.base_rates, final_temperature=temperature)
-            ranges, cautions = training_ranges(index_of_files(paths)), decoding_cautions(paths, networks)
-            return cls(networks, known, ranges, standing, cautions, lambda tell: distance_of(networks, known, tell))
-        if final:
-            raise UsageError("--final: an ensemble has no network of all groups. Leave it out.")
-        record = read_ensemble(paths.root)
-        members = [cls.of_run(run, held=held) for run in members_of(paths.root, record)]
-        rates = [rule.base_rate for rule in record.folds]
-        return cls._of_members(record, members, KnownVideos.of(paths, range(len(rates)), rates), standing)
+        if is_ensemble(paths.root):
+            if final:
+                raise UsageError("--final: an ensemble has no network of all groups. Leave it out.")
+            record = read_ensemble(paths.root)
+            members = [cls.of_run(run) for run in members_of(paths.root, record)]
+            rates = [rule.base_rate for rule in record.folds]
+            return cls._of_members(record, members, KnownVideos.of(paths, range(len(rates)), rates), standing)
+        networks = networks_of_run(paths, held=None, final=final)
+        folds = sorted(networks.folds.keys() - {FINAL})
+        temperature = networks.folds[FINAL].temperature if final else 0.0
+        known = KnownVideos.of(paths, folds, networks.base_rates, final_temperature=temperature)
+        return cls(
+            networks,
+            known,
+            training_ranges(index_of_files(paths)),
+            standing,
+            lambda: distance_of(networks, known),
+            decoding_cautions(paths, networks),
+        )
 
     @classmethod
-    def of_bundle(cls, bundle: Bundle, *, held: int | None = 1) -> Self:
-        """See ``Predictor``."""
-        folder, section = bundle.folder, bundle.section(Section)
-        rows, record = bundle.table(_KNOWN, KNOWN_VIDEOS), section.ensemble
-        if rows.drop_nulls("score")["label"].n_unique() < 2:
-            raise refused(folder, f"{_KNOWN} has no scores of both reals and fakes")
-        if not set(rows["fold"].drop_nulls()) <= set(range(len(record.folds if record else section.folds))):
-            raise refused(folder, f"{_KNOWN} names a fold of which there is no network")
-        rows = rows.with_columns(video_id=pl.col("content_sha256").str.head(16))
+    def of_bundle(cls, bundle: Bundle) -> Self:
+        """Return the detector of an opened bundle; raise ``FvcError`` for content that no export writes."""
+        folder, standing, section = bundle.folder, bundle.record.standing, bundle.section(Section)
+        record = section.ensemble
+        rates = [rule.base_rate for rule in (record.folds if record else section.folds)]
+        rows = bundle.table(_KNOWN, KNOWN_VIDEOS).with_columns(video_id=pl.col("content_sha256").str.head(16))
+        scored = rows.drop_nulls("score")
+        if scored["label"].n_unique() < 2 or not scored["fold"].is_between(0, len(rates) - 1).all():
+            raise refused(folder, f"{_KNOWN} has no scores of both reals and fakes by the network of a fold")
         if record is not None:
-            places = [folder / MEMBERS / str(number) for number in range(len(record.members))]
-            opened = [Bundle.open(place, allow_code=bundle.allow_code) for place in places]
-            known = KnownVideos(rows, [rule.base_rate for rule in record.folds])
-            members = [cls.of_bundle(each, held=held) for each in opened]
-            return cls._of_members(record, members, known, bundle.record.standing)
-        if section.ranges is None or not section.folds:
-            raise refused(folder, "its section has no folds or no ranges")
-        by_fold = dict(enumerate(section.folds)) if section.final is None else {FINAL: section.final}
+            opened = [
+                Bundle.open(folder / MEMBERS / str(number), allow_code=bundle.allow_code)
+                for number in range(len(record.members))
+            ]
+            return cls._of_members(record, list(map(cls.of_bundle, opened)), KnownVideos(rows, rates), standing)
+        records = dict(enumerate(section.folds)) if section.final is None else {FINAL: section.final}
         folds = {
             fold: FoldNetwork(bundle.trained(_stem(fold), fold=name_of(fold)), **each.model_dump())
-            for fold, each in by_fold.items()
+            for fold, each in records.items()
         }
-        networks = Networks(bundle.record.name, bundle.config, folds, held=held)
-        known = KnownVideos(rows, networks.base_rates)
+        networks = Networks(bundle.record.name, bundle.config, folds, held=None)
         features = bundle.arrays(_FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, networks.judges))
-        return cls(networks, known, section.ranges, bundle.record.standing, (), lambda _: features)
+        known = KnownVideos(rows, networks.base_rates)
+        return cls(networks, known, section.ranges, standing, lambda: features)
 
     @classmethod
     def _of_members(
@@ -212,42 +212,44 @@ class VideoDetector(Predictor):
                     "a member, or is another one. Make the ensemble again."
                 )
         lead = members[record.lead]
-        cautions = dict.fromkeys(caution for member in members for caution in member.cautions)
+        for member in members:
+            if member is not lead:
+                member.distance = None  # the features of one member are enough to find unfamiliar files
         evidence = f"Evidence next to a score is of {lead.name} alone, the member with the largest weight."
-        return cls(
-            lead.networks, known, members[0].ranges, standing, (*cautions, evidence), lead.distance_now,
-            ensemble=record, members=members,
-        )  # fmt: skip
+        cautions = dict.fromkeys(caution for member in members for caution in (*member.cautions, evidence))
+        return cls(lead.networks, known, lead.ranges, standing, lambda: lead.distance, tuple(cautions), record, members)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
         write_table(self.known.anonymous(), KNOWN_VIDEOS, folder / _KNOWN)
-        if self.ensemble is None:
-            if self.distance is not None:
-                safetensors.numpy.save_file(self.distance.arrays(), folder / _FEATURES)
-            records = {
-                fold: FoldRecord.model_validate(network, from_attributes=True)
-                for fold, network in sorted(self.networks.folds.items())
-            }
-            final = records.pop(FINAL, None)
-            return Section(folds=list(records.values()), final=final, ranges=self.ranges).model_dump(mode="json")
+        if self.ensemble is not None:
+            section = Section(ranges=self.ranges, ensemble=self._write_members(folder, self.ensemble))
+            return section.model_dump(mode="json")
+        if self.distance is not None:
+            safetensors.numpy.save_file(self.distance.arrays(), folder / _FEATURES)
+        records = {
+            fold: FoldRecord.model_validate(network, from_attributes=True)
+            for fold, network in sorted(self.networks.folds.items())
+        }
+        final = records.pop(FINAL, None)
+        return Section(ranges=self.ranges, folds=list(records.values()), final=final).model_dump(mode="json")
+
+    def _write_members(self, folder: Path, record: EnsembleRecord) -> EnsembleRecord:
+        """Write a bundle of each member; return ``record`` with their places, without paths of this machine."""
         members = []
-        for number, (member, stated) in enumerate(zip(self.members, self.ensemble.members, strict=True)):
-            place = folder / MEMBERS / str(number)
-            place.parent.mkdir(exist_ok=True)
-            write_bundle(member, place, f"# {member.name}\n\nA member of {self.name}: see README.md there.\n")
-            members.append(stated.model_copy(update={"path": f"{MEMBERS}/{number}"}))
-        names = {member.detector: member.model for member in reversed(members)}  # without paths of this machine
-        changed = {"members": members, "detectors": [names[place] for place in sorted(names)], "files": {}}
-        return Section(ensemble=self.ensemble.model_copy(update=changed)).model_dump(mode="json")
+        for number, (member, stated) in enumerate(zip(self.members, record.members, strict=True)):
+            place = f"{MEMBERS}/{number}"
+            write_bundle(member, folder / place, f"# {member.name}\n\nA member of {self.name}: see README.md there.\n")
+            members.append(stated.model_copy(update={"path": place}))
+        names = [f"detector {number}" for number in range(len(record.detectors))]
+        return record.model_copy(update={"members": members, "detectors": names, "files": {}})
+
+    # Facts
 
     def check(self) -> None:
-        """See ``Predictor``."""
-        for networks in self._all_networks():
-            networks.check()
-
-    def _all_networks(self) -> tuple[Networks, ...]:
-        return tuple(member.networks for member in self.members) or (self.networks,)
+        """See ``Predictor``; one network at a time is in memory."""
+        for networks in self._all_networks:
+            Networks(networks.name, networks.config, networks.folds).check()
 
     @property
     def decode_hash(self) -> str:
@@ -267,19 +269,20 @@ class VideoDetector(Predictor):
     @cached_property
     def identity(self) -> str:
         """See ``Predictor``."""
-        networks = [
-            [of.store.decode_hash, of.config.clips_per_video]
-            + [[of.folds[fold].prior_logit, of.folds[fold].temperature] for fold in of.judges]
-            for of in self._all_networks()
-        ]
-        known = sorted(map(str, self.known.rows.select("label", "content_sha256", "perceptual_hash").rows()))
-        decides = [_VERSION, networks, self.config.near_duplicate_bits, known, self.ranges.model_dump_json()]
-        return f"{self.model_id}:{sha256_of_json([*decides, self.distance and self.distance.digest])[:16]}"
+        decides: list[Any] = [_VERSION, self.config.near_duplicate_bits, self.ranges.model_dump_json()]
+        for networks in self._all_networks:
+            folds = [networks.folds[fold] for fold in networks.judges]
+            decides += [networks.store.decode_hash, networks.config.clips_per_video]
+            decides += [(fold.prior_logit, fold.temperature) for fold in folds]
+        decides += sorted(map(str, self.known.rows.select("label", "content_sha256", "perceptual_hash").rows()))
+        if self.distance is not None:
+            decides.append(self.distance.digest)
+        return f"{self.model_id}:{sha256_of_json(decides)[:16]}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Cautions on changed code of the networks that have been loaded so far."""
-        return tuple(remark for networks in self._all_networks() for remark in networks.remarks)
+        return tuple(remark for networks in self._all_networks for remark in networks.remarks)
 
     @property
     def is_above_control(self) -> bool:
@@ -289,15 +292,7 @@ class VideoDetector(Predictor):
     @cached_property
     def distance(self) -> FeatureDistance | None:
         """The features of the run's videos; None if not available. For a run they are computed at the first access."""
-        return self._distance(silent)
-
-    def distance_now(self, tell: Tell) -> FeatureDistance | None:
-        """Return ``distance``; report the progress to ``tell`` if it is computed now."""
-        if "distance" not in self.__dict__:
-            self.distance = self._distance(tell)
-        return self.distance
-
-    # Findings
+        return self._distance()
 
     @cached_property
     def place_of(self) -> dict[str, int]:
@@ -308,6 +303,8 @@ class VideoDetector(Predictor):
     @cached_property
     def _footage(self) -> KnownFootage:
         return KnownFootage(self.known.rows["perceptual_hash"].to_list(), self.config.near_duplicate_bits)
+
+    # Findings
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``. If one member of an ensemble cannot judge a file, its finding is a failure.
@@ -320,14 +317,30 @@ class VideoDetector(Predictor):
         if self.ensemble is None:
             yield from self._looked_at(files, workers, picture)
             return
-        new = list[Finding]()
-        for finding in self._looked_at(files, workers, picture):
-            if finding.logits and not finding.is_known:
-                new.append(finding)
-            else:
-                yield finding
-        if new:
-            yield from self._by_members(self.ensemble, new, workers)
+        found = list[dict[str, Finding]]()
+        for number, member in enumerate(self.members):
+            shown = picture if number == self.ensemble.lead else no_picture
+            answers = member.findings(files, workers=workers, picture=shown)
+            found.append({finding.path: finding for finding in answers})
+        for path in found[0]:
+            yield self._combined(self.ensemble, [by_path[path] for by_path in found])
+
+    def _combined(self, record: EnsembleRecord, found: Sequence[Finding]) -> Finding:
+        """Return the ensemble's finding on a file, from the findings of its members."""
+        from fvc_lib.tasks.video.ensembles import of_ensemble  # loads scikit-learn
+
+        lead = found[record.lead]
+        if lead.sha256 in self.place_of:
+            return self._of_known(lead.path, lead.sha256)
+        for finding in found:
+            if not finding.logits:
+                return replace(finding, is_known=False)
+        odds, detectors = np.array([finding.logits for finding in found]), record.detector_of_member
+        logits = [
+            float(of_ensemble(odds[None, :, fold], detectors, rule, record.method)[0])
+            for fold, rule in enumerate(record.folds)
+        ]
+        return replace(lead, logits=tuple(logits))
 
     def _looked_at(self, files: Sequence[Path], workers: int, picture: Picture) -> Generator[Finding]:
         """Yield the findings of ``networks`` on the files; the arguments are those of ``findings``."""
@@ -356,19 +369,23 @@ class VideoDetector(Predictor):
         if probed.probe is None:
             return Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
         if content in self.place_of:
-            video = self.known.rows.row(self.place_of[content], named=True)
-            if video["score"] is not None:
-                return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
-            reason = f"{known_sentence(video)}, of which no score is stored: no prediction."
-            return Finding(path, content, is_known=True, no_prediction=(reason,))
+            return self._of_known(path, content)
         if places := self._footage.copied(probed.perceptual_hash):
-            videos = self.known.rows[places]
-            named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
-            reasons = [f"A near-duplicate of a video of the run: {'; '.join(named[:5])}. No prediction."]
+            videos = self.known.rows[places].select("video_id", "label")
+            named = "; ".join(f"{name}, labelled {label}" for name, label in videos.iter_rows())
+            reasons = [f"A near-duplicate of a video of the run: {named}. No prediction."]
             if videos["label"].n_unique() > 1:
                 reasons.append("Reals and fakes of the run show this footage: labels do not tell which this is.")
             return Finding(path, content, no_prediction=tuple(reasons))
         return Finding(path, content, failure=failure) if failure else None
+
+    def _of_known(self, path: str, content: str) -> Finding:
+        """Return the finding on a video of the run: its stored score, if there is one."""
+        video = self.known.rows.row(self.place_of[content], named=True)
+        if video["score"] is not None:
+            return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
+        reason = f"{known_sentence(video)}, of which no score is stored: no prediction."
+        return Finding(path, content, is_known=True, no_prediction=(reason,))
 
     def _scored(
         self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], picture: Picture
@@ -382,15 +399,15 @@ class VideoDetector(Predictor):
 
         todo = {place: FileToScore(files[place], folds) for place in waiting}
         for answer in score_clips(self.networks, todo, clips, seen=look, features=distance is not None):
-            path, content = waiting[answer.position].path, waiting[answer.position].content_sha256
+            place = answer.position
+            path, content, unfamiliar = waiting[place].path, waiting[place].content_sha256, reasons[place]
             if answer.failure:
                 yield Finding(path, content, failure=answer.failure, lasts=answer.lasts)
                 continue
-            logits = tuple(answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
-            unfamiliar = reasons[answer.position]
             if distance is not None:
-                (quantile,) = distance.quantiles({fold: of[None] for fold, of in answer.features.items()}).tolist()
+                (quantile,) = distance.quantiles({fold: rows[None] for fold, rows in answer.features.items()}).tolist()
                 unfamiliar += distance.reasons(quantile)
+            logits = tuple(answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
             yield Finding(path, content, logits=logits, unfamiliar=unfamiliar)
 
     def _reasons(self, probed: ProbeResult, clips: Pixels) -> Iterator[str]:
@@ -403,42 +420,12 @@ class VideoDetector(Predictor):
         if recipe := self.networks.store.recipe:
             num_frames = recipe_named(recipe).num_shown(num_frames, probed.probe.duration_seconds)
         if num_frames < num_seen:
-            yield (
-                f"It has {num_frames} frame{'s' * (num_frames != 1)} and the networks look at {num_seen}, so some are "
-                "shown to them more than once."
-            )
+            yield f"It has {num_frames} frames and the networks look at {num_seen}, so some are shown again."
         if is_black(clips):
             yield "All frames that the networks see are black: there is nothing to judge."
         elif num_seen > 1 and is_frozen(clips):
             yield "A still: nothing moves in the frames that the networks see."
         yield from self.ranges.reasons(asdict(probed.probe))
-
-    def _by_members(self, record: EnsembleRecord, new: list[Finding], workers: int) -> Iterator[Finding]:
-        """Yield ``new``, the leading member's findings with log odds, with the ensemble's log odds by fold instead.
-
-        A file that one member cannot judge becomes a failure.
-        """
-        from fvc_lib.tasks.video.ensembles import of_ensemble  # loads scikit-learn
-
-        folds = tuple(range(len(record.folds)))
-        odds = np.full((len(folds), len(new), len(self.members)), np.nan)
-        odds[:, :, record.lead] = np.array([each.logits for each in new]).T
-        todo = [FileToScore(path_from_text(each.path), folds, content_sha256=each.sha256) for each in new]
-        for number, networks in enumerate(self._all_networks()):
-            if number == record.lead:
-                continue
-            with closing(score_files(networks, todo, workers=workers)) as scored:
-                for answer in scored:
-                    place = answer.position
-                    if answer.failure:
-                        failed = new[place]
-                        new[place] = Finding(failed.path, failed.sha256, failure=answer.failure, lasts=answer.lasts)
-                    for fold, logit in answer.logits.items():
-                        odds[fold, place, number] = logit / networks.folds[fold].temperature
-        rules = zip(odds, record.folds, strict=True)
-        combined = [of_ensemble(rows, record.detector_of_member, rule, record.method) for rows, rule in rules]
-        for finding, logits in zip(new, np.transpose(combined).tolist(), strict=True):
-            yield finding if finding.failure else replace(finding, logits=tuple(logits))
 
     def row(self, path: Path, found: Finding) -> Prediction:
         """See ``Predictor``. ``score`` is the mean over networks, ``low`` and ``high`` the lowest and highest score.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import av
-import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.samples.videos import corpus_root
@@ -35,8 +34,7 @@ UNDISTURBED = "undisturbed"
 _NOT_SWEPT = "canonical"  # a recipe for whole corpora, on which a run is trained
 _TOLERANCE = 1e-4  # of a score computed again on the same device
 _TOLERANCE_ELSEWHERE = 0.02  # in mixed precision or on another device
-
-Scored = Mapping[str, Any]  # ``score`` and ``logit``, or ``failure``
+_SCORED = {"video_id": pl.String, "score": pl.Float64, "logit": pl.Float64, "failure": pl.String}
 
 
 def level_facts() -> pl.DataFrame:
@@ -54,16 +52,17 @@ def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
         UsageError: an unknown name, or a missing encoder.
     """
     swept = {name: recipe for name, recipe in RECIPES.items() if recipe.kind != _NOT_SWEPT}
-    words = list(dict.fromkeys([*(recipe.kind for recipe in swept.values()), *swept]))
+    words = list(dict.fromkeys([recipe.kind for recipe in swept.values()])) + list(swept)
     for name in names:
         if name not in words:
             raise UsageError(f"levels: got {name!r}.{did_you_mean(name, words)} Known: {', '.join(words)}.")
     chosen = [name for name, recipe in swept.items() if not names or name in names or recipe.kind in names]
     absent = [name for name in chosen if not swept[name].is_available]
-    if absent and names:
-        raise UsageError(f"levels: PyAV {av.__version__} has no encoder for {', '.join(absent)}. Leave them out.")
     if absent:
-        _logger.warning("PyAV %s has no encoder for %s: left out", av.__version__, ", ".join(absent))
+        message = f"levels: PyAV {av.__version__} has no encoder for {', '.join(absent)}"
+        if names:
+            raise UsageError(f"{message}. Leave them out.")
+        _logger.warning("%s: left out", message)
     return tuple(name for name in chosen if name not in absent)
 
 
@@ -90,117 +89,115 @@ def score_levels(
         UsageError: the run is of another task or not finished.
         DataError: undisturbed videos do not get their stored scores.
     """
-    networks = networks_of_run(paths)
-    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.folds])
-    index, root = read_table(paths.index, INDEX, without=["perceptual_hash"]), corpus_root(networks.config)
-    known = index.select("video_id", "path", "content_sha256")
-    videos = predictions.join(known, on="video_id", how="inner", validate="1:1").sort("fold", "video_id")
-    files = [str(root / path_from_text(text)) for text in videos["path"]]
-    videos = videos.with_columns(pl.Series("path", files, dtype=pl.String))
-    total, done, scored = (len(levels) + 1) * videos.height, 0, dict[str, dict[str, Scored]]()
+    networks, checked = networks_of_run(paths), 0.0
+    videos = _videos(paths, networks)
+    total, done = (len(levels) + 1) * videos.height, 0
     for level in (UNDISTURBED, *levels):
 
         def tell(number: int, before: int = done) -> None:
             progress(before + number, total)
 
-        scored[level] = _scored_level(paths.robustness_scores(level), networks, videos, level, workers, tell)
+        _score_level(paths.robustness_scores(level), networks, videos, level, workers, tell)
         done += videos.height
         if level == UNDISTURBED:
-            checked = _check_undisturbed(videos, scored[level], networks, paths)
-    for level in RECIPES:
-        earlier = {} if level in levels else _known(paths.robustness_scores(level), _identity(networks, level))
-        if earlier.keys() >= set(videos["video_id"]):  # complete levels only
-            scored[level] = earlier
-    rows = [
-        {**video, **scored[level][video["video_id"]], "level": level, "kind": RECIPES[level].kind if number else level}
-        for number, level in enumerate((UNDISTURBED, *RECIPES))
-        if level in scored
-        for video in videos.select("video_id", "group_id", "label", "fold", "threshold").to_dicts()
-    ]
-    table = frame_of({name: [row[name] for row in rows] for name in ROBUSTNESS.columns}, ROBUSTNESS)
+            scored = _stored(paths.robustness_scores(level), networks, level)
+            checked = _check_undisturbed(videos.join(scored, on="video_id"), networks, paths)
+    tables = []
+    for level in (UNDISTURBED, *RECIPES):
+        scored = videos.join(_stored(paths.robustness_scores(level), networks, level), on="video_id")
+        if scored.height == videos.height:
+            kind = RECIPES[level].kind if level in RECIPES else level
+            tables.append(scored.with_columns(level=pl.lit(level), kind=pl.lit(kind)))
+    columns = pl.concat(tables).select(list(ROBUSTNESS.columns)).to_dict()
+    table = frame_of(columns, ROBUSTNESS)
     write_table(table, ROBUSTNESS, paths.robustness)
     return table, checked
 
 
-def _scored_level(
+def _videos(paths: RunPaths, networks: Networks) -> pl.DataFrame:
+    """Return the test videos: ``video_id group_id label fold threshold stored path content_sha256``."""
+    root = corpus_root(networks.config)
+    index = read_table(paths.index, INDEX, without=["perceptual_hash"]).select("video_id", "path", "content_sha256")
+    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.folds])
+    predictions = predictions.select("video_id", "group_id", "label", "fold", "threshold", stored="score")
+    videos = predictions.join(index, on="video_id", validate="1:1").sort("fold", "video_id")
+    files = [str(root / path_from_text(text)) for text in videos["path"]]
+    return videos.with_columns(path=pl.Series(files, dtype=pl.String))
+
+
+def _score_level(
     file: Path,
     networks: Networks,
     videos: pl.DataFrame,
     level: str,
     workers: int,
     tell: Callable[[int], None],
-) -> dict[str, Scored]:
-    """Return the scores of a level by video id; earlier failures are tried again."""
-    identity = _identity(networks, level)
-    known = {video_id: row for video_id, row in _known(file, identity).items() if row["failure"] is None}
-    todo = [video for video in videos.to_dicts() if video["video_id"] not in known]
-    tell(len(known))
+) -> None:
+    """Append the scores of a level to ``file``; earlier failures are tried again."""
+    known = _stored(file, networks, level).filter(pl.col("failure").is_null())
+    todo = videos.join(known, on="video_id", how="anti").to_dicts()
+    done = videos.height - len(todo)
+    tell(done)
     recipe = "" if level == UNDISTURBED else level
-    files = [FileToScore(Path(each["path"]), (each["fold"],), recipe, each["content_sha256"]) for each in todo]
-    scored = score_files(networks, files, workers=workers)
+    files = [FileToScore(Path(row["path"]), (row["fold"],), recipe, row["content_sha256"]) for row in todo]
+    scored, identity = score_files(networks, files, workers=workers), _identity(networks, level)
     with JsonLines(file) as lines, closing(scored):
         for answer in scored:
-            video = todo[answer.position]
-            logit = answer.logits.get(video["fold"])
-            temperature = networks.folds[video["fold"]].temperature
-            score = None if logit is None else float(probabilities([logit], temperature)[0])
-            row = {"score": score, "logit": logit, "failure": answer.failure or None}
+            video, row = todo[answer.position], dict[str, Any](failure=answer.failure or None)
+            if not answer.failure:
+                row["logit"] = answer.logits[video["fold"]]
+                row["score"] = float(probabilities([row["logit"]], networks.folds[video["fold"]].temperature)[0])
             lines.append({"identity": identity, "video_id": video["video_id"], **row}, digest=True)
-            known[video["video_id"]] = row
-            tell(len(known))
-    return known
+            done += 1
+            tell(done)
 
 
 def _identity(networks: Networks, level: str) -> str:
     """Return a hex SHA-256 of everything that a score depends on, except the video."""
     recipe = "" if level == UNDISTURBED else RECIPES[level].digest
-    by_fold = {
-        str(fold): [network.weights, network.temperature, network.prior_logit]
-        for fold, network in networks.folds.items()
-    }
-    return sha256_of_json([recipe, networks.store.decode_hash, by_fold, networks.compute.describe()])
+    folds = [(fold, of.weights, of.temperature, of.prior_logit) for fold, of in networks.folds.items()]
+    return sha256_of_json([recipe, networks.store.decode_hash, folds, networks.compute.describe()])
 
 
-def _known(file: Path, identity: str) -> dict[str, Scored]:
-    """Return the stored results of earlier calls by video id.
+def _stored(file: Path, networks: Networks, level: str) -> pl.DataFrame:
+    """Return the stored results of a level, ``video_id score logit failure``.
 
     Damaged lines and lines of another identity are skipped; of several lines on a video the last is taken.
     """
-    known: dict[str, Scored] = {}
+    identity, rows = _identity(networks, level), dict[str, Mapping[str, Any]]()
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
             row = checked_row(line)
         except ValueError:
             continue
         if row["identity"] == identity:
-            known[row["video_id"]] = {name: row[name] for name in ("score", "logit", "failure")}
-    return known
+            rows[row["video_id"]] = row
+    return pl.DataFrame(list(rows.values()), schema=_SCORED)
 
 
-def _check_undisturbed(
-    videos: pl.DataFrame, scored: Mapping[str, Scored], networks: Networks, paths: RunPaths
-) -> float:
+def _check_undisturbed(scored: pl.DataFrame, networks: Networks, paths: RunPaths) -> float:
     """Return the largest difference of the undisturbed videos' scores from the stored ones.
 
     Raises:
         DataError: a video cannot be scored now, or gets another score.
     """
-    failed = sorted((name, row["failure"]) for name, row in scored.items() if row["failure"] is not None)
-    if failed:
+    failed = scored.drop_nulls("failure").sort("video_id")
+    if failed.height:
+        first, failure = failed.select("video_id", "failure").row(0)
         raise DataError(
-            f"{len(failed)} of {videos.height} test videos cannot be scored now, the first {failed[0][0]}: "
-            f"{failed[0][1]} Restore the corpus as it was; the same command resumes."
+            f"{failed.height} of {scored.height} test videos cannot be scored now, the first {first}: {failure} "
+            "Restore the corpus as it was; the same command resumes."
         )
     here = networks.compute
-    is_same = here.amp_dtype is None and all(each.device == here.describe() for each in networks.folds.values())
-    now = np.array([scored[name]["score"] for name in videos["video_id"]])
-    difference = np.abs(now - videos["score"].to_numpy())
-    worst = int(difference.argmax())
-    if difference[worst] > (_TOLERANCE if is_same else _TOLERANCE_ELSEWHERE):
+    is_same = here.amp_dtype is None and all(of.device == here.describe() for of in networks.folds.values())
+    difference = (pl.col("score") - pl.col("stored")).abs()
+    compared = scored.select(difference.alias("by"), "video_id", "score", "stored").sort("by", descending=True)
+    worst, video_id, now, stored = compared.row(0)
+    if worst > (_TOLERANCE if is_same else _TOLERANCE_ELSEWHERE):
         raise DataError(
-            f"{videos.height} undisturbed videos do not all get their stored score (largest difference: "
-            f"{videos['video_id'][worst]}, {now[worst]:.4f} instead of {videos['score'][worst]:.4f}), so the effect of "
-            "a disturbance is unknown. Decoding code or a library has changed: train again, "
-            f"{command_text('--from', '03', '--resume', paths.root)}, or restore the versions in run.json."
+            f"{scored.height} undisturbed videos do not all get their stored score (largest difference: {video_id}, "
+            f"{now:.4f} instead of {stored:.4f}), so the effect of a disturbance is unknown. Decoding code or a "
+            f"library has changed: train again, {command_text('--from', '03', '--resume', paths.root)}, or restore "
+            "the versions in run.json."
         )
-    return float(difference[worst])
+    return float(worst)

@@ -64,31 +64,30 @@ class Selection:
     num_candidates: int = 0
     num_real_at_one: int = 0
 
+    @property
+    def base_rate(self) -> float | None:
+        """The share of fakes at which the scores are probabilities; None if the inner validation part lacks a class."""
+        return self.num_fake / self.num_videos if self.num_real and self.num_fake else None
+
     def table(self) -> pl.DataFrame:
         """Return a table for people, one row per choice.
 
-        Columns, all text: ``chosen`` (its name), ``value``, ``among`` (the alternatives), ``by`` (the criterion) and
-        ``reached`` (the result).
+        Columns, all text: ``chosen`` (its name), ``value``, ``by`` (the criterion) and ``reached`` (the result).
         """
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
-        point = operating_point(self.operating_point)
-        aim = point.says
+        aim = operating_point(self.operating_point).says
         if self.num_real_at_one:
             aim += f", which is not kept: {self.num_real_at_one} reals with a score of 1 are called fake"
-        elif not point.is_resolved_by(self.num_real):
-            aim += f", which {self.num_real} reals cannot resolve: none was"
-        first = ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss")
+        first = ("epoch", f"{self.best_epoch} of {self.num_epochs}", "lowest loss")
         if self.num_candidates:
-            among = f"{self.num_candidates} candidates"
-            first = ("settings", settings_text(self.settings), among, "lowest loss over inner folds of groups")
+            first = ("settings", settings_text(self.settings), f"lowest loss of {self.num_candidates} over inner folds")
         rows = [
             (*first, f"{self.validation_loss:.4f}"),
-            ("temperature", f"{self.temperature:.4g}", "0.05 to 20", "likelihood, held back where videos are few",
-             calibrated),
-            ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", aim, accuracy),
-        ]  # fmt: skip
-        return pl.DataFrame(rows, schema=["chosen", "value", "among", "by", "reached"], orient="row")
+            ("temperature", f"{self.temperature:.4g}", "likelihood, held back where videos are few", calibrated),
+            ("threshold", f"{self.threshold:.4f}", aim, accuracy),
+        ]
+        return pl.DataFrame(rows, schema=["chosen", "value", "by", "reached"], orient="row")
 
 
 def settings_text(settings: Mapping[str, float]) -> str:
@@ -116,12 +115,11 @@ class RecordedSelection:
 
     def sentence(self) -> str:
         """Return a sentence with the size of the inner validation part and the number of openings of the outer fold."""
-        chosen, opened = self.selection, "were opened once, after this was recorded"
-        if self.openings > 1:
-            opened = f"were opened {self.openings} times, for {self.earlier} other selections before"
+        chosen = self.selection
         return (
             f"Chosen on {chosen.num_videos} inner validation videos of {chosen.num_groups} groups ({chosen.num_real} "
-            f"real, {chosen.num_fake} fake); the outer fold's labels {opened}."
+            f"real, {chosen.num_fake} fake) and recorded before the outer fold's labels were opened; until now they "
+            f"were opened {self.openings} times, {self.earlier} of them for other selections."
         )
 
 

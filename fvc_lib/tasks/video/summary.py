@@ -65,11 +65,9 @@ class TrainingSummary(TrainingRecord):
         return super().claim()
 
     def best_sentence(self) -> str:
-        """Return one line: the chosen epoch and its losses, or the chosen settings and every candidate's loss."""
+        """Return one line: the chosen epoch and its losses, or the chosen settings."""
         if not self.history:
-            losses = "; ".join(f"{settings_text(each.settings)}: {each.inner_loss:.3f}" for each in self.candidates)
-            chosen = settings_text(self.selection.settings)
-            return f"chosen: {chosen}; loss on inner folds of groups, by candidate: {losses}"
+            return f"chosen of {len(self.candidates)} settings: {settings_text(self.selection.settings)}"
         best = self.history[self.selection.best_epoch - 1]
         return (
             f"best epoch {best.epoch} of {len(self.history)}: inner validation loss {best.validation['loss']:.3f}, "
@@ -134,8 +132,9 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
     """
     model, shuffled, sources = scored[""], scored.get(SHUFFLED_LABELS), scored.get(REAL_SOURCES)
     chosen, rows = model.summary.selection, model.rows
-    of_source = dict(zip(sources.rows, sources.scores, strict=True)) if sources else {}
-    by_video = {row.video_id: (float(score), row.label) for row, score in of_source.items()}
+    pairs = zip(sources.rows, sources.scores, strict=True) if sources else ()
+    by_video = {row.video_id: (float(score), row.label) for row, score in pairs}
+    of_source = [by_video.get(row.video_id, (None, None)) for row in rows]
     columns = {
         "video_id": [row.video_id for row in rows],
         "group_id": [row.group_id for row in rows],
@@ -147,8 +146,8 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
         "temperature": chosen.temperature,
         "control_score": shuffled.scores if shuffled else None,
         "control_label": [LABELS[row.label] for row in shuffled.rows] if shuffled else None,
-        "source_score": [by_video.get(row.video_id, (None, None))[0] for row in rows],
-        "source_label": [by_video.get(row.video_id, (None, None))[1] for row in rows],
+        "source_score": [score for score, _ in of_source],
+        "source_label": [label for _, label in of_source],
     }
     return frame_of(columns, PREDICTIONS)
 

@@ -317,7 +317,7 @@ def _train_on_features(
     model = fitted[""]
     inner = validation_table(fold, clips, model.validation_logits, model.recorded)
     _write_tables(paths, fold, inner, scored)
-    network = classical.trained_class(config, source, model.arrays)
+    network = classical.trained_class(config, source, model.num_numbers)
     summaries = {name: one.summary for name, one in scored.items()}
     outcome = TrainingOutcome(
         fold=fold,

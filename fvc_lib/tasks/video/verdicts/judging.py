@@ -32,7 +32,7 @@ from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.stage_logs import Report, not_reported, part_text
+from fvc_lib.services.stage_logs import Report, not_reported
 from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
@@ -153,7 +153,6 @@ def judge_files(
         FvcError: as ``VideoDetector.findings``.
         OSError: a table cannot be written.
     """
-    detector.distance_now(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
     folder.mkdir(parents=True, exist_ok=True)
     take_in(folder, VERDICTS_STAGE)
     find = partial(detector.findings, workers=workers)
