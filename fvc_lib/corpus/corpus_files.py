@@ -35,7 +35,7 @@ class Refusal:
     """The reason why a file or row is not used."""
 
     reason: str  # a short fixed name, such as ``missing_video``
-    detail: str  # sentences for the user: what is wrong, and how to mend it
+    detail: str  # sentences for the user: the problem and its remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Entry:
     platform: str | None = None
     row: int | None = None  # 1-based data row of the table that listed it
     origin: str = ""  # file name of that table
-    generator: str | None = None  # what made a fake; None for reals
+    generator: str | None = None  # the program that made a fake; None for reals
     real_source: str | None = None  # where a real video comes from; None for fakes
     official_split: str | None = None  # train, validation or test, by the corpus's own lists
     attributes: str | None = None  # JSON object of text with further facts

@@ -10,7 +10,7 @@ nearer to equal shares (in squared deviation). ``balance_table`` shows the resul
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -227,57 +227,68 @@ def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
     return counts.select("fold", "videos", "groups", *LABELS, fake_share=pl.col("fake") / pl.col("videos"))
 
 
-def split_for_fold(
-    folds: pl.DataFrame,
-    fold: int | None,
-    *,
-    inner_validation_share: float,
-    seed: int,
-    validation: Collection[str] = (),
-    leaking: Collection[str] = (),
-) -> FoldSplit:
-    """Use one outer fold as the test part, and split the other folds into training and inner validation.
+@dataclass(frozen=True)
+class TrainingRows:
+    """The videos that take part in one training, before they are split into parts.
 
-    No group is divided between training and validation, and both get their share of each label.
-
-    Args:
-        folds: FOLDS table.
-        fold: the outer fold that becomes the test part; None: the test part is empty.
-        inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
-        seed: together with ``fold`` chooses between equally good splits.
-        validation: ids of the videos in the corpus's own validation part; empty: a validation part is made.
-        leaking: groups that the corpus's own split has in several parts.
-
-    Raises:
-        DataError: no such fold, a label in fewer than two of the training groups, or a label missing in the training
-            or validation part of the corpus's own split.
-        LeakageError: the folds share other groups.
+    Attributes:
+        folds: FOLDS table of these videos. Rows whose fold is the number of the training are tested.
+        validation: ids of the official validation part; empty: a validation part is made of training groups.
+        leaking: groups that the official split divides.
     """
-    check_folds(folds, leaking)
-    is_test = pl.lit(False) if fold is None else pl.col("fold") == fold
-    test, rest = folds.filter(is_test).sort("video_id"), folds.filter(~is_test).sort("video_id")
-    if fold is None:
-        fold = int(folds["fold"].max()) + 1  # type: ignore[arg-type]
-    elif not test.height:
-        raise DataError(f"fold {fold}: no such fold; there are {sorted(folds['fold'].unique())}.")
-    if validation:
-        in_validation = pl.col("video_id").is_in(sorted(validation))
-        for part, rows in (("training", rest.filter(~in_validation)), ("validation", rest.filter(in_validation))):
-            if lacking := sorted(set(LABELS) - set(rows["label"])):
-                raise DataError(
-                    f"the corpus's own {part} part has no {some_of(lacking)} among its {rows.height} videos. Train on "
-                    "folds instead: -p protocol kfold."
-                )
-    else:
-        if (fewest := most_folds(rest)) < 2:
+
+    folds: pl.DataFrame
+    validation: frozenset[str] = frozenset()
+    leaking: frozenset[str] = frozenset()
+
+    def shuffled(self, seed: int) -> "TrainingRows":
+        """Return the same rows with labels shuffled by group."""
+        return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
+
+    def split(
+        self, fold: int | None, *, inner_validation_share: float, seed: int, without: Collection[str] = ()
+    ) -> FoldSplit:
+        """Use one outer fold as the test part, and split the other folds into training and inner validation.
+
+        No group is divided between training and validation, and both get their share of each label.
+
+        Args:
+            fold: the outer fold that becomes the test part; None: the test part is empty.
+            inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
+            seed: together with ``fold`` chooses between equally good splits.
+            without: ids of videos that are left out.
+
+        Raises:
+            DataError: no such fold, a label in fewer than two of the training groups, or a label missing in the
+                training or validation part of the official split.
+            LeakageError: the folds share other groups.
+        """
+        rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))).sort("video_id")
+        check_folds(rows, self.leaking)
+        is_test = pl.lit(False) if fold is None else pl.col("fold") == fold
+        test, rest = rows.filter(is_test), rows.filter(~is_test)
+        if fold is None:
+            fold = max(rows["fold"].to_list()) + 1
+        elif not test.height:
+            raise DataError(f"fold {fold}: no such fold; there are {sorted(rows['fold'].unique())}.")
+        in_validation = pl.col("video_id").is_in(sorted(self.validation))
+        if not rest.filter(in_validation).is_empty():
+            for part, of_part in (("training", ~in_validation), ("validation", in_validation)):
+                if lacking := sorted(set(LABELS) - set(rest.filter(of_part)["label"])):
+                    raise DataError(
+                        f"the corpus's own {part} part has no {some_of(lacking)} video. Train on folds instead: -p "
+                        "protocol kfold."
+                    )
+        elif (fewest := most_folds(rest)) < 2:
             raise DataError(
                 f"fold {fold}: a label is in {fewest} of the groups of the other folds; wanted at least 2 with each "
                 "label, one to train on and one for inner validation. Raise num_folds, or add videos of other events."
             )
-        shares = [1 - inner_validation_share, inner_validation_share]
-        part_of = _balanced(rest, shares, np.random.default_rng([seed, _INNER, fold]))
-        in_validation = pl.col("group_id").is_in([group for group, part in part_of.items() if part == 1])
-    return FoldSplit(rest.filter(~in_validation), rest.filter(in_validation), test, frozenset(leaking))
+        else:
+            shares = [1 - inner_validation_share, inner_validation_share]
+            part_of = _balanced(rest, shares, np.random.default_rng([seed, _INNER, fold]))
+            in_validation = pl.col("group_id").is_in([group for group, part in part_of.items() if part == 1])
+        return FoldSplit(rest.filter(~in_validation), rest.filter(in_validation), test, self.leaking)
 
 
 # --- One split into train, validation and test instead of folds.
@@ -289,7 +300,7 @@ class PartSplit:
 
     parts: tuple[str, ...]  # ``train``, ``validation`` or ``test`` of each row, in the order of the rows
     sources: tuple[str, ...]  # ``official`` where the corpus states this part of the row, else ``made``
-    notes: tuple[str, ...]  # sentences about what was made, with counts
+    notes: tuple[str, ...]  # sentences with the numbers of groups in official and in made parts
 
     @property
     def empty_parts(self) -> tuple[str, ...]:
@@ -302,7 +313,7 @@ def split_parts(
 ) -> PartSplit:
     """Divide N rows into train, validation and test, so that no group is divided and every part has every stratum.
 
-    A stratum is what is to be spread evenly over the parts, such as a class.
+    A stratum is a kind of rows to spread evenly over the parts, such as a class.
 
     Parts that the corpus states are kept. If the corpus states no test or no validation part, that part is made of
     groups that are stated as training or have no part. It gets a fixed share of the groups of each stratum (rounded, at

@@ -1,7 +1,7 @@
 """Build the index: a table of every usable video of a corpus with its label, leakage group and probe.
 
 A leakage group holds the videos that show the same footage or come from the same source; a split never divides it. A
-probe is what decoding a file shows: its size, length, frame rate and codec.
+probe holds facts of a decoded file, such as its size, length, frame rate and codec.
 """
 
 import ast

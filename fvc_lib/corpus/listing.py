@@ -1,6 +1,6 @@
 """List corpora of labelled videos by their label sources, and recognise the layout of a corpus.
 
-A label source is what says which videos are real and fake: a table, lists, or names of folders. Each module of
+A label source states which videos are real and which are fake: a table, lists, or names of folders. Each module of
 ``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
 
 Several corpora are joined to one listing. Its root is a folder with a link to each corpus, and its paths begin with the
@@ -170,7 +170,7 @@ class CorpusLoader:
         recognises: returns whether a folder or file has the layout, without opening a video.
         read: lists the corpus. A loader of videos takes the path and returns a ``Listing``; one of images takes the
             ``CorpusFiles`` and the path and returns an ``ImageListing``.
-        lacks: called for a path that has no known layout. Returns a sentence on what is missing for this layout, or
+        lacks: called for a path that has no known layout. Returns a sentence that names the missing parts, or
             the empty text if the path does not resemble it.
         rank: layouts are tried in this order; 0 for an unmistakable one.
         title: name of a published corpus. Its groups are called by names that mean the same in every folder and in
@@ -291,7 +291,7 @@ def stated_label(cell: str) -> str | None:
 
 
 def label_map_hint(option: str = "-p label_map") -> str:
-    """Return a sentence on the ``option`` that says what the labels of a table mean."""
+    """Return a sentence on the ``option`` that translates the labels of a table."""
     return f"Say what labels mean, such as: {option} 1=fake,0=real."
 
 

@@ -1,7 +1,7 @@
 """Make the protocol table of a run: the part of every video in every training, checked before anything trains.
 
-A protocol is a way to divide a corpus into what is trained on, what is tested, and what is left out. A run has one or
-several trainings (folds), each with its own test videos. No protocol tests a video twice.
+A protocol divides a corpus into videos that are trained on, tested and left out. A run has one or several trainings
+(folds), and each training has other test videos. No protocol tests a video twice.
 
 ``official`` uses the split that the corpus comes with, because published numbers were made with it. A leakage group
 (videos of one person or source, near-duplicates) that this split divides is a leak. Every row of such a group carries
@@ -24,8 +24,7 @@ Political Analysis 20, 2012): videos are sorted into cells of equal codec and si
 as fakes are taken from each cell. Cells are halved until a classifier that sees only the matched columns is at chance.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
 import numpy as np
@@ -36,13 +35,11 @@ from fvc_lib.corpus.corpus_files import some_of
 from fvc_lib.corpus.folds import (
     GENERATORS_DEALT,
     MATCHES_DRAWN,
-    FoldSplit,
+    TrainingRows,
     check_folds,
     make_folds,
     most_folds,
     refuse_few_groups,
-    shuffle_labels_by_group,
-    split_for_fold,
 )
 from fvc_lib.corpus.index import listed_videos, refuse_empty_index, refuse_unusable
 from fvc_lib.corpus.listing import Listing
@@ -304,9 +301,9 @@ def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tell
         if low is None or value is None or (low <= 0.5 and (cells == 0 or value <= _CHANCE)):
             return _parts_of_folds(index, folds, num_folds)
     raise DataError(
-        f"protocol {protocol}: where {', '.join(columns)} do not tell reals and fakes apart, {chosen.height} of "
-        f"{index.height} videos are left, in {most_folds(chosen)} groups of the rarer label; wanted {num_folds} or "
-        "more. Cut or re-encode the videos alike, set num_folds lower, or use -p protocol kfold."
+        f"protocol {protocol}: {chosen.height} videos in {most_folds(chosen)} groups of the rarer label are left where "
+        f"{', '.join(columns)} do not tell reals and fakes apart; wanted {num_folds} groups. Cut or re-encode the "
+        "videos alike, set num_folds lower, or use -p protocol kfold."
     )
 
 
@@ -472,42 +469,6 @@ def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
     return table.filter(pl.col("part") == "test").select(*FOLDS.columns).sort("video_id")
 
 
-@dataclass(frozen=True)
-class TrainingRows:
-    """The videos that take part in one training, before they are split into parts.
-
-    Attributes:
-        folds: FOLDS table of these videos. Rows whose fold is the number of the training are tested.
-        validation: ids of the official validation part; empty: a validation part is made of training groups.
-        leaking: groups that the official split divides.
-    """
-
-    folds: pl.DataFrame
-    validation: frozenset[str] = frozenset()
-    leaking: frozenset[str] = frozenset()
-
-    def shuffled(self, seed: int) -> "TrainingRows":
-        """Return the same rows with labels shuffled by group."""
-        return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
-
-    def split(
-        self, fold: int | None, *, inner_validation_share: float, seed: int, without: Collection[str] = ()
-    ) -> FoldSplit:
-        """Split into train, validation and test, leaving out the video ids in ``without``.
-
-        For the other arguments and the errors see ``folds.split_for_fold``.
-        """
-        rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without)))
-        return split_for_fold(
-            rows,
-            fold,
-            inner_validation_share=inner_validation_share,
-            seed=seed,
-            validation=self.validation.intersection(rows["video_id"]),
-            leaking=self.leaking,
-        )
-
-
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
     """Return the videos that take part in training ``fold``.
 
@@ -530,12 +491,9 @@ def all_rows(table: pl.DataFrame) -> TrainingRows:
 
 
 def sentence(table: pl.DataFrame) -> str:
-    """Return a line of text on a PROTOCOL table: its name, and how many videos it tests and leaves out."""
-    name, parts = table["protocol"][0], table.group_by("video_id").agg("part")["part"].list
-    tested, used = int(parts.contains("test").sum()), all_rows(table).folds.height
-    num_videos = table["video_id"].n_unique()
-    counts = f"{tested} of {num_videos} videos are tested; {num_videos - used} take no part"
-    return f"{name}: {names.PROTOCOLS[name].meaning}. {counts}."
+    """Return a line of text on a PROTOCOL table: its name, and the number of tested videos."""
+    name, tested, all_videos = table["protocol"][0], folds_tested(table).height, table["video_id"].n_unique()
+    return f"{name}: {names.PROTOCOLS[name].meaning}. {tested} of {all_videos} videos are tested."
 
 
 def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:

@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings, strategies as st
 
 from fvc_lib.corpus.folds import (
     FoldSplit,
+    TrainingRows,
     balance_groups,
     balance_table,
     check_folds,
     make_folds,
     shuffle_labels_by_group,
-    split_for_fold,
     split_parts,
 )
 from fvc_lib.services.errors import DataError, LeakageError
@@ -66,10 +66,11 @@ def test_groups_stay_whole_in_folds_splits_and_shuffled_labels_in_any_order_of_r
         rest = folds.filter(pl.col("fold") != fold)
         if rest.unique(["group_id", "label"])["label"].value_counts()["count"].min() < 2:  # type: ignore[operator]
             with pytest.raises(DataError, match="one to train on and one for inner validation"):
-                split_for_fold(folds, int(fold), inner_validation_share=share, seed=seed)
+                TrainingRows(folds).split(int(fold), inner_validation_share=share, seed=seed)
             continue
         split, again = (
-            split_for_fold(some, int(fold), inner_validation_share=share, seed=seed) for some in (folds, folds[order])
+            TrainingRows(some).split(int(fold), inner_validation_share=share, seed=seed)
+            for some in (folds, folds[order])
         )
         parts = [split.train, split.validation, split.test]
         assert all(
@@ -140,7 +141,7 @@ def test_a_group_or_video_on_two_sides_is_a_leak() -> None:
         check_folds(leaking)
     check_folds(leaking, {"g000"})
     with pytest.raises(LeakageError):
-        split_for_fold(leaking, 0, inner_validation_share=0.5, seed=0)
+        TrainingRows(leaking).split(0, inner_validation_share=0.5, seed=0)
     with pytest.raises(LeakageError, match="in more than one part"):
         FoldSplit(train=folds.head(1), validation=folds.tail(7), test=folds.head(0))
     with pytest.raises(LeakageError, match="listed twice"):

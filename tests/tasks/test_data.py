@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 import torch
 
-from fvc_lib.corpus.protocols import TrainingRows
+from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.metrics.calibration import expected_calibration_error, probabilities
 from fvc_lib.services.checkpoint_files import BEST, load_weights

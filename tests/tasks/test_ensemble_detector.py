@@ -13,7 +13,7 @@ import pytest
 from scipy.special import expit
 
 from fvc_lib import load_detector
-from fvc_lib.corpus.folds import split_for_fold
+from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
@@ -94,7 +94,7 @@ def test_weights_of_a_fold_are_of_its_own_networks_inner_validation_and_nothing_
 
 def test_predictions_that_repeat_labels_of_what_a_network_was_trained_on_or_tests_are_a_leak(copies):
     run = copies[1]
-    split = split_for_fold(read_table(run.folds, FOLDS), 0, inner_validation_share=0.2, seed=0)
+    split = TrainingRows(read_table(run.folds, FOLDS)).split(0, inner_validation_share=0.2, seed=0)
     for part, words in ((split.train, "was trained on"), (split.test, "tests")):
         told = pl.when(pl.col("label") == "fake").then(8.0).otherwise(-8.0)
         planted = part.with_columns(fold=pl.lit(0, pl.Int64), logit=told, temperature=pl.lit(1.0))

@@ -5,8 +5,7 @@ import polars as pl
 import pytest
 import torch
 
-from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.corpus.protocols import TrainingRows
+from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
@@ -142,7 +141,7 @@ def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tin
     assert {row.augmentation_index for row in clips.train} == {0, 1}
     outer = clips.test.open(recorded_selection(clips))
     assert {row.augmentation_index for row in (*clips.validation, *outer)} == {0}
-    split = split_for_fold(folds, 1, inner_validation_share=config.inner_validation_share, seed=config.seed)
+    split = TrainingRows(folds).split(1, inner_validation_share=config.inner_validation_share, seed=config.seed)
     for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (outer, split.test)):
         assert {row.video_id for row in rows} == set(part["video_id"])
 

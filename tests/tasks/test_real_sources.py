@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import judge, overall_scores
-from fvc_lib.corpus.protocols import TrainingRows
+from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError

@@ -210,11 +210,11 @@ def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterato
             # Looks are expensive: only of the fewest pairs that would connect as much as all.
             labels, ends = np.unique(clusters.label[near[:2]], return_inverse=True)
             joined = Components(len(labels))
-            is_asked = np.array([joined.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
-            asked = near[:, is_asked]
-            same = asked[:2, judge.agree(asked)]
+            is_first = np.array([joined.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
+            first = near[:, is_first]
+            same = first[:2, judge.agree(first)]
             yield from (pair for pair in zip(*same.tolist(), strict=True) if clusters.join(*pair))
-            near = _apart(clusters, near[:, ~is_asked])
+            near = _apart(clusters, near[:, ~is_first])
 
 
 class _FrameSearch:
@@ -418,21 +418,21 @@ class BlockSearch:
         compared with the same number of entries at once, and pairs with entries beyond the candidates are dropped.
         Queries with more candidates are compared with the next entries, twice as many in every round.
         """
-        num_codes, asked, done = len(self._codes), np.flatnonzero(counts), 0
+        num_codes, active, done = len(self._codes), np.flatnonzero(counts), 0
         # Hardly any key has more entries, if they are spread evenly over the keys.
         mean = num_codes / (len(self._starts) - 1)
         width = min(math.ceil(1 + mean + math.sqrt(mean)), num_codes)
-        first, counts = first[asked], counts[asked]
-        while len(asked):
+        first, counts = first[active], counts[active]
+        while len(active):
             # All overlapping runs of ``width`` neighbours, as items that are copied whole.
             num_runs = num_codes - width + 1
             runs = np.ndarray(num_runs, f"V{width * 8}", buffer=self._codes, strides=self._codes.strides)
             from_place = np.minimum(first + np.int32(done), np.int32(num_runs - 1))
             at_once = max(1, _CANDIDATES // width)
-            for start in range(0, len(asked), at_once):
+            for start in range(0, len(active), at_once):
                 some = slice(start, start + at_once)
                 difference = runs[from_place[some]].view(np.uint64).reshape(-1, width)
-                difference ^= queries[asked[some]][:, None]
+                difference ^= queries[active[some]][:, None]
                 near = np.flatnonzero(np.bitwise_count(difference) <= self._max_bits)
                 if not len(near):
                     continue
@@ -441,10 +441,10 @@ class BlockSearch:
                 begin = first[some][row]
                 is_own = (entry >= begin + done) & (entry < begin + counts[some][row])
                 is_own &= self._is_new(difference.reshape(-1)[near])
-                yield asked[some][row[is_own]], entry[is_own]
+                yield active[some][row[is_own]], entry[is_own]
             done += width
             more = counts > done
-            asked, first, counts = asked[more], first[more], counts[more]
+            active, first, counts = active[more], first[more], counts[more]
             width = min(2 * width, num_codes)
 
     def _is_new(self, difference: Codes) -> Flags:

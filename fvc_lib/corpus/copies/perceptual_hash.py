@@ -347,17 +347,17 @@ def _explained(one: Floats, other: Floats) -> Grid:
     count = len(one)
     down, right = np.gradient(other, axis=1), np.gradient(other, axis=2)
     place = np.linspace(-1, 1, _PATCH_SIDE, dtype=np.float32)
-    known = np.stack([other, down, right, down * place[:, None], right * place], axis=1).reshape(
+    basis = np.stack([other, down, right, down * place[:, None], right * place], axis=1).reshape(
         count, 5, _PATCH_SIDE**2
     )
-    known -= known.mean(axis=2, keepdims=True)
-    asked = one.reshape(count, _PATCH_SIDE**2, 1) - one.mean(axis=(1, 2))[:, None, None]
-    products = (known @ known.transpose(0, 2, 1)).astype(np.float64)
+    basis -= basis.mean(axis=2, keepdims=True)
+    target = one.reshape(count, _PATCH_SIDE**2, 1) - one.mean(axis=(1, 2))[:, None, None]
+    products = (basis @ basis.transpose(0, 2, 1)).astype(np.float64)
     # A little is added to the diagonal, so that flat pictures have a solution, too.
     products += np.eye(5) * (1e-5 * np.trace(products, axis1=1, axis2=2)[:, None, None] + 1e-6)
-    share = np.linalg.solve(products, (known @ asked).astype(np.float64))
-    left = asked - known.transpose(0, 2, 1) @ share.astype(np.float32)
-    variance = np.square(asked[:, :, 0], dtype=np.float64).mean(axis=1)
+    share = np.linalg.solve(products, (basis @ target).astype(np.float64))
+    left = target - basis.transpose(0, 2, 1) @ share.astype(np.float32)
+    variance = np.square(target[:, :, 0], dtype=np.float64).mean(axis=1)
     explained = 1 - np.square(left[:, :, 0], dtype=np.float64).mean(axis=1) / np.maximum(variance, 1e-9)
     return np.where((share[:, 0, 0] > 0) & (variance >= _LEAST_VARIANCE), explained, 0.0)
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 import polars as pl
 from threadpoolctl import threadpool_limits
 
-from fvc_lib.corpus.folds import make_folds, most_folds
-from fvc_lib.corpus.protocols import Tells, TrainingRows, training_rows
+from fvc_lib.corpus.folds import TrainingRows, make_folds, most_folds
+from fvc_lib.corpus.protocols import Tells, training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, roc_auc
 from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, leans_by_chance, mean_lean

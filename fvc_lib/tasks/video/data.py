@@ -13,7 +13,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from fvc_lib.corpus.protocols import TrainingRows, all_rows, training_rows
+from fvc_lib.corpus.folds import TrainingRows
+from fvc_lib.corpus.protocols import all_rows, training_rows
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, Stream
 from fvc_lib.services.config import RunConfig
