@@ -18,7 +18,7 @@ from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video import classical
 from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels, split_by_row
-from fvc_lib.tasks.video.results import check_predictions, gain_over_metadata
+from fvc_lib.tasks.video.results import check_predictions
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.training import read_fold, train_fold
 from tests.kits.feature_kit import feature_run
@@ -169,13 +169,3 @@ def test_shuffled_labels_score_chance_by_group_and_nine_tenths_by_row_of_copies(
     auc = auc_within_folds(trained(replace(careless, config=config)), config).value
     assert abs(auc - claims["auc_claimed_by_row"]) < 0.1
     assert auc > 0.85
-
-
-def test_informative_features_beat_metadata_alone(tmp_path):
-    tiny = feature_run(
-        tmp_path, num_groups=48, per_group=1, shift=1.5, shuffled_label_control=False, real_source_control=False
-    )
-    predictions, index = trained(tiny), read_table(tiny.paths.index, INDEX)
-    gain = gain_over_metadata(tiny.config, index, predictions).row(0, named=True)
-    assert gain["gain"] == pytest.approx(gain["auc"] - gain["auc_of_metadata"])
-    assert gain["low"] > 0

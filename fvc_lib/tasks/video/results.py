@@ -33,8 +33,6 @@ from fvc_lib.metrics.intervals import (
     group_interval,
     group_intervals,
     one_vote_per_group,
-    paired_difference,
-    replicate_values,
 )
 from fvc_lib.metrics.operating_points import operating_point
 from fvc_lib.services.atomic_files import read_json_object
@@ -61,11 +59,9 @@ from fvc_lib.tasks.video.controls import (
     fake_labels,
     interval_settings,
     margin_over_floor,
-    metadata_only,
     possible_floor,
     real_source_floor,
     targets_of,
-    tested,
     trainings_of,
 )
 from fvc_lib.tasks.video.selection import SELECTION, RecordedSelection, read_selection
@@ -418,41 +414,3 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if not point.is_resolved_by(num_real):
         sentence += f" The {num_real} reals that were tested are too few to show whether it holds."
     return sentence
-
-
-# Models on features
-
-_GAIN = dict.fromkeys(("auc", "auc_of_metadata", "gain", "low", "high", "p_value"), pl.Float64)
-
-
-def gain_over_metadata(
-    config: RunConfig,
-    index: pl.DataFrame,
-    predictions: pl.DataFrame,
-    *,
-    protocol: pl.DataFrame | None = None,
-    left_out: Collection[str] = (),
-) -> pl.DataFrame:
-    """Compare the AUC of a model on features with that of metadata alone, on the same videos.
-
-    Args:
-        config: the run's parameters.
-        index: INDEX schema.
-        predictions: PREDICTIONS of all folds.
-        protocol: PROTOCOL schema; None: protocol ``kfold``.
-        left_out: ids of videos that are in no part.
-
-    Returns:
-        One row ``auc auc_of_metadata gain low high p_value``, null where undefined.
-    """
-    scored, trainings = with_targets(predictions.sort("video_id"), protocol), trainings_of(protocol, config, left_out)
-    judged = scored.select("video_id", "group_id", "label", "fold")
-    metadata = with_targets(tested(lambda rows: metadata_only(index, rows), judged, trainings), protocol)
-    drawn = replicate_values(
-        fake_labels(scored), [measured("roc_auc", metadata), measured("roc_auc", scored)],
-        scored["group_id"].to_list(), replicates=config.bootstrap_replicates, seed=config.seed,
-    )  # fmt: skip
-    gain = paired_difference(drawn, 0, 1, confidence=config.confidence)
-    of_metadata, of_model = drawn.values.tolist()
-    row = (of_model, of_metadata, gain.value, gain.low, gain.high, gain.p_value)
-    return pl.DataFrame([row], schema=_GAIN, orient="row").fill_nan(None)
