@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolde
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
+from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.data import ClipDataset, class_weights, clip_rows
 from fvc_lib.tasks.video.task import VideoTask
 from fvc_lib.video.clips.store import ClipStore
@@ -100,6 +102,14 @@ class ScoredTables:
 @pytest.fixture(scope="session")
 def tables() -> type[ScoredTables]:
     return ScoredTables
+
+
+@pytest.fixture(scope="module")
+def few_rounds() -> Iterator[None]:
+    """Fit the metadata control with five trees instead of a hundred."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(controls, "metadata_only", partial(controls.metadata_only, rounds=5))
+        yield
 
 
 @dataclass(frozen=True)

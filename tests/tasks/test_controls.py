@@ -17,6 +17,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.video import controls
 
+pytestmark = pytest.mark.usefixtures("few_rounds")
 FVC2018 = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
 
 

@@ -15,6 +15,7 @@ from fvc_lib.tasks.video.results import kfold_results
 from fvc_lib.tasks.video.training import train_fold
 from tests.kits.training import ListLog, TinyTraining
 
+pytestmark = pytest.mark.usefixtures("few_rounds")
 CONFIG = RunConfig(bootstrap_replicates=100, num_folds=4)
 
 

@@ -27,6 +27,7 @@ from fvc_lib.tasks.video.results import (
     undecoded,
 )
 
+pytestmark = pytest.mark.usefixtures("few_rounds")
 CONFIG = RunConfig(bootstrap_replicates=100)
 ALL_CONTROLS = (
     "constant", "metadata_only", "length_only", "group_lookup_by_row", "group_lookup_by_group", "shuffled_labels",
@@ -49,7 +50,7 @@ def predictions(tables: Any, folds: pl.DataFrame) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def results(tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
+def results(few_rounds: None, tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
     return kfold_results(tables.index(folds), folds, predictions, CONFIG)
 
 
