@@ -78,7 +78,10 @@ class LabelTable:
                 raise UsageError(f"{self.name}: the columns {some_of(present)} mean the same. Keep one of them.")
             if not present and names in needed:
                 wanted, near = " or ".join(map(repr, names)), did_you_mean(names[0], self.columns)
-                raise UsageError(f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near}")
+                raise UsageError(
+                    f"{self.name}: wanted a column {wanted}, found {some_of(self.columns)}.{near} Separate columns by "
+                    "comma, semicolon or tab (task video_text: as manifest_separator says)."
+                )
         others = [column for column in self.columns if column and column.lower() not in known]
         for column in others:
             alike = difflib.get_close_matches(column.lower(), known, n=1, cutoff=0.8)
@@ -282,12 +285,6 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     for name in columns:
         if name and names.count(name.lower()) > 1:
             raise UsageError(f"{path.name}: the column {name!r} exists twice. Keep one of them.")
-    if len(columns) == 1 and (separator != "," or "|" in columns[0]):
-        wanted = "comma, semicolon or tab" if separator == "," else repr(separator)
-        raise UsageError(
-            f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {wanted}. Separate "
-            "them so, or set manifest_separator (task video_text)."
-        )
     rows = (tuple(line) if len(line) == len(columns) else None for line in lines[1:])
     return LabelTable(path.name, columns, tuple(rows))
 

@@ -236,7 +236,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
         for row in listing.rows.filter(path=path)["row"]:
             rejections.add_file(path, Refusal(result.reason, result.detail), row=row)
     videos = pl.DataFrame(probed, schema=_PROBED, orient="row")
-    table = listing.rows.join(videos, on="path").sort("content_sha256", "text", "path", "row")
+    table = listing.rows.join(videos, on="path")
     # Repeated rows, and copies across the split, are no loss: they are rejected later.
     refuse_lost(listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share)
     paths, contents = videos["path"].to_list(), videos["content_sha256"].to_list()

@@ -77,7 +77,7 @@ class TestManifest:
             (("path", "lable"), "found 'path', 'lable'. Did you mean 'lable'"),
             (("path", "video_path", "label"), "mean the same"),
             (("path", "path", "label"), "exists twice"),
-            (("path|label",), "wanted columns separated by comma, semicolon or tab"),
+            (("path|label",), "found 'path|label'.*comma, semicolon or tab"),
             (
                 ("path", "label", "Split"),
                 "column of the split has 1 x 'x'; wanted one of train, .*, or nothing.*'my_split'",
