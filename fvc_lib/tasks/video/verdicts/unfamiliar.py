@@ -143,9 +143,7 @@ class KnownFootage:
         """
         if new is None or not self._table.size:
             return []
-        one, near = parse_hashes([new])[0][0], self._places
-        if len(one) == self._table.shape[1]:
-            near = near[nearly_alike(self._table, one, self._max_bits)]
+        near = self._places[nearly_alike(self._table, parse_hashes([new])[0][0], self._max_bits)]
         return [place for place in near.tolist() if near_duplicate_links([self._hashes[place], new], self._max_bits)]
 
 
