@@ -378,7 +378,8 @@ def robustness(
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the undisturbed scores are not the stored ones.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.analysis.read.robustness import findings  # tables take a second to load
+    from fvc_lib.analysis.read.headline import run_cautions  # tables take a second to load
+    from fvc_lib.analysis.read.robustness import findings
     from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
     from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load
 
@@ -409,7 +410,7 @@ def robustness(
         click.echo(f"to go on: {command_text(*sys.argv[1:])}", err=True)
         context.exit(code)
     results = read_table(found.robustness_results, ROBUSTNESS_RESULTS)
-    for line in findings(results, config.confidence, found):
+    for line in findings(results, config.confidence, run_cautions(found)):
         click.echo(f"  {line}")
     click.echo(f"  robustness    {found.report_html}\n  table         {found.robustness_results}")
     context.exit(reported)

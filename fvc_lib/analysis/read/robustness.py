@@ -4,17 +4,15 @@ A level is one kind of disturbance at one strength.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from fvc_lib.analysis.read.comparison import difference_text, replicates_over_folds
-from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, run_cautions
-from fvc_lib.analysis.read.runs import run_parameters, trial_text
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
 from fvc_lib.metrics.intervals import holm, intervals_of, paired_difference
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_types
 
 UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
@@ -32,7 +30,7 @@ def robustness_results(
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
-    run: RunPaths | None = None,
+    trial: str = "",
 ) -> pl.DataFrame:
     """Return ROBUSTNESS_RESULTS: metrics at each level, and their difference from the same videos undisturbed.
 
@@ -45,9 +43,8 @@ def robustness_results(
         replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of the half-samples.
         confidence: coverage of every interval.
-        run: the run of the scores, for the column ``trial``; None: no trial.
+        trial: text for the column ``trial`` if the run is on part of its corpus (``runs.trial_text``).
     """
-    trial = (run and trial_text(run_parameters(run))) or None
     before = scored.filter(level=UNDISTURBED)
     rows: list[dict[str, Any]] = []
     for (level, kind), of_level in scored.group_by("level", "kind", maintain_order=True):
@@ -57,7 +54,7 @@ def robustness_results(
             "level": level,
             "kind": kind,
             "strength": strengths.get(str(level), "as it is"),
-            "trial": trial,
+            "trial": trial or None,
             "num_videos": both.height,
             "num_groups": both["group_id"].n_unique(),
             "num_failed": of_level.height - both.height,
@@ -95,14 +92,14 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
     return numbers
 
 
-def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | None = None) -> list[str]:
+def findings(results: pl.DataFrame, confidence: float = 0.95, cautions: Sequence[str] = ()) -> list[str]:
     """Return sentences: the undisturbed score, the worst level, how many losses are shown, and videos without a score.
 
-    If ``run`` is given, its cautions come first.
+    ``cautions`` are those of the run (``headline.run_cautions``); they come first.
     """
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
     levels = main.filter(pl.col("level") != UNDISTURBED)
-    sentences = list(run_cautions(run)) if run else []
+    sentences = list(cautions)
     counts = main.filter(level=UNDISTURBED).select("value", "low", "high", "num_videos", "num_groups")
     for value, low, high, videos, groups in counts.rows():
         sentences.append(f"Undisturbed: {name} {interval_text(value, low, high)}, {videos} videos in {groups} groups.")
