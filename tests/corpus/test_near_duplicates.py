@@ -207,12 +207,6 @@ def test_plain_pictures_join_nothing():
     assert not parse_hashes(hashes)[0].any()
 
 
-@pytest.mark.parametrize(("num_shared", "pairs"), [(3, []), (4, [(0, 1)])])
-def test_half_of_the_frames_is_not_enough(num_shared, pairs):
-    videos = [np.concatenate([footage(1)[:num_shared], footage(seed)[num_shared:]]) for seed in (2, 3)]
-    assert near_duplicate_pairs([perceptual_hash(frames) for frames in videos], 10) == pairs
-
-
 @pytest.mark.parametrize("text", ["", "A" * 320 + "-", "A" * 324, "é" * 320])
 def test_a_text_that_is_no_hash_is_refused(text):
     with pytest.raises(ValueError, match="wanted 6 frames of 456 bytes"):

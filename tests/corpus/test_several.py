@@ -97,3 +97,11 @@ def test_corpora_that_overlap_are_refused(more, tmp_path):
     (tmp_path / "linked").symlink_to(tmp_path / "clips")
     with pytest.raises(UsageError, match=r"both list '.*b\.mp4'"):
         read_corpora([tmp_path / "clips", tmp_path / more], tmp_path / "links")
+
+
+def test_files_outside_of_joined_corpora_are_found(tmp_path):
+    touch(tmp_path, "far/x.mp4", "far/y.mp4", "clips/real/a.mp4")
+    text(tmp_path, "listed/m.csv", ["path,label", f"{tmp_path}/far/x.mp4,real", "../far/y.mp4,fake"])
+    listing = read_corpora([tmp_path / "listed/m.csv", tmp_path / "clips"], tmp_path / "links", allow_outside=True)
+    assert len(listing.entries) == 3
+    assert all((listing.root / path_from_text(entry.path)).is_file() for entry in listing.entries)

@@ -6,12 +6,10 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus import label_table
-from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections
-from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files, read_corpus
+from fvc_lib.corpus.listing import Listing, read_corpus
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.registry import CORPORA
 
 
 def touch(root: Path, *names: str | bytes) -> None:
@@ -190,23 +188,6 @@ class TestManifest:
         (tmp_path / "bad.parquet").write_bytes(b"path,label\n")
         with pytest.raises(UsageError, match="not a Parquet table"):
             read_corpus(tmp_path / "bad.parquet")
-
-
-def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(CORPORA, "_items", dict(CORPORA.items()))
-    monkeypatch.setattr(CORPORA, "_sources", dict(CORPORA._sources))
-    (tmp_path / "clips.txt").write_text("a.mp4 fake\n")
-    (tmp_path / "real").mkdir()  # also a folder of labels, which is the more general layout
-
-    def read(folder: Path) -> Listing:
-        entries = [Entry(path, label, path) for path, label in [(folder / "clips.txt").read_text().split()]]
-        return listing_of_files(CorpusFiles(folder), "listed", entries, Rejections())
-
-    CORPORA.register(CorpusLoader("listed", "a folder with clips.txt", lambda p: (p / "clips.txt").is_file(), read))
-
-    assert [entry.path for entry in read_corpus(tmp_path).entries] == ["a.mp4"]
-    with pytest.raises(UsageError, match=r"A corpus is a folder with FVC-2018's .*, or a folder with clips\.txt"):
-        read_corpus(tmp_path / "real")
 
 
 def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path, monkeypatch):
