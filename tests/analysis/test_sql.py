@@ -96,23 +96,6 @@ def test_no_query_reaches_a_file_the_network_or_a_setting(
     del some_python_variable
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "FROM numbers",
-        "WITH a AS (SELECT n FROM numbers) SELECT * FROM a",
-        "DESCRIBE numbers",
-        "SUMMARIZE numbers",
-        "SHOW TABLES",
-        "EXPLAIN SELECT * FROM numbers",
-        "VALUES (1), (2)",
-        "SELECT now() AS t, [1, NULL] AS l, {'a': 1} AS s, 1::HUGEINT AS h, uuid() AS u",
-    ],
-)  # fmt: skip
-def test_every_way_to_read_gives_a_frame(query: str) -> None:
-    assert ask(query, FRAMES).height
-
-
 def test_parameters_are_values_whatever_they_hold() -> None:
     for text in ("' OR 1=1 --", "<script>'", "'); DROP VIEW numbers; --"):
         rows = ask("SELECT n, $text AS shown FROM numbers WHERE text = $text", FRAMES, {"text": text})
@@ -122,7 +105,7 @@ def test_parameters_are_values_whatever_they_hold() -> None:
 def test_a_query_is_stopped_at_its_limits_and_the_next_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = ask_sql([], "SELECT range AS n FROM range(200000)")
     assert (answer.frame.height, len(answer.notes)) == (MAX_ROWS, 1)
-    monkeypatch.setattr(queries, "_LIMITS", {"max_execution_time": 50, "memory_limit": "30MB"})
+    monkeypatch.setattr(queries, "_LIMITS", {"max_execution_time": 200, "memory_limit": "30MB"})
     for query, error, message in (
         ("SELECT count(*) FROM range(1000000000000)", duckdb.Error, "maximum execution time"),
         ("SELECT list(range) FROM range(100000000)", duckdb.Error, "Out of Memory"),
