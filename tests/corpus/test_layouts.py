@@ -32,15 +32,6 @@ def test_lists_of_faceforensics_match_however_their_ids_are_written(tmp_path, sp
     assert {link for entry in listing.entries for link in entry.links} >= {f"youtube {'a' * 11}", f"youtube {'b' * 11}"}
 
 
-def test_celeb_df_plus_plus_names_its_makers_and_the_people_of_a_fake(tmp_path):
-    MINIATURES["celeb_df_plus"](tmp_path)
-    listing = read_corpus(tmp_path)
-    assert listing.name == "Celeb-DF++"
-    people = {entry.generator: {entry.stated_group, *entry.links} for entry in listing.entries}
-    assert people["IP_LAP"] == {"celeb-df id3"}
-    assert people["DaGAN"] == {"celeb-df id3", "celeb-df id28"}
-
-
 def labelled(root: Path, *folders: str) -> None:
     touch(root, *(f"{folder}/{number}.mp4" for folder in folders for number in range(2)))
 

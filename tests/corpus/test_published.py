@@ -60,6 +60,7 @@ def test_a_release_is_read_as_it_unpacks(name: str, tmp_path: Path) -> None:
     listing = read_corpus(tmp_path)
     kind, labels, num_groups, parts, makers, sources = EXPECTED[name]
     assert listing.kind == kind
+    assert (listing.name == "Celeb-DF++") == (name == "celeb_df_plus")
     count = Counter(entry.label for entry in listing.entries)
     assert (count["real"], count["fake"]) == labels
     assert Counter(entry.official_split for entry in listing.entries) == parts

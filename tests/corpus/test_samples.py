@@ -5,7 +5,6 @@ from itertools import combinations
 
 import numpy as np
 import polars as pl
-import pytest
 
 from fvc_lib.corpus.samples import dishes
 from fvc_lib.corpus.samples.captions import draw, plan_clips
@@ -18,13 +17,16 @@ def test_drawn_pixels_are_those_of_these_corpus_versions():
     # A change of a digest changes a corpus: give it another CORPUS_VERSION, so that old ones are not reused. Digests
     # are equal on every machine, whatever its threads and hash seed.
     dish = dishes.plan_dishes()[0]
+    base, donor = (render_shot(Shot(role, 96, 64, 12, draw_camera(role))) for role in ("base", "donor"))
+    forged = [manipulation.apply(base, donor, generator_for("forger")) for manipulation in MANIPULATIONS.values()]
     drawn = {
+        "forged": np.stack(forged),
         "filmed": render_shot(Shot("pinned", 160, 120, 8, draw_camera("pinned"))),
         "captioned": draw(plan_clips()[0]),
         "dish": dishes._draw(dish, generator_for("photograph", dish.name, 0)),
     }
     assert {name: hashlib.sha256(pixels.tobytes()).hexdigest()[:16] for name, pixels in drawn.items()} == {
-        "filmed": "6792c179a03be61e", "captioned": "fa9f58e1440b40f3", "dish": "d7d78285e4d09746",
+        "forged": "36e0d222e3cfd5bf", "filmed": "6792c179a03be61e", "captioned": "fa9f58e1440b40f3", "dish": "d7d78285e4d09746",
     }  # fmt: skip
 
 
@@ -69,20 +71,13 @@ def test_no_test_caption_is_in_training_but_every_two_of_its_words_are():
     assert {pair for part in by_part.values() for words in part.values() for pair in combinations(words, 2)} <= pairs
 
 
-@pytest.mark.parametrize("name", MANIPULATIONS)
-def test_a_manipulation_changes_much_in_its_region_or_period_and_nothing_elsewhere(name):
+def test_a_region_that_was_changed_is_changed_inside_and_nowhere_else():
     height, width, frames = 96, 128, 30
     base, donor = (render_shot(Shot(role, width, height, frames, draw_camera(role))) for role in ("base", "donor"))
-    for seed in range(2):
-        forged = MANIPULATIONS[name].apply(base, donor, generator_for("forger", seed))
+    for name in ("region_splice", "local_resynthesis"):
+        forged = MANIPULATIONS[name].apply(base, donor, generator_for("forger"))
         differs = (forged != base)[:, :height]
-        if name in ("region_splice", "local_resynthesis"):
-            changed = np.array(region_masks(generator_for("forger", seed), frames, height, width))
-            assert 0.08 < differs.mean(axis=(1, 2)).min() < differs.mean(axis=(1, 2)).max() < 0.36
-            assert (differs[0] != differs[-1]).mean() > 0.005
-            assert not (differs & ~changed).any(), "nothing changed outside"
-            assert differs[changed].mean() > 0.3, "and much inside"
-        else:
-            assert 0.3 < differs.any(axis=(1, 2)).mean() < 1  # a part of the frames
-        if MANIPULATIONS[name].uses_donor:
-            assert np.array_equal(forged[forged != base], donor[forged != base])
+        changed = np.array(region_masks(generator_for("forger"), frames, height, width))
+        assert 0.08 < differs.mean(axis=(1, 2)).min() < differs.mean(axis=(1, 2)).max() < 0.36
+        assert not (differs & ~changed).any()
+        assert differs[changed].mean() > 0.3
