@@ -187,7 +187,8 @@ def _scores(
             raise UsageError(f"{table.name}: wanted a column 'score' next to 'detector'.")
         _refuse(table.name, cells.filter(pl.col("detector").is_null()), "its cell of 'detector' is empty. Fill it")
         found = cells["detector"].unique().sort().to_list()
-        long = cells.select("row", "video_id", "detector", column=pl.lit("score"), text="score")
+        long = cells.filter(pl.col("detector").is_in(list(wanted or found)))
+        long = long.select("row", "video_id", "detector", column=pl.lit("score"), text="score")
     else:
         column_of = _score_columns(cells, others)
         if wanted:
@@ -207,7 +208,7 @@ def _scores(
     if unknown := [each for each in wanted if each not in found]:
         near = did_you_mean(unknown[0], found)
         raise UsageError(f"{table.name}: no detector {unknown[0]!r}; found {some_of(found)}.{near}")
-    return long.filter(pl.col("detector").is_in(list(wanted))) if wanted else long
+    return long
 
 
 def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:

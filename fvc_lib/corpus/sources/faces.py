@@ -222,15 +222,13 @@ def _dfdc_tables(folder: Path) -> dict[str, Path]:
 
     A part is at most two levels below.
     """
-    tables = dict[Path, Path]()
+    tables = dict[str, Path]()
     for top in (folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))):
         is_part = top.parent == folder and (top.name == "test" or _PART.fullmatch(top.name))
         table = first_of(top, "metadata.json", "labels.csv")
-        if not tables.keys().isdisjoint(top.parents):
-            continue
         if table is not None or (is_part and any(top.glob("*.mp4"))):
-            tables[top] = table or top / "metadata.json"
-    return {top.relative_to(folder).as_posix(): table for top, table in tables.items()}
+            tables[top.relative_to(folder).as_posix()] = table or top / "metadata.json"
+    return tables
 
 
 def _dfdc_entries(part: str, path: Path) -> list[Entry]:
