@@ -4,7 +4,6 @@ import csv
 import difflib
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -235,9 +234,8 @@ def tables_in(folder: AnyPath) -> list[str]:
 
     If there are tables called ``manifest``, in CSV or Parquet, only these are returned.
     """
-    names = sorted(os.listdir(folder)) if Path(folder).is_dir() else []  # noqa: PTH208 - names, not paths
-    preferred = [name for name in names if name in PREFERRED_NAMES]
-    return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    names = sorted(path.name for path in Path(folder).glob("[!.]*") if path.suffix.lower() in SUFFIXES)
+    return [name for name in names if name in PREFERRED_NAMES] or names
 
 
 def find_table(corpus: AnyPath, accepted: str) -> Path:

@@ -7,7 +7,6 @@ samples before the cut.
 """
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,9 +49,8 @@ def tars_in(corpus: Path) -> list[str]:
     folder = tar_folder(corpus)
     if is_pattern(corpus):
         return [str(tar.relative_to(folder)) for tar in tars_of(corpus)]
-    names = [corpus.name] if corpus.is_file() else os.listdir(corpus) if corpus.is_dir() else []  # noqa: PTH208 - names
-    ours = (name for name in names if name.lower().endswith((TAR_SUFFIX, *_COMPRESSED)) and not name.startswith("."))
-    return sorted(name for name in ours if (folder / name).is_file())
+    paths = [corpus] if corpus.is_file() else sorted(corpus.glob("[!.]*"))
+    return [path.name for path in paths if path.name.lower().endswith((TAR_SUFFIX, *_COMPRESSED)) and path.is_file()]
 
 
 def tar_folder(corpus: Path) -> Path:
