@@ -400,7 +400,17 @@ def train(
             "notebook, or train with num_ranks 1."
         )
     anew = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
-    found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record, anew))
+
+    def stored() -> str:
+        outcome = read_outcome(outcome_file, record)
+        if outcome is None or outcome.fingerprint != training.fingerprint:
+            return ""
+        if (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
+            what = f"the stored result {str(outcome_file)!r}"
+            raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
+        return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
+
+    found = ranks.from_leader("outcome", stored)
     if found:
         return replace(outcome_from_json(found, record), train_anew=anew)
 
@@ -468,21 +478,6 @@ def train(
     for one in trained:
         one.engine.keep_result()
     return outcome
-
-
-def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, record: type[R], anew: str) -> str:
-    """Return the stored outcome for the same parameters and data as JSON; an empty text where there is none.
-
-    Raises:
-        CheckpointMismatchError: the stored outcome is of another network.
-    """
-    outcome = read_outcome(outcome_file, record)
-    if outcome is None or outcome.fingerprint != training.fingerprint or not all(map(Path.exists, training.outputs)):
-        return ""
-    if (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
-        what = f"the stored result {str(outcome_file)!r}"
-        raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
-    return outcome_to_json(outcome)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One training on one split: what it leaves, that it goes on, and that ranks give what one process gives."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,20 +185,24 @@ def test_the_record_names_the_network_its_file_and_its_weights(tmp_path):
     assert "linear (Straight), 2 parameters" in outcome.sentence()
 
 
-def test_a_stored_result_of_another_network_is_not_returned(tmp_path, monkeypatch):
-    config = config_of(tmp_path)
-    train(tmp_path / "run", config)
-    with pytest.raises(CheckpointMismatchError, match=r"test_recipe.Straight in .*Steep in ") as refused:
+@pytest.mark.parametrize("steps", [1000, 4])
+def test_a_training_of_another_network_is_neither_returned_nor_gone_on_with(tmp_path, monkeypatch, steps):
+    config, asked = config_of(tmp_path), iter(range(1000))
+    with pytest.raises(StoppedError) if steps < 1000 else nullcontext():
+        train(tmp_path / "run", config, stop=lambda: next(asked) >= steps)
+    with pytest.raises(CheckpointMismatchError, match=r"is of the network .*Straight in .*Steep in ") as refused:
         train(tmp_path / "run", config, network=Steep)
     assert str(refused.value).endswith(command_text("--force", "10", "--resume", tmp_path / "run"))
-    assert train(tmp_path / "run", config)[0].train_anew
 
     def forward(self, x):
         return nn.Linear.forward(self, 3 * x)
 
-    monkeypatch.setattr(Straight, "forward", forward)
-    with pytest.raises(CheckpointMismatchError, match="its code has changed"):
-        train(tmp_path / "run", config)
+    with monkeypatch.context() as patched:
+        patched.setattr(Straight, "forward", forward)
+        with pytest.raises(CheckpointMismatchError, match="its code has changed"):
+            train(tmp_path / "run", config)
+    outcome = train(tmp_path / "run", config)[0]
+    assert (outcome.training.steps, bool(outcome.train_anew)) == (9, steps == 1000)
 
 
 def test_a_docstring_changes_no_code_and_changed_functions_are_named(tmp_path):
@@ -218,24 +223,6 @@ def test_a_docstring_changes_no_code_and_changed_functions_are_named(tmp_path):
     assert changed_functions({}, digests[2]) == ""
     (name,) = digests[0]
     assert own_code({f"fvc_lib.{name}": "1"}) == ""
-
-
-def test_an_unfinished_training_of_another_network_is_not_gone_on_with(tmp_path, monkeypatch):
-    config, asked = config_of(tmp_path), iter(range(1000))
-    with pytest.raises(StoppedError):
-        train(tmp_path / "run", config, stop=lambda: next(asked) >= 4)
-    with pytest.raises(CheckpointMismatchError, match=r"latest_checkpoint.* is of the network .*Straight ") as refused:
-        train(tmp_path / "run", config, network=Steep)
-    assert str(refused.value).endswith(command_text("--force", "10", "--resume", tmp_path / "run"))
-
-    def forward(self, x):
-        return nn.Linear.forward(self, 3 * x)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Straight, "forward", forward)
-        with pytest.raises(CheckpointMismatchError, match="its code has changed"):
-            train(tmp_path / "run", config)
-    assert train(tmp_path / "run", config)[0].training.steps == 9
 
 
 def test_a_rank_that_would_train_another_network_than_who_started_it_refuses(tmp_path):

@@ -69,7 +69,7 @@ def test_scores_that_are_not_the_stored_ones_stop_the_sweep(run, tmp_path):
     changed = read_table(run.predictions(0), PREDICTIONS).with_columns(score=1 - pl.col("score"))
     try:
         write_table(changed, PREDICTIONS, run.predictions(0))
-        with pytest.raises(DataError, match="largest difference: video"):
+        with pytest.raises(DataError, match="largest difference: 0"):
             score_levels(run, (), workers=1)
     finally:
         run.predictions(0).write_bytes(other)

@@ -6,20 +6,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
-from fvc_lib.detectors.own.frame_cnn import FrameCnn
 from fvc_lib.engine.loading import effective_batches, share
 from fvc_lib.engine.ranks import RankLostError
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import BEST
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
-from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import AUGMENTED, PREDICTIONS, read_table
 from fvc_lib.tasks.recipe import read_outcome
@@ -186,49 +182,8 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
 
 
 @pytest.mark.long
-def test_ranks_refuse_a_network_that_only_the_notebook_knows(two_ranks, monkeypatch):
-    """As a cell that gives a known name to a class of its own, with the same parameters."""
-
-    class Mine(FrameCnn):
-        def forward(self, frames):
-            return -super().forward(frames)
-
-    name = two_ranks.config.model
-    monkeypatch.setitem(DETECTORS._items, name, replace(DETECTORS.get(name), build=Mine))
-    with pytest.raises(UsageError, match=r"the ranks would train .*FrameCnn.*Mine.*num_ranks 1"):
-        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics())
-    assert not two_ranks.paths.fold_outcome(0).exists()
-
-
-@pytest.mark.long
 def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
     two_ranks.store.clip_path("video00000", 0).unlink()
     with pytest.raises(DataError, match="are gone from the clip store, the first: video00000") as caught:
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics())
     assert caught.value.exit_code == 3
-
-
-LAUNCHER = """
-import sys
-from pathlib import Path
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.engine.training_state import NoMetrics
-from fvc_lib.services.config import RunConfig
-paths, config = RunPaths(Path(sys.argv[1])), RunConfig.model_validate_json(sys.argv[2])
-train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda *_: print("step", flush=True))
-"""
-
-
-@pytest.mark.long
-def test_ranks_do_not_outlive_whoever_launched_them(two_ranks):
-    config = two_ranks.with_config(epochs=1000, early_stopping_epochs=0).config.model_dump_json()
-    command = [sys.executable, "-c", LAUNCHER, str(two_ranks.paths.root), config]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout.readline() == "step\n"
-        ranks = ranks_of(two_ranks.paths)
-        assert sorted(ranks) == [0, 1]
-        launcher.kill()
-    gone, alive = psutil.wait_procs(ranks.values(), timeout=600)
-    assert len(gone) == 2
-    assert alive == []

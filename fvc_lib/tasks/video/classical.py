@@ -45,7 +45,7 @@ from fvc_lib.tasks.video.data import ClipRow, FoldClips
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.results import families_of
 from fvc_lib.tasks.video.selection import RecordedSelection, record_selection, select, settings_text
-from fvc_lib.tasks.video.summary import Candidate, Scored, TrainingSummary, digest_of_state, score_outer_fold
+from fvc_lib.tasks.video.summary import Candidate, Scored, TrainingSummary, score_outer_fold
 from fvc_lib.video.features.family import families_named
 from fvc_lib.video.features.measuring import measure_files
 from fvc_lib.video.features.worker import code_of
@@ -212,7 +212,7 @@ def fit(
         settings=dict(settings),
         num_candidates=len(candidates),
     )
-    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, digest_of_state(weights)))
+    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, weights_digest(weights)))
     chosen = recorded.selection
     log.log(step=0, epoch=1, phase="validation", metrics={"loss": chosen.validation_loss})
     metrics = {"temperature": chosen.temperature, "threshold": chosen.threshold, "log_loss": chosen.log_loss}

@@ -182,24 +182,27 @@ def select(
 def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection:
     """Write ``made`` to the training's ``folder``, and return the record as written.
 
-    If the folder has a record of the same fold, weights and operating point, its selection is kept and only the number
-    of openings grows. So a resumed attempt cannot choose differently, even if it rounds differently.
+    A record of the same fold, weights and operating point keeps its selection; only the number of openings grows. So a
+    resumed attempt cannot choose differently, even if it rounds differently.
     """
-    path, kept = folder / SELECTION, made
-    before = read_selection(folder)
+    path, before = folder / SELECTION, read_selection(folder)
+    record = made
     if before is None and path.exists():
-        kept = replace(made, openings=2, earlier=1)
-        _logger.warning("%s: is damaged, so the leakage audit will not pass. Train the fold in a new run.", path)
+        record = replace(made, openings=2, earlier=1)
     elif before is not None:
-        kept = replace(made, openings=before.openings + 1, earlier=before.earlier)
-        same_point = before.selection.operating_point == made.selection.operating_point
-        if same_point and (before.clips, before.weights) == (made.clips, made.weights):
-            kept = replace(kept, selection=before.selection)
+        record = replace(made, openings=before.openings + 1, earlier=before.earlier)
+        points = {before.selection.operating_point, made.selection.operating_point}
+        if (before.clips, before.weights) == (made.clips, made.weights) and len(points) == 1:
+            record = replace(record, selection=before.selection)
         elif before.selection != made.selection:
-            kept = replace(kept, earlier=before.earlier + 1)
-            _logger.warning("%s: the outer fold was opened before for a selection of other weights", path)
-    write_json(path, asdict(kept))
-    return kept
+            record = replace(record, earlier=before.earlier + 1)
+    if record.earlier > (before.earlier if before else 0):
+        _logger.warning(
+            "%s: is damaged, or of other weights: the outer fold was opened before for another selection, so the "
+            "leakage audit will not pass. Train the fold in a new run.", path
+        )  # fmt: skip
+    write_json(path, asdict(record))
+    return record
 
 
 def read_selection(folder: Path) -> RecordedSelection | None:

@@ -1,13 +1,10 @@
 """The summary of one finished training of an outer fold, and the tables of its predictions."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-import safetensors.torch
-from torch import Tensor
 
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
@@ -117,12 +114,6 @@ def score_outer_fold(
     accuracy = balanced_accuracy(labels, decide(scores, chosen.threshold))
     log("test", {"roc_auc": roc_auc(labels, scores), "balanced_accuracy": accuracy})
     return Scored(summary, rows, logits, scores)
-
-
-def digest_of_state(state: Mapping[str, Tensor]) -> str:
-    """Return the hex SHA-256 of the weights in the safetensors format."""
-    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
-    return hashlib.sha256(safetensors.torch.save(contiguous)).hexdigest()
 
 
 def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:

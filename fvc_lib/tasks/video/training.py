@@ -21,6 +21,7 @@ from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
+from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.memory import NoObserver, peak_rss_bytes
@@ -58,7 +59,6 @@ from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_s
 from fvc_lib.tasks.video.summary import (
     Scored,
     TrainingSummary,
-    digest_of_state,
     predictions_table,
     score_outer_fold,
     validation_table,
@@ -250,7 +250,7 @@ def choose(
             validation_loss=state.history[state.best_epoch - 1].validation["loss"], num_epochs=len(state.history),
             best_epoch=state.best_epoch,
         )  # fmt: skip
-        weights = digest_of_state(state.best_model)
+        weights = weights_digest(state.best_model)
         return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
 
     document = trained.ranks.from_leader("selection", recorded)
