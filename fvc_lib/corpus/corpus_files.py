@@ -117,7 +117,7 @@ def refuse_lost(
         no_loss: reasons whose rows do not count as lost.
 
     Raises:
-        DataError: see above; the message counts the reasons and has an example with its remedy for the first three.
+        DataError: see above; the message counts the reasons and has an example of the most frequent one.
     """
     lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss)))
     share = lost.height / max(1, lost.height + num_used)
@@ -128,9 +128,9 @@ def refuse_lost(
     if num_used:
         allowed = f"at most {max_rejected_share:.0%} may be (max_rejected_share)"
         problem = f"{share:.0%} of the {what}s cannot be used, {allowed}"
-    first_of = dict(shown.unique("reason", keep="first").select("reason", "detail").iter_rows())
-    examples = [f"For example: {first_of[reason]}" for reason in list(counted(shown["reason"]))[:3]]
-    advice = " ".join(examples) or f"Put {what}s into it."
+    advice = f"Put {what}s into it."
+    for reason in list(counted(shown["reason"]))[:1]:
+        advice = f"For example: {shown.filter(reason=reason)['detail'][0]}"
     raise DataError(f"corpus {str(root)!r}: {problem} ({reasons_text(shown)}). {advice}")
 
 

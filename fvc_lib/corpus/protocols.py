@@ -204,9 +204,9 @@ def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
     if counts.height < 2 or sum(groups_of.values()) < num_folds:
         named = some_of(counts["generator"].sort().to_list()) or "none"
         raise DataError(
-            f"protocol leave_one_generator_out: got {counts.height} generators ({named}), {len(groups_of)} of them "
-            f"with {_FEWEST_GROUPS} groups or more, for {num_folds} folds; wanted at least two, and a group for every "
-            "fold. Name what made each fake in a manifest's column generator, or use -p protocol kfold."
+            f"protocol leave_one_generator_out: got {counts.height} generators ({named}) for {num_folds} folds; wanted "
+            f"at least two, and a group for every fold (a generator counts with {_FEWEST_GROUPS} groups or more). Name "
+            "the maker of each fake in a manifest's column generator, or use -p protocol kfold."
         )
     folds = dict.fromkeys(groups_of, 1)
     while sum(folds.values()) < num_folds:
