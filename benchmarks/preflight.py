@@ -69,11 +69,11 @@ CASES = (
     Case("frame_cnn", 16, 224, 2),
     Case("frame_cnn", 16, 224, 16),
     Case("frame_cnn", 6, 112, 8, num_workers=2),
-    *(Case("r2plus1d", 6, 112, micro_batch) for micro_batch in (1, 4, 8, 16)),
-    Case("r2plus1d", 16, 224, 2),
-    Case("r2plus1d", 16, 224, 8),
-    Case("r2plus1d", 16, 224, 2, num_workers=2),
-    Case("r2plus1d", 16, 224, 8, gradient_checkpointing=True),
+    *(Case("r2plus1d_small", 6, 112, micro_batch) for micro_batch in (1, 4, 8, 16)),
+    Case("r2plus1d_small", 16, 224, 2),
+    Case("r2plus1d_small", 16, 224, 8),
+    Case("r2plus1d_small", 16, 224, 2, num_workers=2),
+    Case("r2plus1d_small", 16, 224, 8, gradient_checkpointing=True),
 )
 
 

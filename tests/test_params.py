@@ -152,7 +152,7 @@ def test_each_profile_s_step_measures_below_the_one_before(task, model):
     assert all(before > after for before, after in pairwise(steps)), steps
 
 
-@pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d"])
+@pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d_small"])
 def test_the_defaults_are_careful_without_any_profile(model):
     defaults = resolved()
     assert (defaults.batch_size, defaults.num_workers, defaults.gradient_checkpointing) == (0, 0, False)

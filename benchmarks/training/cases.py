@@ -33,7 +33,7 @@ class Case:
         return self.model
 
 
-MODELS = ("frame_cnn", "r2plus1d")
+MODELS = ("frame_cnn", "r2plus1d_small")
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class MemoryFindings:
     def out_of_memory(self) -> pl.DataFrame:
         """One row per out-of-memory; ``micro_batch_next`` is the micro-batch after it."""
         rows = self.events.filter(kind="out_of_memory")
-        columns = "stage fold phase epoch global_step happened_in asked_mb micro_batch micro_batch_next"
+        columns = "stage fold phase epoch global_step happened_in micro_batch micro_batch_next"
         return rows.select(columns.split())
 
 

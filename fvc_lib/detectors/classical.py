@@ -312,7 +312,6 @@ def _of_trunk(name: str) -> DetectorSpec:
     return replace(
         spec,
         name=name,
-        aliases=(),
         family="classical",
         paper=f"{_PROBES}; {spec.paper}",
         build=lambda: LOGISTIC,

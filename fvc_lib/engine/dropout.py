@@ -151,7 +151,7 @@ class SampleDropout:
         if not rows or rows % count:
             if samples.split:
                 raise self._rows_are_not_samples(layer, values)
-            count = 1  # the whole effective batch: any draws are its own
+            count = 1  # the whole effective batch: it is not split
         if self._inputs is not None:
             self._inputs.append((layer, values.detach().clone()))
             self._coarse |= torch.is_autocast_enabled(values.device.type) or values.dtype.itemsize < 4
@@ -187,7 +187,7 @@ class SampleDropout:
             f"{name} ({type(module).__name__})"
             for name, module in self._model.named_modules()
             if module.training and module not in self._names
-            if any(isinstance(share := getattr(module, each, 0), float) and share > 0 for each in _SHARES)
+            if any(isinstance(share := getattr(module, attribute, 0), float) and share > 0 for attribute in _SHARES)
         ]
         where = f": {', '.join(suspects[:5])}" if suspects else ""
         raise DropoutSplitError(
@@ -202,8 +202,8 @@ def _mask_shape(layer: nn.Module, values: Tensor) -> tuple[int, ...]:
     kind, batched = _FORWARDS[type(layer).forward]
     if kind is nn.Dropout:
         return tuple(values.shape)
-    own = 2 if not batched or values.dim() == batched else 1
-    return *values.shape[:own], *(1 for _ in values.shape[own:])
+    leading = 2 if not batched or values.dim() == batched else 1
+    return *values.shape[:leading], *(1 for _ in values.shape[leading:])
 
 
 def _call_number(generator: torch.Generator | None = None) -> int:

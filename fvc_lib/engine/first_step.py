@@ -72,10 +72,11 @@ def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstS
         norm = finish_gradients(model.parameters(), result.num_samples / (result.loss.weight * scale), math.inf)
     parts = [(name, type(part).__name__, _num_trained(part.parameters())) for name, part in model.named_children()]
     parts.append(("own", "parameters", _num_trained(model.parameters(recurse=False))))
-    tensors = {f"in: {name}": each for name, each in batch.tensors.items()}
-    tensors.update({f"out: {name}": each for name, each in outputs.items()})
+    tensors = {f"in: {name}": tensor for name, tensor in batch.tensors.items()}
+    tensors.update({f"out: {name}": tensor for name, tensor in outputs.items()})
     rows = [
-        (name, " × ".join(map(str, each.shape)), str(each.dtype)[len("torch.") :]) for name, each in tensors.items()
+        (name, " × ".join(map(str, tensor.shape)), str(tensor.dtype)[len("torch.") :])
+        for name, tensor in tensors.items()
     ]
     trained = _num_trained(model.parameters())
     sentence = (

@@ -81,11 +81,6 @@ def compared_outputs(
     return joined(found)
 
 
-def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:
-    """Return the indices of the samples of ``rank`` in the effective batch, as ``loading.share`` assigns them."""
-    return range(num_samples * rank // num_ranks, num_samples * (rank + 1) // num_ranks)
-
-
 def joint_gradients(
     joint: JointLoss, model: nn.Module, everyone: Compared, scale: Callable[[Tensor], Tensor], rows: range
 ) -> tuple[Tensor, Outputs]:
@@ -107,12 +102,12 @@ def joint_gradients(
     return total, {name: gradient.contiguous() for name, gradient in gradients.items()}
 
 
-def carry_back(outputs: Outputs, gradients: Outputs, own: Tensor) -> None:
+def carry_back(outputs: Outputs, gradients: Outputs, loss: Tensor) -> None:
     """Run the backward pass of one micro-batch.
 
-    It starts from the scaled loss ``own`` and from the joint loss's ``gradients`` of ``outputs``.
+    It starts from the scaled ``loss`` and from the joint loss's ``gradients`` of ``outputs``.
     """
-    pairs = [(own, torch.ones_like(own)), *((outputs[name], gradient) for name, gradient in gradients.items())]
+    pairs = [(loss, torch.ones_like(loss)), *((outputs[name], gradient) for name, gradient in gradients.items())]
     pairs = [(root, gradient.to(root.dtype)) for root, gradient in pairs if root.requires_grad]
     if pairs:
         torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory import PREFETCHED_BATCHES, memory_advice
 
 IntArray = npt.NDArray[np.int64]
+Indices = TypeVar("Indices", list[int], range)
 
 MAX_RESTARTS = 3  # in a row, without a batch between them
 _WORKER_DIED = re.compile(
@@ -77,7 +78,7 @@ def batch_size_of(num_samples: int, size: int, number: int) -> int:
     return max(0, min(size, num_samples - number * size))
 
 
-def share(indices: list[int], rank: int, num_ranks: int) -> list[int]:
+def share(indices: Indices, rank: int, num_ranks: int) -> Indices:
     """Return the contiguous part of ``indices`` (one effective batch) that ``rank`` (a process) computes.
 
     Sizes differ by at most one between ranks, so a part may be empty. The parts in rank order make up ``indices``.
@@ -170,7 +171,7 @@ def load_planned(
                         num_workers=num_workers,
                         collate_fn=_unchanged,  # type: ignore[arg-type]  # ``__getitems__`` gives a batch already
                         pin_memory=pin_memory,
-                        generator=torch.Generator(),  # its own, so that a pass draws nothing from the model's
+                        generator=torch.Generator(),  # a separate one, so that a pass draws nothing from the model's
                         prefetch_factor=PREFETCHED_BATCHES if num_workers else None,
                     )
                 )

@@ -383,7 +383,8 @@ class Engine:
         losses equal those of a single process to the bit, if every rank has the same number of threads.
         """
         model.eval()
-        micro_batch, numbers, losses = self.state.micro_batch, self._evaluated_here(data), []
+        micro_batch, numbers = self.state.micro_batch, self._evaluated_here(data)
+        losses: list[tuple[float, float]] = []
         for _, batch in zip(numbers, islice(loaded, len(numbers)), strict=True):
             outputs, loss, micro_batch = evaluate_batch(
                 self.task, model, batch, self._precision, self.compute.device, micro_batch, self._watch.out_of_memory

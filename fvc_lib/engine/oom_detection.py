@@ -32,8 +32,6 @@ _MESSAGES = re.compile(
     r"|^(?:GET|FIND) was unable to find an engine to execute this computation"
     r"|^Unable to find a valid cuDNN algorithm"
 )
-_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|KB|MB|GB)?")
-_UNITS = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -52,12 +50,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message; the name of its class if there is none."""
     return str(error).partition("\n")[0] or type(error).__name__
-
-
-def asked_bytes(message: str) -> int | None:
-    """Return the requested bytes from a message such as ``Tried to allocate 2.00 GiB``; None without a size."""
-    match = _ASKED.search(message)
-    return int(float(match[1].rstrip(".")) * _UNITS[match[2] or ""]) if match else None
 
 
 Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_step"]

@@ -110,7 +110,6 @@ def preflight(
     budget: MemoryBudget,
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
     stop: Callable[[], bool] = lambda: False,
-    tell: Callable[[int], None] = lambda _size: None,
 ) -> PreflightReport:
     """Choose the largest micro-batch whose measured step fits into ``budget``.
 
@@ -122,7 +121,6 @@ def preflight(
         budget: the device's memory on CUDA, main memory elsewhere.
         time_limit_seconds: limit of every single measurement.
         stop: called repeatedly during a measurement; True ends it.
-        tell: called with each micro-batch before it is measured.
 
     Raises:
         StoppedError: ``stop`` returned True.
@@ -135,7 +133,7 @@ def preflight(
         return PreflightReport(1, planned, budget, None, f"{budget} has no room for a process that measures")
     size = planned
     while True:
-        tell(size)
+        _logger.info("memory preflight: measuring a training step with micro-batch %d", size)
         peak, ran_out, problem = None, "", ""
         try:
             found = _measured(request, size, room, time_limit_seconds, stop)
@@ -234,15 +232,10 @@ def planned_micro_batch(
         task, settings.micro_batch, samples_of_rank, compute, settings.gradient_checkpointing, settings.num_workers
     )
 
-    def tell(micro_batch: int) -> None:
-        message = f"memory preflight: measuring a training step with micro-batch {micro_batch}"
-        _logger.info(message)
-        observer.event("measuring", message)
-
     observer.at(PREFLIGHT)
     try:
         budget = device_budget(config, compute)
-        report = preflight(request, budget=budget, stop=stop or (lambda: False), tell=tell)
+        report = preflight(request, budget=budget, stop=stop or (lambda: False))
     finally:
         observer.at("setup")
     _logger.log(logging.INFO if report.fits and not report.lowered else logging.WARNING, report.message())

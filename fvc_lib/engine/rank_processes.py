@@ -91,7 +91,7 @@ class Launch:
 
         There are none if torchrun, srun or a person started the process.
         """
-        text = os.environ.pop(LAUNCH_VARIABLE, "")  # not for this rank's own children
+        text = os.environ.pop(LAUNCH_VARIABLE, "")  # this rank's children must not inherit it
         return cls(**json.loads(text)) if text else None
 
 
@@ -204,7 +204,7 @@ def run_ranks(
     log.parent.mkdir(parents=True, exist_ok=True)
     nodes = min(size, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     files = _RankFiles(log, size, memory, progress)
-    asked, signal_at, failed_at = False, 0.0, math.inf
+    is_stopping, signal_at, failed_at = False, 0.0, math.inf
     with TemporaryDirectory(prefix="fvc-ranks-") as folder:
         ranks = _started(module, arguments, size, nodes, launch, folder)
         try:
@@ -212,8 +212,8 @@ def run_ranks(
                 wait_for_any([rank.sentinel for rank in alive], _WATCH_SECONDS)
                 files.take()
                 now = time.monotonic()
-                if stop is not None and now >= signal_at and (asked or stop()):
-                    asked, signal_at = True, now + 1  # again and again: srun may not have started its tasks yet
+                if stop is not None and now >= signal_at and (is_stopping or stop()):
+                    is_stopping, signal_at = True, now + 1  # again and again: srun may not have started its tasks yet
                     for rank in alive:
                         with suppress(ProcessLookupError):
                             os.kill(rank.pid, signal.SIGUSR1)
@@ -301,8 +301,8 @@ def _kill(ranks: Sequence[Any]) -> None:
         if rank.exitcode is None:
             with suppress(psutil.Error):
                 process = psutil.Process(rank.pid)
-                for each in [*process.children(recursive=True), process]:
-                    each.kill()
+                for member in [*process.children(recursive=True), process]:
+                    member.kill()
         rank.join()
 
 

@@ -113,7 +113,7 @@ class GradientSum:
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._parameters = [each for each in model.parameters() if each.requires_grad and ranks.size > 1]
+        self._parameters = [p for p in model.parameters() if p.requires_grad and ranks.size > 1]
         self._missing: list[int] = []  # parameters without a gradient, on this rank
         self._unreached: set[int] = set()  # and on all
 
@@ -218,9 +218,9 @@ class ProcessRanks(Ranks):
             if not is_out_of_memory(error):
                 raise
         blobs = [row[0] for row in self.meet(place, blob)]
-        if any(each is None for each in blobs):
+        if any(packed is None for packed in blobs):
             raise MemoryError(f"memory ended on another rank at {place!r}")
-        return [_unpacked(each) for each in blobs]
+        return [_unpacked(packed) for packed in blobs]
 
     def add_up(self, place: str, tensor: Tensor) -> None:
         """See ``Ranks``."""

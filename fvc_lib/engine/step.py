@@ -32,6 +32,7 @@ from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, release_cached_memory, training_batch_norms
 from fvc_lib.engine.dropout import SampleDropout, Samples
 from fvc_lib.engine.joint_loss import Compared
+from fvc_lib.engine.loading import share
 from fvc_lib.engine.oom_detection import OutOfMemory, Place, first_line, is_out_of_memory
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.ranks import Agreement, GradientSum, Ranks
@@ -139,7 +140,7 @@ class BatchTransaction:
         """
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         number = len(batch) if num_samples is None else num_samples
-        first = joint_loss.own_rows(number, self._ranks.rank, self._ranks.size).start
+        first = share(range(number), self._ranks.rank, self._ranks.size).start
         work = _Work(batch, number, first, draws, capture_random_state(self._device), buffers)
         joint = joint_loss.joint_part(self._task)
         self._least_failed = False
@@ -195,39 +196,41 @@ class BatchTransaction:
         def collect(fitting: int) -> Compared:
             return joint_loss.compared_outputs(joint, partial(self._forward, work), work.batch, fitting)
 
-        own, micro_batch = self._until_it_fits(collect, work, micro_batch)
-        part, failure = self._joint_part(joint, own, work)
+        compared, micro_batch = self._until_it_fits(collect, work, micro_batch)
+        part, failure = self._joint_part(joint, compared, work)
         if part is not None:
             loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, work, micro_batch))
             if loss is not None:
                 return self._shared.agree(micro_batch, loss)
         return self._shared.agree(self._smaller(failure, work, micro_batch), LossMean(), again=True)
 
-    def _joint_part(self, joint: JointLoss, own: Compared, work: _Work) -> tuple[tuple[Tensor, Outputs] | None, str]:
+    def _joint_part(
+        self, joint: JointLoss, compared: Compared, work: _Work
+    ) -> tuple[tuple[Tensor, Outputs] | None, str]:
         """Return (this rank's share of the joint loss and its samples' gradients by output, None).
 
         If any rank ran out of memory, return None and the message of the error.
         """
         self._where = "joint_loss"
         self._dropout.of(None)
-        everyones, failure = self._attempt(lambda: self._ranks.everyone("compared", own))
+        everyones, failure = self._attempt(lambda: self._ranks.everyone("compared", compared))
         if everyones is None:
             return None, failure
 
         def compute() -> tuple[Tensor, Outputs]:
             everyone = joint_loss.joined(everyones, self._device)
-            rows = joint_loss.own_rows(joint_loss.num_compared(everyone), self._ranks.rank, self._ranks.size)
+            rows = share(range(joint_loss.num_compared(everyone)), self._ranks.rank, self._ranks.size)
             return joint_loss.joint_gradients(joint, self._model, everyone, partial(self._scaled, work), rows)
 
         part, failure = self._attempt(compute)
         succeeded = self._ranks.meet("compared gradients", part is not None)
-        if part is None or not all(each for (each,) in succeeded):
+        if part is None or not all(success for (success,) in succeeded):
             return None, failure or "out of memory on another rank"
         total, gradients = part
         for gradient in gradients.values():
             self._ranks.add_up("compared gradients", gradient)
-        first = sum(joint_loss.num_compared(each) for each in everyones[: self._ranks.rank])
-        return (total, _rows(gradients, first, joint_loss.num_compared(own))), ""
+        first = sum(joint_loss.num_compared(others) for others in everyones[: self._ranks.rank])
+        return (total, _rows(gradients, first, joint_loss.num_compared(compared))), ""
 
     def _carry_joint_loss_back(self, joint: tuple[Tensor, Outputs], work: _Work, micro_batch: int) -> LossMean:
         total, gradients = joint
@@ -355,7 +358,7 @@ def comparison_too_large(failure: str, num_samples: int) -> MemoryExhaustedError
 
 def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:
     """Return the error for a single sample of ``batch`` that does not fit into memory."""
-    shapes = [f"{name} {tuple(each.shape[1:])} {str(each.dtype)[6:]}" for name, each in batch.tensors.items()]
+    shapes = [f"{name} {tuple(tensor.shape[1:])} {str(tensor.dtype)[6:]}" for name, tensor in batch.tensors.items()]
     return MemoryExhaustedError(
         f"out of memory with a single sample ({', '.join(shapes)}): {failure}. {memory_advice('sample')}"
     )
@@ -407,8 +410,8 @@ class EagerAdamW(torch.optim.AdamW):
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> EagerAdamW:
     """Return AdamW (Loshchilov and Hutter, 2019); biases and scales (one dimension) are not decayed."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = {"params": [each for each in trained if each.ndim > 1], "weight_decay": weight_decay}
-    others = {"params": [each for each in trained if each.ndim <= 1], "weight_decay": 0.0}
+    matrices = {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay}
+    others = {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0}
     return EagerAdamW([matrices, others], lr=learning_rate)
 
 

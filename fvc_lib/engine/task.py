@@ -69,20 +69,6 @@ class LossSum:
     weight: Tensor  # scalar, carries none
 
 
-def require_detached(values: Tensor, name: str) -> Tensor:
-    """Return ``values`` on the CPU; ``name`` is for the message.
-
-    Raises:
-        ValueError: ``values`` require grad, so storing them would keep the autograd graph in memory.
-    """
-    if values.requires_grad:
-        raise ValueError(
-            f"{name}: got a tensor {tuple(values.shape)} that requires grad, wanted a detached one; call .detach() "
-            "first, or the accumulator would hold every batch's graph."
-        )
-    return values.cpu()
-
-
 class LossMean:
     """The weighted mean of all losses added so far; NaN while their weights sum to zero."""
 
@@ -91,13 +77,9 @@ class LossMean:
         self.weight = weight
 
     def update(self, loss: LossSum) -> None:
-        """Add one batch.
-
-        Raises:
-            ValueError: the loss still requires grad.
-        """
-        self.total += float(require_detached(loss.total, "loss total"))
-        self.weight += float(require_detached(loss.weight, "loss weight"))
+        """Add one batch."""
+        self.total += float(loss.total.detach())
+        self.weight += float(loss.weight.detach())
 
     def add(self, other: LossMean) -> None:
         """Add all losses of ``other``."""
@@ -127,14 +109,10 @@ class SampleColumns:
         return tuple(self._ids)
 
     def add(self, sample_ids: Sequence[str], columns: Mapping[str, Tensor]) -> None:
-        """Add samples; ``columns`` has one row per sample in each tensor.
-
-        Raises:
-            ValueError: a tensor requires grad.
-        """
+        """Add samples; ``columns`` has one row per sample in each tensor, which is stored without its graph."""
         self._ids.extend(sample_ids)
         for name, rows in columns.items():
-            self._parts.setdefault(name, []).append(require_detached(rows, name))
+            self._parts.setdefault(name, []).append(rows.detach().cpu())
 
     def __contains__(self, name: str) -> bool:
         return name in self._parts

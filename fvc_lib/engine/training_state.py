@@ -290,12 +290,10 @@ class TrainingWatch:
         """Report an out-of-memory after its memory was freed."""
         then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
         sizes = "" if event.micro_batch is None else f" with {event.micro_batch} samples at once; {then}"
-        asked = oom_detection.asked_bytes(event.message)
         self._memory.event(
             "out_of_memory",
             f"out of memory in {event.where.replace('_', ' ')}{sizes}: {event.message}",
             where=event.where,
-            asked_mb=None if asked is None else round(asked / 1e6, 3),
             micro_batch=event.micro_batch,
             micro_batch_next=event.micro_batch_next,
         )

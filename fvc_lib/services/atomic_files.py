@@ -90,7 +90,7 @@ def process_lives(pid: int) -> bool:
 # Host, thread and process in the name: two writers of one target never share a temporary, wherever they run, and the
 # sweep recognises a dead writer's by its pid. A name without a host belongs to this machine.
 _TEMPORARY = re.compile(r"^\..+?(?:\.@(?P<host>[^.]+)\.\d+)?\.(?P<pid>\d+)\.tmp$", re.DOTALL)
-# Whether a process of another host lives cannot be told from here; no write of ours leaves its file alone for a day.
+# This host cannot see whether a process of another host lives. No write leaves its file unchanged for a day.
 _FOREIGN_SECONDS = 24 * 3600.0
 
 
@@ -142,7 +142,7 @@ def write_bytes(path: AnyPath, content: bytes) -> None:
 
 
 def write_text(path: AnyPath, content: str) -> None:
-    """Replace ``path`` with UTF-8 ``content`` atomically; lone surrogates (undecodable names) are kept."""
+    """Replace ``path`` with UTF-8 ``content`` atomically; lone surrogates (undecodable names) stay."""
     write_bytes(path, content.encode("utf-8", "surrogateescape"))
 
 

@@ -306,7 +306,7 @@ class CheckpointFolder:
                 checkpoint = self._read(path)
             except DamagedCheckpointError as error:
                 path.replace(path.with_name(f"{path.name}.unusable"))
-                self._report(f"{error} It is kept as {path.name}.unusable. Trying the one before it.")
+                self._report(f"{error} Its name is now {path.name}.unusable. Trying the one before it.")
                 continue
             try:
                 self._write_best(checkpoint.best_epoch, checkpoint.best_model)

@@ -31,7 +31,7 @@ class LeakageError(DataError):
 
 
 class StoppedError(BaseException):
-    """The work was asked to stop, saved its state at a step boundary and can be resumed. Exit code 75.
+    """The work stopped on request, saved its state at a step boundary and can be resumed. Exit code 75.
 
     Like ``KeyboardInterrupt`` it is no ``Exception``. A signal raises it at any line, for example while a user's file
     is imported. Code that handles a failed import must not catch it.

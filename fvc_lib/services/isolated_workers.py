@@ -140,16 +140,22 @@ def run_isolated(
         FvcError: a child cannot start; the message has the last line that it wrote.
     """
     paths = [str(item.get("source", "")) if isinstance(item, dict) else str(item) for item in items]
-    alone = {position for position, path in enumerate(paths) if path in SUSPECTS.alone}
-    queue = deque(sorted(range(len(items)), key=alone.__contains__))
-    for position in [position for position in queue if paths[position] in SUSPECTS.given_up]:
-        queue.remove(position)
-        yield Answer(position, None, "crashed", SUSPECTS.given_up[paths[position]])
+    alone: set[int] = set()
+    queue: deque[int] = deque()
+    for position, path in enumerate(paths):
+        if path in SUSPECTS.given_up:
+            yield Answer(position, None, "crashed", SUSPECTS.given_up[path])
+        elif path not in SUSPECTS.alone:
+            queue.append(position)
+        else:
+            alone.add(position)
+    queue.extend(sorted(alone))
     if not queue:
         return
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
     room = memory_budget().total_bytes - resident_bytes()
     most = at_first = max(1, min(workers or available_cores(), room // worker_bytes, len(queue)))
+    arguments = [function, repr(max(seconds)), str(memory_bytes or 0)]
     busy: list[_Child] = []
     idle: list[_Child] = []
 
@@ -161,7 +167,7 @@ def run_isolated(
         while queue or busy:
             look()
             while queue and len(busy) < (1 if queue[0] in alone else most):
-                child = idle.pop() if idle else _Child([function, repr(max(seconds)), str(memory_bytes or 0)])
+                child = idle.pop() if idle else _Child(arguments)
                 child.position = queue.popleft()
                 busy.append(child)
                 note_in_hand()
@@ -173,7 +179,6 @@ def run_isolated(
                 answer = child.answer(is_readable=child.answers.fileno() in ready)
                 if answer is None:
                     continue
-                num_busy = len(busy)
                 busy.remove(child)
                 note_in_hand()
                 if answer.failure is None:
@@ -183,7 +188,7 @@ def run_isolated(
                 killed = answer.failure == "crashed" and answer.detail.startswith("SIGKILL")
                 if killed and at_first > 1 and answer.position not in alone:
                     alone.add(answer.position)
-                    most = max(1, min(most, num_busy // 2))
+                    most = max(1, min(most, (len(busy) + 1) // 2))
                     queue.append(answer.position)
                 else:
                     yield answer

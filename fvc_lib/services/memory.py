@@ -101,7 +101,8 @@ def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path
         path = PurePosixPath("/", group)
         # Inside a container the group's path may lead outside what is mounted: then the mount's own root is the group.
         groups = [path, *path.parents] if ".." not in path.parts else [PurePosixPath("/")]
-        yield from ((each, tree / each.relative_to("/")) for each in groups)
+        for group_path in groups:
+            yield group_path, tree / group_path.relative_to("/")
 
 
 def _whole(text: str | None) -> int:
@@ -215,7 +216,7 @@ def _descendants(pid: int) -> set[int]:
 def _shared_bytes(pid: int) -> int:
     try:
         rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
-    except OSError:  # gone, another user's, or no such file: then its resident memory counts as its own
+    except OSError:  # ended, another user's, or no such file: then nothing counts as shared
         return 0
     return _field_bytes(rollup, "Shared_Clean") + _field_bytes(rollup, "Shared_Dirty")
 
@@ -294,8 +295,8 @@ class MemoryObserver(Protocol):
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Record an event of this ``kind``; ``message`` is a sentence, ``details`` are values by name.
 
-        Kinds: ``device``, ``measuring``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
-        ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``.
+        Kinds: ``device``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
+        ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``.
         """
         return
 

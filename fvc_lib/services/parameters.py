@@ -78,24 +78,11 @@ def resolve_config(
     Raises:
         UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
     """
-    params, typed = dict(params or {}), dict(command_line or {})
-    task = typed.get("task", params.get("task"))
-    merged: dict[str, Any] = by_own_names(params, task)
+    merged = dict(params or {})
     _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
     merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
-    merged.update(by_own_names(typed, task))
+    merged.update(command_line or {})
     return _validated({**_task_defaults(merged.get("task")), **merged}, "parameters")
-
-
-def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """Rename ``model`` and ``backbone`` (and their weights' fields) in ``values`` to the name that ``task`` uses.
-
-    ``values`` are returned unchanged for an unknown task. A name is also kept if the task's name is given as well.
-    """
-    own = TASKS[task].network if isinstance(task, str) and task in TASKS else ""
-    other = {"model": "backbone", "backbone": "model"}.get(own, own)
-    renamed = {name: name.replace(other, own) for name in (other, f"{other}_weights")}
-    return {name if (new := renamed.get(name, name)) in values else new: value for name, value in values.items()}
 
 
 def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
@@ -122,8 +109,8 @@ def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
             foreign.append(f"{name} (of task {' and '.join(DECLARED[name].tasks)})")
     if foreign:
         raise UsageError(
-            f"{', '.join(foreign)}: task {config.task} does not read it. Leave it out, or begin a run with another "
-            "-p task."
+            f"{', '.join(foreign)}: task {config.task}, whose network is -p {TASKS[config.task].network}, does not "
+            "read it. Leave it out, or begin a run with another -p task."
         )
 
 

@@ -1,7 +1,7 @@
 """Find the items that parameters choose by name, such as networks.
 
-A file registers its items when it is imported. A registry imports the files of its folder, and the entry points of
-other packages, when an item is first needed. So a new item needs only a new file, and services import no other folder.
+A file registers its items when it is imported. A registry imports the files of its folder when an item is first
+needed. So a new item needs only a new file, and services import no other folder.
 """
 
 import ast
@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,24 +23,22 @@ from fvc_lib.services.errors import UsageError, did_you_mean
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 # Before a name in quotes, in the files that register it.
-_BEFORE_NAME = r"\.register\(\s*|\b(declaration|_register)\(\s*|\bname\b[^\n=(]*=\s*|\baliases=\([^)]*|\n +(?=\S+:)"
+_BEFORE_NAME = r"\.register\(\s*|\b(declaration|_register)\(\s*|\bname\b[^\n=(]*=\s*|\n +(?=\S+:)"
 
 
 class Registry(Generic[T]):
-    """Items by name, in the order of registration: the folder's files sorted by name, then other packages.
+    """Items by name, in the order of registration, which is that of the folder's files.
 
     Args:
         kind: the word for an item in messages, such as ``detector``.
         folder: dotted name of the package or module whose files register items.
-        entry_points: group of other packages' entry points, which are modules that register items, or items.
     """
 
-    def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
+    def __init__(self, kind: str, folder: str = "") -> None:
         self.kind = kind
         self.broken: dict[str, str] = {}  # reasons by modules that could not be imported
-        self._folder, self._group = folder, entry_points
+        self._folder = folder
         self._items: dict[str, T] = {}
-        self._aliases: dict[str, str] = {}
         self._sources: dict[str, str] = {}  # file and line by name
         self._filled = False
 
@@ -52,7 +50,7 @@ class Registry(Generic[T]):
         """Register ``item`` under ``name`` and return it; return a decorator if there is no item.
 
         Args:
-            name: the name, or an item with a ``name`` and perhaps ``aliases``; ``timm:NAME`` stands for a family.
+            name: the name, or an item with a ``name``; ``timm:NAME`` stands for a family.
             item: the item.
 
         Raises:
@@ -61,22 +59,20 @@ class Registry(Generic[T]):
         frame = sys._getframe(1)
         source = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
         if not isinstance(name, str):
-            return self._put(name, name.name, source, getattr(name, "aliases", ()))
+            return self._put(name, name.name, source)
         return self._put(item, name, source) if item is not None else partial(self._put, name=name, source=source)
 
-    def _put(self, item: T, name: str, source: str, aliases: Sequence[str] = ()) -> T:
+    def _put(self, item: T, name: str, source: str) -> T:
         if "ipykernel" in source or source.startswith("<ipython"):  # other processes cannot import from a notebook
             raise UsageError(
                 f"{self.kind} {name!r}: a notebook's cell cannot register it. Begin the cell with %%writefile FILE.py, "
                 "and give the model as FILE.py:CLASS."
             )
-        for label in (name, *aliases):
-            before = self._sources.setdefault(label, source)
-            if before != source:  # the same line again is a reloaded module
-                raise UsageError(
-                    f"{self.kind} {label!r} is registered twice: in {before}, and in {source}. Rename one of them."
-                )
-            self._aliases[label] = name
+        before = self._sources.setdefault(name, source)
+        if before != source:  # the same line again is a reloaded module
+            raise UsageError(
+                f"{self.kind} {name!r} is registered twice: in {before}, and in {source}. Rename one of them."
+            )
         self._items[name] = item
         return item
 
@@ -89,20 +85,20 @@ class Registry(Generic[T]):
             UsageError: no such item, or its file cannot be imported; the message has the nearest name and all names.
         """
         label = _family(name)
-        if label not in self._aliases:
+        if label not in self._items:
             for module in self.declared_in(name):
-                self._import(module, partial(importlib.import_module, module))
-        if label not in self._aliases:
+                self._import(module)
+        if label not in self._items:
             self._fill()
-        if label in self._aliases:
-            return self._items[self._aliases[label]]
+        if label in self._items:
+            return self._items[label]
         failed = "".join(f" Not loaded: {module} ({reason})." for module, reason in self.broken.items())
-        near = did_you_mean(name, self._aliases)
+        near = did_you_mean(name, self._items)
         raise UsageError(f"{self.kind} {name!r}: unknown.{failed}{near} Known: {', '.join(self._items) or 'none'}.")
 
     def check(self, name: str) -> str:
-        """Return ``name`` if a file of the folder or an entry point has it, without an import; raises like ``get``."""
-        if not self.declared_in(name) and not any(name == point.name for point in self._entry_points()):
+        """Return ``name`` if a file of the folder has it, without an import; raises like ``get``."""
+        if not self.declared_in(name):
             self.get(name)
         return name
 
@@ -117,7 +113,7 @@ class Registry(Generic[T]):
         return [module for module, text in self._texts.items() if literal in text and declared.search(text)]
 
     def names(self) -> list[str]:
-        """Return the names of all items, without aliases."""
+        """Return the names of all items."""
         return [name for name, _ in self.items()]
 
     def items(self) -> list[tuple[str, T]]:
@@ -126,30 +122,20 @@ class Registry(Generic[T]):
         return list(self._items.items())
 
     def _fill(self) -> None:
-        """Import all files and entry points that register items."""
-        if self._filled:
-            return
-        for module, text in self._texts.items():
-            if ".register" in text:
-                self._import(module, partial(importlib.import_module, module))
-        for point in self._entry_points():
-            loaded = self._import(point.name, point.load)
-            if loaded is not None and point.name not in self._sources and not isinstance(loaded, ModuleType):
-                self._put(loaded, point.name, point.value)
+        """Import all files that register items."""
+        if not self._filled:
+            for module, text in self._texts.items():
+                if ".register" in text:
+                    self._import(module)
         self._filled = True
 
-    def _import(self, name: str, load: Callable[[], Any]) -> Any:
-        """Return the result of ``load``; if it fails, log the reason, store it in ``broken`` and return None."""
+    def _import(self, module: str) -> None:
+        """Import ``module``; if that fails, log the reason and store it in ``broken``."""
         try:
-            return load()
-        except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the others, whatever it raises
-            self.broken[name] = f"{type(error).__name__}: {error}"
-            _logger.warning("%s %s is left out: %s", self.kind, name, self.broken[name])
-
-    def _entry_points(self) -> Sequence[Any]:
-        from importlib import metadata  # 3 MB, which workers need not have
-
-        return tuple(metadata.entry_points(group=self._group)) if self._group else ()
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - a broken file must not stop the others, whatever it raises
+            self.broken[module] = f"{type(error).__name__}: {error}"
+            _logger.warning("%s %s is left out: %s", self.kind, module, self.broken[module])
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
@@ -374,7 +360,6 @@ class DetectorSpec:
     frame_fit: str = "letterbox"  # ``View.fit`` of its clips
     build: Callable[[], Any] | None = None
     build_trunk: Callable[[TrunkOptions], Any] | None = None
-    aliases: tuple[str, ...] = ()  # further names
     bibtex: str = ""  # BibTeX entries of its paper
     weights: str = ""  # published weights: a hub id, or a package and their name in it
     weights_licence: str = ""  # licence of the weights
@@ -475,15 +460,15 @@ class CropRegistry(FileRegistry[Crop]):
         return crop
 
 
-DETECTORS = DetectorRegistry("model", "fvc_lib.detectors", "fvc.detectors")
+DETECTORS = DetectorRegistry("model", "fvc_lib.detectors")
 CROPS = CropRegistry("crop", "fvc_lib.detectors")
 # Layouts of corpora of videos and of images (``fvc_lib/corpus/listing.py``: ``CorpusLoader``).
-CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources", "fvc.corpora")
+CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources")
 IMAGE_LAYOUTS: Registry[Any] = Registry("image layout", "fvc_lib.corpus.sources.images")
 # Classes of operations on clips, in the order in which a clip receives them.
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "fvc_lib.video.augmentations")
 # Families of forensic features (``fvc_lib/video/features/family.py``: ``FeatureFamily``).
-FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features", "fvc.features")
+FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features")
 
 
 class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):

@@ -152,19 +152,12 @@ class RunPaths:
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
         """Return the checkpoint folder of a stage that trains, with or without folds."""
-        return self.stage_training(stage) if fold is None else self.fold_checkpoints(fold)
-
-    def control_checkpoints(self, fold: int, name: str = "control") -> Path:
-        """Return the checkpoint folder of the fold's control training ``name`` (``tasks.CONTROL_TRAININGS``)."""
-        return self.fold_checkpoints(fold) / name
-
-    def stage_training(self, stage: str) -> Path:
-        """Return the checkpoint folder of a stage that trains without folds."""
-        return self.root / "checkpoints" / CHECKPOINT_FOLDERS.get(stage, stage)
+        name = CHECKPOINT_FOLDERS.get(stage, stage)
+        return self.root / "checkpoints" / name if fold is None else self.fold_checkpoints(fold)
 
     def stage_outcome(self, stage: str) -> Path:
         """Return the path of the stage's outcome; it is written last, so a stage with one has finished."""
-        return self.stage_training(stage) / "outcome.json"
+        return self.training_checkpoints(stage) / "outcome.json"
 
 
 def stage_key(stage: str, fold: int | None = None) -> str:

@@ -67,21 +67,19 @@ class JsonLines(_Closing):
     Only ``close`` calls fsync: with fsync after every line 224 lines/s are possible instead of 60,000. A process that
     dies loses no appended line. A machine that dies may leave an incomplete last line; the next writer ends it.
 
-    A full disk does not stop the writer. The lines that it refuses are lost and counted. Use it from one thread at a
+    A full disk does not stop the writer. The lines that it refuses are lost and counted. A warning says so when the
+    first one is lost, and how many when the disk takes lines again or the file is closed. Use it from one thread at a
     time.
 
     Args:
         path: the file to append to; its folder is created if missing.
-        on_trouble: receives one sentence when the first line is lost, and the number of lost lines when the disk
-            takes lines again or the file is closed.
     """
 
-    def __init__(self, path: Path, *, on_trouble: Callable[[str], None] = lambda message: None) -> None:
+    def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.lines_lost = 0
         self._in_trouble = False
-        self._on_trouble = on_trouble
         self._stream = path.open("a+b", buffering=0)
         self._is_torn = False  # whether the last line is incomplete
         if self._stream.tell():
@@ -108,7 +106,7 @@ class JsonLines(_Closing):
             self._is_torn = not block[:done].endswith(b"\n") if done else self._is_torn
             if not self._in_trouble:
                 self._in_trouble = True
-                self._say(f"{self.path}: {error.strerror}. Lines are lost until its disk has room. The work goes on.")
+                _logger.warning("%s: %s. Lines are lost until its disk has room.", self.path, error.strerror)
             return
         self._is_torn = False
         self._say_lost()
@@ -127,11 +125,7 @@ class JsonLines(_Closing):
     def _say_lost(self) -> None:
         if self._in_trouble:
             self._in_trouble = False
-            self._say(f"{self.path}: {self.lines_lost:,} lines are lost, because its disk was full.")
-
-    def _say(self, message: str) -> None:
-        _logger.warning("%s", message)
-        self._on_trouble(message)
+            _logger.warning("%s: %s lines are lost, because its disk was full.", self.path, f"{self.lines_lost:,}")
 
 
 class MetricLog(JsonLines):
@@ -141,16 +135,8 @@ class MetricLog(JsonLines):
     with ``flag`` set to ``nan``, ``inf`` or ``-inf``. A full disk is handled as in ``JsonLines``.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        run_id: str,
-        fold: int | None = None,
-        attempt: int = 1,
-        on_trouble: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        super().__init__(path, on_trouble=on_trouble)
+    def __init__(self, path: Path, *, run_id: str, fold: int | None = None, attempt: int = 1) -> None:
+        super().__init__(path)
         self._run_id, self._fold, self._attempt = run_id, fold, attempt
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
@@ -180,8 +166,7 @@ class MemorySampler(_Closing):
     A watched accelerator has separate lines. MB are 1e6 bytes; ``timestamp`` is UTC
     seconds and may jump, ``elapsed_seconds`` is monotonic.
 
-    A full disk does not end the stage: lines are lost as in ``JsonLines``, and a ``disk_full`` event is written.
-    After ``close`` nothing is written.
+    A full disk does not end the stage: lines are lost as in ``JsonLines``. After ``close`` nothing is written.
     """
 
     def __init__(
@@ -194,7 +179,7 @@ class MemorySampler(_Closing):
     ) -> None:
         self.budget = memory_budget(mem_gb)
         self.peak_bytes = 0
-        self._opened = math.nan  # the first line is at 0 s: readers recognise a new attempt by it
+        self._opened: float | None = None  # the first line is at 0 s: readers recognise a new attempt by it
         self._position: dict[str, str | int | None] = {}
         self._devices: dict[str, Callable[[], DeviceMemory]] = {}
         self._warned: set[str] = set()  # devices that came near their limit
@@ -202,7 +187,7 @@ class MemorySampler(_Closing):
         self._lock = threading.RLock()  # the thread and the stage both write; a sample may write an event
         self._tree = ProcessTree()
         self._events = None if events is None else JsonLines(events)
-        self._lines = JsonLines(path, on_trouble=self.disk_full)
+        self._lines = JsonLines(path)
         self._enter("setup")
         self._stop = threading.Event()
         self._interval_seconds = interval_seconds
@@ -221,7 +206,7 @@ class MemorySampler(_Closing):
         A change of phase takes a sample before and after, so that a peak belongs to the phase that caused it.
         """
         with self._lock:
-            is_new = phase != self._position["phase"] and not self._closed
+            is_new = phase != self._position["phase"]
             if is_new:
                 self.sample()
             self._enter(phase, **position)
@@ -237,10 +222,6 @@ class MemorySampler(_Closing):
         with self._lock:
             if self._events is not None and not self._closed:
                 self._events.append({**self._stamp(), "kind": kind, "message": message, "details": flat})
-
-    def disk_full(self, message: str) -> None:
-        """Write an event about a full disk, or its end; pass this method to ``JsonLines`` as ``on_trouble``."""
-        self.event("disk_full", message)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
         """Sample an accelerator as well from now on; ``device`` is its name in the log, such as ``cuda:0``."""
@@ -259,10 +240,10 @@ class MemorySampler(_Closing):
             self.peak_bytes = max(self.peak_bytes, self._phase_peak_bytes)
             used, total = host.tree_bytes, self.budget.total_bytes
             memory = DeviceMemory(used, used, self._phase_peak_bytes, total, total - used)
-            self._write("cpu", memory, host.rss_bytes, self.budget.origin)
+            self._write("cpu", memory, host.rss_bytes)
             for device, probe in self._devices.items():
                 with suppress(RuntimeError):  # a device that failed, which the training itself reports
-                    self._write(device, probe(), host.rss_bytes, f"what {device} can give this process")
+                    self._write(device, probe(), host.rss_bytes)
 
     def close(self) -> None:
         """Take a last sample and stop; further calls do nothing."""
@@ -277,45 +258,45 @@ class MemorySampler(_Closing):
             if self._events is not None:
                 self._events.close()
 
-    def _write(self, device: str, memory: DeviceMemory, rss_bytes: int, origin: str) -> None:
+    def _write(self, device: str, memory: DeviceMemory, rss_bytes: int) -> None:
         stamp = self._stamp()
+        elapsed = stamp.pop("elapsed_seconds")
+        used, total = _megabytes(memory.allocated_bytes), _megabytes(memory.total_bytes)
         percent = round(100 * memory.allocated_bytes / memory.total_bytes, 2)
-        used_mb, total_mb = round(memory.allocated_bytes / 1e6, 2), round(memory.total_bytes / 1e6, 2)
-        self._lines.append(
-            {
-                **{name: value for name, value in stamp.items() if name != "elapsed_seconds"},
-                "allocated_mb": used_mb,
-                "reserved_mb": round(memory.reserved_bytes / 1e6, 2),
-                "max_allocated_mb": round(memory.max_allocated_bytes / 1e6, 2),
-                "total_memory_mb": total_mb,
-                "usage_percent": percent,
-                "free_mb": round(memory.free_bytes / 1e6, 2),
-                "device": device,
-                "rank": 0,
-                "rss_mb": round(rss_bytes / 1e6, 2),
-                "elapsed_seconds": stamp["elapsed_seconds"],
-            }
-        )
+        row = {
+            **stamp,
+            "allocated_mb": used,
+            "reserved_mb": _megabytes(memory.reserved_bytes),
+            "max_allocated_mb": _megabytes(memory.max_allocated_bytes),
+            "total_memory_mb": total,
+            "usage_percent": percent,
+            "free_mb": _megabytes(memory.free_bytes),
+            "device": device,
+            "rank": 0,
+            "rss_mb": _megabytes(rss_bytes),
+            "elapsed_seconds": elapsed,
+        }
+        self._lines.append(row)
         if percent > WARN_PERCENT and device not in self._warned:
             self._warned.add(device)
-            owner = "this process and its children" if device == "cpu" else device
-            message = (
-                f"memory of {owner} is at {percent:.0f} %: {used_mb:,.0f} of {total_mb:,.0f} MB ({origin}). "
-                f"{memory_advice(ran_out_in(str(self._position['phase'])))}"
-            )
+            advice = memory_advice(ran_out_in(str(self._position["phase"])))
+            limit = self.budget.origin if device == "cpu" else "its memory"
+            message = f"memory on {device} is at {percent:.0f} %: {used:,.0f} of {total:,.0f} MB ({limit}). {advice}"
             _logger.warning("%s", message)
-            figures = {"usage_percent": percent, "used_mb": used_mb, "budget_mb": total_mb}
-            self.event("near_limit", message, **figures, device=device, origin=origin)
+            self.event("near_limit", message, usage_percent=percent, used_mb=used, budget_mb=total)
 
     def _stamp(self) -> dict[str, object]:
-        if math.isnan(self._opened):
-            self._opened = time.monotonic()
-        elapsed = round(time.monotonic() - self._opened, 3)
-        return {"timestamp": round(time.time(), 3), "elapsed_seconds": elapsed, **self._position}
+        now = time.monotonic()
+        self._opened = now if self._opened is None else self._opened
+        return {"timestamp": round(time.time(), 3), "elapsed_seconds": round(now - self._opened, 3), **self._position}
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
             self.sample()
+
+
+def _megabytes(num_bytes: int) -> float:
+    return round(num_bytes / 1e6, 2)
 
 
 # Callbacks that report the progress of a long piece of work.

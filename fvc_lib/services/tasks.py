@@ -21,7 +21,7 @@ KFOLD_RESULTS = "05_kfold_results"
 ANALYSIS_DASHBOARD = "06_analysis_dashboard"
 MEMORY_REPORT = "07_memory_report"
 DETECTOR_COMPARISON = "08_detector_comparison"  # of several runs, and so no stage of one
-ROBUSTNESS = "09_robustness"  # of a finished run, where it is asked for
+ROBUSTNESS = "09_robustness"  # of a finished run, on request
 IMAGE_RECOGNITION = "10_image_recognition"
 ENSEMBLE = "11_ensemble"  # of several runs, and so no stage of one
 VIDEO_TEXT = "20_video_text"
@@ -111,12 +111,12 @@ class TaskSpec:
     """The declaration of a task."""
 
     name: str  # of the task, and of its folder in ``fvc_lib/tasks``
-    stages: tuple[Stage, ...]  # of its own, in the order of their numbers
+    stages: tuple[Stage, ...]  # in the order of their numbers
     trainer: str  # name of the function in its module ``training``, called as ``train_fold`` is
     params: str  # stem of the params file that suits its built-in corpus
     network: str  # the field that names the network
     synthetic: str  # limits of a number on the built-in corpus: the end of a sentence
-    # Its own defaults, which a params file and everything else override.
+    # Defaults of its runs, which a params file and everything else override.
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # Name of the class in its module ``predicting`` that answers for new files (``tasks.predicting.Predictor``).
     predictor: str = ""
@@ -338,7 +338,7 @@ TASKS: Mapping[str, TaskSpec] = {spec.name: spec for spec in (_VIDEO, _IMAGE, _V
 # The task of a run that names none.
 DEFAULT_TASK = _VIDEO.name
 
-# It reads every memory log, but those grow with each look at the run: it repeats when what was measured was new.
+# It reads every memory log. Opening a notebook makes these longer, so they are no inputs that make it run again.
 _MEMORY_REPORT = Stage(
     MEMORY_REPORT,
     tuple(spec.stages[-1].name for spec in TASKS.values()),
@@ -348,7 +348,7 @@ _MEMORY_REPORT = Stage(
     report_rank=1,
 )
 STAGES = tuple(
-    sorted((*(stage for spec in TASKS.values() for stage in spec.stages), _MEMORY_REPORT), key=lambda each: each.name)
+    sorted((*(stage for spec in TASKS.values() for stage in spec.stages), _MEMORY_REPORT), key=lambda stage: stage.name)
 )
 TRAINING_STAGES = tuple(stage.name for stage in STAGES if stage.trains)
 # The notebooks that belong to another task than the default one; every other works on that, or on a run of any task.

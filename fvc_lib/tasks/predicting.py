@@ -298,7 +298,7 @@ class OneNetwork(Predictor):
         trained = Trained(
             name=paths.run_id,
             config=config,
-            weights=paths.stage_training(stage) / BEST,
+            weights=paths.training_checkpoints(stage) / BEST,
             digest=outcome.training.best_weights,
             network=outcome.network,
             remedy=f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}",

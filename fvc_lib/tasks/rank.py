@@ -169,7 +169,6 @@ def _logs(
         )
         log = MetricLog(
             paths.metrics(*trained), run_id=paths.run_id, fold=trained[1], attempt=attempt,
-            on_trouble=lambda message: memory.event("disk_full", message),
         )  # fmt: skip
         yield stack.enter_context(log), memory
 

@@ -117,7 +117,7 @@ def troubled_run(root: Path) -> RunPaths:
     )  # fmt: skip
     short.sample(1450, epoch=1, step=1).sample(1930, epoch=1, step=2)
     short.event("out_of_memory", "memory ended in backward with 8 samples at once; next 4", epoch=1, step=2,
-                where="backward", asked_mb=512.0, micro_batch=8, micro_batch_next=4)  # fmt: skip
+                where="backward", micro_batch=8, micro_batch_next=4)  # fmt: skip
     short.event("micro_batch", "micro-batch 8 -> 4: out of memory", epoch=1, step=2, micro_batch_before=8,
                 micro_batch=4, reason="out of memory")  # fmt: skip
     short.sample(1300, epoch=1, step=3).resume().sample(500, "setup")

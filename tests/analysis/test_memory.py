@@ -59,11 +59,11 @@ def test_time_is_the_samplers_own_in_all_attempts_even_if_the_clock_jumps(run: R
 def test_an_event_stands_at_its_own_moment_with_its_numbers(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(1).event("near_limit", seconds=0.5).sample(2, seconds=0.5)
     writer.resume().sample(3).sample(4)
-    writer.event("out_of_memory", seconds=0.75, where="backward", asked_mb=512.5, micro_batch=8, unheard_of="x")
+    writer.event("out_of_memory", seconds=0.75, where="backward", micro_batch=8, unheard_of="x")
     events = queries.memory_events([run]).frame
     assert events.select("seconds", "attempt", "kind").rows() == [(1.5, 1, "near_limit"), (4.75, 2, "out_of_memory")]
     row = events.row(1, named=True)
-    assert (row["happened_in"], row["asked_mb"], row["micro_batch"]) == ("backward", 512.5, 8)
+    assert (row["happened_in"], row["micro_batch"]) == ("backward", 8)
     assert '"unheard_of":"x"' in row["details"]
     assert samples(run).height == 4
 
@@ -75,9 +75,7 @@ def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:
         with MemorySampler(run.memory(stage, 0), events=run.memory_events(stage, 0), interval_seconds=60) as memory:
             memory.watch_device("cuda:0", lambda: DeviceMemory(3_000_000, 4_000_000, 5_000_000, 9_000_000, 1_000_000))
             memory.at("train", epoch=attempt, batch_idx=0, global_step=7)
-            memory.event(
-                "out_of_memory", "memory ended", where="forward", asked_mb=1.5, micro_batch=4, micro_batch_next=2
-            )
+            memory.event("out_of_memory", "memory ended", where="forward", micro_batch=4, micro_batch_next=2)
     found = run_memory(run)
     assert found.notes == ()
     assert found.usage["attempt"].unique().sort().to_list() == [1, 2]
@@ -128,12 +126,12 @@ def test_an_accelerator_is_told_from_the_process_it_belongs_to(run: RunPaths) ->
 
 def test_every_out_of_memory_is_a_row_with_the_next_micro_batch(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(1000)
-    writer.event("out_of_memory", where="forward", asked_mb=512.0, micro_batch=8, micro_batch_next=4, epoch=1, step=2)
+    writer.event("out_of_memory", where="forward", micro_batch=8, micro_batch_next=4, epoch=1, step=2)
     writer.event("micro_batch", micro_batch_before=8, micro_batch=4)
     writer.event("out_of_memory", where="optimizer_step")
     found = run_memory(run)
-    assert found.out_of_memory.select("epoch", "happened_in", "asked_mb", "micro_batch_next").rows() == [
-        (1, "forward", 512.0, 4), (None, "optimizer_step", None, None),
+    assert found.out_of_memory.select("epoch", "happened_in", "micro_batch_next").rows() == [
+        (1, "forward", 4), (None, "optimizer_step", None),
     ]  # fmt: skip
     assert "2 times: the micro-batch went down to 4" in out_of_memory_sentence(found)
 

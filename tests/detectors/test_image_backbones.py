@@ -96,7 +96,6 @@ def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypa
         return EncoderBackbone(PictureTrunk(OfOneSize(num_classes=0), 4))
 
     monkeypatch.setitem(BACKBONES._items, "like:NAME", lambda _: of_one_size())
-    monkeypatch.setitem(BACKBONES._aliases, "like:NAME", "like:NAME")
     config = {"task": "image", "backbone": "like:it", "image_size": 64}
     says = r"OfOneSize does not take pictures of 64 x 64 pixels: Input height \(64\).*Give -p image_size 32"
     with pytest.raises(UsageError, match=says):

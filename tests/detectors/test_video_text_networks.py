@@ -21,7 +21,7 @@ def total_loss(model, tensors):
     return sum(losses)
 
 
-@pytest.mark.parametrize("trunk", ["frame_cnn", "r2plus1d"])
+@pytest.mark.parametrize("trunk", ["frame_cnn", "r2plus1d_small"])
 @pytest.mark.parametrize(("contrastive", "captions"), [(None, True), ("softmax", False), ("sigmoid", True)])
 def test_only_the_parts_of_the_losses_are_built_and_each_parameter_receives_a_gradient(trunk, contrastive, captions):
     plan = planned(trunk=trunk, contrastive=contrastive, captions=captions, layers=2)
@@ -83,7 +83,7 @@ def test_networks_on_whole_clips_and_of_one_s_own_are_video_encoders(kind, over,
             model.recomputable_blocks()
 
 
-@pytest.mark.parametrize("trunk", ["frame_cnn", "r2plus1d"])
+@pytest.mark.parametrize("trunk", ["frame_cnn", "r2plus1d_small"])
 def test_a_sample_s_outputs_do_not_depend_on_its_batch(trunk):
     plan = planned(trunk=trunk)
     model, tensors = network(plan).eval(), batch(plan)

@@ -7,7 +7,7 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 
-NAMES = ["frame_cnn", "r2plus1d"]
+NAMES = ["frame_cnn", "r2plus1d_small"]
 CPU = torch.device("cpu")
 
 
@@ -70,7 +70,7 @@ def test_gradients_are_equal_to_the_bit_dropout_included(name):
     assert drawn.equal(drawn_too)
 
 
-@pytest.mark.parametrize(("name", "share"), [("frame_cnn", 0.7), ("r2plus1d", 0.45)])
+@pytest.mark.parametrize(("name", "share"), [("frame_cnn", 0.7), ("r2plus1d_small", 0.45)])
 def test_less_is_kept_for_the_backward_pass(name, share):
     plain, recomputing = seeded(name), seeded(name)
     recompute_activations(recomputing)

@@ -152,4 +152,4 @@ def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(ma
 def test_a_checkpoint_of_another_model_is_refused_by_its_tensors(make_engine, tiny_training):
     make_engine(epochs=1).fit()
     with pytest.raises(CheckpointMismatchError, match=r"another model: .*blocks"):
-        make_engine(task=tiny_training.task(model="r2plus1d"), epochs=1).fit()
+        make_engine(task=tiny_training.task(model="r2plus1d_small"), epochs=1).fit()

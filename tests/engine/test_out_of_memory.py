@@ -3,7 +3,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.distributed import DistBackendError
 
-from fvc_lib.engine.oom_detection import asked_bytes, is_out_of_memory
+from fvc_lib.engine.oom_detection import is_out_of_memory
 
 NCCL = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
@@ -93,16 +93,3 @@ def test_memory_that_ended_is_told(error):
 )
 def test_other_errors_are_not(error):
     assert not is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    ("message", "wanted"),
-    [
-        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB", 2 * 2**30),
-        ("MPS backend out of memory (MPS allocated: 17.18 GB). Tried to allocate 256 bytes on private pool.", 256),
-        (str(real_cpu_error()).partition("\n")[0], 1 << 55),
-        ("could not create a primitive", None),
-    ],
-)
-def test_what_was_asked_for_is_read_from_the_message(message, wanted):
-    assert asked_bytes(message) == wanted

@@ -40,7 +40,10 @@ def result_of(paths: RunPaths) -> Result:
         assert metrics.setdefault(key, value) == value, key
     return Result(
         paths.predictions(0).read_bytes(),
-        tuple((folder / BEST).read_bytes() for folder in (paths.fold_checkpoints(0), paths.control_checkpoints(0))),
+        tuple(
+            (folder / BEST).read_bytes()
+            for folder in (paths.fold_checkpoints(0), paths.fold_checkpoints(0).joinpath("control"))
+        ),
         metrics,
     )
 

@@ -125,7 +125,7 @@ def test_a_task_has_defaults_of_its_own_below_everything_that_was_asked_for():
 
 
 def test_names_of_networks_are_checked_and_lead_to_the_files_that_register_them():
-    config = resolve_config({"model": "r2plus1d", "backbone": "timm:resnet50"}, environ={})
+    config = resolve_config({"model": "r2plus1d_small", "backbone": "timm:resnet50"}, environ={})
     assert config.code_chosen(["model", "epochs"]) == ["fvc_lib.detectors.own.r2plus1d_small"]
     assert config.code_chosen(["backbone"]) == ["fvc_lib.detectors.frames.timm_encoders"]
     with pytest.raises(UsageError, match=r"model 'frame_cn': unknown\. Did you mean 'frame_cnn'\?"):

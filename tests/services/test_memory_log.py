@@ -89,13 +89,13 @@ def test_an_allocation_and_its_peak_stand_in_the_phase_they_came_in(tmp_path):
 def test_an_event_carries_where_it_happened_and_its_numbers(sampled, tmp_path):
     sampler = sampled()
     sampler.at("train", epoch=2, batch_idx=5, global_step=17)
-    sampler.event("out_of_memory", "no room", micro_batch=8, where="forward", asked_mb=None, loss=float("nan"))
+    sampler.event("out_of_memory", "no room", micro_batch=8, where="forward", loss=float("nan"))
     (event,) = lines_of(tmp_path / "events.jsonl")
     assert list(event) == ["timestamp", "elapsed_seconds", "phase", "epoch", "batch_idx", "global_step", "kind",
                            "message", "details"]  # fmt: skip
     assert (event["phase"], event["epoch"], event["batch_idx"], event["global_step"]) == ("train", 2, 5, 17)
     assert (event["kind"], event["message"]) == ("out_of_memory", "no room")
-    assert event["details"] == {"micro_batch": 8, "where": "forward", "asked_mb": None, "loss": "nan"}
+    assert event["details"] == {"micro_batch": 8, "where": "forward", "loss": "nan"}
 
 
 def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path, caplog, holding):
@@ -105,7 +105,7 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
         sampler.sample()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    for words in ("memory of this process and its children is at", "mem_gb / FVC_MEM_GB", "Next, try"):
+    for words in ("memory on cpu is at 98 %", "mem_gb / FVC_MEM_GB", "Next, try"):
         assert words in record.message
     (event,) = lines_of(tmp_path / "events.jsonl")
     assert (event["kind"], event["message"]) == ("near_limit", record.message)
@@ -113,7 +113,7 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
     assert event["details"]["budget_mb"] == 100
 
 
-def test_a_disk_that_was_full_for_a_while_leaves_an_event(sampled, tmp_path):
+def test_a_disk_that_was_full_for_a_while_is_said_and_nothing_is_written_after_the_end(sampled, tmp_path, caplog):
     sampler = sampled()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -124,10 +124,8 @@ def test_a_disk_that_was_full_for_a_while_leaves_an_event(sampled, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "samples.jsonl").stat().st_size <= 2000
     sampler.close()
-    kinds = [(event["kind"], event["message"]) for event in lines_of(tmp_path / "events.jsonl")]
-    assert [kind for kind, _ in kinds] == ["disk_full", "disk_full"]
-    assert "lines are lost" in kinds[1][1]
+    assert "lines are lost" in caplog.records[-1].getMessage()
     sampler.at("train")
     sampler.event("policy", "after the end")
-    assert len(lines_of(tmp_path / "events.jsonl")) == 2
+    assert lines_of(tmp_path / "events.jsonl") == []
     assert "fvc-memory" not in [thread.name for thread in threading.enumerate()]

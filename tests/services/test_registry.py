@@ -1,6 +1,5 @@
-"""Registries fill themselves from a folder and from other packages; names are checked without imports."""
+"""Registries fill themselves from a folder; names are checked without imports."""
 
-import importlib.metadata
 import sys
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ SHAPES: Registry[object] = Registry("shape")
 @dataclass(frozen=True)
 class Named:
     name: str
-    aliases: tuple[str, ...] = ()
 
 
 @pytest.fixture
@@ -23,14 +21,14 @@ def folder(tmp_path, monkeypatch):
     """A package of plug-ins; each file registers at ``registered_shapes.SHAPES``."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "registered_shapes.py").write_text(
-        "from fvc_lib.services.registry import Registry\nSHAPES = Registry('shape', 'plugged_shapes', 'test.shapes')\n"
+        "from fvc_lib.services.registry import Registry\nSHAPES = Registry('shape', 'plugged_shapes')\n"
     )
     package = tmp_path / "plugged_shapes" / "flat"
     package.mkdir(parents=True)
     for each in (package, package.parent):
         (each / "__init__.py").write_text("")
     yield package
-    for name in [n for n in sys.modules if n.startswith(("plugged_shapes", "registered_shapes", "foreign_shape"))]:
+    for name in [n for n in sys.modules if n.startswith(("plugged_shapes", "registered_shapes"))]:
         del sys.modules[name]
 
 
@@ -52,9 +50,9 @@ def test_an_item_is_registered_by_decorator_by_call_or_by_its_own_name_and_only_
         pass
 
     disc = registry.register("disc", object())
-    star = registry.register(Named("star", ("asterisk",)))
+    star = registry.register(Named("star"))
     assert registry.get("square") is Square
-    assert registry.get("asterisk") is star
+    assert registry.get("star") is star
     assert registry.items() == [("square", Square), ("disc", disc), ("star", star)]
     for name in ("first.py", "second.py"):
         code = compile("registry.register('oval', 1)", str(tmp_path / name), "exec")
@@ -79,11 +77,11 @@ def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(f
 
 
 def test_a_name_is_checked_without_importing_what_has_it(folder):
-    square = 'SHAPES.register(type("Square", (), dict(name="square", aliases=("box",))))'
+    square = 'SHAPES.register(type("Square", (), dict(name="square")))'
     write(folder / "square.py", square)
     write(folder / "polygon.py", 'SHAPES.register("polygon:NAME", 5)')
 
-    assert [shapes().check(name) for name in ("square", "box", "polygon:7")] == ["square", "box", "polygon:7"]
+    assert [shapes().check(name) for name in ("square", "polygon:7")] == ["square", "polygon:7"]
     assert shapes().declared_in("polygon:8") == ["plugged_shapes.flat.polygon"]
     assert "plugged_shapes.flat.square" not in sys.modules
     with pytest.raises(UsageError, match="Did you mean 'square'"):
@@ -91,19 +89,3 @@ def test_a_name_is_checked_without_importing_what_has_it(folder):
     assert shapes().get("polygon:7") == 5
     with pytest.raises(UsageError, match="Known: polygon:NAME, square"):
         shapes().check("polygon")
-
-
-def test_other_packages_add_items_through_entry_points(folder, monkeypatch, caplog):
-    write(folder / "square.py", "SHAPES.register('square', 4)")
-    (folder.parents[1] / "foreign_shape.py").write_text(
-        "from registered_shapes import SHAPES\nSHAPES.register('star', 5)\ndisc = 0\n"
-    )
-    points = [
-        importlib.metadata.EntryPoint(name, value, "test.shapes")
-        for name, value in (("lost", "no_such_module"), ("star", "foreign_shape"), ("disc", "foreign_shape:disc"))
-    ]
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points if group == "test.shapes" else [])
-
-    assert shapes().check("disc") == "disc"
-    assert dict(shapes().items()) == {"square": 4, "star": 5, "disc": 0}
-    assert list(shapes().broken) == ["lost"]

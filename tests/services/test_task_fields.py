@@ -1,12 +1,10 @@
 """Of every field it is known which task reads it, and one that would change nothing is refused."""
 
 import re
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, STARTS_ANEW, RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import refuse_contradictions, resolve_config
@@ -19,7 +17,7 @@ from fvc_lib.services.tasks import STAGES, TASKS
         ("video", {"image_size": 64}, {"image_size"}),
         ("image", {"num_folds": 3}, {"num_folds"}),
         ("image", {"num_frames": 4}, {"num_frames"}),
-        ("image", {"model": "r2plus1d", "backbone": "small_resnet"}, {"model"}),
+        ("image", {"model": "r2plus1d_small", "backbone": "small_resnet"}, {"model"}),
         ("image", {"clip_source": "shards"}, {"clip_source"}),
         ("video_text", {"crop": "face"}, {"crop"}),
         ("video_text", {"shuffled_label_control": False}, {"shuffled_label_control"}),
@@ -35,21 +33,7 @@ def test_what_would_change_nothing_is_refused_by_name(task, given, foreign):
         refuse_contradictions(config, [*given, "task"])
     named = set(re.findall(r"\w+", str(caught.value)))
     assert foreign <= named
-    assert not {"epochs", "backbone"} & named
-
-
-def test_the_network_and_its_weights_are_known_by_either_name_where_the_task_is_given(tmp_path):
-    params = tmp_path / "p.yaml"
-    params.write_text("task: image\nmodel: efficientnet_lite0\n")
-    asked = given_values([params], [], [("model_weights", "w.pt")], {})
-    weights = str(Path("w.pt").absolute())
-    assert (asked.config.backbone, asked.config.backbone_weights) == ("efficientnet_lite0", weights)
-    refuse_contradictions(asked.config, asked.written)
-    assert {"backbone", "backbone_weights"} <= asked.written
-    other = given_values([], [], [("backbone", "timm:resnet18"), ("backbone_weights", "w.pt")], {"task": "video_text"})
-    assert (other.config.model, other.config.model_weights) == ("timm:resnet18", weights)
-    resumed = given_values([], [], [("backbone", "efficientnet_lite0")], {})  # of a run whose task is not said again
-    assert "backbone" in resumed.written
+    assert "epochs" not in named
 
 
 def another_value(name: str) -> Any:

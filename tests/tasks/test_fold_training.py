@@ -44,7 +44,7 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
     assert outcome.training.selection.best_epoch == losses.index(min(losses)) + 1
     assert (
         load_weights(tiny.paths.fold_checkpoints(0) / BEST).keys()
-        == load_weights(tiny.paths.control_checkpoints(0) / BEST).keys()
+        == load_weights(tiny.paths.fold_checkpoints(0).joinpath("control") / BEST).keys()
     )
     assert read_outcome(tiny.paths.fold_outcome(0), TrainingSummary) == outcome
 
@@ -82,8 +82,8 @@ def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_tr
     stopped, wanted = (read_table(each.paths.predictions(0), PREDICTIONS) for each in (tiny_training, whole))
     assert stopped.equals(wanted)
     assert log.lines == whole_log.lines
-    for folder in ("fold_checkpoints", "control_checkpoints"):
-        ours, theirs = (getattr(paths, folder)(0) / BEST for paths in (tiny_training.paths, whole.paths))
+    for name in (BEST, f"control/{BEST}"):
+        ours, theirs = (paths.fold_checkpoints(0) / name for paths in (tiny_training.paths, whole.paths))
         assert ours.read_bytes() == theirs.read_bytes()
 
 
@@ -132,7 +132,7 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
     assert sorted(table["label"].to_list()) == sorted(true.to_list())
     assert table["control_score"].null_count() == table["control_label"].null_count() == table.height
     assert outcome.control is None
-    assert not tiny.paths.control_checkpoints(0).exists()
+    assert not tiny.paths.fold_checkpoints(0).joinpath("control").exists()
 
 
 def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):

@@ -58,7 +58,7 @@ class Run:
         return train_images(self.paths, self.config, metric_log=self.log, **options)
 
     def weights(self):
-        return load_file(self.paths.stage_training(STAGE) / BEST)
+        return load_file(self.paths.training_checkpoints(STAGE) / BEST)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_every_test_picture_is_predicted_once_and_nothing_else(trained, corpus):
     for name in ("top1", "top5", "macro_f1", "mae_calories", "r2_mass"):
         assert [len(run.log.values(phase, name)) for phase in ("validation", "test")] == [2, 1]
     assert (outcome.num_train, outcome.num_validation, outcome.num_test) == (35, 12, 18)  # of one nothing is known
-    labels = json.loads((run.paths.stage_training(STAGE) / LABELS).read_bytes())
+    labels = json.loads((run.paths.training_checkpoints(STAGE) / LABELS).read_bytes())
     assert labels["classes"] == ["dots", "stripes", "waves"]
     assert (labels["targets"], labels["units"]) == (["calories", "mass"], ["kcal", "g"])
     assert (labels["calibration"]["num_validation"], labels["calibration"]["num_test"]) == (11, classes.height)

@@ -74,7 +74,10 @@ def test_other_labels_of_the_outer_fold_change_nothing_that_is_chosen(tiny_train
     first_test = min(logged.index(("test", "roc_auc")), logged.index(("control", "test_roc_auc")))
     assert logged.index(("selection", "threshold")) < first_test
     assert logged.index(("control", "selection_threshold")) < first_test
-    for name, folder in (("training", tiny.paths.fold_checkpoints(0)), ("control", tiny.paths.control_checkpoints(0))):
+    for name, folder in (
+        ("training", tiny.paths.fold_checkpoints(0)),
+        ("control", tiny.paths.fold_checkpoints(0).joinpath("control")),
+    ):
         assert getattr(outcome, name).recorded.openings == 1
         assert '"openings": 1' in (folder / SELECTION).read_text()
 

@@ -109,7 +109,7 @@ def test_a_detector_that_learns_where_reals_come_from_is_not_above_control(table
     log = ListLog()
     outcomes = [train_fold(tiny.paths, config, fold, metric_log=log) for fold in (0, 1)]
     assert all(outcome.control is None and outcome.sources.steps > 0 for outcome in outcomes)
-    assert tiny.paths.control_checkpoints(0, "sources").is_dir()
+    assert tiny.paths.fold_checkpoints(0).joinpath("sources").is_dir()
     predictions = pl.concat([read_table(tiny.paths.predictions(fold), PREDICTIONS) for fold in (0, 1)])
     assert set(predictions.drop_nulls("source_score")["label"]) == {"real"}
     results = kfold_results(index, folds, predictions, config)

@@ -180,7 +180,7 @@ def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run, 
         for name, value in {
             "contrastive_loss": "sigmoid", "contrastive_weight": 2.0, "caption_weight": 0.5,
             "embedding_size": 16, "max_text_tokens": 8,
-            "vocabulary_size": 300, "model": "r2plus1d", "effective_batch_size": 4, "seed": 1,
+            "vocabulary_size": 300, "model": "r2plus1d_small", "effective_batch_size": 4, "seed": 1,
             "epochs": 3, "learning_rate": 0.1,
         }.items()
     ]  # fmt: skip

@@ -215,7 +215,7 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
     An event belongs to the attempt whose clock started nearest in time. Columns: ``run_id stage fold attempt seconds
     line phase epoch batch_idx global_step kind message details`` and, from the details, ``happened_in
-    context_file asked_mb predicted_peak_mb micro_batch micro_batch_next``. ``details`` is JSON text.
+    context_file predicted_peak_mb micro_batch micro_batch_next``. ``details`` is JSON text.
     """
     good = "kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL"
     lines = _read_log_lines(runs, "memory/events", _EVENT_COLUMNS, good)
@@ -237,7 +237,7 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
                elapsed_seconds + coalesce(seconds_before, 0) AS seconds,
                line, phase, epoch, batch_idx, global_step, kind, coalesce(message, '') AS message,
                CAST(details AS VARCHAR) AS details, details->>'where' AS happened_in,
-               details->>'context_file' AS context_file, try_cast(details->>'asked_mb' AS DOUBLE) AS asked_mb,
+               details->>'context_file' AS context_file,
                try_cast(details->>'predicted_peak_mb' AS DOUBLE) AS predicted_peak_mb,
                try_cast(details->>'micro_batch' AS BIGINT) AS micro_batch,
                try_cast(details->>'micro_batch_next' AS BIGINT) AS micro_batch_next

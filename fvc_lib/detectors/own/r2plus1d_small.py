@@ -87,7 +87,6 @@ class _Residual2Plus1d(nn.Module):
 DETECTORS.register(
     DetectorSpec(
         name="r2plus1d_small",
-        aliases=("r2plus1d",),  # its name before there were others of its family
         family="own",
         paper="Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018",
         bibtex=BIBTEX,

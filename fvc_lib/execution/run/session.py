@@ -164,7 +164,6 @@ class StageSession:
             run_id=self.paths.run_id,
             fold=self.fold,
             attempt=self.attempt,
-            on_trouble=self.memory.disk_full,
         )
 
     def progress(self, what: str) -> Report:

@@ -75,8 +75,6 @@ def given_values(
         typed.update(read_yaml(text, f"-y {text!r}"))
     typed.update({name: parameters.parse_text_value(name, value) for name, value in values})
     typed.update(options or {})
-    task = typed.get("task", from_files.get("task"))
-    from_files, typed = (parameters.by_own_names(source, task) for source in (from_files, typed))
     config = resolve_config(from_files, command_line=typed)
     from_environment = parameters.environment_values()
     return GivenValues(

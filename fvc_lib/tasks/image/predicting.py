@@ -63,7 +63,9 @@ class ImagePredictor(OneNetwork):
     @classmethod
     def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
         """See ``Predictor``."""
-        path = (source.folder if isinstance(source, Bundle) else source.stage_training(IMAGE_RECOGNITION)) / LABELS
+        path = (
+            source.folder if isinstance(source, Bundle) else source.training_checkpoints(IMAGE_RECOGNITION)
+        ) / LABELS
         try:
             return cls(trained, TypeAdapter(ImageLabels).validate_python(read_json_object(path)))
         except ValidationError as error:

@@ -22,7 +22,7 @@ from fvc_lib.detectors.frames.backbone import (
 from fvc_lib.detectors.network import num_trained_stages
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.ranks import Ranks
-from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet, require_detached
+from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.calibration import class_probabilities, expected_calibration_error, fit_class_temperature
 from fvc_lib.metrics.classification import FloatArray, IntArray
@@ -82,7 +82,7 @@ class ImageScores(SampleColumns):
         """Add one batch; ``ValueError`` where the outputs still require grad."""
         columns = {
             "class_index": batch.tensors["class_index"].cpu(),
-            "logits": require_detached(outputs["class_logits"], "class_logits").float(),
+            "logits": outputs["class_logits"].detach().cpu().float(),
             "predicted": outputs["values"].double(),
             "value": batch.tensors["values"].double(),
             "known": batch.tensors["known"] > 0,
@@ -230,7 +230,7 @@ def train_images(
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
         root, parts = read_image_parts(paths, config)
-        outputs = [paths.image_predictions, paths.target_predictions, paths.stage_training(STAGE) / LABELS]
+        outputs = [paths.image_predictions, paths.target_predictions, paths.training_checkpoints(STAGE) / LABELS]
         finish = partial(_finish, paths, root, parts, config)
         return replace(image_split_training(root, parts, config), finish=finish, outputs=outputs)
 
@@ -254,7 +254,7 @@ def _finish(
     labels = replace(parts.labels, calibration=calibration_of(validation, scores))
 
     def write() -> None:
-        write_json(paths.stage_training(STAGE) / LABELS, asdict(labels))
+        write_json(paths.training_checkpoints(STAGE) / LABELS, asdict(labels))
         tables.write_table(classes, tables.IMAGE_PREDICTIONS, paths.image_predictions)
         tables.write_table(numbers, tables.TARGET_PREDICTIONS, paths.target_predictions)
 

@@ -396,7 +396,7 @@ def check_config(config: RunConfig) -> None:
 
 def tokenizer_file(paths: RunPaths) -> Path:
     """Return the path of the run's ``tokenizer.json``."""
-    return paths.stage_training(STAGE) / "tokenizer.json"
+    return paths.training_checkpoints(STAGE) / "tokenizer.json"
 
 
 def read_parts(

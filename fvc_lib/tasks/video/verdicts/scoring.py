@@ -246,7 +246,7 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
     """
     file, folder, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), list[str]()
     if fold == FINAL:
-        file, folder = paths.stage_outcome(FINAL_TRAINING), paths.stage_training(FINAL_TRAINING)
+        file, folder = paths.stage_outcome(FINAL_TRAINING), paths.training_checkpoints(FINAL_TRAINING)
         more = ["-p", "train_final", "true"]
     outcome = read_outcome(file, TrainingSummary)
     if outcome is None:
