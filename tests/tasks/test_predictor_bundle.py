@@ -29,7 +29,6 @@ from fvc_lib.services.tables import (
     VIDEO_TEXTS,
     read_table,
 )
-from fvc_lib.tasks.bundle import task_of_bundle
 from fvc_lib.tasks.predicting import predictor_of
 from fvc_lib.tasks.video_text.results import read_embeddings
 from tests.kits.bundle_kit import edited, sealed
@@ -211,10 +210,9 @@ def test_a_bundle_has_no_path_and_no_name_of_a_file(home):
     assert not [name for name in names if len(name) > 8 and name.encode() in content]
 
 
-def test_verdicts_refuse_such_a_bundle(home):
-    task = task_of_bundle(home / "bundle")
-    with pytest.raises(UsageError, match=f"is of task {task}, which gives no verdicts"):
-        verdict_detector(home / "bundle")
+def test_verdicts_refuse_such_a_bundle(picture_home):
+    with pytest.raises(UsageError, match="is of task image, which gives no verdicts"):
+        verdict_detector(picture_home / "bundle")
 
 
 def test_labels_that_no_export_writes_are_refused(picture_home, tmp_path):
