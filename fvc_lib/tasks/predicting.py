@@ -119,7 +119,7 @@ Picture = Callable[[str, Pixels], str]
 
 
 def no_picture(_path: str, _seen: Pixels) -> str:
-    """Return an empty text: no picture is kept."""
+    """Default callback: return an empty text."""
     return ""
 
 

@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 def training_of(stage: str) -> Callable[..., Any]:
     """Return the function that trains ``stage``; it takes the options of ``TrainingOptions``."""
-    task = next(task for task in TASKS.values() if stage in {each.name for each in task.stages if each.trains})
+    task = next(task for task in TASKS.values() if stage in {part.name for part in task.stages if part.trains})
     train: Callable[..., Any] = getattr(import_module(task.training_stage.training_module), task.trainer)
     return train
 

@@ -275,7 +275,7 @@ class Finished(Generic[R]):
 
 def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[Any]:
     """Return the records of the trained networks, without scoring a test part or writing tables."""
-    return Finished([TrainingRecord(**each.record()) for each in trained])
+    return Finished([TrainingRecord(**network.record()) for network in trained])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ training part. The inner validation part chooses temperature and threshold. A tr
 starts over.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -77,9 +76,7 @@ class FeatureTable:
     @cached_property
     def settings_hash(self) -> str:
         """Hex SHA-256 of the column names, video ids and values."""
-        digest = hashlib.sha256("\n".join([*self.names, "", *self._values]).encode("utf-8", "surrogateescape"))
-        digest.update(np.ascontiguousarray(np.stack(list(self._values.values()))).data)
-        return digest.hexdigest()
+        return sha256_of_json([self.names, [(name, row.tobytes().hex()) for name, row in self._values.items()]])
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Return whether the video was measured; augmented copies never are."""

@@ -187,8 +187,8 @@ class VideoDetector(Predictor):
             return cls._of_members(record, list(map(cls.of_bundle, opened)), KnownVideos(rows, rates), standing)
         records = dict(enumerate(section.folds)) if section.final is None else {FINAL: section.final}
         folds = {
-            fold: FoldNetwork(bundle.trained(_stem(fold), fold=name_of(fold)), **each.model_dump())
-            for fold, each in records.items()
+            fold: FoldNetwork(bundle.trained(_stem(fold), fold=name_of(fold)), **stored.model_dump())
+            for fold, stored in records.items()
         }
         networks = Networks(bundle.record.name, bundle.config, folds, held=None)
         features = bundle.arrays(_FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, networks.judges))
