@@ -184,7 +184,7 @@ class Steps:
     def figures_of_the_results(self) -> int:
         predictions, replicates = self._tables()[2], self.config.bootstrap_replicates
         drawn = (
-            *(draw(predictions, replicates=replicates) for draw in (ranking.roc_figure, ranking.pr_figure)),
+            ranking.roc_figure(predictions, replicates=replicates),
             *(
                 draw(predictions, replicates=replicates)
                 for draw in (ranking.calibration_figure, ranking.risk_coverage_figure)

@@ -1,6 +1,5 @@
 """Text for readers: numbers with units and intervals, readable names, and text escaped for figures and LaTeX."""
 
-import datetime
 import math
 from collections.abc import Sequence
 from html import escape
@@ -47,7 +46,7 @@ def metric_name(metric: str) -> str:
 
 
 def better_direction(metric: str) -> str:
-    """Return which values of a metric are better, ``lower`` or ``higher``; ``higher`` for an unknown metric."""
+    """Return ``lower`` or ``higher``, the direction in which a metric is better. Unknown metrics give ``higher``."""
     declared = declaration(metric)
     return (declared and declared.better) or "higher"
 
@@ -57,21 +56,21 @@ def subject_name(subject: str) -> str:
 
     Examples: ``text to video`` for ``text_to_video``, and ``calories`` for ``target:calories``.
     """
-    kind, colon, name = subject.partition(":")
     if subject == "all":
         return "all classes"
-    return name if colon and kind in {"target", "class"} else subject.replace("_", " ")
+    kind, _, name = subject.partition(":")
+    return name if kind in ("target", "class") else subject.replace("_", " ")
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` with ``digits`` decimals; "not recorded" for None, "undefined" for NaN."""
+    """Return ``value`` with ``digits`` decimals. None gives "not recorded", NaN gives "undefined"."""
     if value is None:
         return NOT_RECORDED
     return "undefined" if math.isnan(value) else f"{value:z.{digits}f}"  # z: nothing is -0.000
 
 
 def interval_text(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
-    """Return a value with its interval, such as ``0.812 [0.741, 0.880]``; without an interval the value alone."""
+    """Return a value with its interval, such as ``0.812 [0.741, 0.880]``, or the value alone without an interval."""
     text = number_text(value, digits)
     if value is None or low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         return text
@@ -79,18 +78,18 @@ def interval_text(value: float | None, low: float | None, high: float | None, di
 
 
 def bytes_text(size_bytes: float | None) -> str:
-    """Return a number of bytes as text in kB, MB or GB (powers of ten); "not recorded" for None and NaN."""
+    """Return a number of bytes as text in kB, MB or GB (powers of ten). None and NaN give "not recorded"."""
     if size_bytes is None or not math.isfinite(size_bytes):
         return NOT_RECORDED
     if size_bytes >= 1e9:
         return f"{size_bytes / 1e9:.2f} GB"
     if size_bytes >= 1e6:
         return f"{size_bytes / 1e6:.0f} MB"
-    return f"{size_bytes / 1e3:.{0 if size_bytes >= 1e4 else 1}f} kB"
+    return f"{size_bytes / 1e3:.3g} kB"
 
 
 def megabytes_text(megabytes: float | None) -> str:
-    """Return text such as ``629 MB`` for a number of megabytes (1e6 bytes); from 1000 MB on, in GB."""
+    """Return text such as ``629 MB`` for a number of megabytes (1e6 bytes). From 1000 MB on, it is in GB."""
     return bytes_text(None if megabytes is None else megabytes * 1e6)
 
 
@@ -108,24 +107,20 @@ def duration_text(seconds: float | None) -> str:
 
 
 def time_text(utc: str | None) -> str:
-    """Return ``2025-03-04 10:15 UTC`` for ``2025-03-04T10:15:00Z``; any other text unchanged."""
-    try:
-        moment = datetime.datetime.fromisoformat(utc or "")
-    except ValueError:
-        return utc or NOT_RECORDED
-    return f"{moment:%Y-%m-%d %H:%M} UTC" if moment.utcoffset() == datetime.timedelta(0) else str(utc)
+    """Return ``2025-03-04 10:15 UTC`` for ``2025-03-04T10:15:00Z``. None gives "not recorded"."""
+    return f"{utc[:16].replace('T', ' ')} UTC" if utc else NOT_RECORDED
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
     """Return a count with its noun, such as ``1 video``, ``2 videos`` or ``12,000 videos``.
 
-    ``many`` is the plural; None: ``one`` with an "s".
+    ``many`` is the plural. None: ``one`` with an "s".
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def clean_text(text: object) -> str:
-    """Return ``text`` on one line; lone surrogates and control characters are replaced by escapes."""
+    """Return ``text`` on one line. Lone surrogates and control characters are replaced by escapes."""
     line = " ".join(str(text).split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return shown.encode("utf-8", "backslashreplace").decode()

@@ -13,7 +13,6 @@ import pytest
 from fvc_lib.analysis.figures import comparisons, corpus, logs, results, roc_and_calibration as ranking, tasks, theme
 from fvc_lib.analysis.memory import run_memory
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.comparison import Comparison, compare
 from fvc_lib.analysis.read.headline import FORGERIES
 from fvc_lib.analysis.read.runs import read_tables
 from fvc_lib.services import tables
@@ -51,27 +50,29 @@ def annotations(run: RunPaths) -> pl.DataFrame:
     return rows.with_columns(is_present=pl.lit(value=True))
 
 
-Draw = Callable[[RunPaths], go.Figure]
-OF_A_RUN: dict[str, Draw] = {
-    "controls": lambda run: results.controls_figure(queries.results([run]).frame),
-    "scores": lambda run: results.score_distribution_figure(queries.predictions([run]).frame),
-    "slices": lambda run: results.slices_figure(read_tables([("", run.slices)], tables.SLICES).frame),
-    "roc": lambda run: ranking.roc_figure(queries.predictions([run]).frame, replicates=50),
-    "pr": lambda run: ranking.pr_figure(queries.predictions([run]).frame, replicates=50),
-    "calibration": lambda run: ranking.calibration_figure(queries.predictions([run]).frame, replicates=50),
-    "abstaining": lambda run: ranking.risk_coverage_figure(queries.predictions([run]).frame, replicates=50),
-    "curves": lambda run: logs.learning_curves_figure(queries.learning_curves([run]).frame),
-    "peaks": lambda run: logs.phase_peaks_figure(run_memory(run)),
-    "timeline": lambda run: logs.stage_timeline_figure(run_memory(run)),
-    "growth": lambda run: logs.growth_figure(run_memory(run)),
-    "codecs": lambda run: corpus.index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
-    "folds": lambda run: corpus.fold_balance_figure(queries.fold_balance(run).frame),
-    "groups": lambda run: corpus.group_sizes_figure(annotations(run)),
-}
+def figures_of(run: RunPaths) -> dict[str, go.Figure]:
+    """All figures of one run."""
+    predictions, memory = queries.predictions([run]).frame, run_memory(run)
+    return {
+        "controls": results.controls_figure(queries.results([run]).frame),
+        "scores": results.score_distribution_figure(predictions),
+        "slices": results.slices_figure(read_tables([("", run.slices)], tables.SLICES).frame),
+        "roc": ranking.roc_figure(predictions, replicates=10),
+        "calibration": ranking.calibration_figure(predictions, replicates=10),
+        "abstaining": ranking.risk_coverage_figure(predictions, replicates=10),
+        "curves": logs.learning_curves_figure(queries.learning_curves([run]).frame),
+        "peaks": logs.phase_peaks_figure(memory),
+        "timeline": logs.stage_timeline_figure(memory),
+        "growth": logs.growth_figure(memory),
+        "codecs": corpus.index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
+        "folds": corpus.fold_balance_figure(queries.fold_balance(run).frame),
+        "groups": corpus.group_sizes_figure(annotations(run)),
+    }
+
+
 OF_A_TASK: dict[str, Callable[[int], go.Figure]] = {  # with so many rows of each table
     "confusion": lambda most: tasks.confusion_figure(PREDICTED.head(most)),
     "numbers": lambda most: tasks.target_scatter_figure(NUMBERS.head(most), RESULTS, MEANS),
-    "beside": lambda most: tasks.beside_controls_figure(RESULTS.head(most), [("all", "top1")], counted="images"),
 }
 
 
@@ -89,7 +90,7 @@ def check_look(figure: go.Figure) -> None:
 
 
 def test_figures_of_a_run_have_a_finding_an_n_and_axes(run: RunPaths) -> None:
-    drawn = {name: draw(run) for name, draw in OF_A_RUN.items()}
+    drawn = figures_of(run)
     for figure in drawn.values():
         check_look(figure)
     predictions = queries.predictions([run]).frame
@@ -112,8 +113,7 @@ def test_figures_of_a_task_have_a_finding_an_n_and_axes(name: str) -> None:
 def test_figures_of_an_empty_run_say_why_they_are_empty(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "e" / "run_x")
     empty = comparisons.levels_figure(tables.frame_of([], tables.ROBUSTNESS_RESULTS))
-    no_target = comparisons.targets_figure(tables.frame_of([], tables.RESULTS))
-    for figure in (*(draw(run) for draw in OF_A_RUN.values()), empty, no_target):
+    for figure in (*figures_of(run).values(), empty):
         assert "nothing to show" in title(figure)
         assert subtitle(figure)
         assert not figure.data
@@ -121,7 +121,7 @@ def test_figures_of_an_empty_run_say_why_they_are_empty(tmp_path: Path) -> None:
 
 def test_names_are_text_in_titles_ticks_and_legends(tmp_path: Path) -> None:
     curves = pl.DataFrame(
-        {"run_id": [HOSTILE, "b"], "stage": ["s"] * 2, "fold": [None] * 2, "phase": [HOSTILE] * 2,
+        {"stage": [HOSTILE] * 2, "fold": [None] * 2, "phase": [HOSTILE] * 2,
          "metric": [HOSTILE] * 2, "step": [1, 1], "epoch": [0, 0], "value": [0.1, 0.2]},
         schema_overrides={"fold": pl.Int64},
     )  # fmt: skip
@@ -148,17 +148,16 @@ def test_rare_values_are_added_up_and_none_is_lost() -> None:
     counts = pl.DataFrame(rows, schema=["label", "value", "num_videos"], orient="row")
     figure = corpus.index_overview_figure(counts, "codec")
     assert sum(sum(trace.x) for trace in figure.data) == counts["num_videos"].sum()
-    assert figure.layout.yaxis.ticktext[-1] == "other"
-    assert len(figure.layout.yaxis.ticktext) == 15
+    assert (ticks(figure)[-1], len(ticks(figure))) == ("other", 15)
 
 
 def test_groups_are_counted_by_size_and_by_the_labels_they_hold() -> None:
     sizes = {"a": ["real"], "b": ["fake"] * 3, "c": ["fake", "real"], "d": ["fake"] * 4, "e": ["parody"]}
     members = [(group, label) for group, labels in sizes.items() for label in labels]
     figure = corpus.group_sizes_figure(pl.DataFrame(members, schema=["group_id", "label"], orient="row"))
-    bars = {trace.name: dict(zip(trace.x, trace.y, strict=True)) for trace in figure.data}
+    bars = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data}
     assert bars == {"real only": {0: 1}, "fake only": {1: 1, 2: 1}, "real and fake": {1: 1}, "neither": {0: 1}}
-    assert figure.layout.xaxis.ticktext == ("1", "2 to 3", "4 to 7")
+    assert figure.layout.yaxis.ticktext == ("1", "2 to 3", "4 to 7")
 
 
 # --- Results
@@ -191,7 +190,6 @@ def test_tables_of_results_hold_every_metric_and_each_folds_choices(run: RunPath
     predictions = queries.predictions([run]).frame
     chosen = results.chosen_table(predictions, {2: (7, 18, 5)})
     assert chosen["epoch"].to_list() == [None, None, 7, None, None]
-    assert chosen["temperature"].to_list() == [1.25] * 5
     assert chosen["num_test_videos"].sum() == predictions.height
     audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
     assert results.audit_table(audit)["verdict"].to_list() == ["passed", "for information"]
@@ -200,28 +198,6 @@ def test_tables_of_results_hold_every_metric_and_each_folds_choices(run: RunPath
 
 
 # --- Comparisons
-
-
-@pytest.fixture
-def comparison(make_run: Callable[..., RunPaths]) -> Comparison:
-    runs = [make_run(name=f"run_{skill}", skill=skill) for skill in (1.6, 2.6)]
-    runs.append(make_run(name="run_<b>", seed=1, skill=1.6))
-    return compare(runs, metric="brier_score", replicates=400)
-
-
-def test_each_pair_is_a_point_with_its_interval_filled_where_a_difference_is_shown(comparison: Comparison) -> None:
-    figure = comparisons.difference_figure(comparison)
-    shown = [pair.is_shown for pair in comparison.pairs]
-    assert set(shown) == {True, False}
-    for trace, pair in zip(figure.data, comparison.pairs, strict=True):
-        assert trace.x[0] == pair.difference.value
-        assert trace.x[0] + trace.error_x.array[0] == pytest.approx(pair.difference.high)
-        assert (trace.marker.color != "white") is pair.is_shown
-    assert title(figure) == f"{sum(shown)} of 3 pairs of runs show a difference in Brier score"
-    low, high = figure.layout.xaxis.range
-    assert low == -high
-    assert "below 0: the second is better" in figure.layout.xaxis.title.text
-    assert ticks(figure)[1] == "run_&lt;b&gt;<br>minus run_1.6"
 
 
 def test_targets_stand_worst_first_each_with_its_own_controls() -> None:
@@ -236,9 +212,6 @@ def test_targets_stand_worst_first_each_with_its_own_controls() -> None:
     table = comparisons.target_table(found)
     assert table["standing"].to_list() == ["not above control", "above control"]
     assert table["Model"].to_list() == ["0.600 [0.550, 0.650]", "0.900 [0.850, 0.950]"]
-    figure = comparisons.targets_figure(found)
-    assert "lowest at mora: 0.60" in title(figure)
-    assert values(figure) == [0.6, 0.7, 0.9, 0.5]
 
 
 # --- Logs
@@ -262,7 +235,7 @@ def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_
     (down,) = figure.data[ticks(figure).index("04_fold_training:<br>train")].error_x.arrayminus
     assert down == 1930 - 1836
     for drawn in (figure, logs.stage_timeline_figure(found)):
-        assert {"budget", "90%"} <= {note.text for note in drawn.layout.annotations}
+        assert "budget" in {note.text for note in drawn.layout.annotations}
     points, line = logs.growth_figure(found).data[:2]
     assert points.name == line.name == "04_fold_training, fold 0, attempt 1, train, process"
     assert line.x == (2, 10)
@@ -297,7 +270,7 @@ def test_a_device_and_its_process_have_a_line_each(story: StoryWriter) -> None:
 def test_a_long_log_is_thinned_and_keeps_its_peak(story: StoryWriter) -> None:
     path = story.run.memory("04_fold_training", 0)
     path.parent.mkdir(parents=True)
-    used = [500 + second % 7 for second in range(20_000)] + [900]
+    used = [500 + second % 7 for second in range(9_000)] + [900]
     lines = [
         json.dumps({"timestamp": second, "elapsed_seconds": second, "phase": "train", "rss_mb": each})
         for second, each in enumerate(used)
@@ -305,7 +278,7 @@ def test_a_long_log_is_thinned_and_keeps_its_peak(story: StoryWriter) -> None:
     path.write_text("\n".join(lines) + "\n")
     (line,) = lines_of(story.run)
     assert len(line.x) <= 3000
-    assert (max(line.y), min(line.y)) == (900, 506)  # of neighbours the highest
+    assert (max(line.y), min(line.y)) == (900, 503)  # the highest of four neighbours
 
 
 # --- Images, videos and texts
@@ -314,7 +287,7 @@ MANY = tuple(f"class {number} with a name longer than the axis has room for" for
 
 
 def test_very_many_classes_and_images_stay_a_figure_of_bounded_size() -> None:
-    images = task_runs.images_of(6000, MANY)
+    images = task_runs.images_of(4500, MANY)
     matrix = tasks.confusion_figure(task_runs.image_predictions_of(images))
     assert np.shape(matrix.data[0].z) == (32, 32)
     assert "the 32 of 101 classes with most mistakes" in subtitle(matrix)
@@ -331,7 +304,7 @@ def test_every_field_of_the_matrix_is_counted() -> None:
     figure = tasks.confusion_figure(pl.DataFrame(rows))
     assert np.array(figure.data[0].z).tolist() == [[0.5, 0.5, 0], [0, 1, 0], [1, 0, 0]]
     assert np.array(figure.data[0].text).tolist() == [["1", "1", ""], ["", "1", ""], ["2", "", ""]]
-    assert "c called a, 2 times" in title(figure)
+    assert title(figure) == "40.0% of the test images are recognised"
 
 
 def test_predicted_numbers_stand_in_their_unit_with_the_mean() -> None:
@@ -347,27 +320,12 @@ def test_predicted_numbers_stand_in_their_unit_with_the_mean() -> None:
     assert means["mass"] == pytest.approx(known["value"].mean())
 
 
-def test_the_models_numbers_stand_above_their_best_controls() -> None:
-    shown = [("all", "top1"), ("target:calories", "r2"), ("all", "not_there")]
-    figure = tasks.beside_controls_figure(RESULTS, shown, counted="images")
-    assert values(figure) == [0.75, 0.25, 0.9, -0.02]
-    assert ticks(figure)[1] == "<i>Top-1 accuracy, most frequent class</i>"
-    assert title(figure) == "Top-1 accuracy is 0.750 [0.670, 0.830]"
-    assert "n = 30 images of the test part in 15 groups" in subtitle(figure)
-    texts = tasks.beside_controls_figure(
-        task_runs.video_text_results_of(), [("video_to_text", "recall@1")], counted="queries"
-    )
-    assert title(texts) == "Recall@1, video to text is 0.720 [0.620, 0.820]"
-
-
 def test_a_table_has_a_column_for_each_control_and_says_which_way_is_better() -> None:
     table = tasks.metric_and_control_table(RESULTS, ["target:"])
     columns = ["of", "metric", "unit", "better", "Model", "Mean predictor", "num_samples", "num_groups"]
     assert table.columns == columns
     assert table["better"].to_list() == ["lower", "higher"] * 2
     assert table["Mean predictor"][0] == "50.00 [45.00, 55.00]"
-    alone = tasks.metric_and_control_table(RESULTS, ["all"])
-    assert not {"of", "unit"} & set(alone.columns)
     both = tasks.metric_and_control_table(RESULTS, ["all", "target:"])
-    assert both["Most frequent class"].to_list()[-1] == "none"
+    assert both["Most frequent class"].to_list()[-1] is None
     assert tasks.metric_and_control_table(RESULTS, ["captions"]).is_empty()

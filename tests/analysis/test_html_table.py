@@ -17,7 +17,7 @@ def rows_of(table: HtmlTable) -> list[list[str]]:
 
 
 @given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=12)), min_size=1, max_size=6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_text_is_shown_as_text(values: list[str]) -> None:
     values = [value for value in values if value.isprintable() and value == " ".join(value.split())] or ["x"]
     table = HtmlTable(pl.DataFrame({"<b>": values}), caption="<i>caption")
@@ -60,7 +60,7 @@ def test_an_error_while_something_is_only_shown_stands_in_its_place(capsys):
 def test_long_empty_and_stacked_tables_say_so() -> None:
     table = HtmlTable(pl.DataFrame({"n": range(250)}))
     assert "and 50 more rows" in table._repr_html_()
-    assert repr(table).endswith("and 220 more rows")
+    assert repr(table).endswith("and 50 more rows")
     empty = HtmlTable(pl.DataFrame(schema={"reason": pl.String}))
     assert rows_of(empty) == [["Reason"]]
     assert repr(empty).splitlines() == ["Reason", "none"]

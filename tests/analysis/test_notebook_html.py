@@ -50,10 +50,11 @@ DANGERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("html", HOSTILE)
-def test_hostile_html_is_harmless_wherever_it_stands(tmp_path: Path, html: str) -> None:
-    cells = (new_markdown_cell(f"text\n\n{html}\n"), displayed(text__html=html), displayed(text__markdown=html))
-    for shown in (clean_html(html), rendered(tmp_path / "a.ipynb", *cells)):
+def test_hostile_html_is_harmless_wherever_it_stands(tmp_path: Path) -> None:
+    cells = []
+    for html in HOSTILE:
+        cells += [new_markdown_cell(f"text\n\n{html}\n"), displayed(text__html=html), displayed(text__markdown=html)]
+    for shown in (*map(clean_html, HOSTILE), rendered(tmp_path / "a.ipynb", *cells)):
         assert [danger for danger in DANGERS if danger in shown.lower()] == []
 
 
@@ -134,18 +135,14 @@ def test_a_failed_cell_is_remembered_and_how_far_each_cell_came_is_told(tmp_path
     assert body.index("This cell was running.") < body.index("This cell never ran.")
 
 
-@pytest.mark.parametrize(
-    ("href", "link"),
-    [
-        ("../logs/outputs/03/cell_01.txt", "logs/outputs/03/cell_01.txt"),
-        *((href, None) for href in ("../logs/../../x", "../../logs/x", "../tables/x", "/etc/passwd")),
-        *((href, None) for href in ("../logs/%2e%2e/x", "../logs/..%2Fx", "../logs/..\\\\x")),
-    ],
-)
-def test_links_lead_to_the_runs_logs_and_nowhere_else(tmp_path: Path, href: str, link: str | None) -> None:
-    rendered(path := tmp_path / "a.ipynb", displayed(text__html=f'<a href="{href}">x</a>'))
-    body = render_notebook(path, "s").body
-    assert (f'href="{link}"' in body) if link else ("href" not in body)
+def test_links_lead_to_the_runs_logs_and_nowhere_else(tmp_path: Path) -> None:
+    refused = (
+        "../logs/../../x", "../../logs/x", "../tables/x", "/etc/passwd", "../logs/%2e%2e/x", "../logs/..%2Fx",
+        "../logs/..\\\\x",
+    )  # fmt: skip
+    hrefs = ("../logs/outputs/03/cell_01.txt", *refused)
+    body = rendered(tmp_path / "a.ipynb", *(displayed(text__html=f'<a href="{href}">x</a>') for href in hrefs))
+    assert re.findall('href="([^"]*)"', body) == ["logs/outputs/03/cell_01.txt"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"cells": 3}', b"\xff\xfe"])
@@ -154,7 +151,7 @@ def test_what_is_no_notebook_is_refused_by_name(tmp_path: Path, content: bytes) 
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"rec\\xfford.ipynb"):
         render_notebook(path, "s1")
-    with pytest.raises(DataError, match=r"gone\.ipynb: No such file"):
+    with pytest.raises(DataError, match=r"gone\.ipynb: .*No such file"):
         render_notebook(tmp_path / "gone.ipynb", "s1")
 
 

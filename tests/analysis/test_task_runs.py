@@ -119,7 +119,7 @@ def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunP
 OF_A_TASK = {
     "image": {
         "standing": "above control", "metrics and controls": "0.750 [0.670, 0.830]",
-        "confusion": "The most frequent mistake", "targets": "calories: off by 16.0",
+        "confusion": "of the test images are recognised", "targets": "calories: off by 16.0",
         "learning curves 2": "Top-1 accuracy ends at 0.750",
     },
     "video_text": {

@@ -27,7 +27,7 @@ _SEVERAL = ("runs", "metrics", "folds")
 
 
 class Dashboard:
-    """Widgets, and the panels that they redraw; ``selection`` is the present choice."""
+    """Widgets, and the panels that they redraw. ``selection`` is the present choice."""
 
     def __init__(self, runs_dir: Path, selection: Selection) -> None:
         self.runs_dir = runs_dir
@@ -59,19 +59,19 @@ class Dashboard:
         import ipywidgets as ipw  # heavy, and only the live dashboard needs it
 
         look: dict[str, Any] = {"style": {"description_width": "90px"}}
-        wide = {"layout": {"width": "560px"}, **look}
         chosen = {
-            "runs": ipw.SelectMultiple(description="Runs", rows=6, **wide),
-            "detail": ipw.Dropdown(description="In detail", **wide),
-            "metrics": ipw.SelectMultiple(description="Metrics", tooltip=f"at most {MOST_METRICS}", rows=6, **look),
-            "folds": ipw.SelectMultiple(description="Folds", tooltip="none chosen: all", rows=5, **look),
+            "runs": ipw.SelectMultiple(description="Runs", rows=6, layout={"width": "560px"}, **look),
+            "detail": ipw.Dropdown(description="In detail", layout={"width": "560px"}, **look),
+            "metrics": ipw.SelectMultiple(description="Metrics", rows=6, **look),
+            "folds": ipw.SelectMultiple(description="Folds", rows=5, **look),
             "smoothing": ipw.FloatSlider(max=0.95, step=0.05, description="Smoothing", continuous_update=False, **look),
         }
         follow = f"Refresh every {LIVE_SECONDS:g} s while a chosen run works"
+        note = f"Hold Ctrl to choose several; at most {MOST_METRICS} metrics are drawn; no fold chosen: all."
         below = {
-            "refresh": ipw.Button(description="Refresh", tooltip="Look for new runs and read the chosen ones again"),
+            "refresh": ipw.Button(description="Refresh"),
             "live": ipw.Checkbox(description=follow, indent=False),
-            "note": ipw.Label("Hold Ctrl to choose several."),
+            "note": ipw.Label(note),
         }
         self.widgets = {**chosen, **below}
         self.offer()
@@ -79,8 +79,7 @@ class Dashboard:
             widget.observe(partial(self._on_choice, name), names="value")
         self.widgets["refresh"].on_click(lambda _: self.refresh())
         self.widgets["live"].observe(lambda change: self.follow(is_on=change["new"]), names="value")
-        of_runs, of_curves = list(chosen.values())[:2], list(chosen.values())[2:]
-        return ipw.VBox([ipw.HBox([ipw.VBox(of_runs), ipw.VBox(of_curves)]), ipw.HBox(list(below.values()))])
+        return ipw.VBox([*chosen.values(), ipw.HBox(list(below.values()))])
 
     def offer(self) -> None:
         """Fill the lists of the widgets with the runs, metrics and folds on disk, and select the present choice."""
@@ -88,8 +87,8 @@ class Dashboard:
             return
         runs, chosen = list_runs(self.runs_dir)[::-1], self.selection.runs
         curves = learning_curves([self.selection.detailed]).frame
-        metrics = sorted({*self.selection.metrics, *curves["metric"].unique()})
-        folds = curves["fold"].drop_nulls().unique().sort().to_list()
+        metrics = sorted({*self.selection.metrics, *curves["metric"]})
+        folds = sorted(set(curves["fold"].drop_nulls()))
         options = {
             "runs": zip(run_labels(runs), runs, strict=True),
             "detail": zip(run_labels(chosen), chosen, strict=True),
@@ -118,18 +117,15 @@ class Dashboard:
     def choose(self, **changes: Any) -> Selection:
         """Change fields of the selection, redraw the panels that depend on them, and return the selection.
 
-        If the run in detail changes, all its folds are selected. If its task changes too, the default metrics of the
-        new task are selected.
+        If the run in detail changes, all its folds and the default metrics of its task are selected.
         """
-        before = self.selection
-        self.selection = replace(before, **changes)
+        before = self.selection.detailed
+        self.selection = replace(self.selection, **changes)
         run = self.selection.detailed
-        if run != before.detailed:
-            is_alike = panels.task_of(run) == panels.task_of(before.detailed)
-            metrics = self.selection.metrics if is_alike else panels.default_metrics(run)
-            self.selection = replace(self.selection, folds=(), metrics=metrics)
+        if run != before:
+            self.selection = replace(self.selection, folds=(), metrics=panels.default_metrics(run))
         for number, panel in enumerate(self._panels if self._handles else ()):
-            if run != before.detailed or set(panel.follows) & set(changes):
+            if run != before or set(panel.follows) & set(changes):
                 self._show(number, panel.bundle(self.selection))
         return self.selection
 
@@ -147,10 +143,8 @@ class Dashboard:
         if PLOTLY in bundle:
             # plotly's JupyterLab extension draws an output once and ignores later data, unless another mimetype came
             # in between. An empty output of the same height keeps the page from jumping.
-            blank = {
-                "text/html": f'<div style="height:{bundle[PLOTLY]["layout"]["height"]}px"></div>',
-                "text/plain": "",
-            }
+            height = bundle[PLOTLY]["layout"]["height"]
+            blank = {"text/html": f'<div style="height:{height}px"></div>', "text/plain": ""}
             self._handles[number].update(blank, raw=True)
         self._handles[number].update(bundle, raw=True)
 
@@ -186,9 +180,9 @@ class Dashboard:
 
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
-    """Return the dashboard over ``runs_dir``; as the last expression of a notebook cell it displays itself.
+    """Return the dashboard over ``runs_dir``. As the last expression of a notebook cell it displays itself.
 
-    ``run`` names the run in detail; None: the newest.
+    ``run`` names the run in detail. None: the newest.
 
     Raises:
         UsageError: ``run`` fits no run or several.

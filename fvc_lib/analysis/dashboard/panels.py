@@ -5,6 +5,7 @@ A panel is one figure, table or text. The file of ``analysis/figures`` that draw
 """
 
 import fnmatch
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,9 @@ class Selection:
     Attributes:
         runs: the chosen runs, at least one.
         detail: the run shown in detail. If it is None or not in ``runs``, the first run is shown.
-        metrics: metrics with learning curves; the first ``MOST_METRICS`` are drawn.
-        folds: outer folds to show; empty: all.
-        smoothing: smoothing of learning curves, in [0, 1); 0 is none.
+        metrics: metrics with learning curves. The first ``MOST_METRICS`` are drawn.
+        folds: outer folds to show. Empty: all.
+        smoothing: smoothing of learning curves, in [0, 1). 0 is none.
     """
 
     runs: tuple[RunPaths, ...]
@@ -74,8 +75,8 @@ def default_metrics(run: RunPaths) -> tuple[str, ...]:
     Of the metrics that match a pattern with ``*``, the first logged one is used.
     """
     logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
-    names = ([name] if "*" not in name else fnmatch.filter(logged, name)[:1] for name in TASKS[task_of(run)].curves)
-    return tuple(name for some in names for name in some)
+    names = [fnmatch.filter(logged, name)[:1] if "*" in name else [name] for name in TASKS[task_of(run)].curves]
+    return tuple(itertools.chain(*names))
 
 
 # --- Panels
@@ -87,11 +88,11 @@ class Panel:
 
     Attributes:
         name: unique name.
-        at: position; panels are shown in ascending order.
+        at: position. Panels are shown in ascending order.
         draw: returns the content for a selection.
         follows: fields of ``Selection`` whose change redraws the panel. A change of the run in detail always does.
         is_live: whether the panel is drawn from logs, which grow while a run trains.
-        tasks: tasks of the run in detail for which the panel is shown; empty: all.
+        tasks: tasks of the run in detail for which the panel is shown. Empty: all.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Panel:
     tasks: tuple[str, ...] = ()
 
     def bundle(self, selection: Selection) -> Bundle:
-        """Return the panel's content by mimetype; an invisible text if the run in detail has another task."""
+        """Return the panel's content by mimetype. If the run in detail has another task, it is an invisible text."""
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
         shown = self.draw(selection) if is_meant else NOTHING
         if isinstance(shown, go.Figure):
@@ -151,12 +152,12 @@ def confidence_of(selection: Selection) -> float:
 
 
 def table_of(selection: Selection, name: str) -> pl.DataFrame:
-    """Return a table (``queries.SQL_TABLES``) of the run in detail; empty where it is missing or unreadable."""
+    """Return a table (``queries.SQL_TABLES``) of the run in detail, empty where the file is missing or unreadable."""
     return SQL_TABLES[name]([selection.detailed]).frame
 
 
 def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``frame`` that belong to the chosen folds; all rows if no fold is chosen."""
+    """Return the rows of ``frame`` that belong to the chosen folds. If no fold is chosen, return all rows."""
     return frame.filter(pl.col("fold").is_in(selection.folds)) if selection.folds else frame
 
 

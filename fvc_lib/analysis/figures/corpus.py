@@ -21,7 +21,7 @@ _GROUP_COLORS = {
 
 
 def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
-    """Return a bar chart of the number of videos by label and one property; rare values are summed as "other".
+    """Return a bar chart of the number of videos by label and one property. Rare values are summed as "other".
 
     Args:
         counts: rows of ``queries.index_counts`` with ``value label num_videos``.
@@ -29,22 +29,22 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     """
     if counts.is_empty():
         return theme.nothing_to_show(f"Videos by {by}", "The index has no videos yet.")
-    number = pl.col("num_videos").sum()
-    names = counts.group_by("value").agg(number).sort("num_videos", "value", descending=[True, False])["value"]
+    number = pl.col("num_videos")
+    by_value = counts.group_by("value").agg(all=number.sum(), most=number.max())
+    names = by_value.sort("all", "value", descending=[True, False])["value"]
     shown = names.head(_MOST_VALUES).to_list()
     value = pl.when(pl.col("value").is_in(shown)).then("value").otherwise(pl.lit("other")).alias("value")
+    per_label = dict(counts.group_by("label").agg(number.sum()).iter_rows())
+    total = sum(per_label.values())
     # The share of these videos right by guessing each value's more frequent label. It describes the sample and tests
     # nothing: the metadata-only control is the test.
-    by_value = counts.group_by("value").agg(pl.col("num_videos").max())["num_videos"].sum()
-    per_label = dict(counts.group_by("label").agg(number).iter_rows())
-    total = sum(per_label.values())
     return theme.bar_chart(
         f"Knowing the {by} raises a guess of the label from {max(per_label.values()) / total:.0%} to "
-        f"{by_value / total:.0%} of these videos",
-        theme.by_label(per_label.get("real", 0), per_label.get("fake", 0)),
-        counts.group_by(value, "label").agg(number),
+        f"{by_value['most'].sum() / total:.0%} of these videos",
+        theme.by_label(per_label),
+        counts.group_by(value, "label").agg(number.sum()),
         theme.LABEL_COLORS,
-        names=shown + ["other"] * (len(names) > len(shown)),
+        names=[*shown, *["other"] * (len(names) > _MOST_VALUES)],
         titles=(by.capitalize(), "Videos"),
     )
 
@@ -56,19 +56,16 @@ def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
     """
     if balance.is_empty():
         return theme.nothing_to_show("Folds", "No folds are recorded yet.")
-    counts = balance.pivot("label", index="fold", values="num_videos").fill_null(0).sort("fold")
-    fakes, reals = (counts[label] if label in counts.columns else counts["fold"] * 0 for label in ("fake", "real"))
-    shares = (fakes / (fakes + reals)).to_numpy()
-    drawn = theme.bar_chart(
-        f"Each fold holds {shares.min():.0%} to {shares.max():.0%} fakes",
-        f"{theme.by_label(int(reals.sum()), int(fakes.sum()))}; {count_text(counts.height, 'fold')}",
+    number = pl.col("num_videos")
+    shares = balance.group_by("fold").agg(share=number.filter(label="fake").sum() / number.sum()).sort("share")
+    return theme.bar_chart(
+        f"Each fold holds {shares['share'][0]:.0%} to {shares['share'][-1]:.0%} fakes",
+        f"{theme.by_label(dict(balance.group_by('label').agg(number.sum()).iter_rows()))}; {shares.height} folds",
         balance.select(pl.format("fold {}", "fold"), "label", "num_videos"),
         theme.LABEL_COLORS,
-        names=[f"fold {fold}" for fold in counts["fold"]],
+        names=[f"fold {fold}" for fold in shares["fold"].sort()],
         titles=("Outer fold", "Videos"),
-        upright=True,
     )
-    return drawn.update_layout(barmode="group")
 
 
 def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> go.Figure:
@@ -80,26 +77,22 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
     """
     if members.is_empty():
         return theme.nothing_to_show("Sizes of the groups", f"There is no {members_are} yet.")
-    real, fake = ((pl.col("label") == label).any() for label in ("real", "fake"))
-    groups = members.group_by("group_id").agg(
-        pl.len().alias("size"),
-        kind=pl.when(real & fake).then(pl.lit("real and fake"))
-        .when(real).then(pl.lit("real only"))
-        .when(fake).then(pl.lit("fake only"))
-        .otherwise(pl.lit("neither")),
-    )  # fmt: skip
-    steps = [size.bit_length() - 1 for size in groups["size"]]
-    names = ["1", *(f"{1 << step} to {(2 << step) - 1}" for step in range(1, max(steps) + 1))]
-    largest = groups["size"].max()
+    has_real, has_fake = (pl.col("label").eq(label).any() for label in ("real", "fake"))
+    one_label = pl.when(has_real).then(pl.lit("real only")).when(has_fake).then(pl.lit("fake only"))
+    kind = pl.when(has_real & has_fake).then(pl.lit("real and fake")).otherwise(one_label.otherwise(pl.lit("neither")))
+    groups = members.group_by("group_id").agg(pl.len().alias("size"), kind=kind)
+    step = pl.col("size").log(2).floor().cast(pl.Int64)
+    names = ["1", *(f"{1 << power} to {(2 << power) - 1}" for power in range(1, groups.select(step.max()).item() + 1))]
+    sizes = groups.group_by(step.replace_strict(dict(enumerate(names))), "kind").len()
     return theme.bar_chart(
-        f"The largest group holds {largest / members.height:.0%} of all {members_are}s",  # type: ignore[operator]
+        f"The largest group holds {groups.select(pl.col('size').max() / pl.col('size').sum()).item():.0%} of all "
+        f"{members_are}s",
         f"n = {count_text(groups.height, 'group')} of {count_text(members.height, members_are)}; "
         "a group stays whole in every split",
-        groups.with_columns(size=pl.Series([names[step] for step in steps])).group_by("size", "kind").len(),
+        sizes,
         _GROUP_COLORS,
         names=names,
         titles=(f"{members_are.capitalize()}s in the group", "Groups"),
-        upright=True,
     )
 
 
@@ -143,7 +136,7 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 
 
 def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
-    """Return the tie between the feature ``name`` and the column ``other``; None with too few values.
+    """Return the tie between the feature ``name`` and the column ``other``. With too few values, return None.
 
     For a number it is the absolute rank correlation. For the codec it is the root of the share of the variance of ranks
     that lies between codecs.
@@ -167,17 +160,18 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
         family: name of the family.
         columns: maps each column of ``features`` to draw to the name of the feature and its unit.
     """
-    shown = {column: text for column, text in columns.items() if features[column].drop_nulls().len()}
+    shown = {column: text for column, text in columns.items() if features[column].count()}
     if not shown:
         return theme.nothing_to_show(family, "No video has a value of this family.")
-    aucs = {column: _auc_interval(features.select(column, "label", "group_id").drop_nulls()) for column in shown}
-    finding = f"{family}: no feature can be compared, one of the labels has no value"
-    known = {column: auc for column, auc in aucs.items() if auc is not None}
-    if known:
-        best = max(known, key=lambda column: abs(known[column].value - 0.5))
-        auc = interval_text(known[best].value, known[best].low, known[best].high)
-        finding = f"{family}: real and fake videos differ most in {shown[best][0]}, AUC {auc}"
     measured = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
+    known = []
+    for column, (name, _) in shown.items():
+        auc = _auc_interval(features.select(column, "label", "group_id").drop_nulls())
+        if auc is not None:
+            known.append((abs(auc.value - 0.5), f"{name}, AUC {interval_text(auc.value, auc.low, auc.high)}"))
+    finding = f"{family}: no feature can be compared, one of the labels has no value"
+    if known:
+        finding = f"{family}: real and fake videos differ most in {max(known)[1]}"
     # Two columns, so that names do not overlap on a phone.
     drawn, places = theme.panel_grid(
         finding, f"{theme.videos_and_groups(measured)}; means over a video", [name for name, _ in shown.values()],

@@ -38,7 +38,7 @@ class Card:
     """One picture with its text.
 
     Attributes:
-        picture: JPEG bytes; None: the file could not be read.
+        picture: JPEG bytes. None: the file could not be read.
         shows: alternative text of the picture.
         title: first line below the picture, plain text.
         lines: further lines, plain text.
@@ -52,35 +52,32 @@ class Card:
 
 @dataclass(frozen=True, repr=False)
 class Gallery(Displayed):
-    """Cards shown in rows, at most 48; ``caption`` is a sentence above them."""
+    """Cards shown in rows, at most 48. ``caption`` is a sentence above them."""
 
     cards: tuple[Card, ...]
     caption: str
 
     def _repr_html_(self) -> str:
         cards = "\n".join(map(card_html, self.cards[:_MOST_CARDS]))
-        more = len(self.cards) - _MOST_CARDS
-        remark = f'<p class="fvc-remark">and {more} more</p>' if more > 0 else ""
-        caption = f'<p class="fvc-remark">{escape(clean_text(self.caption))}</p>'
-        return f'{caption}<div class="fvc-cards">{cards}</div>{remark}'
+        caption = escape(clean_text(self.caption))
+        return f'<p class="fvc-remark">{caption}</p><div class="fvc-cards">{cards}</div>'
 
     def __repr__(self) -> str:
-        cards = (f"{card.shows}: {'; '.join((card.title, *card.lines))}" for card in self.cards[:_MOST_CARDS])
-        return "\n".join(map(clean_text, (self.caption, *cards)))
+        return "\n".join(clean_text(text) for text in (self.caption, *(card.title for card in self.cards)))
 
 
 def card_html(card: Card) -> str:
-    """Return ``card`` as HTML; its texts are escaped, and each fills one line."""
+    """Return ``card`` as HTML. Its texts are escaped, and each fills one line."""
     shows, title, *lines = (escape(clean_text(text)) for text in (card.shows, card.title, *card.lines))
     text = "<br>".join([f"<b>{title}</b>", *lines])
-    width = _SIDE if card.picture is None else max(_SIDE, Image.open(io.BytesIO(card.picture)).width)
-    # As wide as its picture, so that a long text wraps below it.
+    width, picture = _SIDE, f"<i>{shows} {GONE}</i><br>"
+    if card.picture is not None:
+        # As wide as its picture, so that a long text wraps below it.
+        width = max(_SIDE, Image.open(io.BytesIO(card.picture)).width)
+        source = f"data:image/jpeg;base64,{base64.b64encode(card.picture).decode()}"
+        picture = f'<img alt="{shows}" title="{shows}" src="{source}">'
     style = f"display:inline-block;vertical-align:top;text-align:left;width:{width}px"
-    if card.picture is None:
-        return f'<div class="fvc-card gone" style="{style}"><i>{shows} {GONE}</i><br>{text}</div>'
-    source = f"data:image/jpeg;base64,{base64.b64encode(card.picture).decode()}"
-    image = f'<img alt="{shows}" title="{shows}" src="{source}">'
-    return f'<div class="fvc-card" style="{style}">{image}{text}</div>'
+    return f'<div class="fvc-card" style="{style}">{picture}{text}</div>'
 
 
 def thumbnail(image: Pixels, side: int = _SIDE) -> bytes:
@@ -107,20 +104,18 @@ def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
     return thumbnail(np.asarray(sheet), max(sheet.size))
 
 
-def cards_of(rows: pl.DataFrame, picture: Callable[[Row], bytes] | None) -> tuple[Card, ...]:
+def cards_of(rows: pl.DataFrame, picture: Callable[[Row], bytes | None]) -> tuple[Card, ...]:
     """Return one card per row.
 
     Args:
         rows: columns ``path``, ``title`` and ``lines`` (a list of texts), and those that ``picture`` reads.
-        picture: returns the JPEG bytes of a row; None: no pictures. If it raises, the card says that the file cannot be
-            shown.
+        picture: returns the JPEG bytes of a row, or None. If it raises, the card says that the file cannot be shown.
     """
     cards = []
     for row in rows.iter_rows(named=True):
         shown = None
-        if picture is not None:
-            with contextlib.suppress(FvcError, OSError, ValueError):
-                shown = picture(row)
+        with contextlib.suppress(FvcError, OSError, ValueError):
+            shown = picture(row)
         cards.append(Card(shown, row["path"], row["title"], tuple(row["lines"] or ())))
     return tuple(cards)
 
@@ -129,8 +124,8 @@ def _picture_of(root: Path, read: ReadPicture) -> Callable[[Row], bytes]:
     return lambda row: thumbnail(read(root / path_from_text(row["path"])))
 
 
-def _strip_of(read_clip: ReadClip | None) -> Callable[[Row], bytes] | None:
-    return None if read_clip is None else lambda row: strip(read_clip(row["video_id"], 0))
+def _strip_of(read_clip: ReadClip | None) -> Callable[[Row], bytes | None]:
+    return lambda row: strip(read_clip(row["video_id"], 0)) if read_clip else None
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
@@ -159,15 +154,14 @@ def example_images(
         count: the most images.
     """
     number = pl.format("{} {} {}", "target", pl.col("value").round_sig_figs(4), "unit")
-    training, numbers = images.filter(part="train"), targets.group_by("image_id").agg(lines=number)
+    numbers = targets.group_by("image_id").agg(lines=number)
     # By id, which comes from the content: an arbitrary choice that is the same everywhere.
-    one_per_group = training.sort("image_id").unique("group_id", keep="first", maintain_order=True)
-    in_turn = one_per_group.with_columns(turn=pl.int_range(pl.len()).over("class_label"))
-    shown = in_turn.sort("turn", "class_label", nulls_last=True).head(count).sort("class_label", nulls_last=True)
+    training = images.filter(part="train").sort("image_id").unique("group_id", keep="first", maintain_order=True)
+    turn = pl.int_range(pl.len()).over("class_label")
+    shown = training.sort(turn, "class_label", nulls_last=True).head(count)
     rows = shown.join(numbers, on="image_id", how="left", maintain_order="left")
     rows = rows.with_columns(title=pl.col("class_label").fill_null("no class"))
-    groups = count_text(training["group_id"].n_unique(), "group")
-    caption = f"{shown.height} of {count_text(training.height, 'training image')} in {groups}, by class"
+    caption = f"{shown.height} training images, from {count_text(training.height, 'group')}, a class at a time"
     return Gallery(cards_of(rows, _picture_of(root, read)), caption)
 
 
@@ -182,8 +176,7 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
         read: returns the pixels of a file.
     """
     called = pl.format("called {}, with probability {}", "predicted_label", pl.col("probability").round(2))
-    place = pl.format("its class comes at place {}", "rank_of_class")
-    rows = mistakes.with_columns(title="class_label", lines=pl.concat_list(called, place))
+    rows = mistakes.with_columns(title="class_label", lines=pl.concat_list(called))
     caption = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly; {mistakes.height} are shown"
     return Gallery(cards_of(rows, _picture_of(root, read)), caption)
 
@@ -191,24 +184,10 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
 # --- Videos
 
 
-def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """Return a gallery of at most ``count`` training videos as strips of frames, with up to four texts per video.
-
-    ``pairs`` are rows of ``tables.VIDEO_TEXTS``. At most one video per group is shown.
-    """
-    texts = pl.col("text").unique(maintain_order=True).head(4)
-    training = pairs.filter(part="train").sort("video_id").group_by("video_id", maintain_order=True)
-    videos = training.agg(pl.col("path", "group_id").first(), title=texts.first(), lines=texts.slice(1))
-    shown = videos.unique("group_id", keep="first", maintain_order=True).head(count)
-    caption = f"{shown.height} of {count_text(videos.height, 'training video')}, each with its text"
-    return Gallery(cards_of(shown, _strip_of(read_clip)), caption)
-
-
 def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """Return a gallery of test videos with the model's captions and up to three reference captions.
+    """Return a gallery of the first ``count`` test videos by id, with the model's caption and three references each.
 
-    ``captions`` are rows of ``tables.CAPTIONS``. If there are enough, half of the captions shown equal a reference and
-    half do not. Videos are taken in the order of their ids.
+    ``captions`` are rows of ``tables.CAPTIONS``.
     """
     references = pl.col("references").str.split("\n")
     rows = captions.sort("video_id").with_columns(
@@ -216,11 +195,8 @@ def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int =
         title=pl.when(pl.col("caption") == "").then(pl.lit("(nothing was written)")).otherwise("caption"),
         lines=references.list.head(3).list.eval(pl.format("reference: {}", pl.element())),
     )
-    # Right and wrong ones in turn, as long as there are both.
-    turn = pl.int_range(pl.len()).over("repeats")
-    shown = rows.with_columns(turn=turn).sort("turn", "video_id").head(count).sort("repeats", descending=True)
     caption = f"{rows['repeats'].sum():,} of n = {rows.height:,} test videos got word for word one of their references"
-    return Gallery(cards_of(shown, _strip_of(read_clip)), caption)
+    return Gallery(cards_of(rows.head(count), _strip_of(read_clip)), caption)
 
 
 def mistakes_gallery(
@@ -230,19 +206,18 @@ def mistakes_gallery(
 
     Args:
         predictions: rows of PREDICTIONS of all folds.
-        index: rows of INDEX with ``video_id path manipulation``.
-        read_clip: returns the frames of a video; None if the model sees no frames, and then no pictures are shown.
+        index: rows of INDEX with ``video_id path``.
+        read_clip: returns the frames of a video. None if the model sees no frames, and then no pictures are shown.
         count: the most videos.
     """
     score, threshold = pl.col("score"), pl.col("threshold")
     wrong = predictions.filter((score >= threshold) != (pl.col("label") == "fake"))
     worst = wrong.sort((score - threshold).abs(), "video_id", descending=[True, False]).head(count)
-    rows = worst.join(index.select("video_id", "path", "manipulation"), on="video_id", maintain_order="left")
-    scored = pl.format("{} {}, scored {}", "label", pl.col("manipulation").fill_null(""), score.round(3))
-    at = pl.format("threshold {}; fold {}", threshold.round(3), "fold")
-    rows = rows.with_columns(title="path", lines=pl.concat_list(scored, at))
-    decided = f"{wrong.height:,} of n = {predictions.height:,} videos are decided wrongly; the worst {rows.height} are"
-    return Gallery(cards_of(rows, _strip_of(read_clip)), f"{decided} shown")
+    rows = worst.join(index.select("video_id", "path"), on="video_id", maintain_order="left")
+    line = pl.format("{}, scored {}, threshold {}, fold {}", "label", score.round(3), threshold.round(3), "fold")
+    rows = rows.with_columns(title="path", lines=pl.concat_list(line))
+    caption = f"{wrong.height:,} of n = {predictions.height:,} videos are decided wrongly; the worst {rows.height} are"
+    return Gallery(cards_of(rows, _strip_of(read_clip)), f"{caption} shown")
 
 
 def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFrame:
@@ -251,9 +226,9 @@ def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFra
     Videos whose clip cannot be read are left out. Without ``read_clip`` the table is empty.
     """
     rows: list[tuple[str, str, str]] = []
-    if read_clip is None:
-        return frame_of(rows, VIDEO_FRAMES)
-    for video_id, group_id in scores.select("video_id", "group_id").head(_MOST_STRIPS).iter_rows():
+    videos = scores.select("video_id", "group_id").head(_MOST_STRIPS if read_clip else 0)
+    for video_id, group_id in videos.iter_rows():
         with contextlib.suppress(FvcError):
-            rows.append((video_id, group_id, base64.b64encode(strip(read_clip(video_id, 0))).decode()))
+            picture = strip(read_clip(video_id, 0))  # type: ignore[misc]  # no rows without it
+            rows.append((video_id, group_id, base64.b64encode(picture).decode()))
     return frame_of(rows, VIDEO_FRAMES)

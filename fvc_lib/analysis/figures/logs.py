@@ -1,6 +1,6 @@
 """Figures of a run's logs, during and after the run: learning curves, and memory by phase, epoch and time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import plotly.graph_objects as go
@@ -13,43 +13,42 @@ from fvc_lib.analysis.memory import PROCESS, MemoryFindings, phase_text, where_t
 from fvc_lib.analysis.read.queries import learning_curves
 from fvc_lib.analysis.wording import count_text, duration_text, figure_text, megabytes_text, metric_name, number_text
 from fvc_lib.metrics.declaration import is_share
-from fvc_lib.services.tasks import TASK_OF_STAGE
+
+_STAGE = ("stage", "fold")
 
 # --- Learning curves
 
-_SERIES = ("run_id", "stage", "fold")
 _PHASE_COLORS = {"train": theme.CONTROL, "validation": theme.MODEL}
 
 
 def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smoothing: float = 0.0) -> go.Figure:
-    """Return a figure with one small panel per run, stage and fold, with the curves of train and validation.
+    """Return a figure with one small panel per stage and fold, with the curves of train and validation.
 
     All panels have the same scale.
 
     Args:
-        curves: rows of ``queries.learning_curves``.
+        curves: rows of ``queries.learning_curves`` of one run.
         metric: name of the metric to draw.
-        smoothing: strength of exponential smoothing in [0, 1); 0 draws the logged values.
+        smoothing: strength of exponential smoothing in [0, 1). 0 draws the logged values.
     """
-    name = "Loss" if metric == "loss" and set(TASK_OF_STAGE) & set(curves["stage"]) else metric_name(metric)
-    rows = curves.filter(pl.col("value").is_not_null(), metric=metric).sort("step")
+    name = "Loss" if metric == "loss" else metric_name(metric)
+    rows = curves.filter(metric=metric).drop_nulls("value").sort(*_STAGE, "step", nulls_last=True)
     if rows.is_empty():
         return theme.nothing_to_show(f"Learning curves of {name}", "No value of it has been logged yet.")
-    parts = rows.sort(_SERIES, maintain_order=True, nulls_last=True).partition_by(_SERIES, maintain_order=True)
-    last = rows.group_by(*_SERIES, "phase").last().group_by("phase").agg(pl.col("value").mean()).sort("phase")
-    ends = ", ".join(f"{number_text(value)} in {phase}" for phase, value in last.iter_rows())
+    last = rows.group_by(*_STAGE, "phase").last().group_by("phase").agg(pl.col("value").mean()).sort("phase")
+    ends = [f"{number_text(value)} in {phase}" for phase, value in last.iter_rows()]
+    parts = rows.partition_by(_STAGE, maintain_order=True)
     drawn, places = theme.panel_grid(
-        f"{name} ends at {ends}",
-        f"n = {count_text(rows.height, 'logged value')} in {count_text(len(parts), 'panel')}; the title has the mean "
-        "of each curve's last value",
-        [_panel_name(part.row(0, named=True), rows) for part in parts],
+        f"{name} ends at {', '.join(ends)}",
+        f"n = {count_text(rows.height, 'logged value')}; the title has the mean of the last values of all curves",
+        [where_text(part.row(0, named=True)) for part in parts],
         columns=3, panel_height=190, shared_yaxes=True, horizontal_spacing=0.03,
     )  # fmt: skip
     named = set[str]()
     for part, where in zip(parts, places, strict=True):
         for points in part.partition_by("phase", maintain_order=True):
             phase = points["phase"][0]
-            values = points["value"].cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True).to_list()
+            values = points["value"].cast(pl.Float64).ewm_mean(alpha=1 - smoothing).to_list()
             look = {"where": where, "legendgroup": figure_text(phase), "showlegend": phase not in named}
             color = _PHASE_COLORS.get(phase, theme.SERIES[1])
             theme.add_line(drawn, points["step"].to_list(), values, phase, color, mode="lines+markers", **look)
@@ -57,16 +56,9 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     drawn.update_traces(marker={"size": 4})
     drawn.update_xaxes(title_text="Step", row=places[-1]["row"])
     drawn.update_yaxes(title_text=figure_text(name), col=1)
-    if is_share(metric):  # a curve that never moves would get an axis far beyond [0, 1]
+    if is_share(metric):  # plotly's axis of a constant curve would reach far beyond [0, 1]
         drawn.update_yaxes(range=[-0.03, 1.03])
     return drawn
-
-
-def _panel_name(row: Mapping[str, Any], among: pl.DataFrame) -> str:
-    """Return the title of a panel: run, stage and fold, without a run or stage that all panels share."""
-    fold = [] if row["fold"] is None else [f"fold {row['fold']}"]
-    several = [row[name] for name in ("run_id", "stage") if among[name].n_unique() > 1]
-    return ", ".join([*several, *fold]) or str(row["stage"])
 
 
 # --- Memory
@@ -82,43 +74,43 @@ _EVENT_STYLES = {
 
 
 def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of the highest memory of each stage and phase over the folds; a line spans the folds' peaks."""
+    """Return a figure of the highest memory of each stage and phase over the folds. A line spans the folds' peaks."""
     if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
-    rows, used = [], pl.col("used_mb")
-    places = findings.peaks.group_by("stage", "phase", "place", maintain_order=True)
-    for stage, phase, place, most, least in places.agg(used.max(), least=used.min()).iter_rows():
-        where = phase_text(phase) + ("" if place == PROCESS else f", {place}")
-        tick = f"{figure_text(stage)}:<br>{figure_text(where)}"
+    used = pl.col("used_mb")
+    peaks = findings.peaks.group_by("stage", "phase", "place", maintain_order=True).agg(used.max(), least=used.min())
+    rows = []
+    for stage, phase, place, most, least in peaks.iter_rows():
+        device = "" if place == PROCESS else f", {place}"
+        tick = f"{figure_text(stage)}:<br>{figure_text(phase_text(phase) + device)}"
         rows.append(theme.Row(tick, most, least, most, theme.REAL, text=megabytes_text(most)))
     samples = count_text(int(findings.peaks["num_samples"].sum()), "sample")
-    stages = count_text(findings.peaks.select("stage", "fold").n_unique(), "stage")
     drawn = theme.interval_chart(
         memory.peak_sentence(findings),
-        f"n = {samples} of {stages}, with child processes; lines: range of the folds' peaks",
-        rows, names="Stage and phase", values="Peak memory (MB)", shown=None, chance=None, row_height=36,
+        f"n = {samples}, with child processes; lines: range of the folds' peaks",
+        rows, names="Stage and phase", values="Peak memory (MB)", chance=None,
     )  # fmt: skip
     _draw_budget(drawn.add_vline, "x", findings)
-    return drawn.update_xaxes(rangemode="tozero")
+    return drawn
 
 
 def growth_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of the median memory of each training epoch, with the fitted line; a leak is red."""
+    """Return a figure of the median memory of each training epoch, with the fitted line. A leak is red."""
     points = memory.epoch_medians(findings.usage)
     if points.is_empty():
         return theme.nothing_to_show("Memory from epoch to epoch", "No training epoch has been sampled yet.")
-    judged = findings.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
     drawn = theme.figure(
         memory.growth_sentence(findings),
-        f"n = {count_text(judged.height, 'training')}, {count_text(points.height, 'epoch')}; "
+        f"n = {count_text(findings.growth.height, 'training')}, {count_text(points.height, 'epoch')}; "
         "median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
     )
-    keys = ["run_id", "stage", "fold", "attempt", "place", "phase"]
+    keys = ["run_id", *_STAGE, "attempt", "place", "phase"]
+    judged = findings.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
     for position, row in enumerate(judged.iter_rows(named=True)):
-        own = points.join(judged[position], on=keys, how="semi", nulls_equal=True)
+        shown = points.join(judged[position], on=keys, how="semi", nulls_equal=True)
         color = theme.NOT_ABOVE_CONTROL if row["verdict"] == "leak" else theme.SERIES[position % len(theme.SERIES)]
         name = f"{where_text(row)}, attempt {row['attempt']}, {phase_text(row['phase'])}, {row['place']}"
-        epochs, used = own["epoch"].to_list(), own["used_mb"].to_list()
+        epochs, used = shown["epoch"].to_list(), shown["used_mb"].to_list()
         theme.add_line(drawn, epochs, used, name, color, mode="markers", hovertemplate="epoch %{x}: %{y:.0f} MB")
         if row["slope_mb"] is not None:
             ends = epochs[1], epochs[-1]
@@ -126,7 +118,8 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
             theme.add_line(drawn, ends, fitted, name, color, showlegend=False, hoverinfo="skip")
     drawn.update_xaxes(title_text="Epoch", tickformat="d")
     # From zero, so that a flat series looks flat.
-    return drawn.update_yaxes(title_text="Memory in training (MB)", rangemode="tozero")
+    drawn.update_yaxes(title_text="Memory in training (MB)", rangemode="tozero")
+    return drawn.update_layout(legend=theme.LEGEND_BELOW)
 
 
 def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
@@ -134,44 +127,43 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
 
     Stages follow each other without the pauses between them.
     """
-    rows = findings.usage.filter(pl.col("seconds").is_not_null())
+    rows = findings.usage.drop_nulls("seconds")
     if rows.is_empty():
         return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")
-    spans = rows.group_by(_SERIES).agg(pl.col("seconds").max().alias("length")).sort(_SERIES)
+    spans = rows.group_by(_STAGE).agg(length=pl.col("seconds").max()).sort(_STAGE)
     spans = spans.with_columns(start=pl.col("length").cum_sum() - pl.col("length"))
-    rows = rows.join(spans, on=_SERIES, nulls_equal=True, maintain_order="left")
-    rows = rows.with_columns(at=pl.col("start") + pl.col("seconds"))
+    at = pl.col("start") + pl.col("seconds")
+    rows = rows.join(spans, on=_STAGE, nulls_equal=True, maintain_order="left").with_columns(at=at)
     total = float(spans["length"].sum())
     subtitle = f"n = {count_text(spans.height, 'stage')} end to end, {duration_text(total)} of work"
     drawn = theme.figure(memory.peak_sentence(findings), subtitle, height=440)
+    for stage, fold, length, start in spans.iter_rows():
+        text = stage.partition("_")[0] + ("" if fold is None else f", fold {fold}")
+        fits = length > 0.0085 * len(text) * total  # else it would lie on its neighbours
+        look = {"line": {"color": "#E6E8EB"}, "layer": "below", "annotation_position": "top right"}
+        drawn.add_vline(start, annotation_text=figure_text(text) if fits else "", **look)
+    places = rows["place"].unique(maintain_order=True).to_list()
     most = max(200, _MOST_POINTS // spans.height)
-    colors = dict(zip([PROCESS, *sorted(set(rows["place"]) - {PROCESS})], (theme.MODEL, *theme.SERIES), strict=False))
     named = set[str]()
     # The line breaks between attempts: a killed process has given everything back.
-    for part in rows.partition_by("place", *_SERIES, "attempt", maintain_order=True):
+    for part in rows.partition_by("place", *_STAGE, "attempt", maintain_order=True):
         place = part["place"][0]
-        # Of neighbours the highest is kept.
+        # The highest of neighbouring samples is drawn.
         bucket = pl.int_range(pl.len()) // -(-part.height // most)
         points = part.filter(pl.col("used_mb").rank("ordinal").over(bucket) == pl.len().over(bucket))
         texts = [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()]
-        look = {"mode": "lines", "showlegend": place not in named, "text": texts}
-        at, used = points["at"].to_list(), points["used_mb"].to_list()
-        theme.add_line(drawn, at, used, place, colors.get(place, theme.NEUTRAL), legendgroup=figure_text(place), **look)
+        color = theme.SERIES[places.index(place) % len(theme.SERIES)]
+        line = theme.add_line(drawn, points["at"].to_list(), points["used_mb"].to_list(), place, color, text=texts)
+        line.update(legendgroup=figure_text(place), showlegend=place not in named)
         named.add(place)
-    for number, (_, stage, fold, length, start) in enumerate(spans.iter_rows()):
-        text = stage.partition("_")[0] + ("" if fold is None else f", fold {fold}")
-        fits = length > 0.0085 * len(text) * total  # else it would lie on its neighbours
-        shade = {"fillcolor": "#F4F5F7" if number % 2 == 0 else "white", "line_width": 0, "layer": "below"}
-        note = {"annotation_text": figure_text(text) if fits else "", "annotation_position": "outside top"}
-        drawn.add_vrect(x0=start, x1=start + length, **shade, **note)
-    events = findings.events.join(spans, on=_SERIES, nulls_equal=True).drop_nulls("seconds")
+    events = findings.events.join(spans, on=_STAGE, nulls_equal=True).drop_nulls("seconds").with_columns(at=at)
     for kind, (symbol, color) in _EVENT_STYLES.items():
         marked = events.filter(kind=kind)
         if marked.height:
             look = {"mode": "markers", "marker": {"symbol": symbol, "size": 11, "color": color}}
-            look["text"] = list(map(figure_text, marked["message"]))
-            at = (marked["start"] + marked["seconds"]).to_list()
-            theme.add_line(drawn, at, [0.0] * len(at), kind.replace("_", " "), color, **look)
+            texts = list(map(figure_text, marked["message"]))
+            zeros = [0.0] * marked.height
+            theme.add_line(drawn, marked["at"].to_list(), zeros, kind.replace("_", " "), color, text=texts, **look)
     _draw_budget(drawn.add_hline, "y", findings)
     drawn.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
     drawn.update_xaxes(title_text="Time at work, all stages (s)", showgrid=False, range=[0, total or 1])
@@ -179,16 +171,13 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def _draw_budget(draw: Callable[..., Any], axis: str, findings: MemoryFindings) -> None:
-    """Add lines at the budget and at 90 % of it, unless the budget is more than 2.5 times the peak.
+    """Add a line at the budget, unless the budget is more than 2.5 times the peak.
 
     ``draw`` is the method of the figure that adds a line across ``axis``.
     """
     peak = findings.peak
-    if peak is None or peak["budget_mb"] is None or peak["budget_mb"] > _NEAR_FACTOR * peak["used_mb"]:
-        return
-    for share, text, dash in ((1.0, "budget", "solid"), (memory.NEAR_LIMIT_PERCENT / 100, "90%", "dot")):
-        line = {"color": theme.NOT_ABOVE_CONTROL, "dash": dash}
-        draw(**{axis: share * peak["budget_mb"]}, line=line, annotation_text=text)
+    if peak is not None and peak["budget_mb"] is not None and peak["budget_mb"] <= _NEAR_FACTOR * peak["used_mb"]:
+        draw(**{axis: peak["budget_mb"]}, line={"color": theme.NOT_ABOVE_CONTROL}, annotation_text="budget")
 
 
 # --- Panels of the dashboard

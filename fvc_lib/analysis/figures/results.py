@@ -20,7 +20,7 @@ from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
 from fvc_lib.analysis.read.queries import fold_table, parameter_differences
-from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name, number_text
+from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.services.atomic_files import path_to_text
 
@@ -59,27 +59,26 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | None, int, int]]) -> pl.DataFrame:
-    """Return for each fold what its inner validation part chose, and the size of its test part.
+    """Return for each fold the choices of its inner validation part, and the size of its test part.
 
     Args:
         predictions: predictions of all folds.
         epochs: maps a fold to the chosen epoch, and the numbers of videos and groups in the inner validation part.
 
     Returns:
-        ``fold epoch temperature threshold num_inner_videos num_inner_groups num_test_videos num_test_groups
-        called_fake_share``. Null means not recorded. ``called_fake_share`` is the share of test videos called fake.
+        ``fold temperature threshold num_test_videos num_test_groups called_fake_share epoch num_inner_videos
+        num_inner_groups``. Null means not recorded. ``called_fake_share`` is the share of test videos called fake.
     """
-    names = dict.fromkeys(("fold", "epoch", "num_inner_videos", "num_inner_groups"), pl.Int64)
-    inner = pl.DataFrame([(fold, *chosen) for fold, chosen in epochs.items()], schema=names, orient="row")
+    names = ["fold", "epoch", "num_inner_videos", "num_inner_groups"]
+    rows = [(fold, *chosen) for fold, chosen in epochs.items()]
+    inner = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
     outer = predictions.group_by("fold").agg(
         pl.col("temperature", "threshold").first(),
         num_test_videos=pl.len(),
         num_test_groups=pl.col("group_id").n_unique(),
         called_fake_share=(pl.col("score") >= pl.col("threshold")).mean(),
     )
-    joined = outer.sort("fold").join(inner, on="fold", how="left", maintain_order="left")
-    chosen = ("epoch", "temperature", "threshold", "num_inner_videos", "num_inner_groups")
-    return joined.select("fold", *chosen, "num_test_videos", "num_test_groups", "called_fake_share")
+    return outer.sort("fold").join(inner, on="fold", how="left", maintain_order="left")
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
@@ -90,7 +89,7 @@ def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
 
 
 def failed_checks(audit: pl.DataFrame) -> list[str]:
-    """Return the findings of the leakage checks that did not pass; checks for information do not count."""
+    """Return the findings of the leakage checks that did not pass. Checks for information do not count."""
     return audit.filter(passed=False)["finding"].to_list()
 
 
@@ -113,16 +112,12 @@ def controls_figure(
         tick = figure_text(wording.source_name(score.source)) + "<br><i>not an honest split</i>" * is_dishonest
         color = theme.MODEL if score.source == "model" else theme.CONTROL
         rows.append(Row(tick, score.value, score.low, score.high, color, is_dishonest))
-    over_all = results.filter(scope=BY_VIDEO, metric=_MAIN).row(0, named=True)
-    counted = theme.in_groups(over_all["num_videos"], "video", over_all["num_groups"])
+    videos, groups = results.filter(scope=BY_VIDEO, metric=_MAIN).select("num_videos", "num_groups").row(0)
     return theme.interval_chart(
-        (verdict or headline.judge(scores, ())).sentence,
-        f"{counted}; bars: {confidence:.0%} intervals over groups; dashed: chance",
-        rows,
-        names="Scored by",
-        values=metric_name(_MAIN),
-        row_height=44,
-    )
+        (verdict or headline.judge(scores)).sentence,
+        f"{theme.in_groups(videos, 'video', groups)}; bars: {confidence:.0%} intervals over groups; dashed: chance",
+        rows, names="Scored by", values=metric_name(_MAIN),
+    )  # fmt: skip
 
 
 def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
@@ -137,11 +132,10 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     edges = np.arange(21) / 20
     for label, color in theme.LABEL_COLORS.items():
         # Counted here: a page holds a number for each bin, however many videos there are.
-        scores = predictions.filter(label=label)["score"].to_numpy()
-        counts, name = np.histogram(scores, edges)[0], f"{label} (n = {scores.size:,})"
-        fill = theme.translucent(color, 0.6)
-        drawn.add_trace(go.Bar(x=edges[:-1] + 0.025, y=counts, width=0.05, name=name, marker={"color": fill}))
-    for threshold in predictions["threshold"].unique().sort():
+        counts = np.histogram(predictions.filter(label=label)["score"], edges)[0]
+        marker = {"color": theme.translucent(color, 0.6)}
+        drawn.add_bar(x=edges[:-1] + 0.025, y=counts, width=0.05, name=f"{label} ({counts.sum():,})", marker=marker)
+    for threshold in predictions["threshold"].unique():
         drawn.add_vline(x=threshold, line={"color": theme.INK, "width": 1, "dash": "dot"})
     drawn.update_xaxes(title_text="Score (probability of fake); dotted: thresholds of the folds", range=[0, 1])
     drawn.update_yaxes(title_text="Videos")
@@ -156,32 +150,25 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 
     Small slices are pale. A slice of one class has no point.
     """
-    rows, name = slices.filter(metric=_MAIN), metric_name(_MAIN)
+    name = metric_name(_MAIN)
+    rows = slices.filter(metric=_MAIN).sort("slice_by", -pl.col("num_videos"), "value")
     if rows.is_empty():
         return theme.nothing_to_show("Slices", f"No {name} by slice is recorded.")
-    by = pl.col("slice_by").str.replace_all("_", " ")
-    rows = rows.sort("slice_by", -pl.col("num_videos"), "value").with_columns(name=pl.format("{} {}", by, "value"))
-    large = rows.filter(~pl.col("is_small")).drop_nulls("number").sort("number")
-    finding = "No slice is large enough to be compared"
-    if large.height:
-        lowest = large.row(0, named=True)
-        finding = f"{name} is lowest for {theme.shortened(lowest['name'], 48)}: {number_text(lowest['number'], 2)}"
     points = []
     for row in rows.iter_rows(named=True):
-        tick = figure_text(f"{theme.shortened(row['name'], 36)} (n = {row['num_videos']:,})")
-        color = theme.CONTROL if row["is_small"] else theme.MODEL
+        slice_name = theme.shortened(f"{row['slice_by'].replace('_', ' ')} {row['value']}", 36)
+        tick = figure_text(f"{slice_name} (n = {row['num_videos']:,})")
         ends = (row["number"], row["low"], row["high"])
-        text = "one class only" if row["number"] is None else interval_text(*ends, 2)
+        text = "one class only" if row["number"] is None else ""
+        color = theme.CONTROL if row["is_small"] else theme.MODEL
         points.append(Row(tick, *ends, color, row["is_small"], text))
+    large = rows.filter(~pl.col("is_small"))["number"].drop_nulls().sort()
     return theme.interval_chart(
-        finding,
+        f"The lowest {name} of a large slice is {large[0]:.2f}" if len(large) else "No slice is large enough",
         f"n = {count_text(rows.height, 'slice')}, {rows['is_small'].sum()} small (pale: few groups of a class); bars: "
         f"{confidence:.0%} intervals over groups, not adjusted for the number of slices",
-        points,
-        names="Slice",
-        values=name,
-        row_height=27,
-    )
+        points, names="Slice", values=name,
+    )  # fmt: skip
 
 
 # --- Panels of the dashboard
@@ -219,6 +206,5 @@ def _parameters_panel(selection: Selection) -> Shown:
     if differing.is_empty():
         return NOTHING
     table = differing.pivot("run_id", index=["parameter", "changes_numbers"], values="value")
-    caption = f"{count_text(table.height, 'parameter')} with several values in the {len(runs)} chosen runs of this task"
-    names = {run_id: run_id for run_id in differing["run_id"].unique()}
-    return HtmlTable(table, caption=caption, names={**names, "changes_numbers": "Can change a number"})
+    names = {run_id: run_id for run_id in table.columns[2:]}
+    return HtmlTable(table, caption=f"Parameters with several values in the {len(runs)} chosen runs", names=names)

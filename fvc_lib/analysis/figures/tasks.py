@@ -14,97 +14,40 @@ import polars as pl
 from fvc_lib.analysis import wording
 from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.theme import Row
-from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.read.headline import Score, measured_scores, run_verdict
-from fvc_lib.analysis.wording import count_text, figure_text, interval_text
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.analysis.pages.display import HtmlSentences, HtmlTable
+from fvc_lib.analysis.read.headline import measured_scores, run_verdict
+from fvc_lib.analysis.wording import figure_text, interval_text
 from fvc_lib.services.tables import PARTS
 
 DIRECTIONS = ("video_to_text", "text_to_video")
 _MOST_CLASSES = 32  # in a confusion matrix
 _MOST_TARGETS = 8
 _MOST_POINTS = 800  # of each target
-_LOWEST_DRAWN = -1.0  # an R² has no lower end; its number stands next to the point
 
 
 # --- Numbers next to their controls
 
 
-def beside_controls_figure(
-    results: pl.DataFrame, shown: Sequence[tuple[str, str]], *, counted: str, confidence: float = 0.95
-) -> go.Figure:
-    """Return a figure of metrics with intervals; the best control stands below each metric.
-
-    Args:
-        results: results of one run.
-        shown: pairs of subject and metric. A metric must have no unit, and higher must be better. Pairs that are not
-            recorded are left out.
-        counted: name of the samples, in the plural.
-        confidence: coverage of the intervals.
-    """
-    rows: list[Row] = []
-    finding = ""
-    recorded = set(results.filter(source="model").drop_nulls("value").select("subject", "metric").rows())
-    for subject, metric in [pair for pair in shown if pair in recorded]:
-        scores = [best_score(results, subject, metric, of_controls=of_controls) for of_controls in (False, True)]
-        name = wording.metric_name(metric) + ("" if subject == "all" else f", {wording.subject_name(subject)}")
-        tick = figure_text(theme.shortened(name, 40))
-        for score in filter(None, scores):
-            ends = (score.value, score.low, score.high)
-            value, low, high = (None if end is None else max(end, _LOWEST_DRAWN) for end in ends)
-            is_model, source = score.source == "model", wording.source_name(score.source).lower()
-            label, color = (tick, theme.MODEL) if is_model else (f"<i>{tick}, {figure_text(source)}</i>", theme.CONTROL)
-            rows.append(Row(label, value, low, high, color, text=interval_text(*ends)))
-            finding += f"{name} is {rows[-1].text}" if len(rows) == 1 else ""
-    if not rows:
-        return theme.nothing_to_show("The model and its controls", "None of these numbers is recorded.")
-    samples = results.filter(source="model").select("num_samples", "num_groups").row(0)
-    return theme.interval_chart(
-        finding,
-        f"n = {samples[0]:,} {counted} of the test part in {count_text(samples[1], 'group')}; italic: the best "
-        f"control; bars: {confidence:.0%} intervals over groups",
-        rows,
-        names="Metric",
-        values="Value (no unit)",
-        shown=(0.0, 1.0),
-        chance=None,
-        row_height=36,
-    )
-
-
-def best_score(results: pl.DataFrame, subject: str, metric: str, *, of_controls: bool = False) -> Score | None:
-    """Return the score of the model, or with ``of_controls`` that of its best control.
-
-    None if ``metric`` of ``subject`` is not recorded or undefined.
-    """
-    rows = results.filter((pl.col("source") != "model") == of_controls, subject=subject, metric=metric)
-    rows = rows.drop_nulls("value")
-    rows = rows.sort("value", "source", descending=[wording.better_direction(metric) == "higher", False])
-    return Score(*rows.select("source", "value", "low", "high").row(0)) if rows.height else None
-
-
 def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
-    """Return every metric of ``subjects`` for the model and its controls; the subject ``target:`` means all targets.
+    """Return every metric of ``subjects`` for the model and its controls. The subject ``target:`` means all targets.
 
     Returns:
         ``of metric unit better Model``, one column per control, and ``num_samples num_groups``. Numbers are text with
-        intervals. ``of`` is left out if there is one subject, ``unit`` if no metric has one.
+        intervals; null means that a control has no such number.
     """
     rows = pl.concat([results.clear(), *(results.filter(_about(subject)) for subject in subjects)])
-    texts = pl.Series("text", [_value_text(row) for row in rows.iter_rows(named=True)], pl.String)
-    cells = rows.with_columns(texts, _renamed("source", wording.source_name))
-    names = cells.sort(pl.col("source") != "Model", maintain_order=True)["source"].unique(maintain_order=True)
-    counts = {name: pl.col(name).first() for name in ("unit", "num_samples", "num_groups")}
-    table = cells.group_by("subject", "metric", maintain_order=True).agg(
-        **counts, **{name: pl.col("text").filter(source=name).first().fill_null("none") for name in names}
-    )
-    better = _renamed("metric", wording.better_direction).alias("better")
+    texts = [_value_text(row) for row in rows.iter_rows(named=True)]
+    rows = rows.with_columns(pl.Series("text", texts, pl.String), _renamed("source", wording.source_name))
+    # The first row of a metric is the model's, which has the counts that are shown.
+    rows = rows.sort(pl.col("source") != "Model", maintain_order=True)
+    counts = rows.unique(["subject", "metric"], keep="first", maintain_order=True)
+    wide = rows.pivot("source", index=["subject", "metric"], values="text")
+    table = wide.join(counts.select("subject", "metric", "unit", "num_samples", "num_groups"), ["subject", "metric"])
     about = _renamed("subject", wording.subject_name).alias("of")
+    better = _renamed("metric", wording.better_direction).alias("better")
+    sources = wide.drop("subject", "metric").columns
     metric = _renamed("metric", wording.metric_name)
-    shown = table.select(about, metric, "unit", better, *names, "num_samples", "num_groups")
-    needless = ["of"] * (table["subject"].n_unique() < 2) + ["unit"] * (not (table["unit"] != "").any())
-    return shown.drop(needless)
+    return table.select(about, metric, "unit", better, *sources, "num_samples", "num_groups")
 
 
 def _renamed(column: str, name: Callable[[str], str]) -> pl.Expr:
@@ -118,7 +61,7 @@ def _about(subject: str) -> pl.Expr:
 def _value_text(row: Mapping[str, Any]) -> str:
     if row["value"] is None:
         return "undefined"
-    return interval_text(row["value"], row["low"], row["high"], 2 if row["unit"] or abs(row["value"]) >= 10 else 3)
+    return interval_text(row["value"], row["low"], row["high"], 2 if row["unit"] else 3)
 
 
 # --- The data
@@ -128,15 +71,14 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
     """Return one row per part of the split: ``part split num_rows`` and the columns of ``counted``.
 
     A key of ``counted`` is the name of a column to return. Its value is the column of ``rows`` whose distinct values
-    are counted. ``split`` says where the split comes from.
+    are counted. ``split`` says where the split comes from. An empty part has null in these columns.
     """
     counts = rows.group_by("part").agg(
         split=pl.col("split_source").unique().sort().str.join(", "),
         num_rows=pl.len(),
         **{name: pl.col(column).drop_nulls().n_unique() for name, column in counted.items()},
     )
-    joined = pl.DataFrame({"part": PARTS}).join(counts, on="part", how="left", maintain_order="left")
-    return joined.with_columns(pl.col("split").fill_null("none"), pl.col("num_rows", *counted).fill_null(0))
+    return pl.DataFrame({"part": PARTS}).join(counts, on="part", how="left", maintain_order="left")
 
 
 def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
@@ -149,9 +91,9 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
-    """Return by target its mean over the training images; the control "mean predictor" always answers this mean."""
-    training = targets.join(images.filter(part="train").select("image_id"), on="image_id", how="semi")
-    return dict(training.group_by("target").agg(pl.col("value").mean()).sort("target").iter_rows())
+    """Return by target its mean over the training images. The control "mean predictor" always answers this mean."""
+    training = target_table(images.filter(part="train"), targets)
+    return dict(training.select("target", "mean").iter_rows())
 
 
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
@@ -183,39 +125,37 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
-    is_wrong = pl.col("class_label") != pl.col("predicted_label")
-    counts = predictions.group_by("class_label", "predicted_label").len("count")
-    counts = counts.sort("count", "class_label", "predicted_label", descending=[True, False, False])
-    wrong = counts.filter(is_wrong)
-    finding = "No test image is called another class"
-    if wrong.height:
-        true, called, count = wrong.row(0)
-        finding = f"The most frequent mistake: {_short(true)} called {_short(called)}, {count_text(count, 'time')}"
-    names = [of.unpivot(["class_label", "predicted_label"])["value"] for of in (counts, predictions.filter(is_wrong))]
-    num_all = names[0].n_unique()
-    classes = sorted(theme.commonest(names[num_all > _MOST_CLASSES], _MOST_CLASSES))
-    pairs = pl.DataFrame({"class_label": classes}).join(pl.DataFrame({"predicted_label": classes}), how="cross")
-    cells = pairs.join(counts, on=["class_label", "predicted_label"], how="left", maintain_order="left")
-    sizes = predictions.group_by("class_label").len("size")
-    cells = cells.join(sizes, on="class_label", how="left", maintain_order="left").fill_null(0)
+    true, called = "class_label", "predicted_label"
+    counts = predictions.group_by(true, called).len("count")
+    counts = counts.with_columns(share=pl.col("count") / pl.col("count").sum().over(true))
+    is_right = float((predictions[true] == predictions[called]).to_numpy().mean())
+    # Each class with its number of mistakes, as the true or as the predicted one.
+    is_wrong = pl.col(true) != pl.col(called)
+    sides = [counts.select(pl.col(name).alias("class"), number=pl.col("count") * is_wrong) for name in (true, called)]
+    ranked = pl.concat(sides).group_by("class").agg(pl.col("number").sum())
+    ranked = ranked.sort("number", "class", descending=[True, False])
+    classes = sorted(ranked["class"].head(_MOST_CLASSES))
+    cells = pl.DataFrame({true: classes}).join(pl.DataFrame({called: classes}), how="cross")
+    cells = cells.join(counts, on=[true, called], how="left", maintain_order="left").fill_null(0)
     shape = (len(classes), len(classes))
-    shares = cells.select((pl.col("count") / pl.col("size").clip(1)).round(4)).to_numpy().reshape(shape)
     counted = theme.in_groups(predictions.height, "test image", predictions["group_id"].n_unique())
-    right = 1 - wrong["count"].sum() / predictions.height
-    cut = f"; the {len(classes)} of {num_all} classes with most mistakes" if len(classes) < num_all else ""
-    subtitle = f"{counted}, {right:.1%} of them right{cut}; darker: a larger share of the class; numbers: images"
-    drawn = theme.figure(finding, subtitle, height=150 + 26 * max(4, len(classes)))
-    numbers = list(map(str, range(1, len(classes) + 1)))
-    # The numbers tell shortened names apart.
+    cut = f"; the {len(classes)} of {ranked.height} classes with most mistakes" if len(classes) < ranked.height else ""
+    drawn = theme.figure(
+        f"{is_right:.1%} of the test images are recognised",
+        f"{counted}{cut}; darker: a larger share of the class; numbers: images",
+        height=150 + 26 * max(4, len(classes)),
+    )
+    # Numbers tell shortened names apart.
+    numbers = [str(number) for number in range(1, len(classes) + 1)]
     ticks = [f"{figure_text(theme.shortened(name, 18))}  {n}" for name, n in zip(classes, numbers, strict=True)]
-    texts = cells["count"].cast(pl.String).replace("0", "").to_numpy().reshape(shape)
-    look = {"showscale": False, "text": texts, "texttemplate": "%{text}"}
-    hover = "%{y}, called %{x}: %{z:.1%}"
-    theme.heat_map(
-        drawn, shares, numbers, ticks, colors=("#FFFFFF", theme.REAL), low=0, hovertemplate=hover, **look
+    drawn.add_heatmap(
+        z=cells["share"].to_numpy().reshape(shape), x=numbers, y=ticks, zmin=0, zmax=1,
+        colorscale=["#FFFFFF", theme.REAL], xgap=1, ygap=1, showscale=False,
+        text=cells["count"].cast(pl.String).replace("0", "").to_numpy().reshape(shape), texttemplate="%{text}",
+        hovertemplate="%{y}, called %{x}: %{z:.1%}",
     )  # fmt: skip
-    drawn.update_yaxes(title_text="Is")
-    return drawn.update_xaxes(title_text="Was called (row number)", tickangle=0)
+    drawn.update_yaxes(title_text="Is", autorange="reversed", showgrid=False, type="category", dtick=1)
+    return drawn.update_xaxes(title_text="Was called (row number)", showgrid=False, type="category", tickangle=0)
 
 
 def target_scatter_figure(
@@ -236,18 +176,16 @@ def target_scatter_figure(
     targets = predictions.select("target", "unit").unique(maintain_order=True).rows()[:_MOST_TARGETS]
     titles = []
     for target, unit in targets:
-        score = best_score(results, f"target:{target}", "mae")
-        error = interval_text(score.value, score.low, score.high, 1) if score else "not recorded"
-        titles.append(f"{_short(target)}: off by {error} {unit}".strip())
+        measured = results.filter(source="model", subject=f"target:{target}", metric="mae")
+        ends = measured.select("value", "low", "high").rows()
+        errors = [interval_text(value, low, high, 1) for value, low, high in ends]
+        titles.append(f"{theme.shortened(target, 24)}: off by {' '.join(errors) or 'not recorded'} {unit}".strip())
     counted = theme.in_groups(predictions["image_id"].n_unique(), "test image", predictions["group_id"].n_unique())
     drawn, places = theme.panel_grid(
         f"{titles[0]} on average",
         f"{counted}; {confidence:.0%} intervals over groups; at most {_MOST_TARGETS} targets, the table has all",
-        titles,
-        columns=2,
-        panel_height=290,
-        horizontal_spacing=0.09,
-    )
+        titles, columns=2, panel_height=290, horizontal_spacing=0.09,
+    )  # fmt: skip
     for (target, unit), where in zip(targets, places, strict=True):
         rows = predictions.filter(target=target).sort("image_id").head(_MOST_POINTS)
         true, predicted = rows["value"].to_list(), rows["predicted"].to_list()
@@ -258,12 +196,8 @@ def target_scatter_figure(
             theme.add_line(drawn, ends, [means[target]] * 2, "Mean predictor", theme.CONTROL, **look)
         marker = {"size": 5, "color": theme.translucent(theme.REAL, 0.5)}
         theme.add_line(drawn, true, predicted, "Test image", theme.REAL, mode="markers", marker=marker, **look)
-        drawn.update_xaxes(title_text=figure_text(f"True {target} ({unit})" if unit else f"True {target}"), **where)
+        drawn.update_xaxes(title_text=figure_text(f"True {target} ({unit or 'no unit'})"), **where)
     return drawn.update_yaxes(title_text="Predicted, in the unit below", col=1)
-
-
-def _short(name: str) -> str:
-    return theme.shortened(name, 24)
 
 
 # --- Panels of the dashboard
@@ -273,19 +207,16 @@ _TASKS = ("image", "video_text")
 
 @PANELS.register_panel("standing", at=20, tasks=_TASKS)
 def _standing_panel(selection: Selection) -> Shown:
-    run = selection.detailed
-    measured = measured_scores(run)
-    verdict = run_verdict(run, measured)
-    words = " ".join((verdict.sentence, *measured.cautions))
-    table = pl.DataFrame({"standing": [verdict.standing], "in_words": [words]})
-    return HtmlTable(table, caption=f"{path_to_text(run.run_id)} against its controls")
+    measured = measured_scores(selection.detailed)
+    verdict = run_verdict(selection.detailed, measured)
+    return HtmlSentences([f"{verdict.standing}: {verdict.sentence}", *measured.cautions])
 
 
 @PANELS.register_panel("metrics and controls", at=21, tasks=_TASKS)
 def _metrics_panel(selection: Selection) -> Shown:
     table = metric_and_control_table(table_of(selection, "task_results"), ["all", "target:", *DIRECTIONS, "captions"])
     caption = f"Every metric of the test part, with {confidence_of(selection):.0%} intervals over groups"
-    return HtmlTable(table, caption=caption)
+    return HtmlTable(table, caption=caption, missing="none")
 
 
 @PANELS.register_panel("confusion", at=50, tasks=("image",))
@@ -296,7 +227,6 @@ def _confusion_panel(selection: Selection) -> Shown:
 @PANELS.register_panel("targets", at=52, tasks=("image",))
 def _targets_panel(selection: Selection) -> Shown:
     predicted, results = table_of(selection, "target_predictions"), table_of(selection, "task_results")
-    if predicted.is_empty():
-        return NOTHING
     means = training_means(table_of(selection, "images"), table_of(selection, "image_targets"))
-    return target_scatter_figure(predicted, results, means, confidence=confidence_of(selection))
+    figure = target_scatter_figure(predicted, results, means, confidence=confidence_of(selection))
+    return NOTHING if predicted.is_empty() else figure

@@ -20,18 +20,12 @@ from fvc_lib.analysis.wording import count_text, figure_text, interval_text
 REAL = "#0072B2"
 FAKE = "#D55E00"
 MODEL = "#1B2A41"
-CONTROL = "#8A8F98"
-ABOVE_CONTROL = "#00735C"
+CONTROL = "#6F747D"
 NOT_ABOVE_CONTROL = "#B3261E"
 NEUTRAL = "#6B7280"
 INK = "#22262B"
 
-STANDING_COLORS = {
-    "above control": ABOVE_CONTROL,
-    "not above control": NOT_ABOVE_CONTROL,
-    "not shown": NEUTRAL,
-    "no result": NEUTRAL,
-}
+STANDING_COLORS = {"above control": "#00735C", "not above control": NOT_ABOVE_CONTROL}
 LABEL_COLORS = {"real": REAL, "fake": FAKE}
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7A5C99", "#4D4D4D")
 
@@ -75,15 +69,15 @@ def figure(finding: str, subtitle: str, *, height: int = 380) -> go.Figure:
     Args:
         finding: the title, one plain sentence that states the result.
         subtitle: the sample size and the method, plain text.
-        height: height in pixels if title and subtitle take one line; further lines add to it.
+        height: height in pixels if title and subtitle take one line. Further lines add to it.
     """
     title = textwrap.wrap(finding, _TITLE_CHARACTERS, break_on_hyphens=False)
     below = textwrap.wrap(subtitle, _TITLE_CHARACTERS + 24, break_on_hyphens=False)
-    extra = _LINE_PIXELS * (max(len(title), 1) + max(len(below), 1) - 2)
-    # plotly.js anchors a title at its last line, so further lines would leave the figure at the top.
-    top = 1 - _LINE_PIXELS * (max(len(title), 1) - 1) / (height + extra)
+    more = _LINE_PIXELS * (len(title) - 1)
+    extra = more + _LINE_PIXELS * max(len(below) - 1, 0)
     texts = ["<br>".join(map(figure_text, lines)) for lines in (title, below)]
-    layout = {"text": texts[0], "subtitle": {"text": texts[1]}, "y": top}
+    # plotly.js anchors a title at its last line, so further lines would leave the figure at the top.
+    layout = {"text": texts[0], "subtitle": {"text": texts[1]}, "y": 1 - more / (height + extra)}
     return go.Figure().update_layout(template=TEMPLATE, title=layout, height=height + extra, margin={"t": 84 + extra})
 
 
@@ -95,13 +89,13 @@ def nothing_to_show(what: str, why: str) -> go.Figure:
 
 def translucent(color: str, alpha: float) -> str:
     """Return the colour ``#RRGGBB`` as ``rgba(...)`` text with the opacity ``alpha`` in [0, 1]."""
-    return f"rgba({int(color[1:3], 16)},{int(color[3:5], 16)},{int(color[5:7], 16)},{alpha:g})"
+    red, green, blue = bytes.fromhex(color[1:])
+    return f"rgba({red},{green},{blue},{alpha:g})"
 
 
-def shortened(text: object, characters: int) -> str:
-    """Return ``text`` with at most ``characters`` characters; a cut text ends in "…"."""
-    whole = str(text)
-    return whole if len(whole) <= characters else f"{whole[: characters - 1]}…"
+def shortened(text: str, characters: int) -> str:
+    """Return ``text`` with at most ``characters`` characters. A cut text ends in "…"."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def fake_labels(predictions: pl.DataFrame) -> npt.NDArray[np.int64]:
@@ -114,9 +108,10 @@ def in_groups(count: int, one: str, num_groups: int) -> str:
     return f"n = {count_text(count, one)} in {count_text(num_groups, 'group')}"
 
 
-def by_label(real: int, fake: int) -> str:
-    """Return text for a subtitle, such as ``n = 96 videos (48 real, 48 fake)``."""
-    return f"n = {count_text(real + fake, 'video')} ({real:,} real, {fake:,} fake)"
+def by_label(counts: Mapping[str, int]) -> str:
+    """Return text for a subtitle, such as ``n = 96 videos (48 real, 48 fake)``, of the number of videos by label."""
+    labels = ", ".join(f"{counts.get(label, 0):,} {label}" for label in LABEL_COLORS)
+    return f"n = {count_text(sum(counts.values()), 'video')} ({labels})"
 
 
 def videos_and_groups(predictions: pl.DataFrame) -> str:
@@ -124,9 +119,8 @@ def videos_and_groups(predictions: pl.DataFrame) -> str:
 
     ``predictions`` need the columns ``label`` and ``group_id``.
     """
-    fakes = int(fake_labels(predictions).sum())
-    groups = count_text(predictions["group_id"].n_unique(), "group")
-    return f"{by_label(predictions.height - fakes, fakes)} in {groups}"
+    counts = dict(predictions["label"].value_counts().iter_rows())
+    return f"{by_label(counts)} in {count_text(predictions['group_id'].n_unique(), 'group')}"
 
 
 # --- Points with intervals
@@ -138,12 +132,12 @@ class Row:
 
     Attributes:
         tick: name on the axis, escaped for plotly.
-        value: position of the point; None: no point is drawn.
+        value: position of the point. None: no point is drawn.
         low: lower end of the interval, if known.
         high: upper end of the interval, if known.
         color: colour of point and interval, ``#RRGGBB``.
         hollow: whether the point is drawn as a ring.
-        text: text to the right of the plot, escaped; empty: the value with its interval.
+        text: text to the right of the plot, escaped. Empty: the value with its interval.
     """
 
     tick: str
@@ -156,15 +150,7 @@ class Row:
 
 
 def interval_chart(
-    finding: str,
-    subtitle: str,
-    rows: Sequence[Row],
-    *,
-    names: str,
-    values: str,
-    shown: tuple[float, float] | None = (0.4, 1.0),
-    chance: float | None = 0.5,
-    row_height: int = 40,
+    finding: str, subtitle: str, rows: Sequence[Row], *, names: str, values: str, chance: float | None = 0.5
 ) -> go.Figure:
     """Return a chart with one row per point: the point, its interval, and its number to the right.
 
@@ -174,29 +160,26 @@ def interval_chart(
         rows: the first stands on top.
         names: title of the axis of names.
         values: title of the axis of values.
-        shown: range that the axis of values covers at least; None: plotly chooses.
-        chance: position of a dashed line; None: no line.
-        row_height: height of a row in pixels.
+        chance: position of a dashed line. The axis then reaches from 0.1 below it to 1. None: no line, from zero.
     """
+    row_height = 42 if any("<br>" in row.tick for row in rows) else 30
     drawn = figure(finding, subtitle, height=150 + row_height * len(rows))
     for place, row in enumerate(rows):
-        look = {"size": 10, "color": "white" if row.hollow else row.color, "line": {"color": row.color, "width": 2}}
-        point = go.Scatter(x=[row.value], y=[place], mode="markers", name=row.tick, cliponaxis=False, marker=look)
-        point.hovertemplate = "%{x:.3f}<extra></extra>"
+        marker = {"size": 10, "color": "white" if row.hollow else row.color, "line": {"color": row.color, "width": 2}}
+        look = {"mode": "markers", "marker": marker, "cliponaxis": False, "hovertemplate": "%{x:.3f}<extra></extra>"}
+        point = go.Scatter(x=[row.value], y=[place], name=row.tick, **look)
         if row.value is not None and row.low is not None and row.high is not None:
             point.error_x = error_bar([row.value], [row.low], [row.high], row.color)
         drawn.add_trace(point)
-        drawn.add_annotation(
-            x=1, xref="paper", xanchor="left", xshift=14, y=place, showarrow=False, align="left",
-            text=row.text or interval_text(row.value, row.low, row.high), font={"size": 12, "color": row.color},
-        )  # fmt: skip
+        text = row.text or interval_text(row.value, row.low, row.high)
+        beside = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 14, "showarrow": False}
+        drawn.add_annotation(y=place, text=text, font={"size": 12, "color": row.color}, **beside)
     ticks = {"tickvals": list(range(len(rows))), "ticktext": [row.tick for row in rows]}
     drawn.update_yaxes(title_text=names, showgrid=False, range=[len(rows) - 0.5, -0.5], **ticks)
-    drawn.update_xaxes(title_text=figure_text(values))
-    if shown is not None:
-        ends = [end for row in rows for end in (row.value, row.low, row.high, *shown) if end is not None]
-        drawn.update_xaxes(range=[min(ends) - 0.03, max(ends) + 0.03])
+    drawn.update_xaxes(title_text=figure_text(values), rangemode="tozero")
     if chance is not None:
+        ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
+        drawn.update_xaxes(range=[min([*ends, chance - 0.1]) - 0.03, 1.03])
         drawn.add_vline(x=chance, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
     return drawn.update_layout(showlegend=False, margin={"r": 170})
 
@@ -204,13 +187,12 @@ def interval_chart(
 def error_bar(
     values: Sequence[float] | Floats, low: Sequence[float] | Floats, high: Sequence[float] | Floats, color: str
 ) -> dict[str, Any]:
-    """Return plotly's error bars from ``low`` (N,) to ``high`` (N,) around ``values`` (N,); a NaN end is not drawn."""
+    """Return plotly's error bars from ``low`` (N,) to ``high`` (N,) around ``values`` (N,). A NaN end is not drawn."""
     up, down = np.nan_to_num([np.subtract(high, values), np.subtract(values, low)])
-    look = {"color": color, "thickness": 1.5, "width": 4}
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **look}
+    return {"symmetric": False, "array": up, "arrayminus": down, "color": color, "thickness": 1.5, "width": 4}
 
 
-# --- Bars
+# --- Bars and lines
 
 
 def bar_chart(
@@ -221,9 +203,8 @@ def bar_chart(
     *,
     names: Sequence[str],
     titles: tuple[str, str],
-    upright: bool = False,
 ) -> go.Figure:
-    """Return stacked bars.
+    """Return horizontal, stacked bars.
 
     Args:
         finding: the title.
@@ -231,35 +212,21 @@ def bar_chart(
         counts: three columns in this order: name of the bar, series and number. Rows with names or series that are not
             in ``names`` and ``colors`` are left out.
         colors: colour of each series, in the order of stacking.
-        names: names of the bars, from the top or from the left.
+        names: names of the bars, the first on top.
         titles: titles of the axis of names and of the axis of numbers.
-        upright: whether bars are vertical.
     """
-    drawn = figure(finding, subtitle, height=340 if upright else 150 + 34 * len(names))
+    drawn = figure(finding, subtitle, height=150 + 34 * max(len(names), 3))
     # Bars stand at numbers: plotly would read HTML in a name, and merge names that are equal when shortened.
     places = {name: place for place, name in enumerate(names)}
     for series, color in colors.items():
         rows = [(places[name], number) for name, of, number in counts.iter_rows() if of == series and name in places]
         if rows:
             at, numbers = zip(*rows, strict=True)
-            ends = {"x": at, "y": numbers} if upright else {"x": numbers, "y": at, "orientation": "h"}
-            drawn.add_trace(go.Bar(name=figure_text(series), marker={"color": color}, **ends))
+            drawn.add_bar(x=numbers, y=at, orientation="h", name=figure_text(series), marker={"color": color})
     ticks = {"tickvals": list(range(len(names))), "ticktext": [figure_text(shortened(name, 32)) for name in names]}
-    name_axis, number_axis = ("xaxis", "yaxis") if upright else ("yaxis", "xaxis")
-    drawn.layout[name_axis].update(title_text=figure_text(titles[0]), showgrid=False, **ticks)
-    drawn.layout[number_axis].update(title_text=figure_text(titles[1]), rangemode="tozero")
-    if not upright:
-        drawn.update_yaxes(autorange="reversed")
-    return drawn.update_layout(barmode="stack", bargap=0.3, legend=LEGEND, showlegend=len(drawn.data) > 1)
-
-
-def commonest(values: pl.Series, limit: int) -> list[str]:
-    """Return the ``limit`` most frequent values, in descending order of frequency, then of value."""
-    counts = values.rename("value").value_counts().sort(["count", "value"], descending=[True, False])
-    return counts["value"].head(limit).to_list()
-
-
-# --- Lines
+    drawn.update_yaxes(title_text=figure_text(titles[0]), showgrid=False, autorange="reversed", **ticks)
+    drawn.update_xaxes(title_text=figure_text(titles[1]), rangemode="tozero")
+    return drawn.update_layout(barmode="stack", bargap=0.3, legend=LEGEND)
 
 
 def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: Any) -> go.Scatter:
@@ -273,16 +240,9 @@ def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: An
     return drawn.data[-1]
 
 
-def add_reference(drawn: go.Figure, name: str, begin: float, end: float) -> None:
-    """Add a dashed line from the point (0, ``begin``) to the point (1, ``end``)."""
-    add_line(drawn, [0, 1], [begin, end], name, NEUTRAL, dash="dash", width=1, hoverinfo="skip")
-
-
-def add_band(drawn: go.Figure, x: Floats, low: Floats, high: Floats) -> None:
-    """Add the area between the curves ``low`` (N,) and ``high`` (N,) over ``x`` (N,)."""
-    around, heights = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
-    look = {"width": 0, "fill": "toself", "fillcolor": translucent(MODEL, 0.13), "hoverinfo": "skip"}
-    add_line(drawn, around, heights, "Interval", MODEL, **look)
+def add_reference(drawn: go.Figure, name: str) -> None:
+    """Add a dashed line from the point (0, 0) to the point (1, 1)."""
+    add_line(drawn, [0, 1], [0, 1], name, NEUTRAL, dash="dash", width=1, hoverinfo="skip")
 
 
 def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
@@ -291,25 +251,9 @@ def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
 
 
 def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
-    """Set axis titles ``x`` and ``y`` and ranges for a figure whose values are shares in [0, 1]; return the figure."""
+    """Set axis titles ``x`` and ``y`` and ranges for a figure whose values are shares in [0, 1]. Return the figure."""
     drawn.update_xaxes(title_text=x, range=[-0.02, 1.02])
     return drawn.update_yaxes(title_text=y, range=[-0.02, 1.04])
-
-
-# --- Heat maps and grids of panels
-
-
-def heat_map(
-    drawn: go.Figure, z: Floats, x: Sequence[str], y: Sequence[str], *, colors: Sequence[str], low: float, **look: Any
-) -> go.Figure:
-    """Add a heat map of ``z`` (Y, X) to ``drawn``, with the first row on top, and return ``drawn``.
-
-    ``colors`` are spaced evenly from the value ``low`` to 1. ``x`` and ``y`` name columns and rows.
-    """
-    scale = list(zip(np.linspace(0, 1, len(colors)).tolist(), colors, strict=True))
-    drawn.add_trace(go.Heatmap(z=z, x=x, y=y, zmin=low, zmax=1, colorscale=scale, xgap=1, ygap=1, **look))
-    drawn.update_yaxes(autorange="reversed", showgrid=False, type="category", dtick=1)
-    return drawn.update_xaxes(showgrid=False, type="category")
 
 
 def panel_grid(
@@ -328,11 +272,12 @@ def panel_grid(
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
     height = 160 + panel_height * rows
-    axes |= {"vertical_spacing": 80 / height if rows > 1 else 0, "subplot_titles": list(map(figure_text, titles))}
-    drawn = make_subplots(rows=rows, cols=columns, **axes)
+    spacing = 80 / height if rows > 1 else 0
+    shown = list(map(figure_text, titles))
+    drawn = make_subplots(rows=rows, cols=columns, vertical_spacing=spacing, subplot_titles=shown, **axes)
     drawn.update_annotations(font={"size": 12, "color": NEUTRAL})
     drawn.update_layout(figure(finding, subtitle, height=height).layout)
     # Next to the subtitle: the titles of the panels take the place above them.
-    place = {"x": 1, "xanchor": "right", "y": 1 - 42 / height, "yref": "container", "yanchor": "top"}
-    drawn.update_layout(legend={"orientation": "h", **place})
+    legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1 - 42 / height, "yref": "container"}
+    drawn.update_layout(legend={**legend, "yanchor": "top"})
     return drawn, [{"row": number // columns + 1, "col": number % columns + 1} for number in range(len(titles))]

@@ -4,7 +4,6 @@ Drawings are SVG without scripts, because plotly's script has 4.8 MB and the pag
 """
 
 import base64
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from fvc_lib.analysis.figures.gallery import Card, card_html, thumbnail
 from fvc_lib.analysis.pages.page import render, write_page
 from fvc_lib.analysis.read.headline import run_headline, run_verdict, task_scores
 from fvc_lib.analysis.read.runs import read_tables, run_parameters, run_task
-from fvc_lib.analysis.wording import count_text, interval_text, source_name
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import TASK_RESULTS
@@ -30,7 +29,7 @@ Floats = npt.NDArray[np.floating]
 Pixels = npt.NDArray[np.uint8]
 
 MOST_CARDS = 300  # some 5 kB each
-_MOST_TICKS = 300  # known videos of one label; of more, quantiles are drawn
+_MOST_TICKS = 300  # known videos of one label
 _FRAMES, _FRAME_SIDE = 12, 160
 _UNDER_CURVE, _UNDER_SIDE = 8, 112  # frames below the curve, and pixels of their longer side
 _HEATED, _HEATED_SIDE, _MOST_OPACITY = 4, 168, 0.72
@@ -47,7 +46,7 @@ class Known:
 
 
 def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp: str, **parts: Any) -> None:
-    """Write the page of one video; the file is never left half written.
+    """Write the page of one video. The file is never left half written.
 
     Args:
         path: path of the page.
@@ -63,12 +62,11 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
     """
     ticks = {}
     for label, scores in (("fake", known.fakes), ("real", known.reals)):
-        thinned = scores if len(scores) <= _MOST_TICKS else np.quantile(scores, np.linspace(0, 1, _MOST_TICKS))
-        ticks[label] = np.sort(thinned).tolist()
-    name, colors = Path(row["path"]).name, {**theme.LABEL_COLORS, "undecided": theme.MODEL}
+        ticks[label] = np.sort(scores)[theme.thinned(len(scores), _MOST_TICKS)].tolist()
+    name = Path(row["path"]).name
     about = {"File": name, "SHA-256": row["sha256"], "Model": row["model_id"]}
-    drawn = {"ticks": ticks, "colors": colors}
-    body = render("video.html", name=name, row=row, known=known, about=about, **drawn, **parts)
+    colors = {**theme.LABEL_COLORS, "undecided": theme.MODEL}
+    body = render("video.html", name=name, row=row, known=known, about=about, ticks=ticks, colors=colors, **parts)
     write_page(path, f"{row['verdict']}: {name}", body, stamp=stamp)
 
 
@@ -88,7 +86,9 @@ def frame_pictures(clips: Pixels) -> dict[str, Any]:
 
 
 def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float) -> Any:
-    """Return the values that the template needs to draw the score over time; None if there is a single window.
+    """Return the values that the template needs to draw the score over time.
+
+    Return None if there is a single window.
 
     A window is a part of the video that the networks score. W is the number of windows, K that of networks.
 
@@ -101,21 +101,21 @@ def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, sec
     """
     if len(begins) < 2:
         return None
+    middle = (begins + ends) / 2
     moments = (np.arange(_UNDER_CURVE) + 0.5) / _UNDER_CURVE * seconds
-    nearest = np.abs((begins + ends)[:, None] / 2 - moments).argmin(0)
+    nearest = np.abs(middle[:, None] - moments).argmin(0)
     means = scores.mean(1)
     highest = int(means.argmax())
     # Drawn 1000 wide and 100 high, with 1 at the top.
-    x = 1000 * np.concatenate([[0.0], (begins + ends) / 2, [seconds]]) / seconds
+    x = 1000 * np.concatenate([[0.0], middle, [seconds]]) / seconds
     mean, low, high = (np.pad(100 * (1 - y), 1, "edge") for y in (means, scores.min(1), scores.max(1)))
-    quarters = [seconds * share for share in (0, 0.25, 0.5, 0.75, 1)]
     return {
         "line": _points(x, mean),
         "band": _points(np.append(x, x[::-1]), np.append(low, high[::-1])),
         "label": f"scores over {seconds:.1f} seconds, from {means.min():.2f} to {means.max():.2f}",
         "several": scores.shape[1] > 1,
         "under": [data_uri(middles[number], _UNDER_SIDE) for number in nearest],
-        "ticks": [f"{s:.1f} s" if seconds < 60 else f"{int(s) // 60}:{int(s) % 60:02d}" for s in quarters],
+        "ticks": [f"{seconds * quarter / 4:.1f} s" for quarter in range(5)],
         "most": {"begin": float(begins[highest]), "end": float(ends[highest]), "score": float(means[highest])},
     }
 
@@ -134,11 +134,10 @@ def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
         values: (T, H, W), the map in [0, 1].
         top: the fall of the logit where the map is 1.
     """
-    begins = [0, *(np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1), len(values)]
-    middles = [(first + end - 1) // 2 for first, end in itertools.pairwise(begins)]
+    begins = np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1
+    middles = (np.append(0, begins) + np.append(begins, len(values)) - 1) // 2
     frames = []
-    for place in theme.thinned(len(middles), _HEATED):
-        number = int(middles[place])
+    for number in middles[theme.thinned(len(middles), _HEATED)].tolist():
         plain, marked = clip[number], heated(clip[number], values[number])
         frames.append((number + 1, data_uri(plain, _HEATED_SIDE), data_uri(marked, _HEATED_SIDE)))
     most = heated(np.full((3, 1, 1), 136, np.uint8), np.ones((1, 1)))
@@ -168,10 +167,10 @@ def worth_of(run: RunPaths) -> tuple[str, ...]:
         rows = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
         for of_subject in rows.partition_by("subject", maintain_order=True):
             measured = task_scores(of_subject, task)
-            scores = [f"{source_name(s.source)} {interval_text(s.value, s.low, s.high)}" for s in measured.scores]
+            scores = "; ".join(score.text for score in measured.scores)
             samples = count_text(measured.num_samples or 0, measured.measure.one)
-            verdict = run_verdict(run, measured).sentence
-            sentences.append(f"{measured.measure.name} on {samples} of the test part: {'; '.join(scores)}. {verdict}")
+            sentences.append(f"{measured.measure.name} on {samples} of the test part: {scores}.")
+            sentences.append(run_verdict(run, measured).sentence)
     return tuple(dict.fromkeys(sentences))
 
 
@@ -186,7 +185,7 @@ def write_predictions_page(
     *,
     is_shown: bool,
 ) -> None:
-    """Write the page of all predictions; the file is never left half written.
+    """Write the page of all predictions. The file is never left half written.
 
     Args:
         path: path of the page.
@@ -195,8 +194,8 @@ def write_predictions_page(
         worth: sentences of ``worth_of`` and further limits.
         cards: cards of the first ``MOST_CARDS`` files that were read.
         num_read: number of files that were read.
-        failures: path and reason of each file that was not read; the first ``MOST_CARDS`` are shown.
-        is_shown: whether the run is shown to be above its controls; if not, the page carries a warning.
+        failures: path and reason of each file that was not read. The first ``MOST_CARDS`` are shown.
+        is_shown: whether the run is shown to be above its controls. If not, the page carries a warning.
 
     Raises:
         OSError: the page cannot be written.

@@ -27,7 +27,6 @@ _HEADINGS = {
     "run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory", "auc": "ROC AUC",
     "score_low": "from", "score_high": "to",
 }  # fmt: skip
-_TEXT_ROWS = 30
 # JupyterLab aligns every cell to the right; only a cell's own style overrides that.
 _LEFT = ' style="text-align:left"'
 _INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]( [★☆])?$"
@@ -45,16 +44,16 @@ class Displayed:
 
 @dataclass(frozen=True, repr=False)
 class HtmlTable(Displayed):
-    """A frame displayed as a table: HTML in a browser, aligned text elsewhere.
+    """A frame displayed as a table: HTML in a browser, tab-separated text elsewhere.
 
     Attributes:
         frame: the rows.
         caption: one sentence above the table, plain text.
-        names: headings by column; other headings are made from the column's name.
+        names: headings by column. Other headings are made from the column's name.
         digits: decimals of fractional numbers without a unit.
-        max_rows: the most rows in HTML; further rows are only counted below the table.
+        max_rows: the most rows that are shown. Further rows are only counted below the table.
         missing: text that stands for null.
-        links: by column, the address of each row relative to the page; an empty address makes no link.
+        links: by column, the address of each row relative to the page. An empty address makes no link.
         stacks: whether a phone shows the cells of a row one below the other, for long texts.
     """
 
@@ -69,28 +68,23 @@ class HtmlTable(Displayed):
 
     def _repr_html_(self) -> str:
         heads = [f"<th{self._look(name)}>{escape(self._heading(name))}</th>" for name in self.frame.columns]
-        rows = []
+        lines = [f"<thead><tr>{''.join(heads)}</tr></thead><tbody>"]
         for place, row in enumerate(self.frame.head(self.max_rows).iter_rows(named=True)):
             cells = [self._cell(name, value, place) for name, value in row.items()]
-            rows.append(f"<tr>{''.join(cells)}</tr>")
+            lines.append(f"<tr>{''.join(cells)}</tr>")
         caption = f"<caption{_LEFT}>{escape(wording.clean_text(self.caption))}</caption>" if self.caption else ""
-        more = self._more(self.max_rows)
-        remark = f'<p class="fvc-remark">{more}</p>' if more else ""
+        remark = f'</tbody></table><p class="fvc-remark">{self._more()}</p>' if self._more() else "</tbody></table>"
         kinds = "fvc-table stacks" if self.stacks else "fvc-table"
-        head = f"<thead><tr>{''.join(heads)}</tr></thead>"
-        return f'<table class="{kinds}">{caption}{head}<tbody>{"".join(rows)}</tbody></table>{remark}'
+        return f'<table class="{kinds}">{caption}{"".join(lines)}{remark}'
 
     def __repr__(self) -> str:
-        columns = []
-        for column in self.frame.head(_TEXT_ROWS).get_columns():
-            texts = [self._heading(column.name), *(self._shown(column.name, value) for value in column)]
-            side = ">" if column.dtype.is_numeric() else "<"
-            columns.append([f"{text:{side}{max(map(len, texts))}}" for text in texts])
-        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
-        return "\n".join(filter(None, [wording.clean_text(self.caption), *lines, self._more(_TEXT_ROWS)]))
+        lines = [wording.clean_text(self.caption), "\t".join(map(self._heading, self.frame.columns))]
+        for row in self.frame.head(self.max_rows).iter_rows(named=True):
+            lines.append("\t".join(self._shown(name, value) for name, value in row.items()))
+        return "\n".join(filter(None, [*lines, self._more()]))
 
-    def _more(self, limit: int) -> str:
-        more = self.frame.height - limit
+    def _more(self) -> str:
+        more = self.frame.height - self.max_rows
         return f"and {wording.count_text(more, 'more row')}" if more > 0 else "none" * self.frame.is_empty()
 
     def _heading(self, name: str) -> str:
@@ -102,14 +96,13 @@ class HtmlTable(Displayed):
         words = name.removesuffix(suffix).removeprefix("num_").replace("_", " ")
         return wording.clean_text(words[:1].upper() + words[1:]) + unit
 
-    def _look(self, name: str, text: str = "", kind: str = "") -> str:
-        """Return the HTML attributes (class and style) of a heading or cell of column ``name``.
+    def _look(self, name: str, text: str = "") -> str:
+        """Return the HTML attribute of a heading or cell of column ``name`` whose text is ``text``.
 
-        ``text`` is its text, ``kind`` a further CSS class. Numbers are aligned to the right and stay on one line.
+        Numbers are aligned to the right and stay on one line.
         """
         is_number = self.frame.schema[name].is_numeric() or re.match(_INTERVAL, text)
-        classes = " ".join(filter(None, ["number" if is_number else "", kind]))
-        return (f' class="{classes}"' if classes else "") + ("" if is_number else _LEFT)
+        return ' class="number"' if is_number else _LEFT
 
     def _cell(self, name: str, value: object, place: int) -> str:
         shown = self._shown(name, value)
@@ -119,7 +112,7 @@ class HtmlTable(Displayed):
         if name == "standing" and value in STANDING_COLORS:
             text = f'<span style="color:{STANDING_COLORS[str(value)]};font-weight:600">{text}</span>'
         title = f' title="{escape(self._heading(name))}"' if self.stacks else ""
-        return f"<td{title}{self._look(name, shown, 'missing' if value is None else '')}>{text}</td>"
+        return f"<td{title}{self._look(name, shown)}>{text}</td>"
 
     def _shown(self, name: str, value: object) -> str:
         if value is None:
@@ -131,7 +124,7 @@ class HtmlTable(Displayed):
             return written(float(value))
         if isinstance(value, float):
             return wording.number_text(value, self.digits)
-        # Counts get thousands separators; a fold, step or seed is a name.
+        # Counts get thousands separators. A fold, step or seed is a name.
         return f"{value:,}" if isinstance(value, int) and name.startswith("num_") else wording.clean_text(value)
 
 
@@ -146,7 +139,7 @@ def _unit_of(name: str) -> tuple[str, str, Callable[[float], str]]:
 
 @dataclass(frozen=True, repr=False)
 class HtmlSentences(Displayed):
-    """Plain sentences displayed as paragraphs; with ``has_lead`` the first is emphasised as the answer."""
+    """Plain sentences displayed as paragraphs. With ``has_lead`` the first is emphasised as the answer."""
 
     sentences: Sequence[str]
     has_lead: bool = False
@@ -183,9 +176,8 @@ def only_shows() -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001  # the results are on record
         message = wording.clean_text(f"This cannot be shown: {type(error).__name__}: {error}")
-        note = "What the stage computes and writes does not depend on it."
-        html = f'<p class="alarm"><b>{escape(message)}</b> {note}</p>'
-        show_bundle({"text/plain": f"{message}\n{note}", "text/html": html})
+        text = f"{message}. What the stage computes and writes does not depend on it."
+        show_bundle({"text/plain": text, "text/html": f'<p class="alarm">{escape(text)}</p>'})
 
 
 def show_bundle(bundle: dict[str, Any]) -> Any:

@@ -63,14 +63,13 @@ class NotebookHtml:
     """A rendered notebook.
 
     Attributes:
-        title: the first heading, and the fold if the file name has one; plain text.
+        title: the first heading, and the fold if the file name has one, as plain text.
         file_name: name of the file, plain text.
-        body: HTML of all cells; links are relative to the run's folder.
+        body: HTML of all cells. Links are relative to the run's folder.
         num_figures: number of figures in ``body``.
-        error: name and message of the first error, plain text; empty: none.
+        error: name and message of the first error, plain text. Empty: none.
         num_never_ran: number of code cells that were not reached.
         num_code_cells: number of code cells that are not empty.
-        tells_its_end: whether it has the cell in which the runner says how the notebook ended.
     """
 
     title: str
@@ -80,11 +79,10 @@ class NotebookHtml:
     error: str = ""
     num_never_ran: int = 0
     num_code_cells: int = 0
-    tells_its_end: bool = False
 
 
 def render_notebook(path: Path, prefix: str) -> NotebookHtml:
-    """Return an executed notebook as HTML; the id of each figure begins with ``prefix``.
+    """Return an executed notebook as HTML. The id of each figure begins with ``prefix``.
 
     Raises:
         DataError: the file is missing, is no notebook or is damaged.
@@ -92,10 +90,9 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
     try:
         # Not checked against nbformat's schema: a record with a repeated cell id is still worth reading.
         cells = nbformat.v4.reads(undamaged_content(path).decode()).cells
-    except OSError as error:
-        raise _refused(path, str(error.strerror)) from error
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise _refused(path, f"is no notebook ({type(error).__name__}: {error})") from error
+    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        why = f"{path_to_text(path)}: is no readable notebook ({type(error).__name__}: {error})"
+        raise DataError(f"{why}. Run the stage that writes this record again.") from error
     code = [cell for cell in cells if cell.cell_type == "code"]
     for cell in code:
         CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)  # type: ignore[no-untyped-call]
@@ -108,7 +105,7 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
         code=lambda text: Markup(_HIGHLIGHT(text)),
         terminal=lambda text: Markup(ansi2html(text)),  # type: ignore[no-untyped-call]
     )  # fmt: skip
-    errors = [output for cell in code for output in cell.outputs if output.output_type == "error"]
+    errors = [f"{out.ename}: {out.evalue}" for cell in code for out in cell.outputs if out.output_type == "error"]
     written = [cell for cell in code if cell.source.strip()]
     states = [cell.get("metadata", {}).get("papermill", {}).get("status") for cell in written]
     return NotebookHtml(
@@ -116,19 +113,14 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
         file_name=path_to_text(path.name),
         body=Markup(str(body).replace('href="../logs/', 'href="logs/')),
         num_figures=next(figures) - 1,
-        error=clean_text(f"{errors[0].ename}: {errors[0].evalue}") if errors else "",
+        error=clean_text(errors[0] if errors else ""),
         num_never_ran=states.count("pending"),
         num_code_cells=len(written),
-        tells_its_end=any(END_TAG in cell.get("metadata", {}).get("tags", []) for cell in cells),
     )
 
 
-def _refused(path: Path, why: str) -> DataError:
-    return DataError(f"{path_to_text(path)}: {why}. Run the stage that writes this record again.")
-
-
 def _take_title(cells: list[Any], name: str) -> str:
-    """Remove the first heading from ``cells`` and return its text; without a heading return ``name``.
+    """Remove the first heading from ``cells`` and return its text. Without a heading return ``name``.
 
     If ``name`` ends in a fold, the fold is added to the heading.
     """
@@ -177,17 +169,12 @@ def figure_html(spec: dict[str, Any], name: str) -> Markup:
         name: id of the element.
     """
     layout, data = dict(spec.get("layout") or {}), spec.get("data") or []
-    title, legend, height = (
-        as_mapping(layout.pop("title", None)),
-        as_mapping(layout.get("legend")),
-        layout.get("height"),
-    )
-    # plotly's titles hold a little HTML, of which the text is kept.
-    texts = [
-        unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or "")))
-        for part in (title, as_mapping(title.get("subtitle")))
-    ]
-    above = Markup('<p class="finding">{}</p><p class="basis">{}</p>').format(*texts)
+    title, legend = as_mapping(layout.pop("title", None)), as_mapping(layout.get("legend"))
+    above = Markup()
+    for kind, part in (("finding", title), ("basis", as_mapping(title.get("subtitle")))):
+        # plotly's titles hold a little HTML, whose tags are removed.
+        text = unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or "")))
+        above += Markup('<p class="{}">{}</p>').format(kind, text)
     if not data:
         return above
     layout |= {"margin": {**as_mapping(layout.get("margin")), "t": 46}, "width": None, "autosize": True}

@@ -55,7 +55,7 @@ def _environment() -> jinja2.Environment:
 
 
 def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> Markup:
-    """Return HTML that draws a score with its interval on a scale from 0 to 1; empty without a value.
+    """Return HTML that draws a score with its interval on a scale from 0 to 1. Without a value it is empty.
 
     ``control`` is the position of a mark; None: no mark.
     """
@@ -70,14 +70,14 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
 def write_page(
     path: Path, title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", has_figures: bool = False
 ) -> None:
-    """Write an HTML document; the file is never left half written.
+    """Write an HTML document. The file is never left half written.
 
     Args:
         path: path of the page.
         title: title of the document, plain text.
         body: HTML of the content.
         scripts: JavaScript that is embedded and runs after the body.
-        stamp: text that identifies the content; ``stamp_of`` reads it back.
+        stamp: text that identifies the content. ``stamp_of`` reads it back.
         has_figures: whether the page needs plotly.js, which is then written next to it.
 
     Raises:
@@ -103,7 +103,7 @@ def write_page(
 
 
 def stamp_of(path: Path) -> str | None:
-    """Return the stamp that ``write_page`` stored in a page; None if there is no page or no stamp."""
+    """Return the stamp that ``write_page`` stored in a page. Without a page or stamp, return None."""
     head = path.read_text(encoding="utf-8", errors="replace")[:4000] if path.is_file() else ""
     found = re.search(r'<meta name="fvc-stamp" content="([^"]*)"', head)
     return found[1] if found else None

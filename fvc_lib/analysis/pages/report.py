@@ -34,7 +34,7 @@ from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, count
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import LEFT_OUT, PROTOCOL, REJECTED, SCORES, VIDEO_FRAMES
+from fvc_lib.services.tables import REJECTED, SCORES, VIDEO_FRAMES
 from fvc_lib.services.tasks import STAGES
 
 MOST_VIDEOS = 50_000  # in the report's table; a row takes some 150 bytes
@@ -55,7 +55,7 @@ _HEADS = ("Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control"
 class Section:
     """One record in a report.
 
-    ``key`` names the stage and fold; ``stage`` is its entry in the run's status, empty if there is none.
+    ``key`` names the stage and fold. ``stage`` is its entry in the run's status, empty if there is none.
     """
 
     key: str
@@ -64,53 +64,49 @@ class Section:
 
     @property
     def alarm(self) -> str:
-        """Sentences on the error and the cells that never ran; empty if the record is complete."""
+        """Sentences on the error and the cells that never ran. Empty if the record is complete."""
         notebook, stage = self.notebook, self.stage
         if not notebook.num_never_ran and not notebook.error and stage.get("state") not in ("failed", "interrupted"):
             return ""
         error = as_mapping(stage.get("error"))
         recorded = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
-        reason = "" if notebook.tells_its_end else str(notebook.error or recorded or "It did not come to its end")
         cells = f"{count_text(notebook.num_never_ran, 'code cell')} of {notebook.num_code_cells} never ran"
-        parts = [reason, cells * bool(notebook.num_never_ran), str(stage.get("advice") or "")]
-        return clean_text(" ".join(f"{part.rstrip('.')}." for part in parts if part))
+        parts = [notebook.error or recorded or "It did not come to its end", cells, stage.get("advice") or ""]
+        return clean_text(" ".join(f"{str(part).rstrip('.')}." for part in parts if part))
 
     @property
     def facts(self) -> str:
-        """File name, start, duration, peak memory and further facts, as one line of text."""
+        """File name, start, duration, peak memory, host and job, as one line of text."""
         stage = self.stage
-        seconds, peak = as_number(stage.get("duration_seconds")), as_number(stage.get("peak_rss_bytes"))
         known = {
             "started": time_text(str(stage.get("started_utc") or "")),
-            "duration": wording.duration_text(seconds),
-            "peak memory": bytes_text(peak),
-            **{name.replace("_", " "): stage.get(name) for name in ("attempts", "host", "job_id", "killed_by")},
+            "duration": wording.duration_text(as_number(stage.get("duration_seconds"))),
+            "peak memory": bytes_text(as_number(stage.get("peak_rss_bytes"))),
+            "host": stage.get("host"),
+            "job id": stage.get("job_id"),
         }
         facts = [f"{name} {value}" for name, value in known.items() if value and value != NOT_RECORDED]
         return clean_text(" · ".join([self.notebook.file_name, *facts]))
 
 
-def records_of(run: RunPaths) -> dict[str, Path]:
-    """Return the path of the newest record of each stage and fold, by its key, such as ``04_fold_training_fold_0``."""
-    paths = sorted(run.notebooks.glob("[!.]*.ipynb"), key=lambda path: path.stat().st_mtime_ns)
-    return dict(sorted({path.stem.removesuffix(_PARTIAL): path for path in paths}.items()))
-
-
 def write_run_report(run: RunPaths) -> None:
-    """Write ``report.html`` of a run from its present records; without a record no file is written.
+    """Write ``report.html`` of a run from its present records. Without a record no file is written.
+
+    The newest record of each stage and fold is shown.
 
     Raises:
         OSError: the file cannot be written.
     """
-    records = records_of(run)
+    newest_last = sorted(run.notebooks.glob("[!.]*.ipynb"), key=lambda path: path.stat().st_mtime_ns)
+    records = {path.stem.removesuffix(_PARTIAL): path for path in newest_last}
     if not records:
         return
     headline = headlines.run_headline(run)
     stages, notes = run_status(run)["stages"], list(headline.notes)
     sections: list[Section] = []
-    for key in sorted(records, key=lambda key: _rank(records[key].name)):
+    for key, path in sorted(records.items(), key=lambda record: _rank(record[1].stem)):
         try:
-            notebook = render_notebook(records[key], f"s{len(sections) + 1}")
+            notebook = render_notebook(path, f"s{len(sections) + 1}")
         except DataError as error:
             notes.append(f"A record cannot be shown. {error}")
             continue
@@ -127,11 +123,11 @@ def write_run_report(run: RunPaths) -> None:
 def write_report(
     notebooks: Sequence[Path], output: Path, *, title: str, answer: Sequence[str] = (), videos: Markup | str = ""
 ) -> None:
-    """Write an offline page with one section per executed notebook; the first section is open.
+    """Write an offline page with one section per executed notebook. The first section is open.
 
     Args:
         notebooks: paths of executed notebooks.
-        output: path of the page; plotly.js is written next to it if there are figures.
+        output: path of the page. plotly.js is written next to it if there are figures.
         title: title of the page, plain text.
         answer: sentences at the top, plain text.
         videos: HTML of the table of all videos.
@@ -147,21 +143,21 @@ def write_report(
 def _write(output: Path, title: str, sections: Sequence[Section], **parts: Any) -> None:
     empty = dict.fromkeys(("headline", "notes", "answer", "videos", "provenance", "run_facts"), ())
     body = render("report.html", title=title, sections=sections, **empty | parts)
-    names = ["page.js", *["videos.js"] * bool(parts.get("videos"))]
-    scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in names]
-    write_page(output, title, body, scripts, has_figures=any(section.notebook.num_figures for section in sections))
+    scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("page.js", "videos.js")]
+    has_figures = any(section.notebook.num_figures for section in sections)
+    write_page(output, title, body, scripts if parts.get("videos") else scripts[:1], has_figures=has_figures)
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    """Return the sort key of a record's file name: partial records first, then the order of ``_SECTION_ORDER``."""
-    position = next((i for i, stage in enumerate(_SECTION_ORDER) if name.startswith(stage)), len(_SECTION_ORDER))
-    return (not name.endswith(f"{_PARTIAL}.ipynb"), position, name)
+    """Return the sort key of a record's name: partial records first, then the order of ``_SECTION_ORDER``."""
+    positions = [position for position, stage in enumerate(_SECTION_ORDER) if name.startswith(stage)]
+    return (not name.endswith(_PARTIAL), min(positions, default=len(_SECTION_ORDER)), name)
 
 
 def videos_html(run: RunPaths) -> Markup | str:
-    """Return the HTML table of all tested videos; if the run has none, only notes on unreadable tables.
+    """Return the HTML table of all tested videos. If the run has none, return notes on unreadable tables.
 
-    At most the first ``MOST_VIDEOS`` videos are shown; a note says so.
+    At most the first ``MOST_VIDEOS`` videos are shown. A note says so.
     """
     stored, pictured = read_tables([("", run.scores)], SCORES), read_tables([("", run.video_frames)], VIDEO_FRAMES)
     notes = [*stored.notes, *pictured.notes]
@@ -169,18 +165,17 @@ def videos_html(run: RunPaths) -> Markup | str:
         return Markup("").join(Markup('<p class="under">{}</p>').format(note) for note in notes)
     shown = stored.frame.head(MOST_VIDEOS)
     if shown.height < stored.frame.height:
-        first = f"These are the first {shown.height:,} of {stored.frame.height:,} videos"
-        notes.append(f"{first}; tables/scores.csv has all of them.")
+        notes.append(
+            f"The first {shown.height:,} of {stored.frame.height:,} videos; tables/scores.csv has all of them."
+        )
     strips = dict(pictured.frame.select("video_id", "jpeg_base64").iter_rows())
     frames = {place: strips[video] for place, video in enumerate(shown["video_id"]) if video in strips}
     path, group = (pl.col(name).map_elements(clean_text, pl.String) for name in ("path", "group_id"))
     numbers = pl.col("score", "score_std", "threshold").round(4)
     rows = shown.select(path, "label", numbers, "fold", group, pl.col("is_right").cast(pl.Int8)).rows()
     data = json.dumps({"rows": rows, "frames": frames, "page": PAGE_ROWS}, separators=(",", ":"))
-    return render(
-        "videos.html", notes=notes, data=Markup(data.replace("<", "\\u003c")), num_frames=len(frames),
-        page_rows=PAGE_ROWS, columns=_VIDEO_COLUMNS,
-    )  # fmt: skip
+    values = {"notes": notes, "num_frames": len(frames), "page_rows": PAGE_ROWS, "columns": _VIDEO_COLUMNS}
+    return render("videos.html", data=Markup(data.replace("<", "\\u003c")), **values)
 
 
 def _run_facts(headline: ReportHeadline) -> dict[str, str]:
@@ -208,28 +203,27 @@ def provenance_html(run: RunPaths) -> Markup:
     Its links are relative to the run's folder.
     """
     record = read_json_object(run.run_json)
-    attempts = [as_mapping(each) for each in as_list(record.get("attempts"))]
+    attempts = [as_mapping(attempt) for attempt in as_list(record.get("attempts"))]
     first = attempts[0] if attempts else {}
-    worked = next((each for each in attempts if not each.get("submits")), first)  # a login node computed nothing
+    # A login node that submitted the jobs computed nothing.
+    worked = next((attempt for attempt in attempts if not attempt.get("submits")), first)
     rows = []
     for number, attempt in enumerate(attempts, start=1):
         changed = as_mapping(attempt.get("differs")) | as_mapping(attempt.get("code_differs"))
         pairs = [f"{name}: {' → '.join(str(value)[:12] for value in as_list(of))}" for name, of in changed.items()]
         host, job = as_mapping(attempt.get("hardware")).get("host"), as_mapping(attempt.get("slurm")).get("job_id")
-        columns = [attempt.get("started_utc"), host, job, attempt.get("command")]
-        difference = "; ".join(pairs) or "nothing that counts" * (number > 1)
-        rows.append((number, *(value or "" for value in columns), difference))
-    contents = as_mapping(record.get("contents"))
+        columns = [attempt.get("started_utc"), host, job, attempt.get("command"), "; ".join(pairs)]
+        rows.append((number, *(value or "" for value in columns)))
     code = {"command": first.get("command") or NOT_RECORDED, "commit": NOT_RECORDED, **as_mapping(first.get("code"))}
-    facts = _facts(code | {f"SHA-256 of {k}": str(v).replace("@", ": ") for k, v in contents.items()})
+    code |= {f"SHA-256 of {name}": value for name, value in as_mapping(record.get("contents")).items()}
     if run.code_patch.is_file():
-        facts["Patch"] = Markup('<a href="{0}">{0}</a>').format(run.code_patch.name)
+        code["patch"] = Markup('<a href="{0}">{0}</a>').format(run.code_patch.name)
     elif code.get("changed_since_commit"):
-        facts["Patch"] = Markup('<span class="warning">none was kept</span>')
+        code["patch"] = "none was kept"
     return render(
         "provenance.html",
         commands=[line for line in as_list(record.get("repeat")) if isinstance(line, str)],
-        code=facts,
+        code=_facts(code),
         machine=_facts(as_mapping(worked.get("hardware")) | as_mapping(worked.get("slurm"))),
         attempts=rows,
         versions={name: version or "not installed" for name, version in as_mapping(worked.get("versions")).items()},
@@ -237,15 +231,19 @@ def provenance_html(run: RunPaths) -> Markup:
 
 
 def _facts(recorded: Mapping[str, Any]) -> dict[str, object]:
-    """Return recorded values as readable values by readable name; empty values are left out."""
+    """Return recorded values as readable values by readable name. Empty values are left out."""
     facts: dict[str, object] = {}
     for name, value in recorded.items():
-        shown = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+        shown = value
         if name.endswith("_bytes"):
             shown = bytes_text(as_number(value))
-        if shown not in (None, "", [], {}):
+        elif isinstance(value, list):
+            shown = ", ".join(map(str, value))
+        elif isinstance(value, bool):
+            shown = "yes" if value else "no"
+        if shown:
             words = name.removesuffix("_bytes").replace("_", " ")
-            facts[words[:1].upper() + words[1:]] = ", ".join(map(str, shown)) if isinstance(shown, list) else shown
+            facts[words[:1].upper() + words[1:]] = shown
     return facts
 
 
@@ -306,28 +304,13 @@ def summary_lines(run: RunPaths) -> list[str]:
             interval = wording.interval_text(score.value, score.low, score.high)
             lines.append(f"    {wording.source_name(score.source):<40} {interval}{remark}")
         sentence, leaks = headline.verdict.sentence, headline.measure.leaks
-        sentences = (sentence, *[leaks] * (leaks not in sentence), *headline.cautions)
-        lines += ["", *(f"  {each}" for each in sentences)]
+        sentences = (sentence, "" if leaks in sentence else leaks, *headline.cautions)
+        lines += ["", *(f"  {text}" for text in sentences if text)]
     lines.append("")
     if headline.num_samples is not None:
-        counted = f"{headline.num_samples} in {headline.num_groups} groups"
-        lines += [f"  {headline.measure.one + 's':<13} {counted}", *_not_used(run)]
+        lines.append(f"  {headline.measure.one + 's':<13} {headline.num_samples} in {headline.num_groups} groups")
+        rejected = read_tables([("", run.rejected)], REJECTED).frame.height
+        files = count_text(rejected, "listed file")
+        lines += [f"  not used      {files}: tables/rejected.parquet and the report say why"] * (rejected > 0)
     lines.append(f"  peak memory   {bytes_text(headline.peak_rss_bytes)}")
     return [*lines, f"  duration      {wording.duration_text(headline.duration_seconds)}"]
-
-
-def _not_used(run: RunPaths) -> list[str]:
-    """Return lines that count the files that were rejected and the videos that the protocol leaves out."""
-    lines = []
-    rejected = read_tables([("", run.rejected)], REJECTED).frame
-    if rejected.height:
-        reasons = rejected["reason"].value_counts().sort("count", "reason", descending=[True, False])
-        kinds = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in reasons.iter_rows())
-        files = count_text(rejected.height, "listed file was", "listed files were")
-        lines.append(f"  {'not used':<13} {files} left out ({kinds}): tables/rejected.parquet and the report say why")
-    protocol = read_tables([("", run.protocol)], PROTOCOL).frame
-    used = protocol.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
-    if unused := protocol["video_id"].n_unique() - used:
-        videos = count_text(unused, "more takes", "more take")
-        lines.append(f"  {'':<13} {videos} no part in this protocol; their clips were made as well, for a fork")
-    return lines
