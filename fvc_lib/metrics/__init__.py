@@ -1,1 +1,4 @@
-"""Pure functions from labels and scores to numbers with intervals. Imports nothing of ours."""
+"""Metrics: pure functions that compute values and their intervals from labels and scores.
+
+The modules of this folder import nothing else of this package.
+"""

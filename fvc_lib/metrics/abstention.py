@@ -1,4 +1,4 @@
-"""Abstention: answer fake or real only where the other answer is unlikely at a stated rate, else undecided.
+"""Abstention: answer fake or real only where the other answer can be ruled out, else undecided.
 
 The method is cross-conformal prediction by class. A new video is compared with witnesses: videos whose label is known,
 with scores from networks that were not trained on them. The p-value of "real" is the share of reals that look at least
@@ -6,12 +6,13 @@ as fake as the new video. The p-value of "fake" is the share of fakes that look 
 where its p-value is at most the error rate. If exactly one answer remains, it is the verdict; otherwise the video is
 undecided.
 
-Then at most about that rate of the reals is called fake, and of the fakes called real, however bad the network is. A
-network that knows nothing gives each answer to both classes equally often. ``answers_that_tell`` returns the answers
-that are given to the right class more often.
+Then at most about that share of the reals is called fake, and at most about that share of the fakes is called real,
+however bad the network is. A network that knows nothing calls the same share of both classes fake.
+``answers_that_tell`` returns the answers that the right class gets more often than the wrong class.
 
-Videos of one group are not independent, so each group has one vote, divided among its videos. A new video is compared
-with the videos of fold k by the network of fold k, which was trained on neither.
+Videos of one group (near-duplicates, say) are not independent. So each group has one vote per class, divided equally
+among its videos of that class. A new video is compared with the witnesses of fold k by scores of the network of fold
+k, which was trained on none of these videos.
 
 V. Vovk, "Cross-conformal predictors", Annals of Mathematics and Artificial Intelligence 74 (2015); groups as in
 Y. Lee, R. F. Barber, R. Willett, "Distribution-free inference with hierarchical data" (2023), arXiv:2306.06342.
@@ -81,7 +82,8 @@ class PValues:
     def answers(self, rates: tuple[float, float]) -> list[str]:
         """Return ``fake``, ``real`` or ``undecided`` for each video.
 
-        ``rates`` are the share of the reals that may be called fake, and of the fakes that may be called real.
+        ``rates`` are the largest share of the reals that may be called fake, and the largest share of the fakes that
+        may be called real.
         """
         of_reals, of_fakes = rates
         # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
@@ -100,7 +102,7 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
             all known scores are treated as if that network had given them.
 
     Raises:
-        ValueError: a fold without a network, or scores that are not finite.
+        ValueError: ``known`` has a fold for which ``scores`` has no column, or a score is not finite.
     """
     new = np.asarray(scores, dtype=np.float64)
     networks = known.folds if new.shape[1] > 1 else np.zeros_like(known.folds)
@@ -117,7 +119,9 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return for each new score the summed votes of the known videos that fit ``label`` no better, float64 (M,).
+    """Return for each new score the summed votes of the known videos that look at least as untypical of ``label``.
+
+    The result is float64 (M,).
 
     Args:
         label: 0: sum over reals whose score is at least the new one; 1: over fakes whose score is at most the new one.
@@ -162,13 +166,13 @@ def left_out_p_values(known: Witnesses, groups: ArrayLike) -> PValues:
 def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
     """Return the answers that the right class gets more often than the wrong class, by more than chance.
 
-    The test is Fisher's exact test, one-sided, with one vote per group. It is needed because a network that knows
-    nothing keeps the error rate too: it calls as large a share of the fakes fake as of the reals.
+    The test is Fisher's exact test, one-sided, with one vote per group. A small error rate alone does not show that a
+    network knows anything: a network that knows nothing keeps it too, and calls equal shares of both classes fake.
 
     Args:
         known: N videos with known labels.
-        answers: (N,), the answer for each video by comparison with the others (``left_out_p_values``).
-        level: significance level, the probability that an answer of a network that knows nothing is returned.
+        answers: (N,), the answer for each video by comparison with all other groups (``left_out_p_values``).
+        level: significance level: the largest probability of returning an answer of a network that knows nothing.
     """
     from scipy.stats import hypergeom  # half a second to load
 
@@ -184,7 +188,9 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
 
 @dataclass(frozen=True)
 class AbstentionRates:
-    """Rates of the rule on videos with known labels, each group with one vote; NaN without such groups.
+    """How often videos with known labels are called wrong or undecided.
+
+    Each group has one vote per class. A rate is NaN where no group has videos of its class.
 
     Attributes:
         called_fake: share of the reals that are called fake.

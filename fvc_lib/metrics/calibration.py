@@ -34,7 +34,7 @@ class ReliabilityBins:
     """The bins of a reliability diagram.
 
     Attributes:
-        counts: int64 (10,), number of videos per bin; empty bins are included.
+        counts: int64 (10,), number of videos per bin; 0 in an empty bin.
         mean_scores: float64 (10,), mean probability of fake in the bin; NaN in an empty bin.
         fake_shares: float64 (10,), share of the bin's videos that are fake; NaN in an empty bin.
     """
@@ -66,9 +66,10 @@ def reliability_bins(labels: ArrayLike, scores: ArrayLike) -> ReliabilityBins:
 
 
 def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
-    """Return columns (N, 11): score minus label in the column of the score's bin (else 0), and last a 1.
+    """Return float64 (N, 11): ten columns for the bins, and a column of ones.
 
-    The sum of the last column is the divisor.
+    Each row has its score minus its label in the column of its bin, and 0 in the other nine. The sum of the ones is
+    the divisor of the calibration error.
     """
     columns = np.zeros((scores.size, NUM_BINS + 1))
     columns[np.arange(scores.size), bin_of(check_probabilities(scores))] = scores - labels
@@ -84,10 +85,10 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Return the absolute difference of mean score and share of fakes, averaged over bins by weight; lower is better.
 
-    Scores are probabilities of fake, not the larger of two probabilities. The bins are fixed, so a half-sample measures
-    the same thing. The error is biased upwards in small samples: a calibrated score has an error above 0 too. It is
-    defined with one class. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities using Bayesian
-    binning", AAAI 2015.
+    Scores are probabilities of fake, not the larger of two probabilities. The bins are fixed, so
+    they are the same in every half-sample of the groups. The error is biased upwards in small samples: a calibrated
+    score has an error above 0 too. It is also defined where only one class occurs. Source: M. P. Naeini et al.,
+    "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
 
     Raises:
         ValueError: scores outside [0, 1].
@@ -100,14 +101,14 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
     """Return the temperature T in [0.05, 20] for which ``sigmoid(logits / T)`` fits ``labels`` best.
 
     It minimises the negative log-likelihood (C. Guo et al., "On calibration of modern neural networks", ICML 2017) with
-    a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior, a validation part that is ranked without a
-    mistake would give a temperature near 0, and so certainty about everything. Few videos are often ranked that way.
-    With some hundred videos the prior has no visible effect. (In simulations with 16 and 60 videos the prior gave a
+    a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior, validation videos that are ranked without
+    a mistake would give a temperature near 0, and so only probabilities of nearly 0 or 1. With few videos this happens
+    often. With some hundred videos the prior has no visible effect. (In simulations with 16 and 60 videos the prior gave a
     lower Brier score on new videos than Platt's softened labels.)
 
     Likelihood and prior are log-concave in 1 / T, so the derivative has one root. It is found by bisection in log T;
     the order of the rows does not matter. Where the best T lies outside the range, the nearest end is returned: the
-    upper one for logits that rank fakes below reals. With one class the answer is 1, which leaves the logits unchanged.
+    upper one for logits that rank fakes below reals. With one class T is 1, which leaves the logits unchanged.
 
     Call it on the inner validation part only.
 
@@ -122,10 +123,10 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
     values = check_scores(logits, checked.size)
     if checked.min() == checked.max():
         return 1.0
-    order = np.lexsort((checked, values))  # a sum rounds by its order
+    order = np.lexsort((checked, values))  # the rounding of a sum depends on its order
     checked, values = checked[order], values[order]
 
-    def slope(temperature: float) -> float:  # of the negative log-likelihood plus the prior's b - log b, by b = 1 / T
+    def slope(temperature: float) -> float:  # of negative log-likelihood + b - log b (the prior), by b = 1 / T
         return float(np.sum(values * (_sigmoid(values / temperature) - checked))) + 1 - temperature
 
     return _root(slope)
@@ -150,7 +151,7 @@ def fit_class_temperature(classes: ArrayLike, logits: ArrayLike) -> float:
 
     def slope(temperature: float) -> float:
         expected = (class_probabilities(values, temperature) * values).sum(axis=1)
-        return math.fsum((expected - of_class).tolist()) + 1 - temperature  # of any order of the rows
+        return math.fsum((expected - of_class).tolist()) + 1 - temperature  # equal for any order of the rows
 
     return _root(slope)
 

@@ -1,8 +1,8 @@
-"""Metrics of two-class decisions, each defined once for rows that carry weights.
+"""Metrics of two-class decisions; every metric is defined for rows with weights.
 
 The weights decide what is computed. With all weights 1 it is the plain value. With weights of 1 / group size every
-group has one vote. With weights of 0 and 1 it is the value in a half-sample of the groups. A definition takes R sets of
-weights (R, N) and returns R values (R,). ``Metric`` makes a public function of it.
+group has one vote. With weights of 0 and 1 it is the value in a half-sample of the groups. The definition of a metric
+takes R sets of weights (R, N) and returns R values (R,). ``Metric`` turns a definition into a public function.
 """
 
 import functools
@@ -25,16 +25,16 @@ ANY_NUMBER: Bounds = (-np.inf, np.inf)
 
 
 class Metric:
-    """A function of ``labels`` (N,) and ``scores`` (N,), or of decisions instead of scores.
+    """A metric that is called with ``labels`` (N,) and ``scores`` (N,); some metrics take decisions of 0 and 1 as scores.
 
-    It returns a float; with ``weights`` (..., N) it returns an array of shape (...). It checks its input, so all
-    metrics raise the same errors: see ``check_labels`` and ``check_scores``.
+    The call returns a float, or with ``weights`` (..., N) an array of shape (...). All metrics raise the errors of
+    ``check_labels`` and ``check_scores``.
 
     Args:
         definition: function of labels int64 (N,), scores float64 (N,) and weights float64 (R, N) that returns (R,).
         bounds: least and largest value of the metric. If both are finite, its intervals are on the logit scale.
         is_distance: whether the metric is a mean of absolute values, which noise makes larger.
-        in_halves: the definition for half-samples of the groups; None: the same.
+        in_halves: the definition for half-samples of the groups; None: ``definition``.
     """
 
     __name__: str
@@ -64,7 +64,7 @@ class Metric:
 class SumsMetric(Metric):
     """A metric that is computed from weighted sums of columns.
 
-    Sums per group are enough for it, so half-samples of the groups need not go through the rows again.
+    The sums can be computed once per group and then added for every half-sample of the groups, which saves time.
 
     Args:
         columns: function of labels (N,) and scores (N,) that returns float64 (N, C).
@@ -125,8 +125,8 @@ def divide(numerator: FloatArray, denominator: FloatArray, undefined: float = np
     return quotient
 
 
-# Counts of true and false positives at every threshold. ``score >= threshold`` means fake, so equal scores are one
-# point of a curve, which gives ties half a win in the area under it.
+# Counts of true and false positives at every threshold. ``score >= threshold`` means fake, so equal scores make
+# one point of a curve. In the area under the curve a tie of a real and a fake then counts half.
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,9 @@ class ConfusionCurve:
         return np.pad(divide(self.false_positives, self.num_real[:, None]), ((0, 0), (1, 0)))
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return ``(true_positives, false_positives)``, both float64 (R,), at one threshold per set of weights.
+        """Return ``(true_positives, false_positives)``, both float64 (R,), for one threshold per set of weights.
 
-        ``points`` (R,) are threshold numbers; at -1 nothing is called fake.
+        ``points`` int64 (R,) are indices into ``thresholds``; where the index is -1, nothing is called fake.
         """
         cells = np.arange(points.size), np.maximum(points, 0)
         called = points >= 0
@@ -261,7 +261,7 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """
     fakes, reals = curve.num_fake, curve.num_real
 
-    # (1 - TPR) - FPR, times all pairs: it falls.
+    # (1 - TPR) - FPR, times the number of pairs of a real and a fake. It falls along the curve.
     falling = (fakes - curve.true_positives.T) * reals - curve.false_positives.T * fakes
     after = (falling > 0).sum(axis=0)
     before, beyond = curve.counts_at(after - 1), curve.counts_at(after)
@@ -397,7 +397,7 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
 def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Return the correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
-    0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020).
+    The value is 0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020).
     NaN with one class.
     """
     hits, misses, false_alarms, rejections = sums.T
@@ -418,7 +418,7 @@ def brier_score(sums: FloatArray) -> FloatArray:
     """Return the mean squared difference between the probability of fake and the label; lower is better.
 
     Source: G. W. Brier, Monthly Weather Review 78 (1950), in its one-sided form (half of Brier's two-class
-    sum). Defined with one class.
+    sum). It is also defined where only one class occurs.
 
     Raises:
         ValueError: scores outside [0, 1].
@@ -432,7 +432,7 @@ def log_loss(sums: FloatArray) -> FloatArray:
     """Return the mean negative log-likelihood of the labels in nats; lower is better.
 
     Probabilities are clipped to [eps, 1 - eps] with float64's eps, as in scikit-learn, so one certain mistake
-    costs 36 nats and not infinity. Defined with one class.
+    costs 36 nats and not infinity. It is also defined where only one class occurs.
 
     Raises:
         ValueError: scores outside [0, 1].

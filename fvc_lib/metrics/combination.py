@@ -1,8 +1,8 @@
 """Combine the scores of several detectors on the same videos.
 
 Probabilities are combined by their mean, or by a logistic regression on their log odds.
-A few dozen videos say little about which detector is better, and weights that fit them closely are noise. So the
-regression is penalised towards equal weights. Without videos the weights are equal.
+A few dozen videos show little about which detector is better, and weights that fit them closely fit noise. So the
+regression is penalised towards equal weights. With no videos the weights are equal.
 """
 
 from dataclasses import dataclass
@@ -38,12 +38,12 @@ def mean_log_odds(log_odds: ArrayLike) -> FloatArray:
     known = np.where(there, values, 0.0)
     # The number of summands is the same in both sums, so it need not be divided by.
     fake, real = (logsumexp(np.where(there, log_expit(sign * known), -np.inf), axis=1) for sign in (1, -1))
-    with np.errstate(invalid="ignore"):  # both -inf without any
+    with np.errstate(invalid="ignore"):  # -inf minus -inf where all are missing
         return np.asarray(fake - real)
 
 
 def fit_stacking(labels: ArrayLike, log_odds: ArrayLike, weights: ArrayLike) -> Stacking:
-    """Return the weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C.
+    """Return the ``Stacking`` of C detectors that fits ``labels`` best, with weights of at least 0 and near 1 / C.
 
     The loss is the negative log-likelihood plus a penalty: half of the squared intercept, and for each weight half of
     the squared difference from 1 / C times the mean square of all log odds. The loss is convex. With one class, or no

@@ -57,7 +57,7 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
 
     def average(parts: Callable[[IntArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]) -> Definition:
-        """Return the average over folds of the value and the weight, both (R,), that ``parts`` returns for a fold."""
+        """Return a definition that averages over folds; ``parts`` returns a fold's values and their weights, both (R,)."""
 
         @functools.wraps(metric)
         def averaged(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
@@ -85,15 +85,15 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
 
 
 def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | None = None) -> Metric:
-    """Return a metric that computes ``metric`` for each target and takes the plain mean over targets.
+    """Return a metric that computes ``metric`` for each target (such as a generator of fakes) and averages over targets.
 
     All targets count equally, however many rows they have. On all rows the mean is NaN if one target has no value. In
-    half-samples, where a class may be missing by chance, targets without a value are left out. A group that is in two
-    targets is drawn in both together.
+    half-samples, where a class may be missing by chance, targets without a value are left out. A group with
+    rows in two targets is drawn for both or for neither.
 
     Args:
         metric: metric of one target.
-        targets: (N,), the target of each row, such as the generator that it tests.
+        targets: (N,), the target of each row, such as the generator that the row tests.
         folds: (N,); ``metric`` is then computed within the folds of each target (``within_folds``). None: over all rows
             of a target.
     """
@@ -121,7 +121,9 @@ def measure_over_folds(
     folds: ArrayLike,
     targets: ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
-    """Return ``(metric, values)`` for ``group_intervals``: the metric ``name`` over all folds and its input (N,).
+    """Return ``(metric, values)`` for ``group_intervals``: the metric ``name`` over all folds, and its input.
+
+    The input, float64 (N,), holds ``scores``; for a metric of decisions it holds 1 (fake) and 0 (real).
 
     Args:
         name: a key of ``METRICS``.

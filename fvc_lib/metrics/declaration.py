@@ -37,9 +37,10 @@ UNCALIBRATED = "_uncalibrated"  # suffix of a metric of probabilities before tem
 
 
 def declare(name: str, title: str, better: Better | None, says: str, **more: Any) -> Callable[[Function], Function]:
-    """Declare a metric; the result is a decorator that also stores the metric's function.
+    """Declare a metric, and return a decorator for the function that computes it.
 
-    Arguments are the fields of ``Declaration``.
+    The arguments are fields of ``Declaration``. The declaration also holds without the decorator; its ``function`` is
+    then None.
 
     Raises:
         ValueError: the name is declared already with other fields, or ``of_folds`` has an unknown value.

@@ -19,9 +19,9 @@ def shuffled_label_aucs(
 ) -> FloatArray:
     """Return the AUCs of scores for randomly dealt labels: float64 (num,), NaN where a deal has one class only.
 
-    In every deal the groups' shares of fakes are permuted among the groups. Every row is then fake with the probability
-    that its group was dealt. A group that is dealt 0 or 1 so has one label. The deals depend on ``seed``, ``labels``
-    and ``groups`` only.
+    Every group has a share of fakes among its rows. A deal permutes these shares among the groups. Every row is then
+    fake with a probability equal to the share that its group was dealt. The deals depend on ``seed``, ``labels`` and
+    ``groups`` only.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -119,14 +119,16 @@ def real_source_floor(
 def mean_lean(
     is_second: ArrayLike, scores: ArrayLike, folds: ArrayLike, targets: ArrayLike | None = None
 ) -> FloatArray:
-    """Return the mean over folds of |AUC - 0.5| between two sources, float64 (R,).
+    """Return how far scores lean to one of two sources: the mean over folds of |AUC - 0.5|, float64 (R,).
 
     A fold's weight is its number of pairs of the two sources, and all targets count equally, as in
-    ``cross_validation``. The absolute value is taken in every fold, because folds have different networks. One may
-    score the first source higher and another the second; a mean of the AUCs would hide that both recognise sources.
+    ``cross_validation``. The absolute value is taken in every fold, because folds have different networks.
+    One network may score the first source higher, and another the second. A mean of the AUCs would hide that both
+    recognise sources.
 
     Args:
-        is_second: bool (N,) or (R, N), whether a video is of the second source; R assignments of sources to videos.
+        is_second: bool (N,) or (R, N), whether a video is of the second source; R assignments of sources to videos; R
+            is 1 for shape (N,).
         scores: float (N,).
         folds: (N,), fold of each video.
         targets: (N,), the target (such as a generator) that each video tests; None: one target.

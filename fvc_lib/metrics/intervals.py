@@ -30,8 +30,8 @@ from fvc_lib.metrics.declaration import is_share
 
 # Number of weights in memory at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
-_OF_ROOT = 1 + math.sqrt(2)  # a bias that falls with the root of n, relative to its growth in half of the groups
-_AT_THE_END = 1e-12  # as a share of a metric's range: nearer to its best or worst value is rounding
+_OF_ROOT = 1 + math.sqrt(2)  # 1 / (sqrt(2) - 1): a bias that falls as 1 / sqrt(n), divided by its growth at n / 2
+_AT_THE_END = 1e-12  # share of a metric's range; a value that is nearer to an end of the range counts as that end
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Interval:
     num_rows: int  # number of rows
 
     def row(self) -> tuple[float | None, float | None, float | None, int, int]:
-        """Return ``value low high num_rows num_groups``, columns of the result tables; None for an undefined number."""
+        """Return ``(value, low, high, num_rows, num_groups)``, for the result tables; None for an undefined number."""
         value, low, high = (float(end) if np.isfinite(end) else None for end in (self.value, self.low, self.high))
         return value, low, high, self.num_rows, self.num_groups
 
@@ -77,23 +77,23 @@ def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metr
     """Return ``metric`` with an interval over groups, from random half-samples of the groups.
 
     A half-sample holds half of the groups of each stratum. The strata are groups with reals only, with fakes only, and
-    with both. The squared difference of a half-sample's value from the value of all groups estimates the variance plus
-    the squared bias. This is the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for jackknife
+    with both. The mean squared difference of the half-samples' values from the value of all groups estimates the variance
+    plus the squared bias. This is the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for jackknife
     variance estimation", Annals of Statistics 17 (1989). It also holds for metrics that are not smooth, such as a rate
     at a threshold. A bootstrap draws some groups twice, and so compares a real with the fake made from it more often
     than the sample does. Its intervals can then miss the value itself.
 
-    The ends lie Student's t times the root mean square of these differences from the value, on the logit scale for a
-    metric between two bounds.
-    For an AUC the variance is that of N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data",
-    Biometrics 53 (1997), up to terms that vanish with the number of groups. Those terms matter with few groups of
-    uneven sizes, where Obuchowski's intervals are too narrow (docs/measurements.md has the simulated coverage).
+    The distance of an end from the value is a quantile of Student's t times the root mean square of these differences.
+    For a metric with two finite bounds it is computed on the logit scale. For an AUC the variance is that of N. A.
+    Obuchowski, "Nonparametric analysis of clustered ROC curve data", Biometrics 53 (1997), up to terms that vanish as
+    groups get many. These terms matter with few groups of uneven sizes, where Obuchowski's intervals are too narrow
+    (docs/measurements.md has the simulated coverage).
 
-    A perfect value shows no variance, so it gets a one-sided bound: the least value for which all n comparisons of
-    disjoint groups (``GroupCounts.comparisons``) would still succeed with probability 1 - ``confidence``, which is
-    (1 - confidence) ** (1 / n).
+    A perfect value shows no variance, so its other end is a one-sided bound, (1 - confidence) ** (1 / n) for a metric
+    in [0, 1]. That is the success rate at which n independent comparisons (``GroupCounts.comparisons``) all succeed
+    with probability 1 - ``confidence``.
 
-    Where a class has fewer than two groups it would never vary, so low and high are NaN. The draws depend on ``seed``,
+    Where a class has fewer than two groups, low and high are NaN, since that class would never vary. The draws depend on ``seed``,
     ``groups`` and ``labels`` only, so intervals of different metrics or models on the same rows are paired.
 
     Args:
@@ -122,12 +122,11 @@ def group_intervals(
 ) -> tuple[Interval, ...]:
     """Return the intervals of M metrics, equal to the results of ``group_interval``, in less time.
 
-    Half-samples are drawn once, and ranking metrics of the same scores share one curve. ``measures`` are M pairs of a
-    metric and the scores or decisions, float (N,), that it takes. Errors are those of ``group_interval``.
+    Half-samples are drawn once for all metrics. Errors are those of ``group_interval``.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
-        measures: M pairs of a metric and its scores.
+        measures: M pairs of a metric and its input, the scores or decisions, float (N,).
         groups: (N,) of group ids, all text or all numbers.
         row_weights: float (N,), weights of the rows; None: all 1. ``one_vote_per_group(groups)`` gives every group the
             same total weight.
@@ -141,7 +140,10 @@ def group_intervals(
 
 @dataclass(frozen=True)
 class ReplicateValues:
-    """The values of M measures on all rows and in B half-samples of the groups; all measures use the same draws."""
+    """The values of M measures (metrics with their input) on all rows and in B half-samples of the groups.
+
+    All measures use the same half-samples.
+    """
 
     values: FloatArray  # float64 (M,), NaN where undefined
     replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where a class has fewer than two groups
@@ -174,7 +176,7 @@ def interval_ends(
 
     Args:
         values: float64 (M,), the values on all groups.
-        replicates: float64 (M, B), the values in half-samples; NaN where undefined, which does not count.
+        replicates: float64 (M, B), the values in half-samples; NaN values are ignored.
         bounds: (M, 2) or (2,), the least and the largest possible value; infinite where there is none.
         groups: numbers of the groups that the half-samples were drawn from.
         confidence: coverage in (0, 1).
@@ -212,7 +214,7 @@ def interval_ends(
 def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return ``(mean, root_mean_square)`` over B, both (M,), of ``replicates`` (M, B) minus ``values`` (M,).
 
-    NaN replicates do not count; the result is NaN where all are.
+    NaN replicates are ignored. The result is NaN where all replicates are NaN.
     """
     defined = np.isfinite(replicates)
     distances = np.where(defined, replicates - values[:, None], 0.0)
@@ -292,7 +294,7 @@ def group_codes(groups: ArrayLike, num_rows: int) -> tuple[IntArray, int]:
 def draw_half_samples(
     labels: IntArray, group_of_row: IntArray, num_groups: int, *, replicates: int, seed: int
 ) -> Iterator[FloatArray]:
-    """Yield blocks ``halves``, float64 (B, G), of B half-samples: 1 for the groups in it, else 0.
+    """Yield blocks ``halves``, float64 (B, G), of B half-samples: 1 where the group is drawn, else 0.
 
     The blocks have ``replicates`` rows in total. ``halves[:, group_of_row]`` are the row weights (B, N) of a block. Of
     an odd number n of groups, (n - 1) / 2 are drawn with probability (n - 1) / 2n, else one more. This makes the
@@ -322,7 +324,7 @@ def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) 
     """Return the group numbers of each stratum, one int64 array per stratum.
 
     The strata are groups with reals only, with both classes, and with fakes only. A stratum of one group would never
-    vary, so it joins one that shares a class.
+    vary, so it joins another stratum that shares a class with it.
     """
     has_fake = np.bincount(group_of_row, weights=labels, minlength=num_groups) > 0
     has_real = np.bincount(group_of_row, weights=1 - labels, minlength=num_groups) > 0
@@ -343,8 +345,8 @@ def count_groups(labels: IntArray, group_of_row: IntArray) -> GroupCounts:
     return GroupCounts(tuple(per_class), int(np.unique(group_of_row).size))
 
 
-# Metrics whose rows hold classes or numbers. Such a measure stores its rows and is computed from weighted sums of
-# columns. Half-samples of whole groups are drawn as for every other metric.
+# Measures: metrics that store the rows they are computed from, so the rows may hold many classes, or numbers. They are
+# computed from weighted sums of columns. Half-samples of whole groups are drawn as for every other metric.
 
 OfSums = Callable[[FloatArray], FloatArray]
 
@@ -364,7 +366,7 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
 
 
 def mean_measure(name: str, values: ArrayLike) -> Metric:
-    """Return a measure (see ``intervals_over_groups``): the mean of ``values`` (N,); rows that are NaN do not count.
+    """Return a measure (see ``measure_of_rows``): the mean of ``values`` (N,), without the NaN values.
 
     ``name`` is the metric's name.
     """
@@ -390,8 +392,8 @@ def intervals_over_groups(
 ) -> tuple[Interval, ...]:
     """Return the intervals over groups of several measures of the same N rows; see ``group_interval``.
 
-    Groups are drawn without strata, so a half-sample may lack a class. A metric over the classes that occur is then
-    over those of the half-sample. With fewer than two groups low and high are NaN.
+    Groups are drawn without strata, so a half-sample may lack a class. A metric that averages over
+    classes then averages over those of the half-sample. With fewer than two groups low and high are NaN.
 
     ``measures`` are made by ``top_k_measure``, ``regression_measures`` and the like. The draws depend on ``seed`` and
     ``groups`` only, so intervals of several models are paired. Errors are those of ``group_interval``.
@@ -450,10 +452,10 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
 
 
 def holm(p_values: ArrayLike) -> FloatArray:
-    """Return Holm's adjusted p-values (M,) of ``p_values`` (M,); one of at most alpha is significant at level alpha.
+    """Return Holm's adjusted p-values (M,) of ``p_values`` (M,); adjusted values <= alpha are significant.
 
-    The k-th smallest of M p-values is multiplied by M - k + 1. The result is at least that of the next smaller p-value,
-    and at most 1. NaN means that nothing was tested: it stays NaN and does not count in M. Source: S. Holm, "A simple
+    Then the probability of any false positive among the M tests is at most alpha. The k-th smallest of M p-values is
+    multiplied by M - k + 1. The result is at least that of the next smaller p-value, and at most 1. NaN means that nothing was tested: it stays NaN and does not count in M. Source: S. Holm, "A simple
     sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
     """
     values = np.asarray(p_values, dtype=np.float64)
@@ -475,7 +477,7 @@ def _without_rounding(differences: FloatArray) -> FloatArray:
 def is_above_control(
     value: float | None, low: float | None, control_value: float | None, control_high: float | None
 ) -> bool:
-    """Return whether a result lies above its control, given the intervals of both.
+    """Return whether a result lies above its control (what a simpler explanation reaches), given both intervals.
 
     The difference of the values must exceed sqrt(a ** 2 + b ** 2), where a is the distance from the result down to
     ``low`` and b that from the control up to ``control_high``. This is the lower limit of a difference by the MOVER

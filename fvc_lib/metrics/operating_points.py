@@ -55,7 +55,7 @@ class OperatingPoint:
 
     @property
     def says(self) -> str:
-        """Return the aim in words, as the end of a sentence."""
+        """Return the aim in words, such as ``at most 1 % of the reals called fake``."""
         if self.kind == "fpr":
             return f"at most {100 * self.false_positive_rate:g} % of the reals called fake"
         if self.kind == "best":
@@ -118,13 +118,13 @@ def threshold_at(point: OperatingPoint, labels: ArrayLike, scores: ArrayLike) ->
     if point.kind == "best" and values.min() >= 0 and values.max() <= 1:
         return best_threshold(checked, values)
     curve = confusion_curve(checked, values, np.ones((1, checked.size)))
-    hits = np.append(0.0, curve.true_positives[0])  # (K + 1,): of the k highest distinct scores called fake
+    hits = np.append(0.0, curve.true_positives[0])  # [k]: fakes at or above the k-th highest distinct score
     alarms = np.append(0.0, curve.false_positives[0])
     if point.kind == "fpr":
         # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
         allowed = alarms <= point.false_positive_rate * curve.num_real[0] * (1 + 1e-12)
         return _between(curve.thresholds, int(np.flatnonzero(allowed)[-1]))
-    # Of rates, times the number of pairs: exact as long as the costs are whole numbers.
+    # Costs of error rates, times the number of pairs: exact as long as the costs are whole numbers.
     misses = (curve.num_fake[0] - hits) * curve.num_real[0]
     costs = point.miss_cost * misses + point.false_alarm_cost * alarms * curve.num_fake[0]
     return _between(curve.thresholds, int(np.argmin(costs)))  # the first, so the strictest

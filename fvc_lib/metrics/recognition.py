@@ -1,4 +1,4 @@
-"""Metrics of recognition: a decision between many classes, numbered 0 .. C - 1, and predicted numbers.
+"""Metrics of recognition: of decisions between C classes, numbered 0 .. C - 1, and of predicted numbers.
 
 For intervals over groups make a measure, a metric that holds its rows (``top_k_measure``, ``macro_measures``,
 ``regression_measures``), and give it to ``intervals_over_groups``. A value is NaN where all weights are zero.
@@ -107,7 +107,7 @@ def _scores_of_sums(sums: FloatArray) -> dict[str, FloatArray]:
 
 
 def _macro(name: str, sums: FloatArray) -> FloatArray:
-    """Return the mean (R,) over the classes with rows of ``name``: ``precision``, ``recall`` or ``f1``."""
+    """Return the mean of ``name`` (``precision``, ``recall`` or ``f1``) over the classes that have rows: (R,)."""
     values = _scores_of_sums(sums)[name]
     present = ~np.isnan(values)
     return divide(np.where(present, values, 0.0).sum(axis=1), present.sum(axis=1).astype(np.float64))

@@ -129,7 +129,7 @@ def _products(left: SingleArray, right: SingleArray, left_rows: IntArray, right_
 
 
 class _Direction:
-    """One direction of retrieval: the positives of all queries, and the wrong candidates that reach them.
+    """One direction of retrieval: the positives of all queries, and how many wrong candidates are at least as similar.
 
     The P positives are sorted by query, then by rising similarity. The positives of query q are at
     ``starts[q]`` to ``starts[q + 1] - 1``.
@@ -157,7 +157,7 @@ class _Direction:
         self.num_wrong = np.zeros(query.size, dtype=np.int64)
 
     def count(self, scores: FloatArray, first: int) -> None:
-        """Add the wrong candidates of one block to the counts of the positives that they reach.
+        """Count, for each positive, the wrong candidates of one block that are at least as similar; add it to ``num_wrong``.
 
         Args:
             scores: float64 (R, C), similarities of R queries; minus infinity for positives.
@@ -171,7 +171,7 @@ class _Direction:
             self.num_wrong[positives] += (scores[rows] >= self.limit[positives, None]).sum(axis=1)
 
     def ranking(self, ks: Sequence[int]) -> Ranking:
-        """Return the metrics, after all blocks have been counted."""
+        """Return the ``Ranking``; call it after ``count`` has seen all blocks. ``ks``: values of k for recall."""
         number = np.diff(self.starts)
         queries = np.flatnonzero(number)
         ranks = self.starts[self.query + 1] - np.arange(self.query.size) + self.num_wrong  # 1 for the most similar
