@@ -103,8 +103,8 @@ def fit_temperature(labels: ArrayLike, logits: ArrayLike) -> float:
     It minimises the negative log-likelihood (C. Guo et al., "On calibration of modern neural networks", ICML 2017) with
     a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior, validation videos that are ranked without
     a mistake would give a temperature near 0, and so only probabilities of nearly 0 or 1. With few videos this happens
-    often. With some hundred videos the prior has no visible effect. (In simulations with 16 and 60 videos the prior gave a
-    lower Brier score on new videos than Platt's softened labels.)
+    often. With some hundred videos the prior has no visible effect. (In simulations with 16 and 60 videos the prior
+    gave a lower Brier score on new videos than Platt's softened labels.)
 
     Likelihood and prior are log-concave in 1 / T, so the derivative has one root. It is found by bisection in log T;
     the order of the rows does not matter. Where the best T lies outside the range, the nearest end is returned: the

@@ -25,7 +25,7 @@ ANY_NUMBER: Bounds = (-np.inf, np.inf)
 
 
 class Metric:
-    """A metric that is called with ``labels`` (N,) and ``scores`` (N,); some metrics take decisions of 0 and 1 as scores.
+    """A metric, called with ``labels`` (N,) and ``scores`` (N,); some metrics take decisions of 0 and 1 as scores.
 
     The call returns a float, or with ``weights`` (..., N) an array of shape (...). All metrics raise the errors of
     ``check_labels`` and ``check_scores``.
@@ -397,8 +397,8 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
 def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Return the correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
-    The value is 0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics 21:6, 2020).
-    NaN with one class.
+    The value is 0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics
+    21:6, 2020). NaN with one class.
     """
     hits, misses, false_alarms, rejections = sums.T
     fakes, reals = hits + misses, false_alarms + rejections

@@ -57,7 +57,7 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
     rows_of_fold = [np.flatnonzero(fold_of_row == fold) for fold in np.unique(fold_of_row)]
 
     def average(parts: Callable[[IntArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]) -> Definition:
-        """Return a definition that averages over folds; ``parts`` returns a fold's values and their weights, both (R,)."""
+        """Return a definition that averages over folds; ``parts`` returns a fold's values and weights, both (R,)."""
 
         @functools.wraps(metric)
         def averaged(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
@@ -85,7 +85,7 @@ def within_folds(metric: Metric, folds: ArrayLike) -> Metric:
 
 
 def mean_over_targets(metric: Metric, targets: ArrayLike, folds: ArrayLike | None = None) -> Metric:
-    """Return a metric that computes ``metric`` for each target (such as a generator of fakes) and averages over targets.
+    """Return a metric that averages ``metric`` over targets; a target is, for example, a generator of fakes.
 
     All targets count equally, however many rows they have. On all rows the mean is NaN if one target has no value. In
     half-samples, where a class may be missing by chance, targets without a value are left out. A group with

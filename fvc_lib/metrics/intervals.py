@@ -77,11 +77,11 @@ def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metr
     """Return ``metric`` with an interval over groups, from random half-samples of the groups.
 
     A half-sample holds half of the groups of each stratum. The strata are groups with reals only, with fakes only, and
-    with both. The mean squared difference of the half-samples' values from the value of all groups estimates the variance
-    plus the squared bias. This is the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for jackknife
-    variance estimation", Annals of Statistics 17 (1989). It also holds for metrics that are not smooth, such as a rate
-    at a threshold. A bootstrap draws some groups twice, and so compares a real with the fake made from it more often
-    than the sample does. Its intervals can then miss the value itself.
+    with both. The mean squared difference of the half-samples' values from the value of all groups estimates the
+    variance plus the squared bias. This is the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for
+    jackknife variance estimation", Annals of Statistics 17 (1989). It also holds for metrics that are not smooth, such
+    as a rate at a threshold. A bootstrap draws some groups twice, and so compares a real with the fake made from it
+    more often than the sample does. Its intervals can then miss the value itself.
 
     The distance of an end from the value is a quantile of Student's t times the root mean square of these differences.
     For a metric with two finite bounds it is computed on the logit scale. For an AUC the variance is that of N. A.
@@ -93,8 +93,9 @@ def group_interval(labels: ArrayLike, scores: ArrayLike, groups: ArrayLike, metr
     in [0, 1]. That is the success rate at which n independent comparisons (``GroupCounts.comparisons``) all succeed
     with probability 1 - ``confidence``.
 
-    Where a class has fewer than two groups, low and high are NaN, since that class would never vary. The draws depend on ``seed``,
-    ``groups`` and ``labels`` only, so intervals of different metrics or models on the same rows are paired.
+    Where a class has fewer than two groups, low and high are NaN, since that class would never vary. The draws depend
+    on ``seed``, ``groups`` and ``labels`` only, so intervals of different metrics or models on the same rows are
+    paired.
 
     Args:
         labels: int (N,) of 0 (real) and 1 (fake).
@@ -455,8 +456,9 @@ def holm(p_values: ArrayLike) -> FloatArray:
     """Return Holm's adjusted p-values (M,) of ``p_values`` (M,); adjusted values <= alpha are significant.
 
     Then the probability of any false positive among the M tests is at most alpha. The k-th smallest of M p-values is
-    multiplied by M - k + 1. The result is at least that of the next smaller p-value, and at most 1. NaN means that nothing was tested: it stays NaN and does not count in M. Source: S. Holm, "A simple
-    sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
+    multiplied by M - k + 1. The result is at least that of the next smaller p-value, and at most 1. NaN means that
+    nothing was tested: it stays NaN and does not count in M. Source: S. Holm, "A simple sequentially rejective multiple
+    test procedure", Scandinavian Journal of Statistics 6 (1979).
     """
     values = np.asarray(p_values, dtype=np.float64)
     tested = ~np.isnan(values)

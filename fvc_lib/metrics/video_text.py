@@ -157,7 +157,7 @@ class _Direction:
         self.num_wrong = np.zeros(query.size, dtype=np.int64)
 
     def count(self, scores: FloatArray, first: int) -> None:
-        """Count, for each positive, the wrong candidates of one block that are at least as similar; add it to ``num_wrong``.
+        """Add to ``num_wrong``, for each positive, the wrong candidates of one block that are at least as similar.
 
         Args:
             scores: float64 (R, C), similarities of R queries; minus infinity for positives.
