@@ -349,13 +349,13 @@ class CheckpointFolder:
         (self.folder / PREVIOUS).unlink(missing_ok=True)
 
 
-def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
-    """Return the error message that ``what`` belongs to another network than the one to train.
+def other_network(subject: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
+    """Return the error message that ``subject`` belongs to another network than the one to train.
 
-    ``then`` and ``now`` are values of ``CheckpointBinding.network``. ``anew`` is the command that discards ``what``.
+    ``then`` and ``now`` are values of ``CheckpointBinding.network``. ``anew`` is the command that discards ``subject``.
     """
     return (
-        f"{what} is of the network {then['name']} in {then['file']!r}, and {now['name']} in {now['file']!r} is to be "
-        "trained now, or its code has changed. Put that network back to go on with it; or train this one in a new run "
-        f'(run_dir "new"); or discard the stored one: {anew}'
+        f"{subject} is of the network {then['name']} in {then['file']!r}; to be trained is {now['name']} in "
+        f"{now['file']!r}, or its code has changed. Put that network back to go on with it; or train this one in a new "
+        f'run (run_dir "new"); or discard the stored one: {anew}'
     )

@@ -186,7 +186,7 @@ class RunConfig(BaseModel):
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, neutral=False)
     tune: Annotated[str, matching(f"|{TUNE}", TUNE_WORDS)] = field(
-        "", "weights", "what trains: head, norms, last:N, effort or all; empty: the model's", _VIDEO, neutral=""
+        "", "weights", "trained parts: head, norms, last:N, effort or all; empty: the model's", _VIDEO, neutral=""
     )
     epochs: int = field(20, "weights", "at most this many passes over the training part", ge=1)
     batch_size: int = field(0, "rounding", "samples in memory at once; 0: the network's default", ge=0, hashed=True)
@@ -215,7 +215,12 @@ class RunConfig(BaseModel):
     mixup_alpha: float = field(0.0, "weights", "Beta parameter of mixup; 0: off", _LABELLED, neutral=0.0, ge=0)
     cutmix_alpha: float = field(0.0, "weights", "Beta parameter of cutmix; 0: off", _LABELLED, neutral=0.0, ge=0)
     freeze_backbone_epochs: int = field(
-        0, "weights", "epochs at the beginning that train only what is above the backbone", _LABELLED, neutral=0, ge=0
+        0,
+        "weights",
+        "epochs at the beginning that train only the layers above the backbone",
+        _LABELLED,
+        neutral=0,
+        ge=0,
     )
     unfreeze_stage_epochs: int = field(
         0, "weights", "then epochs until the next stage trains, last first; 0: all at once", _LABELLED, neutral=0, ge=0

@@ -196,7 +196,7 @@ def one_of(names: Iterable[str]) -> AfterValidator:
 
 
 def matching(pattern: str, words: str) -> AfterValidator:
-    """Return a validator of text that fits ``pattern``; ``words`` say in an error what is wanted."""
+    """Return a validator of text that fits ``pattern``; ``words`` describe the wanted text in an error."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):

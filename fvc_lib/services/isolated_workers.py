@@ -291,7 +291,7 @@ def serve() -> None:
     if limit := int(memory_text):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses limits below what it has mapped already
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses limits below the memory that is mapped already
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     module, _, name = function.partition(":")
     call = getattr(importlib.import_module(module), name)

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 # Of control groups of version 2 (above the second nothing is killed, but everything waits), and of version 1.
 _LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
-LIMIT_VARIABLE = "FVC_MEM_GB"  # ``mem_gb``; the runner sets it for kernels and what they start
+LIMIT_VARIABLE = "FVC_MEM_GB"  # ``mem_gb``; the runner sets it for kernels and their child processes
 # How many processes share the budget; the runner sets it for kernels that run at the same time, a launcher for ranks.
 SHARERS_VARIABLE = "FVC_MEMORY_SHARERS"
 
@@ -99,7 +99,7 @@ def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path
         # Version 1 has a tree for each controller, version 2 one for all.
         tree = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         path = PurePosixPath("/", group)
-        # Inside a container the group's path may lead outside what is mounted: then the mount's own root is the group.
+        # Inside a container the group's path may lead outside the mount. Then the root of the mount is the group.
         groups = [path, *path.parents] if ".." not in path.parts else [PurePosixPath("/")]
         for group_path in groups:
             yield group_path, tree / group_path.relative_to("/")
@@ -272,8 +272,8 @@ class DeviceMemory:
     allocated_bytes: int  # held by tensors
     reserved_bytes: int  # held by torch's allocator, cached blocks included
     max_allocated_bytes: int  # the most ``allocated_bytes`` has been
-    total_bytes: int  # of the device, or what the process may use of it
-    free_bytes: int  # what the driver could still give
+    total_bytes: int  # of the device, or the part that the process may use
+    free_bytes: int  # memory that the driver could still give
 
 
 class MemoryObserver(Protocol):

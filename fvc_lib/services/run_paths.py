@@ -49,7 +49,7 @@ class _Path:
         return run.root / self._name
 
 
-CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # of stages whose folder is not called as they are
+CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # folder names that differ from the name of the stage
 
 
 class _Named(Protocol):

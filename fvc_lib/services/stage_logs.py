@@ -42,7 +42,7 @@ def _with_digest(body: bytes) -> bytes:
 def checked_row(line: bytes) -> dict[str, Any]:
     """Return the row of a line with a digest; raise ``ValueError`` if the line is incomplete or damaged."""
     if _with_digest(line.rpartition(b',"digest":"')[0]) != line.rstrip(b"\n"):
-        raise ValueError("the line is not what was written")
+        raise ValueError("the line was changed after it was written")
     row: dict[str, Any] = json.loads(line)
     return row
 
@@ -51,7 +51,7 @@ class _Closing:
     """A base class whose objects call ``close`` at the end of a ``with`` block."""
 
     def close(self) -> None:
-        """Write what is left and close."""
+        """Write the remaining lines and close."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -120,14 +120,14 @@ class TaskSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # Name of the class in its module ``predicting`` that answers for new files (``tasks.predicting.Predictor``).
     predictor: str = ""
-    # In order of preference, how subject and metric of the one number begin, and what is judged by it; none: the
+    # In order of preference: the beginnings of subject and metric of the headline number, and the judged unit; empty:
     # results over folds have one.
     headline: tuple[tuple[str, str, str], ...] = ()
-    # By how the subject of the one number begins (over folds it has none): the controls that it must be above before
-    # anything is claimed of it, and the command that gets one that is missing.
+    # By the beginning of the subject of the headline number (empty over folds): the controls that it must exceed before
+    # any claim, and the command that computes a missing control.
     strict_controls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    no_headline: tuple[str, str] = ("", "")  # the measure's name and what is judged, while there is no number yet
-    sample: str = "built-in corpus"  # what the built-in corpus is called
+    no_headline: tuple[str, str] = ("", "")  # name of the measure and the judged unit, while there is no number yet
+    sample: str = "built-in corpus"  # name of the built-in corpus in sentences
     # Metrics whose learning curves tell most, at most three; of those that match a ``*`` the first that was logged.
     curves: tuple[str, ...] = ("loss",)
 

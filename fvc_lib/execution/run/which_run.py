@@ -184,7 +184,7 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
 
 
 def in_words(changed: Mapping[str, Change]) -> str:
-    """Return the changes as text, for example ``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
+    """Return the changes as text, for example ``epochs 3 -> 5; model 'frame_cnn' -> 'mc3'``."""
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
