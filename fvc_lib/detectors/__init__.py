@@ -1,1 +1,1 @@
-"""Networks: one file per detector, or per family that shares one adapter."""
+"""Detectors: the networks, one file per network or per family of networks with a common adapter."""

@@ -29,7 +29,7 @@ class ClassicalModel:
     """One kind of estimator, without state.
 
     Attributes:
-        candidates: settings to choose from, the simplest model first.
+        candidates: settings among which a training chooses, the simplest model first.
         fit: function that returns the fitted arrays. It takes values float64 (N, F) with NaN where missing, labels
             int64 (N,) of both classes (1 is fake), sample weights float64 (N,) and one of the candidates. It is
             deterministic.
@@ -43,11 +43,15 @@ class ClassicalModel:
 
 
 def fit_scaling(values: Values) -> Arrays:
-    """Compute from ``values`` (N, F) the arrays that ``scaled`` needs.
+    """Compute the arrays that ``scaled`` needs from training values.
+
+    Args:
+        values: float64 (N, F), NaN where missing.
 
     Returns:
-        ``median`` (F,); ``indicator`` (K,), the columns that lack some of their values, but not all; and ``mean`` and
-        ``scale`` (F + K,) of the values and of the K indicators of missing values.
+        ``median`` (F,) of the columns. ``indicator`` int64 (K,), the indices of the columns in which some values are
+        missing, but not all. ``mean`` and ``scale`` (F + K,), mean and standard deviation of the F columns and of their
+        K missing-value indicators; the scale of a constant column is infinite.
     """
     missing = np.isnan(values)
     known = np.where(missing.all(0), 0.0, values)
@@ -62,7 +66,7 @@ def fit_scaling(values: Values) -> Arrays:
 
 
 def scaled(arrays: Arrays, values: Values) -> Values:
-    """Return float64 (N, F + K): the values, then K indicators of missing values, all standardised.
+    """Return the standardised columns, float64 (N, F + K): the F of ``values``, then K indicators of missing values.
 
     Standardised columns have mean 0 and standard deviation 1 in training. A missing value is replaced by the median. A
     column that was constant in training becomes 0.
@@ -100,7 +104,7 @@ def _fit_svm(values: Values, labels: Labels, weights: Values, settings: Settings
 
 
 def _svm_logits(arrays: Arrays, values: Values) -> Values:
-    """Return the margins. They become log odds by the temperature that every training fits (Platt, 1999)."""
+    """Return the margins, float64 (N,). Every training fits a temperature that makes them log odds (Platt, 1999)."""
     from sklearn.metrics.pairwise import rbf_kernel
 
     kernel: Values = rbf_kernel(scaled(arrays, values), arrays["vectors"], gamma=float(arrays["gamma"][0]))
@@ -122,7 +126,7 @@ def _smallest_leaf(num_rows: int) -> int:
 def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    columns = np.flatnonzero(~np.isnan(values).all(0))  # a column without values cannot be binned
+    columns = np.flatnonzero(~np.isnan(values).all(0))  # a column in which all values are missing cannot be binned
     if not columns.size:
         share = float(np.average(labels, weights=weights))
         return {"columns": columns, "baseline": np.log([share / (1 - share)]), "first": np.empty(0, np.int64)}
@@ -290,7 +294,7 @@ for _name, (_model, _packages, _paper, _bibtex) in _MODELS.items():
             paper=f"{_paper}; features: see their families",
             bibtex=_bibtex,
             licence="this project's",
-            num_frames=6,  # frames that a page shows of a judged file, and their side; the model sees none of them
+            num_frames=6,  # number and side of the frames that a result page shows; the model does not use them
             side=112,
             normalisation="none: the model sees features of the coded frames, not clips",
             micro_batch=1,
@@ -371,7 +375,7 @@ def refuse_settings(config: RunConfig) -> None:
 
 
 def refuse_random_trunk(config: RunConfig) -> None:
-    """Raise ``UsageError`` if the trunk would have random weights, because none are given and it brings none."""
+    """Raise ``UsageError`` if the trunk would have random weights: none are given, and no package includes them."""
     if not config.model_weights and not DETECTORS.get(config.model).brings_weights:
         raise UsageError(
             f"model {config.model!r}: its trunk begins without weights, so its features say nothing. Add "

@@ -1,4 +1,4 @@
-"""Effort: fine-tune only the part of every attention weight that belongs to its smallest singular values.
+"""Effort: fine-tune only the part of every attention weight that has its smallest singular values.
 
 After Z. Yan et al., "Orthogonal subspace decomposition for generalizable AI-generated image detection" (ICML 2025): a
 weight is split by its singular value decomposition, W = W_main + U diag(s) V, where the second part has the ``rank``
@@ -13,7 +13,8 @@ from torch.nn.utils import parametrize
 from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.errors import UsageError
 
-# By weights and rank: a training builds its network several times, and a decomposition takes up to a second.
+# (U, s, V) by rank and digest of the weights: a training builds its network several times, and each singular value
+# decomposition takes up to a second.
 _known: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
 
@@ -26,20 +27,20 @@ class Residual(nn.Module):
     def __init__(self, left: Tensor, sizes: Tensor, right: Tensor) -> None:
         super().__init__()
         self.left, self.sizes, self.right = (nn.Parameter(part.clone()) for part in (left, sizes, right))
-        # Not persistent: they follow from the weights that the network began with.
+        # Not persistent: they can be computed again from the published weights.
         self.register_buffer("first_left", left.clone(), persistent=False)
         self.register_buffer("first_right", right.clone(), persistent=False)
         self.first_square = float(sizes.square().sum()) if not sizes.is_meta else 0.0
 
     def forward(self, main: Tensor) -> Tensor:
-        """Return the whole weight (out, in)."""
+        """Return the sum of the frozen part ``main`` and this trained part, the full weight (out, in)."""
         return main + (self.left * self.sizes) @ self.right
 
     def penalty(self, main: Tensor) -> Tensor:
         """Return the sum of the paper's two losses, a scalar: orthogonality (equation 4) and norm (equation 5).
 
-        The initial directions of U and V are orthogonal to W_main. So the parts of U and V outside their initial
-        directions are penalised. For a weight that is not square this is stricter on the longer side than the paper.
+        The initial U and V are orthogonal to W_main. So the components of U and V outside the spaces of the initial
+        U and V are penalised. For a weight that is not square this is stricter on the longer side than the paper.
         """
         across, down = self.left.T @ self.left, self.right @ self.right.T
         outside_left = self.left - self.first_left @ (self.first_left.T @ self.left)
@@ -47,13 +48,15 @@ class Residual(nn.Module):
         one = torch.eye(len(self.sizes), dtype=across.dtype, device=across.device)
         orthogonal = 2 * (outside_left.square().sum() + outside_right.square().sum())
         orthogonal = orthogonal + (across - one).square().sum() + (down - one).square().sum()
-        overlap = (self.sizes * (self.left * (main @ self.right.T)).sum(0)).sum()  # of W_main with the rest
+        overlap = (self.sizes * (self.left * (main @ self.right.T)).sum(0)).sum()  # its inner product with W_main
         square = (self.sizes[:, None] * across * self.sizes * down).sum()
         return orthogonal + (2 * overlap + square - self.first_square).abs()
 
 
 def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
-    """Split the weights of the linear layers in ``trunk``'s attention parts; without attention, of all linear layers.
+    """Split the weights of linear layers in ``trunk`` into a frozen and a trained part, in place.
+
+    The layers in attention parts are split. A trunk without attention parts has all its linear layers split.
 
     Returns:
         The parameters to train.

@@ -1,4 +1,4 @@
-"""``crop face``: find the face of a clip by MTCNN of the package facenet-pytorch, which includes the weights.
+"""``crop face``: find the face in a clip by MTCNN, from the package facenet-pytorch, which includes the weights.
 
 K. Zhang et al., "Joint face detection and alignment using multitask cascaded convolutional networks", 2016.
 """
@@ -19,17 +19,19 @@ REMEDY = (
     "old torch)"
 )
 _LOOKS = 8  # frames of a clip that are searched, spread evenly
-_SEARCHED_SIDE = 640  # pixels of the longer side; a face must have 20 of them
-_SURE = 0.9  # probability below which a find is none
+_SEARCHED_SIDE = 640  # pixels of the longer side of a searched frame; a face must be at least 20 pixels wide in it
+_SURE = 0.9  # least probability of a face that counts
 _STILL = 2.0  # a face whose positions span at most this multiple of its side gets one box
 
 
 def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
-    """Return squares around one face, float (T, 4) of left, top, width and height; None if there is no face.
+    """Return a square around the largest face for every frame, float (T, 4): left, top, width and height in pixels.
+
+    Returns None if there is no face.
 
     Up to 8 frames are searched, and faces are followed by the overlap of their boxes. The face with the largest area
     summed over these frames is taken. If it hardly moves, one fixed box holds it in all frames. If it moves, a box of
-    constant size follows it, on straight lines from one searched frame to the next. So the crop does not tremble.
+    constant size follows it; between searched frames its position is interpolated linearly. So the crop is steady.
 
     Args:
         frames: uint8 (T, H, W, 3), RGB.
@@ -55,17 +57,17 @@ def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
 
 
 def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
-    """Follow faces over frames and return the boxes of the largest one.
+    """Follow faces over frames, and return the boxes of the face with the largest total area.
 
     A track is a series of boxes of the same face. A box continues the track whose last box it overlaps most, by more
-    than a tenth (intersection over union). A track takes at most one box per frame. Tracks in less than a third of the
-    frames are dropped, because they mostly are no faces.
+    than a tenth (intersection over union). A track takes at most one box per frame. Tracks that have a box in less
+    than a third of the frames are dropped, because most of them are not faces.
 
     Args:
         found: for every frame (K, 4), left, top, right and bottom of K boxes.
 
     Returns:
-        (index of the frame, index of the box) for the track with the largest total area; empty if there is none.
+        Pairs (index of the frame, index of the box in it), one per box of the track; empty if there is no track.
     """
     tracks: list[list[tuple[int, int]]] = []
     for frame, boxes in enumerate(found):
@@ -111,7 +113,7 @@ def _overlap(one: Boxes, other: Boxes) -> float:
 @cache
 def _mtcnn() -> Any:
     package = imported("facenet_pytorch", "face", REMEDY)
-    # torchvision's own needs its compiled part, which its wheel on PyPI does not bring for the CPU build of torch.
+    # torchvision's batched_nms needs a compiled part, which the wheel on PyPI lacks for the CPU build of torch.
     imported("facenet_pytorch.models.utils.detect_face", "face", REMEDY).batched_nms = keep_best
     return package.MTCNN(keep_all=True, device="cpu", post_process=False)
 

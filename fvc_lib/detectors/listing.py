@@ -1,4 +1,4 @@
-"""Facts of each detector, for ``run_notebooks.py detectors``."""
+"""Facts about every detector (sizes, costs, licences), for ``run_notebooks.py detectors``."""
 
 import importlib.util
 import statistics
@@ -25,15 +25,16 @@ class DetectorFacts:
 
     spec: DetectorSpec
     missing: tuple[str, ...]  # packages that are not installed
-    num_parameters: int | None  # without a publisher's class layer and our head; None where it cannot be built here
-    # 1e9 floating-point operations (a multiply-add counts as two) for one clip forward; None as above.
+    # Without the publisher's class layer and this project's head; None where the network cannot be built here.
+    num_parameters: int | None
+    # Floating-point operations of a forward pass of one clip, in 1e9; a multiply-add counts as two. None if unknown.
     gflops: float | None
-    trouble: str  # why it cannot be built here; empty where it can
-    batch_norms: tuple[str, ...] = ()  # names of norms that use the statistics of a micro-batch
+    trouble: str  # why the network cannot be built here; empty if it can
+    batch_norms: tuple[str, ...] = ()  # names of norms that use the statistics of a micro-batch in training
 
     @property
     def clip(self) -> str:
-        """Clip of the network as text, such as ``8 x 224`` (frames x side); ``features`` for a model on features."""
+        """Return frames x side of the input clip, such as ``8 x 224``; ``features`` for a model on features."""
         return "features" if self.spec.of_features == "forensic" else f"{self.spec.num_frames} x {self.spec.side}"
 
     def row(self) -> list[str]:
@@ -78,7 +79,7 @@ class DetectorFacts:
 
 
 def facts_of(name: str) -> DetectorFacts:
-    """Return the facts of one detector, which is built to count its parameters.
+    """Return the facts about the detector ``name``; its network is built on the meta device, to count.
 
     Raises:
         UsageError: the name is unknown.
@@ -88,7 +89,7 @@ def facts_of(name: str) -> DetectorFacts:
     if missing:
         return DetectorFacts(spec, missing, None, None, f"not installed: {', '.join(missing)}. {REMEDY}.")
     if spec.of_features or (spec.build is None and spec.build_trunk is None):
-        return DetectorFacts(spec, (), None, None, "")  # a model on features, which has no network, or a family
+        return DetectorFacts(spec, (), None, None, "")  # no network, or a family such as timm:NAME
     with torch.device("meta"):
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
         try:
@@ -111,7 +112,7 @@ _TIMED_PASSES, _TIMED_SECONDS = 15, 6.0
 
 
 def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
-    """Measure the cost of the network of each configuration on this machine, one after the other in a child process.
+    """Measure on this machine what the network of every configuration costs, one after the other in a child process.
 
     Returns:
         One mapping per configuration: ``num_parameters``, ``num_trained`` (parameters that are trained) and
@@ -124,7 +125,10 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 
 
 def cost_of(values: dict[str, Any]) -> dict[str, float]:
-    """Measure one configuration, given its fields as ``values``. ``measured_costs`` calls it in a child process."""
+    """Return the costs of one configuration; ``measured_costs`` calls this in a child process and describes the result.
+
+    ``values`` are the fields of the configuration.
+    """
     config = RunConfig(**values)
     if config.of_features:  # no network whose forward pass could be timed
         return {}

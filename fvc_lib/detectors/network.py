@@ -1,7 +1,7 @@
-"""Detector networks: a trunk turns clips into features, a head turns features into a logit.
+"""Detector networks: a trunk turns clips into features, and a head turns features into a logit.
 
 ``DetectorSpec`` (``services/registry.py``) declares a detector. ``build_detector`` builds the network of a
-configuration. ``tune`` chooses which parts are trained.
+configuration. ``tune`` chooses which of its parts are trained.
 """
 
 import math
@@ -24,11 +24,11 @@ from fvc_lib.services.config_fields import TUNE, TUNE_WORDS
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
-# Fractions of white, per colour, that published weights were trained with.
+# Mean and standard deviation of red, green and blue, as fractions of white, with which published weights were trained.
 IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 KINETICS_MEAN, KINETICS_DEVIATION = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
-# Layers whose dropout the engine draws for each sample, and names of a dropout probability in other parts.
+# Dropout layers, whose masks the training engine draws per sample; and names of dropout probabilities in other modules.
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _SHARES = ("p", "drop_prob", "dropout", "attention_dropout", "dropout_prob", "dropout_p", "drop_path_rate")
 
@@ -46,7 +46,7 @@ class Normalised(nn.Module):
 
     def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_DEVIATION) -> None:
         super().__init__()
-        # Not persistent: weights from elsewhere do not have them.
+        # Not persistent: files of published weights do not have them.
         self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("deviation", 255 * torch.tensor(deviation).view(3, 1, 1), persistent=False)
 
@@ -58,10 +58,10 @@ class Normalised(nn.Module):
 class Trunk(nn.Module):
     """A published network without its class layer, which turns clips into features. Subclasses implement ``encode``.
 
-    During training only dropout layers are in training mode. Batch norms would use the statistics of a micro-batch, and
-    stochastic depth and dropout of attention would draw once per micro-batch. Then the result would depend on how a
-    batch is split to fit the memory. If training starts from scratch, group norms replace batch norms. ``notes``
-    records these differences from the published network.
+    During training only dropout layers are in training mode. Otherwise batch norms would use the statistics of a
+    micro-batch, and stochastic depth and dropout of attention would draw once per micro-batch. The result would then
+    depend on how a batch is split to fit the memory. If training starts from scratch, group norms replace batch norms.
+    ``notes`` records these differences from the published network.
 
     Args:
         network: the publisher's module; files of weights hold its ``state_dict``.
@@ -72,7 +72,7 @@ class Trunk(nn.Module):
         weights: origin of the weights; None: the network starts from scratch.
     """
 
-    per_frame = False  # whether features are (B, T, F), computed for every frame by itself
+    per_frame = False  # whether features are computed for every frame alone, (B, T, F)
     is_frozen = False  # whether no part is trained; then ``state_dict`` holds only a digest of the weights
 
     def __init__(
@@ -108,11 +108,11 @@ class Trunk(nn.Module):
 
     @cached_property
     def _digest(self) -> Tensor:
-        """The SHA-256 of the weights, as a tensor uint8 (32,)."""
+        """Return the SHA-256 of the weights, as a tensor uint8 (32,)."""
         return torch.frombuffer(bytearray.fromhex(weights_digest(super().state_dict())), dtype=torch.uint8)
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        """Return the weights by name. A frozen trunk returns only ``digest``, because its weights are published."""
+        """Return the weights by name; a frozen trunk returns only their ``digest``, since the weights are published."""
         if not self.is_frozen:
             return super().state_dict(*args, **options)
         state = options.get("destination")
@@ -179,25 +179,27 @@ def _draws(part: nn.Module) -> bool:
 
 
 class PictureTrunk(Trunk):
-    """A trunk that computes the features of every frame by itself."""
+    """A trunk that computes the features of every frame independently of the other frames."""
 
     per_frame = True
 
     def encode(self, clips: Tensor) -> Tensor:
-        """Return (B, T, F) of normalised float (B, T, 3, H, W)."""
+        """Return features (B, T, F) of normalised clips, float (B, T, 3, H, W)."""
         features = self.encode_pictures(clips.flatten(0, 1))
         return features.reshape(*clips.shape[:2], -1)
 
     def encode_pictures(self, pictures: Tensor) -> Tensor:
-        """Return (N, F) of normalised float (N, 3, H, W)."""
+        """Return features (N, F) of normalised pictures, float (N, 3, H, W)."""
         return self.network(pictures)
 
 
 class Detector(nn.Module):
-    """A trunk and a head: one logit per clip.
+    """A network of a trunk and a head, which gives one logit per clip.
 
     Args:
-        l2_normalise: bring every feature vector to length 1 before the head.
+        trunk: turns frames uint8 (B, T, 3, H, W) into features (B, T', F) or (B, F).
+        head: turns features (B, T', F) into logits (B,).
+        l2_normalise: whether every feature vector is divided by its length before the head.
     """
 
     def __init__(self, trunk: Any, head: nn.Module, *, l2_normalise: bool = False) -> None:
@@ -244,8 +246,8 @@ def build_detector(config: RunConfig) -> nn.Module:
     Parameters that are not trained require no gradient.
 
     Raises:
-        UsageError: an unknown name, a package that is missing, weights that do not fit, or a head or choice of what
-            is trained that the network does not have.
+        UsageError: the name is unknown, a package is missing, the weights do not fit, or the network does not have the
+            head or the trained parts that ``config`` names.
     """
     spec = DETECTORS.get(config.model)
     network: nn.Module = _headed(spec, config) if spec.build is None else spec.build()
@@ -304,7 +306,7 @@ def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
 
 
 def _load_once(network: Any, path: Path | None, licence: str) -> None:
-    """Load the weights of ``path`` into ``network``, unless it has published weights already."""
+    """Load the weights of ``path`` into ``network``; do nothing for None, or if weights are loaded already."""
     if path is not None and not isinstance(getattr(network, "weights", None), LoadedWeights):
         network.loaded_weights = load_weights(network, path, licence=licence or "unknown")
 
@@ -351,14 +353,14 @@ def batch_norms_to_group_norms(network: nn.Module) -> int:
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             norm: nn.Module = nn.GroupNorm(math.gcd(32, child.num_features), child.num_features)
             after = [part for part in (getattr(child, "drop", None), getattr(child, "act", None)) if part is not None]
-            setattr(network, name, nn.Sequential(norm, *after) if after else norm)  # timm's norms hold what follows
+            setattr(network, name, nn.Sequential(norm, *after) if after else norm)  # timm's include dropout, activation
             replaced += 1
         else:
             replaced += batch_norms_to_group_norms(child)
     return replaced
 
 
-# What is trained
+# --- The choice of the parts that are trained
 
 
 def tune(network: nn.Module, what: str) -> None:
@@ -366,8 +368,8 @@ def tune(network: nn.Module, what: str) -> None:
 
     Args:
         network: the network.
-        what: ``all``, or ``head`` alone. With the head are trained: all norms (``norms``), the last N stages
-            (``last:N``), or parts of attention weights (``effort``, ``effort:RANK``; see ``effort.py``).
+        what: ``all`` or ``head``; or the head and further parts: ``norms`` (all norms), ``last:N`` (the last N stages),
+            ``effort`` or ``effort:RANK`` (parts of attention weights, see ``effort.py``).
 
     Raises:
         UsageError: ``what`` is another word, or names a part that the network does not have.
@@ -415,7 +417,7 @@ def head_of(network: nn.Module) -> nn.Module:
 
 
 def trunk_stages(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
-    """Return the parameters below the head by stage, from input to features."""
+    """Return the parameters of a network without its head, by stage, from input to features."""
     head = set(head_of(network).parameters())
     stages = parameters_by_stage(getattr(network, "trunk", network))
     below = (tuple(parameter for parameter in stage if parameter not in head) for stage in stages)
@@ -441,15 +443,15 @@ def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], .
         else:
             pending += part.parameters()
     stages = stages or [pending]
-    seen: set[nn.Parameter] = set()  # shared ones belong to the first stage that has them
+    seen: set[nn.Parameter] = set()  # shared parameters belong to the first stage that has them
     return tuple(tuple(p for p in stage if p not in seen and not seen.add(p)) for stage in stages)  # type: ignore[func-returns-value]
 
 
 def num_trained_stages(epoch: int, num_stages: int, *, freeze_epochs: int, stage_epochs: int) -> int:
     """Return the number of a network's last stages that are trained in ``epoch`` (0-based).
 
-    No stage is trained for the first ``freeze_epochs`` epochs. Then one is, and one more after every ``stage_epochs``
-    epochs. If ``stage_epochs`` is 0, all are trained at once.
+    No stage is trained for the first ``freeze_epochs`` epochs. Then the last stage is trained, and one more stage after
+    every ``stage_epochs`` epochs. If ``stage_epochs`` is 0, all stages are trained after the first ``freeze_epochs``.
 
     After J. Howard and S. Ruder, "Universal language model fine-tuning" (ACL 2018), section 3.3.
     """

@@ -8,7 +8,7 @@ import torch
 
 from fvc_lib.services.errors import UsageError
 
-_DECLARATIONS: list[Any] = []  # referenced here, because they end with these objects
+_DECLARATIONS: list[Any] = []  # torch removes a declaration when its object is deleted
 REMEDY = "Install what published networks need: make setup-detectors, or pip install 'fvc_lib[detectors]'"
 
 
@@ -16,7 +16,7 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
     """Import and return a module that a network needs.
 
     Args:
-        module: dotted name of the module, of torchvision for example.
+        module: dotted name of the module, such as ``torchvision.models``.
         whose: name of the network, for the error message.
         remedy: last sentence of the error message, without its full stop.
 
@@ -30,7 +30,7 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
     except ModuleNotFoundError as error:
         raise UsageError(f"network {whose!r} needs {package}, which is not installed ({error}). {remedy}.") from error
     except (ImportError, RuntimeError, OSError) as error:
-        while error.__cause__ is not None:  # transformers names the class that was wanted, its cause the package
+        while error.__cause__ is not None:  # transformers' error names the class; the cause names the missing package
             error = error.__cause__  # type: ignore[assignment]
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
@@ -40,10 +40,10 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
 
 
 def mend_torchvision() -> None:
-    """Declare torchvision's two operators if its compiled part cannot be loaded.
+    """Declare the operators ``nms`` and ``qnms`` if the compiled part of torchvision cannot be loaded.
 
-    The wheel on PyPI needs CUDA's libraries, which the CPU build of torch lacks. Then torchvision fails without
-    ``nms``, which no network here calls. timm and transformers import all of torchvision.
+    The compiled part of the wheel on PyPI needs CUDA's libraries, which the CPU build of torch lacks. Then the import
+    of torchvision, and so of timm and transformers, fails because ``nms`` is missing. No network here calls it.
     """
     if _DECLARATIONS or torch.version.cuda is not None or torch.version.hip is not None:
         return
@@ -59,5 +59,5 @@ def mend_torchvision() -> None:
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]  # what the failed import left
+        del sys.modules[name]  # modules that the failed import left
     _DECLARATIONS.append(library)

@@ -1,4 +1,4 @@
-"""Networks from folders of the transformers package; nothing is fetched, and no code of a folder is run."""
+"""Load networks from folders that the transformers package wrote; nothing is fetched, and no code of them is run."""
 
 import json
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ def from_folder(
             another shape. Empty: there is no such layer.
 
     Raises:
-        UsageError: no such folder, another kind of network in it, or weights that are missing, unknown or of another
-            shape.
+        UsageError: the folder does not exist or holds another kind of network, or weights are missing, of another shape
+            or NaN.
     """
     kind = getattr(transformers, model)
     document = _config(folder)
@@ -87,7 +87,7 @@ def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colour
     return otherwise
 
 
-# Settings by which the networks of a family differ.
+# Settings in which the networks of a family differ.
 _SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "mlp_ratio", "patch_size",
     "tubelet_size", "attention_type", "num_register_tokens", "key_bias",

@@ -1,7 +1,8 @@
 """Published weights: files and folders in their publishers' formats, checked by name and shape before they are used.
 
-A file is one of ``torch.save`` (tensors by name, alone or under ``state_dict``, ``model`` or ``model_state``) or of
-safetensors; a folder is what ``save_pretrained`` of transformers writes. No code from either is run.
+A file was written by ``torch.save`` or by safetensors. It holds tensors by name; in a file of ``torch.save`` they may
+be under ``state_dict``, ``model`` or ``model_state``. A folder was written by ``save_pretrained`` of transformers. No
+code from a file or folder is run.
 """
 
 import pickle
@@ -20,16 +21,16 @@ from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.decode.source import impostor
 
-# What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.
+# Names of class layers in published files of weights. This project trains a head in place of the class layer.
 CLASS_LAYERS = (
     "fc.", "_fc.", "classifier.", "head.", "heads.", "head_dist.", "last_linear.", "AuxLogits.", "blocks.5.proj.",
     "blocks.6.proj.",
 )  # fmt: skip
-BEGUN_WITH = "begun_with"  # of a bundle: the weights that its networks are built with
+BEGUN_WITH = "begun_with"  # name in a bundle (an exported detector) of the weights with which its networks begin
 _INSIDE = ("state_dict", "model", "model_state", "model_state_dict")
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _NAMED_AT_MOST = 5
-# What damaged files, pages saved in place of a file, and files with code in them raise.
+# Errors that loading raises for damaged files, for web pages saved as files, and for files with code in them.
 _UNREADABLE = (
     RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError, LookupError, TypeError,
     AttributeError,
@@ -38,10 +39,10 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Origin of a network's weights."""
+    """The origin of a network's weights."""
 
     source: str  # the file or folder, or the package that brings them
-    sha256: str  # hex, of the file, or of a folder's files with their names
+    sha256: str  # hexadecimal digest of the file, or of the names and contents of a folder's files
     licence: str  # of the weights, as far as known
     left_out: tuple[str, ...] = ()  # names in the source that the network does not have: its publisher's class layer
 
@@ -69,7 +70,17 @@ def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "
 def fitted(
     network: nn.Module, weights: Mapping[str, Tensor], path: Path, field: str = "model_weights"
 ) -> dict[str, Tensor]:
-    """Return the entries of ``weights``, read from ``path``, that ``network`` has; raise as ``load_weights``."""
+    """Return a ``state_dict`` for ``network`` with the tensors of ``weights``, without those of a class layer.
+
+    Args:
+        network: the network.
+        weights: tensors by name.
+        path: the file that ``weights`` were read from, for error messages.
+        field: name of the parameter that gave ``path``, for error messages.
+
+    Raises:
+        UsageError: a weight is missing, of another shape, or of unknown name.
+    """
     found = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     wanted = network.state_dict()
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
@@ -93,12 +104,14 @@ def fitted(
 
 
 def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tensor]:
-    """Return tensors by name from a file of safetensors or ``torch.save``, or a folder with one; run no code of it.
+    """Return tensors by name from a file of safetensors or ``torch.save``, or from a folder with such a file.
+
+    No code in the file is run.
 
     Raises:
         UsageError: the file does not exist, is damaged, holds something else than tensors by name, or holds NaN.
     """
-    if path.is_dir():  # as a hub has it
+    if path.is_dir():  # as ``save_pretrained`` writes it
         path = next((path / name for name in _FILES if (path / name).is_file()), path)
     head = b""
     try:
@@ -107,7 +120,7 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
             stream.seek(0)
             if head[8:9] == b"{":  # safetensors: behind the length of its header, which is JSON
                 document: Any = safetensors.torch.load_file(path)
-            else:  # the open file: torch would go by the ending of a name
+            else:  # not the path: torch would choose the format by its ending
                 document = torch.load(stream, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UsageError(f"{field} {str(path)!r}: {error.strerror or error}. Give a readable file.") from error

@@ -43,7 +43,7 @@ class Backbone(nn.Module):
 
 
 class EncoderBackbone(Backbone):
-    """A backbone made of a trunk on single frames, which decides how norms and dropout are treated."""
+    """A backbone made of the trunk of a detector on single frames; ``Trunk`` describes its norms and dropout."""
 
     def __init__(self, trunk: PictureTrunk) -> None:
         super().__init__()
@@ -84,14 +84,14 @@ def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageE
 
 
 def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, pretrained: bool = True) -> Backbone:
-    """Build the named backbone, with the weights of a file or folder, or with random ones from torch's random state.
+    """Build the backbone ``name`` with given, installed or random weights (drawn from torch's random state).
 
     Args:
         name: a name in ``BACKBONES``, or the name of a detector with a network on single frames.
-        weights: a file of torch or safetensors with the network's ``state_dict``; for a detector also a folder, as its
-            ``model_weights`` may be. None: a detector takes the weights that it brings, if any.
+        weights: a file of torch or safetensors with the network's ``state_dict``; for a detector also a folder, as for
+            ``model_weights``. None: weights that are installed with the detector, if any, else random ones.
         size: side of the pictures in pixels, for networks that are made for a fixed size.
-        pretrained: whether a detector without ``weights`` takes the weights that it brings.
+        pretrained: whether a detector without ``weights`` takes the installed ones; else they are random.
 
     Raises:
         UsageError: the name is unknown, a package is missing or does not work, the weights cannot be read or do not
@@ -105,7 +105,7 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
             backbone: Backbone = BACKBONES.get(name)(options)
             return backbone
         trunk = spec.build_trunk(options) if spec.build_trunk else None
-    except UsageError as error:  # in the words of the video tasks
+    except UsageError as error:  # its message names the parameter of the video tasks
         raise UsageError(str(error).replace("model_weights", "backbone_weights")) from error
     if not isinstance(trunk, PictureTrunk):
         raise UsageError(
@@ -127,8 +127,8 @@ def _of_torchvision(options: TrunkOptions) -> EncoderBackbone:
 def of_classifier(network: Any, options: TrunkOptions) -> EncoderBackbone:
     """Turn a classifier of torchvision into a backbone that returns the pooled features, and load its weights.
 
-    Networks of ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) lose the whole classifier, hidden
-    layers too; networks of ``layer1`` to ``layer4`` and ``fc`` (resnet) lose ``fc``.
+    From networks with ``features`` and ``classifier`` (efficientnet, mobilenet, densenet) the whole classifier is
+    removed, hidden layers too. From networks with ``layer1`` to ``layer4`` and ``fc`` (resnet) ``fc`` is removed.
 
     Raises:
         UsageError: the network is built in another way, or the weights do not fit.
@@ -174,7 +174,10 @@ class ImageModel(nn.Module):
         return self.backbone.recomputable_blocks()
 
     def forward(self, images: Tensor) -> Outputs:
-        """Return ``class_logits`` float (B, C) and ``values`` float (B, T), scaled, of images uint8 (B, 3, H, W)."""
+        """Return ``class_logits`` float (B, C) and ``values`` float (B, T) for images uint8 (B, 3, H, W).
+
+        ``values`` are predictions of the scaled targets. Without a head the tensor has no columns.
+        """
         features = self.backbone(images)
         none = features.new_zeros(len(features), 0)
         return {

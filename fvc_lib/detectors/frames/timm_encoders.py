@@ -47,8 +47,9 @@ def _build(options: TrunkOptions) -> PictureTrunk:
 def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWeights, tuple[str, ...]]:
     """Load the weights of ``path`` into ``network``; return their origin, and a note if positions were resampled.
 
-    A vision transformer has position embeddings for a picture size. For another size they are resampled as by timm's
-    ``checkpoint_filter_fn``: bicubic, with antialiasing. Those of the class token and the registers stay.
+    The position embeddings of a vision transformer belong to one picture size. For another size they are resampled as
+    by timm's ``checkpoint_filter_fn``: bicubic, with antialiasing. Embeddings of the class token and the registers are
+    not changed.
     """
     found = dict(read_weights(path))
     notes: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWe
 
 
 def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
-    """Return the argument of ``create_model`` that sets the picture size, if the network has another fixed size."""
+    """Return ``{"img_size": side}`` for ``create_model`` if the network has another fixed size, else ``{}``."""
     published = timm.get_pretrained_cfg(name)
     fixed = bool(published and published.fixed_input_size) and published.input_size[-1] != side
     return {"img_size": side} if fixed else {}
@@ -75,7 +76,9 @@ def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:
 def num_features_of(network: Any, side: int) -> int:
     """Return the number of features of a network made with ``num_classes=0``.
 
-    It is measured, because ``num_features`` ignores the hidden layer that some networks (mobilenetv3) have after it.
+    It is measured on one picture of ``side`` x ``side`` pixels. The attribute ``num_features`` would be wrong for
+    networks with a hidden layer before the class layer (mobilenetv3). On the meta device nothing can be computed, and
+    the network's attributes are used.
     """
     if next(network.parameters()).is_meta:
         return int(getattr(network, "head_hidden_size", None) or network.num_features)
@@ -88,7 +91,7 @@ def num_features_of(network: Any, side: int) -> int:
 
 
 def blocks_of(network: Any) -> tuple[nn.Module, ...]:
-    """Return the parts of ``blocks``, ``stages`` or ``layers``, if the network has such a list."""
+    """Return the modules in ``blocks``, ``stages`` or ``layers`` of the network; empty if it has no such list."""
     for name in ("blocks", "stages", "layers"):
         parts = getattr(network, name, None)
         if isinstance(parts, nn.Sequential | nn.ModuleList):
@@ -98,7 +101,11 @@ def blocks_of(network: Any) -> tuple[nn.Module, ...]:
 
 @cache
 def _declared(name: str) -> DetectorSpec:
-    """Return the declaration of ``name`` (``timm:resnet50``) from timm's own configuration."""
+    """Return the declaration of ``name``, such as ``timm:resnet50``, from timm's configuration of the network.
+
+    Raises:
+        UsageError: timm is missing or has no such network.
+    """
     timm = imported("timm", name)
     model = name.partition(":")[2]
     if not timm.is_model(model):

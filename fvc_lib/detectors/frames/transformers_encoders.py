@@ -1,7 +1,7 @@
 """Encoders of pictures from the transformers package, frame by frame: CLIP, DINOv2, DINOv3 and SigLIP.
 
-Weights are a folder as ``save_pretrained`` writes it, whose ``config.json`` says how large the network is; without one
-the network has the size that its name says, from scratch.
+Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` gives the size of the network. Without such a
+folder the network has the published size and random weights.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,8 @@ class _Kind:
     colours: tuple[tuple[float, float, float], tuple[float, float, float]]
     paper: str
     weights_licence: str
-    fit: str = "letterbox"  # the publisher's; of DINOv3 and SigLIP, which squash pictures into a square, not
+    # How frames are made square: as published for CLIP and DINOv2. DINOv3 and SigLIP were published with squashed ones.
+    fit: str = "letterbox"
 
 
 _CLIP_KIND = _Kind("CLIPVisionModel", "CLIPVisionConfig", _CLIP_COLOURS, _CLIP, "MIT", "crop")
@@ -111,7 +112,7 @@ class TransformersFrames(PictureTrunk):
 
 
 def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
-    """Build the encoder ``name`` (empty: that of the options)."""
+    """Build the encoder ``name`` with the weights of ``options``, else random ones; an empty name: ``options.name``."""
     kind, _, settings = _NETWORKS[name or options.name]
     transformers = imported("transformers", options.name)
     loaded, colours = None, kind.colours
@@ -132,7 +133,7 @@ def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
 
 
 def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
-    """Return the declaration of the network ``of`` under ``name``, with the fields ``changed``."""
+    """Return a declaration under ``name`` of the network ``of`` (a key of ``_NETWORKS``), with fields ``changed``."""
     kind, hub_id, _ = _NETWORKS[of]
     mean, deviation = kind.colours
     declared: dict[str, Any] = {
@@ -158,7 +159,7 @@ def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
 for _name in _NETWORKS:
     DETECTORS.register(declaration(_name, _name))
 
-# Recipes of the literature on top of these encoders.
+# Published detectors that consist of these encoders and a way to train them.
 DETECTORS.register(
     declaration(
         "gend",

@@ -1,1 +1,1 @@
-"""Heads: from a clip's features to one logit."""
+"""Heads: the last part of a detector, which turns the features of a clip into one logit."""

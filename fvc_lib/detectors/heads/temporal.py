@@ -1,8 +1,9 @@
-"""Heads over a clip's features: mean, attention, GRU, and the statistics of the path that the features take.
+"""Heads over a clip's features: mean, attention, GRU, and statistics of the path of the features over time.
 
-A small tensor to begin with: an encoder of frames gives (B, T, F), here (1, 3, 2), for example
-``[[1, 0], [2, 1], [2, 3]]``. Its mean is ``[5/3, 4/3]``; its first differences are ``[1, 1]`` and ``[0, 2]``, of length
-1.41 and 2; between them the path turns by 45 degrees. A network on whole clips gives (B, F), which is (B, 1, F).
+An encoder of frames gives features (B, T, F). For example, one clip of three frames with two features may have
+``[[1, 0], [2, 1], [2, 3]]``. The mean is ``[5/3, 4/3]``. The first differences are ``[1, 1]`` and ``[0, 2]``, of length
+1.41 and 2; between them the path turns by 45 degrees. Features (B, F) of a network on whole clips are used as (B, 1,
+F).
 """
 
 from collections.abc import Callable
@@ -64,11 +65,11 @@ class Gru(nn.Module):
 class Path(nn.Module):
     """A linear layer on statistics of how the features move from frame to frame.
 
-    They are the features' mean and standard deviation, the mean absolute first and second differences, and lengths and
-    angles of the path.
+    The statistics are mean and standard deviation of every feature over the frames, its mean absolute first and second
+    differences, and the eight numbers of ``path_statistics``.
 
-    Curvature as in ReStraV (C. Interno et al., "AI-generated video detection via perceptual straightening", 2025);
-    second differences as in D3 (C. Zheng et al., ICCV 2025).
+    The angles follow ReStraV (C. Interno et al., "AI-generated video detection via perceptual straightening", 2025),
+    the second differences D3 (C. Zheng et al., ICCV 2025).
     """
 
     def __init__(self, num_features: int) -> None:
@@ -80,7 +81,7 @@ class Path(nn.Module):
         """Return logits (B,) of features (B, T, F), T at least 3.
 
         Raises:
-            UsageError: fewer frames.
+            UsageError: T is less than 3.
         """
         if features.shape[1] < 3:
             raise UsageError(

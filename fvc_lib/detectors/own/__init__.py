@@ -1,1 +1,1 @@
-"""The project's own networks."""
+"""Networks that were designed in this project."""

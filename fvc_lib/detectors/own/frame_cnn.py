@@ -1,4 +1,4 @@
-"""``frame_cnn``: a small CNN on each frame's forensic maps, pooled over space and then over time."""
+"""``frame_cnn``: a small CNN on the forensic maps (``stems.py``) of every frame, pooled over space, then over time."""
 
 from itertools import pairwise
 
@@ -10,9 +10,9 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
 class FrameTrunk(nn.Module):
-    """A CNN that filters every frame by itself.
+    """A CNN whose convolutions are over space only.
 
-    Its norms use the statistics of the whole clip, so that a frame that differs from the others stays different.
+    Its norms use statistics over all frames of the clip, so that a frame that differs from the others stays different.
 
     Args:
         widths: channels of the convolutions, at least two. The first and the third halve the sides of the picture.
@@ -39,7 +39,7 @@ class FrameTrunk(nn.Module):
         return self._pooled_frames(frames).transpose(1, 2)
 
     def _pooled_frames(self, frames: Tensor) -> Tensor:
-        """Return (B, F, T): mean, maximum and standard deviation over space, because manipulations are local."""
+        """Return mean, maximum and standard deviation over space, float (B, F, T); manipulations are local."""
         features = self.further(self.second(self.first(self._stem.clip_by_clip(frames))))
         deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
         return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
@@ -57,7 +57,7 @@ _BIBTEX = r"""@article{fridrich2012rich,
 
 
 class FrameCnn(FrameTrunk):
-    """A CNN on each frame's forensic maps, pooled over space and then over time.
+    """A CNN on the forensic maps of every frame, pooled over space and then over time.
 
     Features are the mean, maximum and minimum over time. The maximum shows the jump at a splice, the minimum shows the
     missing motion of a frozen frame.
@@ -85,7 +85,8 @@ DETECTORS.register(
         normalisation="none: forensic maps of uint8 pixels",
         micro_batch=8,
         build=FrameCnn,
-        # Deeper than the detector: a thing shows over a quarter of the picture, a trace over a few cells.
+        # Deeper than the detector: an object covers up to a quarter of the picture, a trace of manipulation a few
+        # cells.
         build_trunk=lambda _: FrameTrunk((32, 48, 64, 96), PIXELS),
     )
 )

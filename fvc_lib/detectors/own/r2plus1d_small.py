@@ -1,4 +1,4 @@
-"""``r2plus1d_small``: a small R(2+1)D on forensic maps in place of pixels."""
+"""``r2plus1d_small``: a small R(2+1)D on forensic maps (``stems.py``) in place of pixels."""
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ class R2Plus1d(R2Plus1dTrunk):
 
 
 class _Residual2Plus1d(nn.Module):
-    """Spatial then temporal convolution next to a shortcut, projected where the shape changes."""
+    """A spatial, then a temporal convolution, and a shortcut around both, a projection where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""``small_resnet``: the project's own backbone of task image.
+"""``small_resnet``: a small backbone for task image (classes and numbers from pictures), designed in this project.
 
-Group norm, because it does not look across samples: a batch may be split into micro-batches, down to one picture,
-without changing the result.
+It has group norms, which do not mix samples. So a batch may be split into micro-batches, down to one picture, without
+changing the result.
 """
 
 import torch
@@ -21,10 +21,10 @@ class SmallResnet(Backbone):
 
     After He et al., "Deep residual learning for image recognition" (CVPR 2016), with group norm (Wu and He, ECCV 2018)
     in place of batch norm. Features are the mean and the maximum over the picture, for each of the last two stages. The
-    mean shows how much there is of something, the maximum whether it occurs at all. The finer stage resolves small
-    objects. The default widths give 1.2 million parameters. On the sample dishes (24 epochs, one seed) the test top-1
-    accuracy was 1.00. It was 0.98 with the last stage alone, and 0.54 with means alone in a network of five stages that
-    costs as much.
+    mean shows how much of the picture has a property, the maximum whether it occurs at all. The finer of the two stages
+    resolves small objects. The default widths give 1.2 million parameters. On the sample dishes (24 epochs, one seed)
+    the test top-1 accuracy was 1.00. It was 0.98 with the last stage alone, and 0.54 with means alone in a network of
+    five stages that costs as much.
     """
 
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
@@ -58,7 +58,7 @@ class SmallResnet(Backbone):
 
 
 class _Residual(nn.Module):
-    """Two 3 x 3 convolutions next to a shortcut, projected where the shape changes."""
+    """Two 3 x 3 convolutions and a shortcut around both, a projection where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -1,14 +1,17 @@
-"""Inputs of the project's own video networks: fixed maps of a clip without parameters, and a shared layer.
+"""Inputs of the networks in this folder: fixed maps that are computed from a clip, and a layer that networks share.
 
-- ``FORENSIC``: traces of manipulation next to the picture, as cell averages small enough to learn on a CPU. High-pass
-  residuals suppress content and keep sensor noise, interpolation and compression traces. The filters are second-order
+Maps have no parameters. They are averages over cells, squares of a few pixels, so that a CPU can train on them.
+
+- ``FORENSIC``: traces of manipulation, and the picture. High-pass residuals suppress content and keep sensor noise and
+  the traces of interpolation and compression. The filters are second-order
   ones of the Spatial Rich Model (Fridrich and Kodovsky, "Rich models for steganalysis of digital images", IEEE TIFS
   2012) used by Zhou et al. ("Learning rich features for image manipulation detection", CVPR 2018): horizontal,
-  vertical, and their product. Bayar and Stamm (2016) learn such filters; fifty clips cannot, so ours are fixed.
-  Differences between neighbouring frames show what stands still and what jumps.
-- ``PIXELS``: content. Colours, their signed changes, whose order at an edge tells the direction of a movement, and
-  each cell's coordinates (R. Liu et al., "An intriguing failing of convolutional neural networks and the CoordConv
-  solution", NeurIPS 2018), so that features pooled over the picture can still say where something was.
+  vertical, and their product. Bayar and Stamm (2016) learn such filters; fifty clips are too few for
+  that, so these are fixed. Differences between neighbouring frames show frozen frames and jumps.
+- ``PIXELS``: content. It holds colours, and their signed changes over time, whose order at an edge shows the direction
+  of a movement. It also holds the coordinates of every cell (R. Liu et al., "An intriguing failing of convolutional
+  neural networks and the CoordConv solution", NeurIPS 2018), so that features pooled over the picture still show
+  positions.
 """
 
 from collections.abc import Callable
@@ -20,13 +23,13 @@ from torch.nn import functional as F
 
 NUM_CHANNELS = 8
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
-# Where zero lies matters, because zero is also what convolutions see beyond the border and what the group norm relates
-# levels to. With residuals' zero at a strong edge (11 grey levels) the sample corpus is learned to AUC 0.99; with their
-# zero at the typical level (2.5), the one change, only to 0.85.
+# A map is (log level - zero) / spread. The choice of the zero matters, because convolutions are padded with 0. With the
+# zero of the residuals at a strong edge (log level 2.5, 11 grey levels) the AUC on the sample corpus is 0.99. With
+# their zero at the typical level (2.5 grey levels) and no other change it is 0.85.
 _RESIDUAL_ZERO, _RESIDUAL_SPREAD = 2.5, 0.8
 _MOTION_ZERO, _MOTION_SPREAD = 1.5, 1.1
 _PICTURE_ZERO, _PICTURE_SPREAD = 115.0, 120.0
-_TRUNCATION = 24.0  # grey levels: beyond it a residual is a content edge (the Spatial Rich Model truncates likewise)
+_TRUNCATION = 24.0  # grey levels; larger residuals are edges of the content (the Spatial Rich Model truncates too)
 _MOTION_TRUNCATION = 40.0
 
 
@@ -42,7 +45,8 @@ def forensic_maps(frames: Tensor, cell: int) -> Tensor:
 
     Returns:
         float32 (B, 8, T, H // cell, W // cell): R, G, B; horizontal, vertical and mixed residual; difference to the
-        previous and to the next frame (where there is none, to the other neighbour; zero for a single frame).
+        previous and to the next frame. The first and the last frame have their only neighbour for both; a single frame
+        has zeros.
     """
     pixels = frames.float()
     luma = pixels[:, :, 0] * _LUMA[0]
@@ -60,7 +64,7 @@ def forensic_maps(frames: Tensor, cell: int) -> Tensor:
 
 
 def _motion(luma: Tensor, cell: int) -> Tensor:
-    """Return (B, T, 2, h, w) log magnitudes of the differences to the previous and the next frame."""
+    """Return scaled log magnitudes of the differences to the previous and the next frame, float (B, T, 2, h, w)."""
     if luma.shape[1] == 1:
         steps = torch.zeros_like(_cells(luma, cell))
         return torch.stack([steps, steps], dim=2)
@@ -81,7 +85,7 @@ def _second_difference(image: Tensor, dim: int) -> Tensor:
 
 
 def _cells(maps: Tensor, cell: int) -> Tensor:
-    """Return the means of maps (..., H, W) over cells; a remainder at the right and bottom is left out.
+    """Return the means of ``maps`` (..., H, W) over cells; rows and columns beyond the last whole cell are left out.
 
     Rows are summed first, in one pass over contiguous memory. This is three times as fast as ``avg_pool2d``.
     """
@@ -100,11 +104,11 @@ def pixel_maps(frames: Tensor, cell: int) -> Tensor:
 
     Args:
         frames: uint8 (B, T, 3, H, W), H and W at least ``cell``.
-        cell: side in pixels; a remainder at the right and bottom is left out.
+        cell: side in pixels; rows and columns beyond the last whole cell are left out.
 
     Returns:
-        float32 (B, 8, T, H // cell, W // cell): R, G, B around zero; how much each has changed since the previous
-        frame, zero in the first; row and column of the cell, inside (-1, 1).
+        float32 (B, 8, T, H // cell, W // cell): scaled R, G, B; their signed changes since the previous frame, zero in
+        the first frame; row and column of the cell, scaled to lie inside (-1, 1).
     """
     colours = frames.float()
     batch, num_frames = colours.shape[:2]
@@ -126,21 +130,21 @@ def _places(size: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Stem:
-    """The input of a trunk, made from a clip."""
+    """The maps that are the input of a trunk, and how they are computed."""
 
-    # From frames uint8 (B, T, 3, H, W) and the side of a cell in pixels to float32 (B, C, T, h, w); of each clip
-    # by itself, without parameters.
+    # Function from frames uint8 (B, T, 3, H, W) and the side of a cell in pixels to maps float32 (B, C, T, h, w). The
+    # maps of a clip do not depend on the other clips.
     maps: Callable[[Tensor, int], Tensor]
     num_channels: int  # C
     cell: int  # side in pixels
-    clips_at_once: int = 1
+    clips_at_once: int = 1  # number of clips whose maps are computed together
 
     def clip_by_clip(self, frames: Tensor) -> Tensor:
-        """Return ``maps`` of a batch of frames uint8 (B, T, 3, H, W), computed for ``clips_at_once`` clips at a time.
+        """Return the maps of frames uint8 (B, T, 3, H, W), computed for ``clips_at_once`` clips at a time.
 
-        This saves memory: intermediate maps are as large as the pictures in float32. On a CPU the result is identical.
-        Eight clips of 16 x 224 x 224 took 237 MB together; clip by clip they took 26 to 48 MB and a third of the time.
-        On a GPU several clips at a time may be faster.
+        This saves memory, since intermediate maps are as large as the pictures in float32. On a CPU the result is the
+        same. Eight clips of 16 x 224 x 224 took 237 MB at once; one by one they took 26 to 48 MB and a third of the
+        time. On a GPU several clips at a time may be faster.
         """
         return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, self.clips_at_once)])
 
@@ -149,7 +153,7 @@ FORENSIC = Stem(forensic_maps, NUM_CHANNELS, cell=4)
 # Cells are finer than those of forensic maps, which are averages of measurements per pixel.
 PIXELS = Stem(pixel_maps, NUM_CHANNELS, cell=2)
 
-GROUPS = 8  # of every group norm
+GROUPS = 8  # number of groups of every group norm
 
 
 class ConvNorm(nn.Module):

@@ -1,9 +1,9 @@
-"""A small pre-norm transformer, for texts, frames and captions, that gives the same numbers in training and scoring.
+"""A small pre-norm transformer for texts, frames and captions, with the same results in training and evaluation.
 
 After A. Vaswani et al., "Attention is all you need" (2017), with the norm before each part (R. Xiong et al., "On layer
-normalization in the transformer architecture", ICML 2020). Torch's own layers use another path without gradient, which
-rounds differently, and give keys a bias, which the softmax cancels. There is no dropout: a sample's numbers do not
-depend on its batch.
+normalization in the transformer architecture", ICML 2020). The layers of torch are not used: without gradient they
+compute in another way, which rounds differently, and their keys have a bias, which the softmax cancels. There is no
+dropout, so the result of a sample does not depend on its batch.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from fvc_lib.engine.task import Outputs
 from fvc_lib.services.errors import UsageError
 
-_EXPANSION = 4  # of the hidden layer after each attention, as in the paper
-_INITIAL_DEVIATION = 0.02  # of embeddings, as in GPT-2 and CLIP
+_EXPANSION = 4  # width of the hidden layer after each attention, relative to the model's, as in the paper
+_INITIAL_DEVIATION = 0.02  # standard deviation of initial embeddings, as in GPT-2 and CLIP
 
 
 class Attention(nn.Module):
-    """Scaled dot-product attention with several heads, whose number divides ``width``."""
+    """Scaled dot-product attention with ``heads`` heads; ``width`` must be a multiple of ``heads``."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, optional attention to a memory (``with_memory``), and a small network at every position."""
+    """Self-attention, attention to a memory if ``with_memory``, and a two-layer network on every position."""
 
     def __init__(self, width: int, heads: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Learned position embeddings, transformer layers and a last norm; ``num_places`` is the longest sequence."""
+    """Learned position embeddings, transformer layers and a last norm; ``num_places`` is the longest length."""
 
     def __init__(self, width: int, heads: int, layers: int, num_places: int, *, with_memory: bool = False) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, positions: Tensor, hidden: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """Return states (B, L, W) of inputs ``positions`` (B, L, W) without position embeddings.
+        """Return the states (B, L, W) for inputs ``positions`` (B, L, W), to which position embeddings are added here.
 
         L is at most ``num_places``. The other arguments are those of ``TransformerLayer``.
         """
@@ -130,7 +130,7 @@ class TokenNumbers:
     padding: int
     begin: int
     end: int
-    others: tuple[int, ...] = ()  # never written, such as a mask
+    others: tuple[int, ...] = ()  # further tokens that are never written, such as a mask
 
 
 class CaptionDecoder(nn.Module):
@@ -164,7 +164,7 @@ class CaptionDecoder(nn.Module):
         return self._states(tokens, memory) @ self.embedding.weight.T
 
     def score(self, tokens: Tensor, memory: Tensor) -> Outputs:
-        """Predict every token of given texts from the tokens before it, and compare. Padding is not counted.
+        """Return how well every token of given texts is predicted from the tokens before it; padding does not count.
 
         Args:
             tokens: int64 (B, L), the texts.
@@ -192,7 +192,7 @@ class CaptionDecoder(nn.Module):
             memory: float (B, T, W).
 
         Returns:
-            int64 (B, max_tokens): beginning, text, end, padding.
+            int64 (B, max_tokens): the begin token, the text, the end token, and padding.
         """
         batch, numbers = len(memory), self._numbers
         tokens = torch.full((batch, self._max_tokens), numbers.padding, device=memory.device)

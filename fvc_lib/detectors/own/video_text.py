@@ -1,4 +1,4 @@
-"""The network of task video_text: a video encoder, and the parts for texts and captions.
+"""The network of task video_text (retrieval and captions): a video encoder, and parts for texts and captions.
 
 Only the parts that the configured losses need are built, so every parameter receives a gradient.
 """
@@ -20,24 +20,25 @@ from fvc_lib.engine.task import Outputs
 from fvc_lib.services.registry import DETECTORS, TrunkOptions
 
 # Contrastive losses compare all videos of a batch with all of its texts, several of which may belong together. They are
-# sums over samples (pairs of a video and a text), computed some rows at a time, each rank its own against the
-# candidates of all: softmax as open_clip's ``local_loss`` (G. Ilharco et al., 2021), sigmoid as SigLIP's in chunks.
+# sums over samples (pairs of a video and a text). Every process (rank) computes the rows of its own samples against the
+# candidates of all ranks, as open_clip's ``local_loss`` (G. Ilharco et al., 2021) and as SigLIP's loss in chunks.
 
-# CLIP's: a temperature between 1 and 1/100, beginning at 0.07.
+# As in CLIP: a temperature between 1/100 and 1 that begins at 0.07. The scale is its inverse.
 LOG_SCALE_BOUNDS = (0.0, math.log(100.0))
 SOFTMAX_LOG_SCALE = math.log(1 / 0.07)
-SIGMOID_LOG_SCALE = math.log(10.0)  # SigLIP's
+SIGMOID_LOG_SCALE = math.log(10.0)  # as in SigLIP
 
 
 def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None = None) -> Tensor:
-    """Return bool (R, B): entry (i, j) is true if a sample of the batch pairs the i-th video of ``rows`` with text j.
+    """Return which videos and texts of a batch belong together, bool (R, B).
 
-    Exchange the first two arguments to get texts by videos.
+    Entry (i, j) is true if a sample of the batch has the video of sample ``rows[i]`` and the text of sample j. Exchange
+    the first two arguments to get texts by videos.
 
     Args:
         video_index: int64 (B,), equal for equal videos.
         text_index: int64 (B,), equal for equal texts.
-        rows: indices in the batch of the R videos; None: all.
+        rows: indices of R samples of the batch; None: all B.
     """
     videos = video_index if rows is None else video_index[rows.start : rows.stop]
     same_video = videos[:, None] == video_index
@@ -48,9 +49,9 @@ def positive_pairs(video_index: Tensor, text_index: Tensor, rows: range | None =
 
 
 def softmax_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Return the softmax contrastive loss in both directions, summed over samples and halved, a scalar.
+    """Return the softmax contrastive loss, summed over samples, a scalar.
 
-    It adds the cross-entropy over all texts for every video, and over all videos for every text.
+    It is half of the sum of two cross-entropies: of every video over all texts, and of every text over all videos.
 
     Args:
         similarities: float (B, B), videos by texts, already multiplied by the scale.
@@ -63,7 +64,7 @@ def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
     """Return the cross-entropy over candidates, summed over the queries, a scalar.
 
     After A. Radford et al., "Learning transferable visual models from natural language supervision" (CLIP, 2021). The
-    target of a sample with several positives is spread evenly over them, as in J. Yang et al., "Unified contrastive
+    target of a query with several positives is spread evenly over them, as in J. Yang et al., "Unified contrastive
     learning in image-text-label space" (CVPR 2022).
 
     Args:
@@ -75,7 +76,7 @@ def softmax_of_queries(similarities: Tensor, positives: Tensor) -> Tensor:
 
 
 def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
-    """Return the binary cross-entropy of "belong together" for every video with every text, summed to a scalar.
+    """Return the binary cross-entropy of whether a video and a text belong together, summed over all pairs, a scalar.
 
     After X. Zhai et al., "Sigmoid loss for language image pre-training" (SigLIP, ICCV 2023).
 
@@ -89,12 +90,12 @@ def sigmoid_contrastive(similarities: Tensor, positives: Tensor) -> Tensor:
 class SimilarityScale(nn.Module):
     """Cosine similarities, multiplied by a learned scale and, for the sigmoid loss, shifted by a learned bias.
 
-    The bias begins near the log odds that a random pair of the batch belongs together. SigLIP's -10 is that of its
-    batch of 32,768.
+    The bias begins near the log odds that a random video and text of a batch belong together. (SigLIP begins at -10,
+    for batches of 32,768.)
 
     Args:
         loss: ``softmax`` or ``sigmoid``.
-        num_together: number of samples of an effective batch.
+        num_together: number of samples of an effective batch, over all micro-batches and ranks.
     """
 
     def __init__(self, loss: str, num_together: int) -> None:
@@ -111,7 +112,7 @@ class SimilarityScale(nn.Module):
         return similarities + self.bias if self._loss == "sigmoid" else similarities
 
     def bound_gradients(self) -> None:
-        """Set the gradient of the scale to 0 if it would lead beyond a bound. Call it once per effective batch."""
+        """Set the scale's gradient to 0 if a step would leave ``LOG_SCALE_BOUNDS``; once per effective batch."""
         value, gradient = self.log_scale.detach(), self.log_scale.grad
         if gradient is not None:
             low, high = LOG_SCALE_BOUNDS
@@ -127,7 +128,7 @@ class SimilarityScale(nn.Module):
             text: unit vectors (B, E) of the texts of all samples.
             video_index: int64 (B,), as for ``positive_pairs``.
             text_index: int64 (B,), as for ``positive_pairs``.
-            rows: indices of the samples; None: all.
+            rows: indices of the samples; None: all B.
         """
         of_all = rows is None or len(rows) == len(video)
         own = slice(None) if rows is None else slice(rows.start, rows.stop)
@@ -152,7 +153,7 @@ class _Bounded(torch.autograd.Function):
         return gradients[0]
 
 
-_TEMPORAL_LAYERS = 1  # above the trunk; frames are few
+_TEMPORAL_LAYERS = 1  # transformer layers above the trunk; a clip has few frames
 
 
 @dataclass(frozen=True)
@@ -161,31 +162,31 @@ class NetworkPlan:
 
     trunk: str  # name of a detector with ``build_trunk``, for clips of ``num_frames``
     num_frames: int
-    vocabulary_size: int  # tokens of the texts, of at most ``max_tokens`` each with beginning and end
-    max_tokens: int
-    numbers: TokenNumbers  # of the special tokens
-    embedding_size: int  # numbers in the space that videos and texts share
-    width: int  # numbers per frame and token in the transformers
+    vocabulary_size: int
+    max_tokens: int  # of a text, begin and end tokens included
+    numbers: TokenNumbers  # ids of the special tokens
+    embedding_size: int  # dimension of the space that videos and texts share
+    width: int  # features per frame or token in the transformers
     layers: int
     heads: int
-    text_encoder: str  # folder of a transformers model; empty: the own text transformer
-    contrastive: Literal["softmax", "sigmoid"] | None  # the kind of that loss; None: no texts are compared
-    num_together: int  # samples of an effective batch
+    text_encoder: str  # folder of a transformers model; empty: ``TextEncoder``
+    contrastive: Literal["softmax", "sigmoid"] | None  # kind of contrastive loss; None: no such loss, no text encoder
+    num_together: int  # number of samples of an effective batch
     captions: bool  # whether captions are written
     side: int = 112  # of the frames, in pixels
-    weights: Path | None = None  # of the trunk
+    weights: Path | None = None  # file or folder with the trunk's weights; None: installed ones, or random
 
     @property
     def trunk_options(self) -> TrunkOptions:
-        """Options of the trunk."""
+        """Return the options with which the trunk is built."""
         licence = DETECTORS.get(self.trunk).weights_licence or "unknown"
         return TrunkOptions(self.trunk, self.num_frames, self.side, self.weights, licence)
 
 
 class VideoEncoder(nn.Module):
-    """A detector's trunk, followed by a transformer over the features of its frames.
+    """A detector's trunk (its network without head), followed by a transformer over the features of the frames.
 
-    A trunk on whole clips gives the transformer a single vector.
+    With a trunk on whole clips the transformer gets a single vector per clip.
     """
 
     def __init__(self, plan: NetworkPlan) -> None:
@@ -203,7 +204,7 @@ class VideoEncoder(nn.Module):
         self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, num_places)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Return features (B, T, W) of frames uint8 (B, T, 3, H, W), after attention among them.
+        """Return features (B, T, W) of frames uint8 (B, T, 3, H, W).
 
         T is 1 for a trunk on whole clips.
         """
@@ -232,7 +233,7 @@ class TextEncoder(nn.Module):
 
 
 class JointSpace(nn.Module):
-    """Maps videos and texts to one space: a text encoder, a projection for each, and the scale of similarities."""
+    """Maps videos and texts to one space: a text encoder, two projections, and the scale of similarities."""
 
     def __init__(self, plan: NetworkPlan, kind: Literal["softmax", "sigmoid"]) -> None:
         super().__init__()
@@ -255,7 +256,7 @@ class JointSpace(nn.Module):
 
 
 class VideoTextNetwork(nn.Module):
-    """The whole network: a video encoder, and the parts of the plan for joint space and captions."""
+    """The network of a plan: a video encoder, with a joint space and a caption decoder where the plan has them."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
@@ -276,7 +277,7 @@ class VideoTextNetwork(nn.Module):
         return *recomputable_blocks_of(self.video.trunk), *(layer for each in transformers for layer in each.layers)
 
     def forward(self, tensors: Mapping[str, Tensor], write: bool = False) -> Outputs:
-        """Return the values per sample that losses and metrics need.
+        """Return the outputs that losses and metrics need, B samples each.
 
         Args:
             tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), and for a pretrained text encoder
@@ -284,8 +285,9 @@ class VideoTextNetwork(nn.Module):
             write: whether captions are written.
 
         Returns:
-            Per configured objective: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
-            ``caption_loss`` and ``token_accuracy`` float32 (B,); ``caption_tokens`` int64 (B, L).
+            With a contrastive loss, ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors. With
+            captions, ``caption_loss`` and ``token_accuracy`` float32 (B,); and if ``write``, ``caption_tokens`` int64
+            (B, max_tokens).
         """
         memory, outputs = self.video(tensors["frames"]), Outputs()
         if self.joint is not None:

@@ -1,1 +1,1 @@
-"""Tokenizer and text encoders."""
+"""The tokenizer and the text encoders of task video_text."""

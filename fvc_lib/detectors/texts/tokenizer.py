@@ -1,8 +1,8 @@
-"""Texts as numbers: byte-pair tokens over UTF-8 bytes, learned from the training texts.
+"""Texts as token ids: byte-pair encoding of UTF-8 bytes, learned from the training texts.
 
-R. Sennrich et al., "Neural machine translation of rare words with subword units" (ACL 2016), on bytes as in GPT-2, so
-that any text has tokens and comes back unchanged. The marks (padding, beginning, end, mask) are no text: ``<end>`` in a
-caption is read as letters and brackets.
+The method is that of R. Sennrich et al., "Neural machine translation of rare words with subword units" (ACL 2016), on
+bytes as in GPT-2. So any text has tokens and is decoded unchanged. The marks (padding, beginning, end, mask) have ids
+but no spelling: ``<end>`` in a caption is encoded as letters and brackets.
 """
 
 import json
@@ -25,7 +25,7 @@ NUM_MARKS = 4
 _NUM_BYTES = 256
 SMALLEST_VOCABULARY = NUM_MARKS + _NUM_BYTES
 _FORMAT = "fvc text tokenizer 1"
-# Keep the library to one thread: loader processes are forks, where its threads are lost.
+# One thread: the processes that load data are forks, and threads do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -40,9 +40,10 @@ class TextTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary_size: int) -> "TextTokenizer":
-        """Learn at most ``vocabulary_size`` tokens, marks included, from ``texts``, whose order does not matter.
+        """Learn a vocabulary of at most ``vocabulary_size`` tokens, marks included.
 
-        Pairs of tokens that occur only once are not merged, because this would only memorise texts.
+        The order of ``texts`` does not matter.         Pairs of tokens that occur only once are not merged, because
+        this would only memorise texts.
 
         Raises:
             ValueError: ``vocabulary_size`` has no room for the marks and all bytes.
@@ -80,12 +81,12 @@ class TextTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of ids."""
+        """Return the number of ids."""
         return NUM_MARKS + int(self._byte_pairs.get_vocab_size())
 
     @property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of the vocabulary."""
+        """Return the SHA-256 of the vocabulary, in hexadecimal."""
         return sha256_of_json(self._document())
 
     def encode(self, texts: Sequence[str], max_tokens: int) -> Tensor:
@@ -93,7 +94,7 @@ class TextTokenizer:
 
         Raises:
             ValueError: ``max_tokens`` has no room for beginning and end.
-            UnicodeEncodeError: a text holds lone surrogates, which are no characters.
+            UnicodeEncodeError: a text holds lone surrogates, which UTF-8 cannot encode.
         """
         if max_tokens < 2:
             raise ValueError(f"max_tokens: got {max_tokens}, wanted 2 or more")

@@ -19,14 +19,14 @@ from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import UsageError
 
 OWN = "own"
-TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of a batch's tensors
+TOKENS, THERE = "encoder_tokens", "encoder_there"  # names of tensors in a batch: token ids, attention mask
 
 
 class TransformersEncoder(nn.Module):
-    """A pretrained text encoder for further training; the features of a text are the mean of its token states.
+    """A pretrained text encoder that is trained further; the features of a text are the mean of its token states.
 
-    It stays in evaluation mode. Otherwise dropout of attention would be drawn once per micro-batch, and the result
-    would depend on how a batch is split.
+    It is in evaluation mode also during training. Otherwise dropout of attention would be drawn once per micro-batch,
+    and the result would depend on how a batch is split.
 
     Args:
         folder: folder with ``config.json`` and weights, as ``save_pretrained`` writes them.
@@ -49,7 +49,11 @@ class TransformersEncoder(nn.Module):
         return self
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, W) of ``encoder_tokens`` int64 (B, L) and ``encoder_there`` int64 (B, L), 1 where a token is."""
+        """Return features float (B, W) of texts; a text without tokens gets zeros.
+
+        ``tensors`` holds ``encoder_tokens`` int64 (B, L), the token ids, and ``encoder_there`` int64 (B, L), 1 for a
+        token and 0 for padding.
+        """
         there = tensors[THERE]
         states = self.encoder(input_ids=tensors[TOKENS], attention_mask=there).last_hidden_state
         weights = there.to(states.dtype)[:, :, None]
@@ -57,9 +61,10 @@ class TransformersEncoder(nn.Module):
 
 
 def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[str, Tensor]:
-    """Return ``encoder_tokens`` and ``encoder_there`` int64 (N, L) of ``texts``, by the tokenizer in ``folder``.
+    """Return ``encoder_tokens`` and ``encoder_there`` int64 (N, L) of N texts, by the tokenizer in ``folder``.
 
-    Texts are cut at ``max_tokens``, or at the longest text that the encoder takes if that is shorter.
+    The first are token ids; the second is 1 for a token and 0 for padding. Texts are cut at ``max_tokens`` tokens, or
+    at the encoder's limit if that is lower.
 
     Raises:
         UsageError: transformers is missing or does not work, the folder does not exist or holds no text model, or its
@@ -71,7 +76,7 @@ def encoder_tensors(folder: str, texts: Sequence[str], max_tokens: int) -> dict[
         _require_model_of_texts(transformers.MODEL_MAPPING.get(type(config), None), folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **settings)
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # of decoders; it is masked
+        tokenizer.pad_token = tokenizer.eos_token  # decoders have no padding token; padding is masked anyway
     if tokenizer.pad_token is None:
         raise UsageError(f"text_encoder: the tokenizer in {folder!r} has no pad_token. Give it one and save it again.")
     places = getattr(config, "max_position_embeddings", None) or max_tokens
@@ -96,7 +101,7 @@ def _loaded_encoder(folder: str) -> Any:
         model = model.get_encoder()
     without_pooler = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
     if without_pooler:
-        model.pooler = None  # a head that is not used, and would never receive a gradient
+        model.pooler = None  # it is not used, and would never receive a gradient
     missing = sorted(name for name in loading["missing_keys"] if not (without_pooler and name.startswith("pooler.")))
     if missing:
         raise UsageError(

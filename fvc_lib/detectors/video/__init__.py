@@ -1,1 +1,1 @@
-"""Networks on whole clips, from the packages that publish them."""
+"""Published networks on whole clips, from torchvision, pytorchvideo and transformers."""

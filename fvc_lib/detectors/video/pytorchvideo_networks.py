@@ -1,6 +1,7 @@
 """Video networks of pytorchvideo: X3D, SlowFast, Slow and I3D, made for Kinetics-400.
 
-The package's last release is of 2022: its transforms break with newer torchvisions, its builders work.
+The last release of the package is from 2022. Its transforms fail with newer versions of torchvision; the functions that
+build networks work.
 """
 
 from typing import Any
@@ -40,8 +41,9 @@ _BIBTEX = {
   year = {2017}
 }""",
 }
-# By name: paper, frames, side, clips in memory at once, stride, and the crop of the resized picture (the model
-# zoo's table: 4x12, 13x6, 16x5, 8x8, 8x8 of which the fast path sees 32x2, 8x8; the hub resizes to 182 or 256).
+# By name: paper, frames, side, clips in memory at once, stride between frames, and the crop of the resized picture.
+# Frames x stride are from the model zoo's table: 4x12, 13x6, 16x5, 8x8, 8x8 (32x2 in the fast path), 8x8. The crop is
+# the side divided by the hub's size of the resized picture, 182 or 256.
 _NETWORKS = {
     "x3d_xs": (_X3D, 4, 160, 4, 12, "crop:0.879"),
     "x3d_s": (_X3D, 13, 160, 2, 6, "crop:0.879"),
@@ -54,7 +56,7 @@ _SLOW_EVERY = 4  # the slow path sees every fourth frame of the fast one
 
 
 class PytorchvideoTrunk(Trunk):
-    """A network of pytorchvideo without class layer; features are means over time and space of the last block."""
+    """A network of pytorchvideo without class layer; features are the last block's means over time and space."""
 
     def encode(self, clips: Tensor) -> Tensor:
         """Return features (B, F) of normalised clips, float (B, T, 3, H, W)."""

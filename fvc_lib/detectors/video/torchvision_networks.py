@@ -54,7 +54,7 @@ _NETWORKS: dict[str, tuple[str, int, int, Colours, Colours, int]] = {
 
 
 class TorchvisionTrunk(Trunk):
-    """A network of torchvision without class layer; features are the former input of the class layer."""
+    """A network of torchvision whose class layer is removed; features are the input of that layer."""
 
     def encode(self, clips: Tensor) -> Tensor:
         """Return features (B, F) of normalised clips, float (B, T, 3, H, W)."""
@@ -70,12 +70,16 @@ def _build(options: TrunkOptions) -> TorchvisionTrunk:
 
 
 def without_class_layer(network: Any) -> tuple[nn.Module, int, tuple[nn.Module, ...]]:
-    """Remove the class layer of ``network`` in place; return the network, its number of features, and its blocks."""
+    """Remove the class layer of ``network`` in place.
+
+    Returns:
+        The network, its number of features, and the blocks that gradient checkpointing can recompute.
+    """
     if hasattr(network, "fc"):
         size = network.fc.in_features
         network.fc = nn.Identity()
         return network, size, tuple(getattr(network, f"layer{number}") for number in (1, 2, 3, 4))
-    if hasattr(network, "classifier"):  # s3d: pooled over space, then a convolution for the classes, then over time
+    if hasattr(network, "classifier"):  # s3d: pooling over space, a convolution for the classes, pooling over time
         size = network.classifier[-1].in_channels
         network.classifier = nn.Identity()
         network.avgpool = nn.AdaptiveAvgPool3d(1)
@@ -101,9 +105,9 @@ for _name, (_paper, _num_frames, _side, _mean, _deviation, _micro_batch) in _NET
             side=_side,
             normalisation=f"mean {_mean}, deviation {_deviation}, of fractions of white",
             micro_batch=_micro_batch,
-            # The publishers' strides; torchvision: 15 frames per second of Kinetics' 25 to 30.
+            # The publisher's stride; torchvision's 15 frames per second are every second frame of Kinetics' 25 to 30.
             frame_sampling="window:4" if _name == "mvit_v2_s" else "window:2",
-            frame_fit="crop:0.875",  # of all: resized to 128 or 256
+            frame_fit="crop:0.875",  # for all: resized to 128 or 256, then cropped
             build_trunk=_build,
             weights=f"torchvision.models.video.{_name}, weights KINETICS400_V1, a .pth file",
             weights_licence="BSD-3-Clause; trained on Kinetics-400 (CC BY 4.0 annotations)",

@@ -1,7 +1,7 @@
 """Video transformers of the transformers package: TimeSformer, VideoMAE, ViViT and V-JEPA 2.
 
-Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` says how large the network is. Features are
-the former input of the network's class layer.
+Weights are a folder as ``save_pretrained`` writes it; its ``config.json`` gives the size of the network. Features are
+the input of the class layer, which is removed.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class _Kind:
-    """The names of a network's classes and settings in the transformers package."""
+    """The names of a network's classes and settings in the transformers package, and its colour statistics."""
 
     model: str
     config: str
-    side: str  # setting of the side in pixels
-    frames: str  # and of the number of frames
-    pixels: str = "pixel_values"  # argument of its forward
+    side: str  # name of the setting for the side in pixels
+    frames: str  # name of the setting for the number of frames
+    pixels: str = "pixel_values"  # name of the argument of ``forward``
     colours: tuple[tuple[float, float, float], tuple[float, float, float]] = (IMAGENET_MEAN, IMAGENET_DEVIATION)
 
 
 _GREY = ((0.45, 0.45, 0.45), (0.225, 0.225, 0.225))
-# Its processor brings pixels to [-1, 1] and then takes another half away and halves.
+# ViViT's processor scales pixels to [-1, 1], then subtracts 0.5 and divides by 0.5.
 _OF_VIVIT = ((0.75, 0.75, 0.75), (0.25, 0.25, 0.25))
 _KINDS = {
     "timesformer": _Kind(
