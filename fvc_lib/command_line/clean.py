@@ -1,6 +1,6 @@
 """``clean``: delete files that runs and caches no longer need, after a preview.
 
-Only files whose names FVC gave are deleted, and no link is followed. After a kill the next call does the rest.
+Only caches and files of runs are deleted, and no link is followed. After a kill the next call does the rest.
 """
 
 import os

@@ -49,7 +49,6 @@ def frozen(tiny_training, tmp_path, monkeypatch):
     )
     DETECTORS.names()
     monkeypatch.setitem(DETECTORS._items, "tiny_frozen", spec)
-    monkeypatch.setitem(DETECTORS._aliases, "tiny_frozen", "tiny_frozen")
     torch.manual_seed(0)
     torch.save(Pooled().state_dict(), tmp_path / "weights.pt")
     return tiny_training.with_config(

@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.code_versions import code_hash
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CROPS, PLAIN_VIEW, View
 from fvc_lib.video.reencode import REENCODED_FOLDER, recipe_named, reencoded_folder
 
@@ -268,13 +269,9 @@ def contact_sheet(clips: Sequence[Pixels], gap: int = 4) -> bytes:
     return stream.getvalue()
 
 
-# --- Sets of clips, and their deletion: files of the store only, never through a link
+# --- Sets of clips, and their deletion
 
-_SET = re.compile(
-    r"clips/decode_[0-9a-f]{32}/((?P<kind>original)|(?P<hashed>augmented|shards|features)_[0-9a-f]{32})"
-    r"|(?P<videos>reencoded)/[a-z0-9_]+_[0-9a-f]{32}"
-)
-_OWN_FILES = re.compile(r"[0-9A-Za-z_-]+\.(npy|json)|[0-9a-f]{64}\.mp4|clips-[0-9]{6}\.tar|\..+\.tmp", re.DOTALL)
+_KINDS = ("original", "augmented", "shards", "features")
 
 
 @dataclass(frozen=True)
@@ -297,46 +294,28 @@ class ClipSet:
 
 
 def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
-    """Return every set of clips and of re-encoded videos under ``cache_dir``, sorted by folder.
-
-    Raises:
-        UsageError: one of the two folders is a link.
-    """
+    """Return every set of clips and of re-encoded videos under ``cache_dir``, sorted by folder; links are left out."""
     cache, sets = Path(cache_dir), []
-    for folder in (cache / CLIPS_FOLDER, cache / REENCODED_FOLDER):
-        if folder.is_symlink():
-            where = str(folder.readlink())
-            raise UsageError(f"{str(folder)!r} is a link to {where!r}. Give the cache folder that really holds it.")
     for folder in sorted([*cache.glob(f"{CLIPS_FOLDER}/decode_*/*"), *cache.glob(f"{REENCODED_FOLDER}/*")]):
-        match = _SET.fullmatch(folder.relative_to(cache).as_posix())
-        if match and folder.is_dir() and not (folder.is_symlink() or folder.parent.is_symlink()):
-            kind = match["kind"] or match["hashed"] or match["videos"]
-            files = [path.lstat() for path in _own_files(folder)]
-            settings = read_json_object(folder / SETTINGS_FILE)
+        is_link = folder.is_symlink() or folder.parent.is_symlink()
+        kind = REENCODED_FOLDER if folder.parent.name == REENCODED_FOLDER else folder.name.partition("_")[0]
+        if kind in (*_KINDS, REENCODED_FOLDER) and folder.is_dir() and not is_link:
+            files = [path.lstat() for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
             last_used = max((file.st_mtime for file in files), default=0.0)
-            sets.append(ClipSet(folder, kind, settings, sum(file.st_size for file in files), last_used))
+            size_bytes = sum(file.st_size for file in files)
+            sets.append(ClipSet(folder, kind, read_json_object(folder / SETTINGS_FILE), size_bytes, last_used))
     return sets
 
 
 def prune_set(clip_set: ClipSet) -> None:
-    """Delete the files of a set. Links and other files stay.
+    """Delete the folder of a set; links in it are deleted, and not what they lead to.
 
     Raises:
         OSError: a file cannot be deleted.
     """
-    for path in _own_files(clip_set.folder):
-        path.unlink()
-    folders = [Path(parent) for parent, _, _ in os.walk(clip_set.folder, topdown=False)]
-    for folder in (*folders, clip_set.folder.parent):
-        with contextlib.suppress(OSError):  # it is not empty
-            folder.rmdir()
-
-
-def _own_files(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        for path in (Path(parent, name) for name in names if _OWN_FILES.fullmatch(name)):
-            if not path.is_symlink():
-                yield path
+    shutil.rmtree(clip_set.folder)
+    with contextlib.suppress(OSError):  # it is not empty
+        clip_set.folder.parent.rmdir()
 
 
 # --- Files of clips
