@@ -17,7 +17,7 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_item, decode_limits, failure_of
 from fvc_lib.video.clips.store import ClipStore
 
-FILE_SECONDS = 60.0  # the time limit for an empty file; a second more for each megabyte
+FILE_SECONDS = 60.0  # the time limit in seconds for an empty file; every megabyte adds one second
 _LOOK = "fvc_lib.tasks.video.verdicts.untrusted:look"
 _SCRATCH = "scoring"
 
@@ -29,7 +29,7 @@ class FileToScore:
     Attributes:
         path: path of the video.
         folds: numbers of the folds whose networks judge the file.
-        recipe: name in ``video.reencode.RECIPES`` by which the file is re-encoded first; empty: not re-encoded.
+        recipe: key of ``video.reencode.RECIPES``: how to re-encode the file before decoding; empty: not at all.
         content_sha256: SHA-256 that the content must have; empty: any content.
     """
 
@@ -46,7 +46,7 @@ class DecodedFile:
     Attributes:
         position: index of the file in the list.
         failure: the reason why there is no clip; empty after success.
-        lasts: whether decoding again would give the same; False where the worker died or ran out of time.
+        lasts: whether another attempt would have the same result; False if the worker died or ran out of time.
     """
 
     position: int
@@ -57,14 +57,14 @@ class DecodedFile:
 def decoded_files(
     store: ClipStore, files: Sequence[FileToScore], clips: Sequence[Path], *, workers: int = 0
 ) -> Generator[DecodedFile]:
-    """Decode each of ``files`` into the file of the same position in ``clips``, with the settings of ``store``.
+    """Decode ``files[i]`` into the new clip file ``clips[i]`` for every i, with the decode settings of ``store``.
 
-    Yields one result per file as soon as it is known, in any order. ``workers`` is the number of processes; 0: one per
-    core.
+    Yields one result per file as soon as the file is decoded, in any order. ``workers`` is the number of processes; 0:
+    one per core.
 
     Raises:
         OSError: a clip cannot be written.
-        DataError: the user's function that crops fails.
+        DataError: the user's crop function fails.
         FvcError: the decoding code was changed since it was imported here.
     """
     items = [item_to_decode(store, file, clip) for file, clip in zip(files, clips, strict=True)]
@@ -79,17 +79,17 @@ def decoded_files(
 def looked_at(
     store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0
 ) -> Generator[tuple[int, ProbeResult, str]]:
-    """Probe ``files`` and decode them into ``clips``; every file is read once for both (``untrusted.look``).
+    """Probe ``files`` and decode them into ``clips``; one reading of a file serves both (``untrusted.look``).
 
     Args:
-        store: its settings decide the clips.
+        store: the clip store whose decode settings are used; nothing is written to it.
         files: N video files.
         clips: N files to write.
         workers: number of processes; 0: one per core.
 
     Yields:
-        ``(position, probe, failure)`` for every file as soon as it is known: its index in ``files``, what probing
-        found, and why there is no clip (empty after success).
+        ``(position, probe, failure)`` for every file as soon as it is decoded: its index in ``files``, the result of
+        probing, and the reason why there is no clip (empty after success).
 
     Raises:
         OSError, DataError, FvcError: as ``decoded_files``.
@@ -98,7 +98,7 @@ def looked_at(
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
     whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
     least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
-    # The size decides, since the duration is stated by the file itself, and a hostile file may lie.
+    # The limit depends on the size, not on the duration that the file states: a hostile file may state a wrong one.
     states = [file_state(path) or {"size_bytes": 0} for path in files]
     limits["timeout_seconds"] = [least + round(state["size_bytes"] / 1e6) for state in states]
     with closing(run_isolated(_LOOK, items, **limits)) as answers:
@@ -111,7 +111,7 @@ def looked_at(
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
-    """Return the item for a function of ``video/clips/worker.py`` that decodes ``file`` into ``clip``."""
+    """Return the argument with which a worker function of ``video/clips/worker.py`` decodes ``file`` into ``clip``."""
     return decode_item(store, file.path, clip, file.content_sha256) | {"recipe": file.recipe}
 
 
@@ -119,8 +119,8 @@ def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str,
 def scratch_folder(config: RunConfig) -> Iterator[Path]:
     """Yield a temporary folder in the run's cache folder; delete it at the end.
 
-    Folders that killed processes left there are deleted too. Where the run's cache folder cannot be made on this
-    machine, this machine's default cache folder is used.
+    Folders that killed processes of this machine left there are deleted too. If the run's cache folder cannot be made
+    on this machine, the machine's default cache folder is used instead.
     """
     above = Path(config.cache_dir) / _SCRATCH
     try:

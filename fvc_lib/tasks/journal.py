@@ -1,7 +1,8 @@
-"""A journal: a file with one line per finding (the answer for one file), written as soon as it is known.
+"""A journal: a file with one line per finding (the answer for one file), written as soon as the answer is known.
 
-After a kill the same call with the same folder goes on and judges no file twice. Where the files are split into shards,
-every shard writes a journal of its own, and ``take_in`` appends these to the folder's journal.
+After a kill, the same call with the same folder continues and judges no file twice. Several processes may each handle a
+shard (a share of the files). Every shard then writes its own journal, and ``take_in`` appends these to the folder's
+journal.
 """
 
 import errno
@@ -22,35 +23,37 @@ from fvc_lib.video.decode.source import VideoError
 
 JOURNAL = "findings.jsonl"
 _OF_SHARD = "findings.{}.jsonl"
-BLOCK_FILES = 1000  # judged together, so memory does not grow with the number of files
+BLOCK_FILES = 1000  # files that are judged together; limits the memory, however many files there are
 
 
-# A dataclass, the finding on one file: its ``path`` as table text, ``sha256`` of the content, ``lasts`` (whether the
-# same file would get the same finding again), and fields that are JSON values or tuples of them.
+# The type of a finding on one file. It is a dataclass with the fields ``path`` (text for the tables), ``sha256`` (of
+# the content) and ``lasts`` (whether another attempt would give the same finding). Its other fields are JSON values, or
+# tuples of them.
 Found = TypeVar("Found", bound=Any)
 
 
 class Journal(Generic[Found]):
-    """The stored findings of one model on files; only one process may write.
+    """Store the findings of one model on files, and read those of earlier calls. Only one process may write.
 
-    A stored finding is used again where the file still has the same size and modification time, or the same content.
+    A stored finding is used again if the file still has the same size and modification time, or the same content.
     Memory holds the byte offsets of earlier lines, not the lines.
 
     Args:
         folder: folder of the journal; made where it is missing.
-        identity: text that changes with anything that decides a finding; lines of another identity are skipped.
+        identity: text that identifies the model and all settings that affect its findings. Lines with another
+            identity are skipped.
         kind: class of a finding.
-        shard: name of a shard, such as ``3_of_16``. Findings then go into the shard's journal, and the folder's journal
-            is only read. Empty: no shard.
+        shard: name of a shard, such as ``3_of_16``. Findings are then written to the shard's journal, and the folder's
+            journal is only read. Empty: no shard.
     """
 
     def __init__(self, folder: Path, identity: str, kind: Callable[..., Found], *, shard: str = "") -> None:
         self._identity, self._kind = identity, kind
-        self._states: dict[str, dict[str, int] | None] = {}  # states of the block's files, taken before they are opened
+        self._states: dict[str, dict[str, int] | None] = {}  # by path, before the block's files are opened
         own = folder / (_OF_SHARD.format(shard) if shard else JOURNAL)
         self._lines = JsonLines(own)
         self._streams: list[BinaryIO] = []
-        self._places: dict[str, tuple[BinaryIO, int]] = {}  # stream and byte offset of the last line by path
+        self._places: dict[str, tuple[BinaryIO, int]] = {}  # by path, the stream and byte offset of its last line
         for path in dict.fromkeys((folder / JOURNAL, own)):
             if path.is_file():
                 stream, place = path.open("rb"), 0
@@ -61,7 +64,7 @@ class Journal(Generic[Found]):
                     place += len(line)
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
-        """Return the row in ``line``; None for a torn or damaged line, or one of another model."""
+        """Return the row in ``line``; None if the line is torn or damaged, or has another identity."""
         try:
             row = checked_row(line)
             return row if row["by"] == self._identity else None
@@ -69,7 +72,7 @@ class Journal(Generic[Found]):
             return None
 
     def known(self, block: Sequence[Path]) -> dict[str, Found]:
-        """Return the stored findings that still hold for the files of ``block``, by the path as table text."""
+        """Return the stored findings that are still valid for the files of ``block``, by path (text for the tables)."""
         self._states = {path_to_text(path): file_state(path) for path in block}
         found = {}
         for path, (text, state) in zip(block, self._states.items(), strict=True):
@@ -86,7 +89,7 @@ class Journal(Generic[Found]):
         return found
 
     def append(self, found: Found) -> None:
-        """Store a finding on a file of the block; one that may change (``lasts`` is False) is not stored."""
+        """Store a finding on a file of the last ``block`` given to ``known``; do nothing if its ``lasts`` is False."""
         if found.lasts and (state := self._states[found.path]) is not None:
             values = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
             self._lines.append(
@@ -101,14 +104,14 @@ class Journal(Generic[Found]):
 
 
 def take_in(folder: Path, stage: str) -> None:
-    """Prepare ``folder`` for a call on all files, after killed calls and the shards of ``stage``.
+    """Merge the journals of the shards of ``stage`` into the journal of ``folder``, and delete the shards' journals.
 
-    Appends the shards' journals to the folder's journal and deletes them; no process may be writing to any of them.
-    After a kill in between, the next call appends the same lines again, which does no harm. Files that the
-    shards' records list as having ended a whole process twice are not tried again (``SUSPECTS``).
+    Temporary files of killed calls are deleted too. No process may be writing to any of the journals. If this call is
+    killed, the next one appends the same lines again, which does no harm. A file that ended a shard's whole process
+    twice, according to the shards' records, is not tried again (``SUSPECTS``).
 
     Raises:
-        OSError: the disk takes no more.
+        OSError: the disk is full.
     """
     sweep_temporaries(folder)
     SUSPECTS.read(RunPaths(folder).shards / stage)
@@ -119,7 +122,7 @@ def take_in(folder: Path, stage: str) -> None:
         for path in journals:
             with path.open("rb") as stream:
                 while some := stream.readlines(1 << 20):
-                    lines.append_lines([line for line in some if line.endswith(b"\n")])  # the last may be torn
+                    lines.append_lines([line for line in some if line.endswith(b"\n")])  # the last line may be torn
         if lines.lines_lost:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(lines.path))
     for path in journals:

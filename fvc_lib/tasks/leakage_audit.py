@@ -4,9 +4,10 @@ A group holds videos that belong together, such as copies; a clean split keeps g
 the facts of each file: content, source, stated group and perceptual hash. ``group_id`` alone would not show a fault in
 the grouping itself.
 
-A split by row (videos dealt to folds without regard to their groups) trains on copies of its test videos. Its claim is
-computed from the predictions; no network is trained. Where a video's group is also in the training part, its score is
-the share of fakes among the group's training videos. Otherwise it is the model's score.
+A split by row (videos assigned to folds without regard to their groups) trains on copies of its test videos. The AUC
+that it would have claimed is computed from the predictions; no network is trained. If a video's group is also in the
+training part, the video's score is the share of fakes among the group's training videos. Otherwise it is the model's
+score.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,9 +28,9 @@ from fvc_lib.tasks.video.results import with_targets
 from fvc_lib.tasks.video.selection import RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]  # the columns of LEAKAGE_AUDIT
-Links = Sequence[tuple[int, int]]  # pairs of row numbers of near-duplicates
+Links = Sequence[tuple[int, int]]  # near-duplicates, as pairs of row numbers
 
-_CARRIES_AUC = 0.6  # metadata columns are named from this AUC on
+_CARRIES_AUC = 0.6  # from this AUC on, metadata count as predicting the labels
 _MOST_CARRIERS = 3
 _ROUNDS_OF_ONE_COLUMN = 25  # boosting rounds; one column needs fewer
 
@@ -45,21 +46,22 @@ def leakage_audit(
     protocol: pl.DataFrame | None = None,
     left_out: Collection[str] = (),
 ) -> pl.DataFrame:
-    """Return one row per check (LEAKAGE_AUDIT): its count or number, a sentence, and whether it passed.
+    """Return the table LEAKAGE_AUDIT, one row per check: a count or a metric, a sentence, and whether it passed.
 
-    The order of the rows in the tables does not matter.
+    ``passed`` is null for checks that only inform. The order of the rows in the arguments does not matter.
 
     Args:
         index: INDEX schema.
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together, after ``results.check_predictions``.
         config: gives ``near_duplicate_bits``, replicates, confidence and seed.
-        selections: what each fold's training chose, and when (``selection.read_selection``); empty: do not check
-            whether choices were recorded before the outer test labels were opened.
-        before: earlier times that outer labels were opened (``results.earlier_openings``); None: do not report them.
-        protocol: PROTOCOL schema, the rule that splits the corpus into parts; None: ``kfold``. Under other protocols
-            overlaps are summed over all trainings. Groups in several parts of the corpus's official split are
-            reported, not judged.
+        selections: the record of every fold's choices (``selection.read_selection``), None for a missing record;
+            empty: do not check whether choices were recorded before the outer test labels were opened.
+        before: result of ``results.earlier_openings``: how many replaced trainings opened outer test labels, and the
+            run that this one was forked from; None: do not report them.
+        protocol: PROTOCOL schema, the part of every video in every training; None: protocol ``kfold``. Under other
+            protocols overlaps are summed over all trainings. Groups in several parts of the corpus's official split
+            are reported, not judged.
         left_out: ids of videos without a clip (``results.undecoded``).
     """
     index, folds, predictions = (table.sort("video_id") for table in (index, folds, predictions))
@@ -89,9 +91,9 @@ def leakage_audit(
 
 
 def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
-    """Return the check that each fold's choices were recorded before its outer test labels were opened.
+    """Return the row of the check that choices were recorded before the outer test labels were opened.
 
-    The choices are the epoch, the threshold and the temperature.
+    Every fold has its own choices: the epoch, the threshold and the temperature.
     """
     records = [record for record in selections if record is not None]
     late = sum(record.earlier > 0 for record in records)
@@ -106,7 +108,7 @@ def _late_choices(selections: Sequence[RecordedSelection | None]) -> Row:
 def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_duplicate_bits: int) -> Iterator[Row]:
     """Yield one row per kind of overlap between folds; counts are summed over the FOLDS tables ``trainings``.
 
-    Near-duplicates have no row if ``near_duplicate_bits`` is 0, which turns the search for them off.
+    If ``near_duplicate_bits`` is 0, near-duplicates are not searched and have no row.
     """
     facts = index.drop("label", "group_id")
     numbered = [rows.with_columns(training=number) for number, rows in enumerate(trainings)]
@@ -130,7 +132,10 @@ def _overlaps(index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_dupli
 
 
 def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
-    """Return the check that counts values of ``column`` with more than one value of ``part`` in one ``training``."""
+    """Return the row of the check that no value of ``column`` occurs in several parts of the same ``training``.
+
+    ``part`` names the column of parts, such as ``fold``; ``name`` is the plural word for the values of ``column``.
+    """
     parts = rows.drop_nulls(column).group_by("training", column).agg(pl.col(part).n_unique())
     count = parts.filter(pl.col(part) > 1).height
     found = f"{count:,} of {parts.height:,} {name} in more than one {part}."
@@ -138,9 +143,9 @@ def _in_two(rows: pl.DataFrame, part: str, column: str, name: str) -> Row:
 
 
 def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_without_hash: int) -> Row:
-    """Return the check that counts near-duplicate ``links`` whose two rows differ in ``part``.
+    """Return the row of the check that no near-duplicate link joins two rows that differ in the column ``part``.
 
-    The links are a spanning forest, so no link across parts means no pair across parts.
+    The links are a spanning forest of all near-duplicate pairs. So if no link joins two parts, no pair does.
     """
     parts, names = rows[part].to_list(), rows["path"].to_list()
     across = [(names[one], names[other]) for one, other in links if parts[one] != parts[other]]
@@ -152,7 +157,7 @@ def _near_copies(rows: pl.DataFrame, part: str, name: str, links: Links, num_wit
 
 
 def _claim(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None) -> Row:
-    """Return the AUC that a split by row would have claimed for the model, next to the model's AUC."""
+    """Return the row with the AUC that a split by row would have claimed; its sentence also gives the model's AUC."""
     predictions = with_targets(predictions, protocol)
     by_row = controls.split_by_row(predictions.select("video_id", "group_id", "label", "fold"), seed=config.seed)
     lookup = with_targets(controls.group_lookup(by_row), protocol)
@@ -174,9 +179,11 @@ def _metadata_carriers(
     protocol: pl.DataFrame | None,
     trainings: controls.Trainings,
 ) -> Iterator[Row]:
-    """Yield rows on metadata columns that predict the labels with an AUC of at least ``_CARRIES_AUC``.
+    """Yield rows that inform about metadata, if they predict the labels with an AUC of at least ``_CARRIES_AUC``.
 
-    A column is judged alone, on videos that its model was not trained on.
+    The AUC is that of all metadata columns together, on videos that the classifier was not trained on. The row's
+    sentence names the columns with the highest AUCs, each from a classifier on that column alone. A second row follows
+    if frame size and rate alone reach this AUC in videos that were not rescaled.
     """
     folds = predictions.select("video_id", "group_id", "label", "fold")
 
@@ -220,7 +227,7 @@ def split_audit(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> pl.DataFrame:
-    """Return one row per check of a split into parts (LEAKAGE_AUDIT); a video with several texts counts once.
+    """Return the table LEAKAGE_AUDIT of a split into parts, one row per check; a video with several texts counts once.
 
     Args:
         rows: IMAGES, or VIDEO_TEXTS for task ``video_text``.

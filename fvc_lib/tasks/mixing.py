@@ -1,8 +1,8 @@
 """Mixup and cutmix: combine two training samples, pictures or clips, and their labels; and the loss of such labels.
 
-Each of the two labels counts with the share of its sample; a sample without a class adds no class. Whether a sample is
-mixed, with which partner and how, is drawn by a generator made from its id and the epoch. So the result does not depend
-on the micro-batch, the rank or the loader process.
+Each of the two labels counts with the share of its sample; a sample without a class adds no class. A random generator,
+seeded with the sample's id and the epoch, draws whether a sample is mixed, with which partner and how. So the result
+does not depend on the micro-batch, the rank or the loader process.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ MIX_SHARE = 0.3  # share of the training samples that are mixed, where mixing is
 
 @dataclass(frozen=True)
 class MixSettings:
-    """How many training samples are mixed, and how.
+    """Settings of mixup and cutmix.
 
     Attributes:
         share: share of the training samples that are mixed, in [0, 1].
         mixup_alpha: the first sample's share of the mixture is drawn from Beta(alpha, alpha); 0: no mixup.
-        cutmix_alpha: the first sample's share of the area is drawn from Beta(alpha, alpha); 0: no cutmix. If both are
-            above 0, each kind makes half of the mixtures.
+        cutmix_alpha: the first sample's share of the area is drawn from Beta(alpha, alpha); 0: no cutmix. If both
+            alphas are above 0, mixup and cutmix are equally likely.
         balanced: whether the partner's class is drawn first, all classes equally often.
     """
 
@@ -41,13 +41,13 @@ class MixSettings:
 
 @dataclass(frozen=True)
 class Mix:
-    """One drawn mixture.
+    """The random draws that decide how one sample is mixed with a second one, its partner.
 
     Attributes:
-        partner: index of the other sample.
-        box: pixels ``(top, bottom, left, right)``, half-open, that show the partner (cutmix); None: both samples are
-            blended (mixup).
-        share: share of the first sample, in [0, 1].
+        partner: index of the partner.
+        box: rectangle ``(top, bottom, left, right)`` in pixels, half-open, that shows the partner (cutmix); None: both
+            samples are blended (mixup).
+        share: share of the first sample in the mixture, in [0, 1].
     """
 
     partner: int
@@ -111,7 +111,10 @@ def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Return ``share * target + (1 - share) * partner``, of any shape; a target without a class is all zeros."""
+    """Return ``share * target + (1 - share) * partner``, where ``share`` is that of ``mix``.
+
+    Both targets have the same shape; a target without a class is all zeros.
+    """
     return mix.share * target + (1 - mix.share) * partner
 
 
@@ -122,8 +125,8 @@ def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.
 
         (1 - s) * -log p_t + s * mean over k of -log p_k
 
-    A mixed sample (mixup or cutmix) has the sum of these losses over its classes, each times its entry of ``targets``.
-    A sample without a known class has a row of zeros, and so a loss and a gradient of exactly 0.
+    The loss of a mixed sample (mixup or cutmix) is the sum of these losses over its classes, weighted by its row of
+    ``targets``. A sample without a known class has a row of zeros, and so a loss and a gradient of exactly 0.
 
     Smoothing: C. Szegedy et al., "Rethinking the Inception architecture" (CVPR 2016). Mixup: H. Zhang et al. (ICLR
     2018).
@@ -131,12 +134,12 @@ def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.
     Args:
         logits: float (B, C); C may be 0.
         targets: float (B, C), the weight of each class in the sample, at least 0.
-        label_smoothing: in [0, 1).
+        label_smoothing: the smoothing s, in [0, 1).
     """
     if not logits.shape[1]:
         return logits.new_zeros(len(logits), dtype=torch.float32)
     weights = targets.sum(1, keepdim=True)
-    # Where nothing is known not even an infinite logit may reach the sum: 0 times infinity is no number.
+    # Without a known class the logits must not count, even if one is infinite: 0 times infinity is NaN.
     log_probabilities = F.log_softmax(torch.where(weights > 0, logits.float(), 0.0), dim=1)
     smoothed = (1 - label_smoothing) * targets + label_smoothing * weights / logits.shape[1]
     return -(smoothed * log_probabilities).sum(1)

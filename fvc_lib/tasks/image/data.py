@@ -171,7 +171,7 @@ _COLOUR = 0.15  # brightness, contrast and saturation are scaled by 1 - this to 
 
 
 def decoded_side(size: int, *, training: bool) -> int:
-    """Return the least length of the shorter side, in pixels, from which a crop of side ``size`` is never enlarged."""
+    """Return the length of the shorter side, in pixels, to decode at so that no crop is enlarged to ``size``."""
     return math.ceil(size / math.sqrt(_LEAST_AREA / _WIDEST)) if training else size
 
 
@@ -191,7 +191,7 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
     area, shape, across, down, flip = generator.uniform(size=5)
     brightness, contrast, saturation = 1 + _COLOUR * generator.uniform(-1, 1, size=3)
     height, width = pixels.shape[1:]
-    side = min(height, width)  # of the square that evaluation sees
+    side = min(height, width)  # side of the square that evaluation sees
     scale = math.sqrt(_LEAST_AREA + (1 - _LEAST_AREA) * area)
     stretch = math.exp((2 * shape - 1) * math.log(_WIDEST) / 2)
     rows = _placed(height, round(side * scale / stretch), side, down)
@@ -206,13 +206,13 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
 
 
 def _placed(length: int, crop: int, side: int, draw: float) -> slice:
-    """Return the pixels of a crop on one axis.
+    """Return the slice of pixels that a crop takes along one axis.
 
     Args:
-        length: pixels of the axis.
-        crop: pixels of the crop.
-        side: pixels of the centred square, inside of which a smaller crop stays.
-        draw: in [0, 1), the position within the allowed range.
+        length: number of pixels along the axis.
+        crop: length of the crop in pixels.
+        side: side of the centred square in pixels; a smaller crop stays inside this square.
+        draw: position within the allowed range, in [0, 1).
     """
     crop = max(1, min(length, crop))
     first = (length - max(side, crop)) // 2 + math.floor(draw * (max(side, crop) - crop + 1))
@@ -257,8 +257,8 @@ class ImageDataset:
         size: S, in pixels.
         class_weights: loss weights float64 (C,); None: all 1.
         mixing: settings of mixup and cutmix. If given, the samples are for training: crops are random and differ
-            between epochs. None: centred squares.
-        seed: seed, picture and epoch determine everything random.
+            between epochs. None: crops are centred squares.
+        seed: seed of the random crops and mixtures, which depend on seed, picture and epoch alone.
         epoch: number of the epoch, from 0.
     """
 
@@ -328,7 +328,7 @@ class ImageDataset:
         }
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
-        """Return a generator seeded by ``purpose``, seed, picture and epoch; order, process and batch do not matter."""
+        """Return a generator whose seed depends on ``purpose``, the data set's seed, picture and epoch alone."""
         image_id = self.records.table["image_id"][index]
         return np.random.default_rng(stable_seed(f"image {purpose}", self.seed, image_id, self.epoch))
 

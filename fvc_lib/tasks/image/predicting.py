@@ -39,7 +39,7 @@ _CLASS = {
 
 
 class ImagePredictor(OneNetwork):
-    """Predictor of task image; see ``Predictor``.
+    """The predictor of task image: it predicts a class and numbers for new pictures. See ``Predictor``.
 
     Args:
         trained: the trained network.
@@ -62,7 +62,7 @@ class ImagePredictor(OneNetwork):
 
     @classmethod
     def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
-        """See ``Predictor``."""
+        """See ``OneNetwork``."""
         path = (
             source.folder if isinstance(source, Bundle) else source.training_checkpoints(IMAGE_RECOGNITION)
         ) / LABELS
@@ -74,7 +74,7 @@ class ImagePredictor(OneNetwork):
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """See ``Predictor``."""
+        """See ``OneNetwork``."""
         return tables.read_table(paths.images, tables.IMAGES)
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class ImagePredictor(OneNetwork):
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
     def identity_of_parts(self) -> Any:
-        """See ``Predictor``."""
+        """See ``OneNetwork``."""
         return asdict(self.labels)
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
@@ -137,7 +137,7 @@ class ImagePredictor(OneNetwork):
         labels, lines, values = self.labels, list[str](), dict[str, str | float | None]()
         if labels.classes:
             plain = class_probabilities(logits, 1.0)[0]
-            # The first of equal logits, as in the test part.
+            # If logits are equal, the first class is taken, as in the test part.
             first, second = (*np.argsort(-logits[0], kind="stable").tolist(), None)[:2]
             values = dict.fromkeys(_CLASS) | {"class": labels.classes[first]}
             values["probability_uncalibrated"] = float(plain[first])

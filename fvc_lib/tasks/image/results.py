@@ -51,7 +51,7 @@ def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
 
 
 def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], path: Path) -> None:
-    """Raise ``DataError`` unless ``made``, read from ``path``, has exactly the rows of ``due``, by ``columns``."""
+    """Raise ``DataError`` unless ``made`` (read from ``path``) and ``due`` have equal ``columns``, in any row order."""
     if not due.select(columns).sort(columns).equals(made.select(columns).sort(columns)):
         raise DataError(f"{str(path)!r}: not the rows of the test part. Run 10_image_recognition again.")
 
@@ -81,7 +81,7 @@ def _class_rows(trained: pl.Series, predictions: pl.DataFrame, config: RunConfig
     groups = predictions["group_id"].to_list()
     own = _class_measures(predictions["rank_of_class"].to_numpy(), labels, predicted)
     rows = _measured_rows(MODEL, own, groups, config)
-    # A class has too few pictures for an interval.
+    # Metrics of a single class have no interval, because a class has too few pictures.
     sizes = predictions.group_by("class_label").agg(pl.len(), pl.col("group_id").n_unique()).sort("class_label").rows()
     for metric, values in class_scores(labels, predicted).items():
         for value, (name, *size) in zip(values.tolist(), sizes, strict=True):
@@ -115,7 +115,7 @@ def _measured_rows(
     subject: str = "all",
     unit: str = "",
 ) -> list[Row]:
-    """Return one result row with an interval per measure; ``unit`` is the target's, for metrics in its unit."""
+    """Return one result row with an interval per measure; only metrics in the target's unit get ``unit``."""
     intervals = intervals_over_groups(
         list(measures.values()), groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,

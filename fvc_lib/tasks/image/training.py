@@ -118,9 +118,9 @@ class ImageScores(SampleColumns):
         return rows, values, predicted
 
     def compute(self) -> dict[str, float]:
-        """Return ``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` per target.
+        """Return ``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` for every target NAME.
 
-        A metric is NaN where a network output is not finite, and left out where no picture has its label.
+        A metric is NaN if an output that it needs is not finite, and left out if no picture has its label.
         """
         metrics, classes = dict[str, float](), self.classes()
         if classes.rows.size:
@@ -157,9 +157,10 @@ def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | 
 
 
 class ImageTask:
-    """Label-smoothed cross-entropy on classes plus a Huber loss on values, each only where the label is known.
+    """Train with a label-smoothed cross-entropy on the class plus a Huber loss on the values.
 
-    Every picture weighs 1, so a batch's loss is the mean over its pictures, however it is split.
+    A picture without a class, or without a value, adds nothing to that loss. Every picture weighs 1, so the loss of a
+    batch is the mean over its pictures, however the batch is split.
     """
 
     def __init__(self, training: ImageDataset, validation: ImageDataset, config: RunConfig) -> None:
@@ -282,7 +283,7 @@ def require_backbone(config: RunConfig) -> None:
 
 
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
-    """Return the folder of the corpus, and the split into parts that the run's tables state."""
+    """Return the folder of the corpus, and its split into parts, which is read from the run's tables."""
     images = tables.read_table(paths.images, tables.IMAGES)
     targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
     return image_root(config), data.image_parts(images, targets)
@@ -318,7 +319,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 
 
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """Return the table IMAGE_PREDICTIONS with a row for each of ``records`` that has a class, in their order."""
+    """Return the table IMAGE_PREDICTIONS: one row per picture of ``records`` that has a class, in their order."""
     classes, names = scores.classes(), np.array(scores.labels.classes, dtype=object)
     table = records.table[classes.rows].with_columns(
         class_label=pl.Series(names[classes.class_indices].tolist(), dtype=pl.String),
@@ -330,7 +331,7 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """Return the table TARGET_PREDICTIONS with a row per known value of ``records``, target by target."""
+    """Return the table TARGET_PREDICTIONS: one row per known value of ``records``, target by target."""
     parts = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
     for place, (name, unit) in enumerate(zip(scores.labels.targets, scores.labels.units, strict=True)):
         rows, _, predicted = scores.target(name)
