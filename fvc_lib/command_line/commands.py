@@ -142,15 +142,6 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
     context.exit(report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run)))
 
 
-@click.command(short_help="Write the list of all runs again.")
-@_RUNS_DIR
-def index(runs_dir: Path | None) -> None:
-    """Write index.html, the list of all runs, again: after run folders were copied in, moved or deleted."""
-    from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
-
-    click.echo(write_runs_index(runs_dir or Path(resolve_config().runs_dir)))
-
-
 @click.command(short_help="Check this machine and say what to do.")
 @click.option(
     "--params", "-f", "params_files", multiple=True, type=click.Path(path_type=Path),
@@ -389,4 +380,4 @@ def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -
     )
 
 
-COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, features, corpora, explain)
+COMMANDS = (status, report, compare, export_mlflow, doctor, detectors, features, corpora, explain)

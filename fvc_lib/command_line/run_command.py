@@ -41,10 +41,6 @@ from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
-_NO_MLFLOW = (
-    f"tracker is mlflow, which is not installed ({shlex.join(['make', '-C', str(CHECKOUT), 'setup-mlflow'])}). Install "
-    "it before this run ends, or run export-mlflow later"
-)
 
 
 class Jobs(click.ParamType[int | None]):
@@ -171,7 +167,7 @@ class RunCommand:
             decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
             click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")
         if self.ancestor is not None:
-            self._print_fork(self.ancestor, *self._taken(self.ancestor))
+            self._print_fork(self.ancestor, self._taken(self.ancestor))
         if self._submits:
             run, site = self.run or RunPaths(folder / "run_TO_BE"), read_site()
             click.echo(describe(self._slurm_jobs(plan, site), run, site))
@@ -192,12 +188,12 @@ class RunCommand:
         """Create the folder of a new run; a fork gets the files of the tasks that it takes over."""
         prepare, ancestor = None, self.ancestor
         if ancestor is not None:
-            copied, continued = self._taken(ancestor)
+            copied = self._taken(ancestor)
             changed = {name: list(change) for name, change in self._changes(ancestor).items()}
-            self._print_fork(ancestor, copied, continued)
+            self._print_fork(ancestor, copied)
 
             def prepare(fork: RunPaths) -> Mapping[str, object]:
-                which_run.take_over(ancestor, fork, copied, continued)
+                which_run.take_over(ancestor, fork, copied)
                 return {"forked_from": ancestor.run_id, "changed": changed}
 
         state: Literal["waiting", "running"] = "waiting" if self._submits else "running"
@@ -213,15 +209,13 @@ class RunCommand:
     def _changes(self, ancestor: RunPaths) -> dict[str, which_run.Change]:
         return which_run.changes(run_config(ancestor), self.config)
 
-    def _taken(self, ancestor: RunPaths) -> tuple[list[Task], list[Task]]:
-        whole = make_plan(self.notebooks, self.config, ancestor)
-        return which_run.tasks_of_fork(ancestor, self.notebooks, whole, self._changes(ancestor))
+    def _taken(self, ancestor: RunPaths) -> list[Task]:
+        return which_run.tasks_of_fork(make_plan(self.notebooks, self.config, ancestor))
 
-    def _print_fork(self, ancestor: RunPaths, copied: Sequence[Task], continued: Sequence[Task]) -> None:
+    def _print_fork(self, ancestor: RunPaths, copied: Sequence[Task]) -> None:
         """Print the changed parameters of a fork, and the tasks that it takes over."""
         click.echo(f"fork of {ancestor.run_id}: {which_run.in_words(self._changes(ancestor))}")
         click.echo(f"  kept: {', '.join(task.key for task in copied) or 'nothing'}")
-        click.echo(f"  go on from their checkpoints: {', '.join(task.key for task in continued) or 'none'}")
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
         """Submit the unfinished tasks of ``run`` as jobs; return 0.
@@ -266,8 +260,6 @@ class RunCommand:
     def _run(self, run: RunPaths, plan: Callable[[], list[PlannedTask]]) -> int:
         """Run the tasks, write the report and return the exit code; a failed report counts if the run succeeded."""
         click.echo(f"run {run.root}")
-        if self.config.tracker == "mlflow" and importlib.util.find_spec("mlflow") is None:
-            click.echo(f"warning: {_NO_MLFLOW}", err=True)  # at once, not after a night of training
         runner = Runner(run, self.config, self.notebooks, jobs=self.options.jobs, only_tasks=self._tasks)
         try:
             exit_code = runner.execute(plan)

@@ -72,10 +72,10 @@ def test_auto_is_one_rank_for_each_gpu_of_a_training(monkeypatch, visible, value
     assert sentence.startswith(f"num_ranks auto: {ranks} (")
 
 
-def test_over_the_nodes_of_a_job_one_training_goes_at_a_time_on_all_gpus(monkeypatch):
+def test_over_the_nodes_of_a_job_one_training_goes_at_a_time(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    config, _ = ranks_chosen_here(config_of(num_folds=2))
+    config = config_of(num_folds=2, num_ranks=8)
     assert (config.num_ranks, gpus.most_of_ranks_at_once(config), gpus.folds_at_once(config)) == (8, 1, 1)
     many, _ = ranks_chosen_here(config_of(num_folds=5))
     assert (many.num_ranks, gpus.most_of_ranks_at_once(many), gpus.folds_at_once(many)) == (1, None, 4)

@@ -6,7 +6,6 @@ T trainings at once and G GPUs, a training gets one rank if T >= G, else G // T 
 
 import os
 import sys
-from collections.abc import Sequence
 from itertools import takewhile
 
 from fvc_lib.execution.run.record import gpus
@@ -65,34 +64,16 @@ def most_of_ranks_at_once(config: RunConfig) -> int | None:
     here = training_gpus(config)
     if config.num_ranks < 2 or not here:
         return None
-    return 1 if job_nodes() > 1 else max(1, len(here) // config.num_ranks)
-
-
-def gpu_groups(of: Sequence[str], num_ranks: int) -> list[tuple[str, ...]]:
-    """Split the GPUs ``of`` into groups of ``num_ranks`` consecutive GPUs, one per training; drop the rest."""
-    return [tuple(of[start : start + num_ranks]) for start in range(0, len(of) - num_ranks + 1, num_ranks)]
-
-
-def job_nodes() -> int:
-    """Return the number of nodes of this process's SLURM job; 1 outside a SLURM job."""
-    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-
-
-def trainings_at_once(config: RunConfig, jobs: int | None = None) -> int:
-    """Return how many trainings run at once if there are enough GPUs; ``jobs``: number of ``--jobs``, None: auto."""
-    fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
-    most = config.num_trainings if fans_out else 1
-    return min(jobs or most, most)
+    has_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+    return 1 if has_nodes else max(1, len(here) // config.num_ranks)
 
 
 def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunConfig, str]:
     """Replace ``num_ranks auto`` by a number that suits this machine or SLURM job; see ``ranks_chosen``."""
-    return ranks_chosen(config, jobs, len(training_gpus(config)), "here", nodes=job_nodes())
+    return ranks_chosen(config, jobs, len(training_gpus(config)), "here")
 
 
-def ranks_chosen(
-    config: RunConfig, jobs: int | None, num_gpus: int, where: str, *, nodes: int = 1
-) -> tuple[RunConfig, str]:
+def ranks_chosen(config: RunConfig, jobs: int | None, num_gpus: int, where: str) -> tuple[RunConfig, str]:
     """Replace ``num_ranks auto`` by the number of GPUs that each training gets, at least 1.
 
     Args:
@@ -100,17 +81,16 @@ def ranks_chosen(
         jobs: the number of ``--jobs``; None: ``auto``.
         num_gpus: the number of GPUs on one node.
         where: words for the sentence that say where the GPUs are.
-        nodes: the number of nodes.
 
     Returns:
         The configuration, and a sentence with the reason; empty if ``num_ranks`` is a number.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""
-    at_once = trainings_at_once(config, jobs)
-    ranks = nodes * num_gpus if nodes > 1 and at_once < num_gpus else num_gpus // at_once
-    if config.of_features or config.device in ("cpu", "mps"):
-        ranks = 1
-    ranks = max(1, min(ranks, config.effective_batch_size))
-    why = f"GPUs {where}: {num_gpus}, nodes: {nodes}, trainings at once: {at_once}"
+    fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
+    most = config.num_trainings if fans_out else 1
+    at_once = min(jobs or most, most)
+    takes_gpus = config.device not in ("cpu", "mps") and not config.of_features
+    ranks = max(1, min(num_gpus // at_once, config.effective_batch_size)) if takes_gpus else 1
+    why = f"GPUs {where}: {num_gpus}, trainings at once: {at_once}"
     return config.model_copy(update={"num_ranks": ranks}), f"num_ranks auto: {ranks} ({why})"

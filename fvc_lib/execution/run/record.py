@@ -50,10 +50,8 @@ class CodeState:
     """The version of the code: a commit, and the patch of what has changed since."""
 
     commit: str | None = None  # full hash of HEAD; None outside a git checkout
-    branch: str | None = None  # ``HEAD`` if no branch is checked out
     changed_since_commit: bool | None = None
     patch: bytes = b""  # for ``git apply``; left out if it has more than 4 MiB
-    problem: str | None = None  # why something is missing
 
     def record(self) -> dict[str, object]:
         """Return the fields for ``run.json``; ``patch_sha256`` (hex, or None) replaces the patch."""
@@ -63,7 +61,7 @@ class CodeState:
 
 
 def code_state(checkout: Path = CHECKOUT) -> CodeState:
-    """Return the state of the code in ``checkout``; if git fails, only ``problem`` is set, to the reason."""
+    """Return the state of the code in ``checkout``; an empty state if git fails or ``checkout`` is no git checkout."""
     # Variables of a git command that started this process must not lead to another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
@@ -71,25 +69,22 @@ def code_state(checkout: Path = CHECKOUT) -> CodeState:
         command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
         done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=False, env=environ)
         if done.returncode not in (0, 1 if "--no-index" in arguments else 0):
-            raise OSError((done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"])[0])
+            raise OSError(done.stderr.decode("utf-8", "replace"))
         return done.stdout
 
     plain = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
     try:
         if Path(os.fsdecode(git("rev-parse", "--show-toplevel")).strip()).resolve() != checkout.resolve():
-            return CodeState(problem="not a git checkout of its own")
-        commit, branch = (git("rev-parse", *name, "HEAD").decode().strip() for name in ((), ("--abbrev-ref",)))
+            return CodeState()
+        commit = git("rev-parse", "HEAD").decode().strip()
         # The user's own settings must not hide a change.
         status = git("status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
         patch = git("diff", "HEAD", *plain)
         for name in git("ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE).split(b"\0")[:-1]:
             patch += git("diff", "--no-index", *plain, "--", os.devnull, os.fsdecode(name))
-    except (OSError, subprocess.SubprocessError) as error:
-        return CodeState(problem=str(error))
-    if len(patch) > _LARGEST_PATCH_BYTES:
-        problem = f"the patch has {len(patch) / 1e6:.1f} MB and is left out"
-        return CodeState(commit, branch, bool(status), b"", problem)
-    return CodeState(commit, branch, bool(status), patch)
+    except (OSError, subprocess.SubprocessError):
+        return CodeState()
+    return CodeState(commit, bool(status), patch if len(patch) <= _LARGEST_PATCH_BYTES else b"")
 
 
 def versions() -> dict[str, str | None]:
@@ -101,10 +96,9 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **known}
 
 
-def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
+def hardware() -> dict[str, object]:
     """Return host, processor, cores, memory and its limit in bytes, and GPUs, without loading torch."""
-    environ = os.environ if environ is None else environ
-    budget, cpuinfo = memory_budget(environ=environ), Path("/proc/cpuinfo")
+    cpuinfo = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     return {
         "host": socket.gethostname(),
@@ -112,20 +106,16 @@ def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
         "system": platform.platform(),
         "processor": model[1] if model else platform.processor() or None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "cores_of_machine": os.cpu_count(),
-        "omp_num_threads": environ.get("OMP_NUM_THREADS"),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "memory_bytes": psutil.virtual_memory().total,
-        "memory_limit_bytes": budget.total_bytes,
-        "memory_limit_from": budget.origin,
+        "memory_limit_bytes": memory_budget().total_bytes,
         "gpus": gpus(),
-        "gpus_visible": environ.get("CUDA_VISIBLE_DEVICES"),
     }
 
 
-def slurm_job(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
+def slurm_job() -> dict[str, str] | None:
     """Return the properties of this process's SLURM job as text, with ``job_id``; None outside a SLURM job."""
-    environ = os.environ if environ is None else environ
-    facts = {name: environ[variable] for name, variable in _SLURM.items() if environ.get(variable)}
+    facts = {name: os.environ[variable] for name, variable in _SLURM.items() if os.environ.get(variable)}
     return facts if "job_id" in facts else None
 
 
@@ -138,19 +128,18 @@ def gpus() -> list[str]:
     return re.findall(r"^GPU \d+: *(.+?) *(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
 
 
-def repeat_commands(
-    code: CodeState, params: Path, patch: Path, *, command: str = "", environ: Mapping[str, str] | None = None
-) -> list[str]:
+def repeat_commands(code: CodeState, params: Path, patch: Path, *, command: str = "") -> list[str]:
     """Return shell commands that repeat a run from any checkout of the project.
+
+    The last bits depend on ``OMP_NUM_THREADS``; the command sets it as in this process.
 
     Args:
         code: the version of the run's code.
         params: the run's YAML file of parameters.
         patch: the file with the patch of ``code``.
         command: the command that made the run, if parameters alone do not suffice, as for a fork; else empty.
-        environ: environment with OMP_NUM_THREADS, on which the last bits depend; None: that of this process.
     """
-    threads = (os.environ if environ is None else environ).get("OMP_NUM_THREADS")
+    threads = os.environ.get("OMP_NUM_THREADS")
     run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
     return [
         *([f"git checkout {code.commit}"] if code.commit else []),
@@ -235,8 +224,8 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
     The attempt is compared with the last one that computed. If versions, processor or threads differ, ``differs`` of
     the attempt has ``{name: [before, now]}``. Then ``bit_equal_resume`` becomes false and stays so: the run is no
     longer guaranteed to equal an uninterrupted run bit for bit. If the commit or the patch differs, ``code_differs``
-    has both, and the new patch is written next to the first one. An attempt that only ``submits`` jobs computes nothing
-    and is not compared. Several jobs may call this at the same time.
+    has both. An attempt that only ``submits`` jobs computes nothing and is not compared. Several jobs may call this at
+    the same time.
 
     Returns:
         The differences of versions and hardware in words; empty if there are none.
@@ -244,8 +233,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
     Raises:
         DataError: ``run.json`` cannot be read, or another process has locked it for too long.
     """
-    code = code_state()
-    now = _attempt(command, code, submits)
+    now = _attempt(command, code_state(), submits)
     with record_held(run.run_json):
         record = read_run_record(run)
         worked = [attempt for attempt in record["attempts"] if not attempt["submits"]]
@@ -253,12 +241,8 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
         if differs := {name: [before[name], then[name]] for name in before if before[name] != then[name]}:
             now["differs"], record["bit_equal_resume"] = differs, False
         last = record["attempts"][-1]["code"]
-        names = [name for name in ("commit", "patch_sha256") if last[name] != now["code"][name]]
-        if names:
+        if names := [name for name in ("commit", "patch_sha256") if last[name] != now["code"][name]]:
             now["code_differs"] = {name: [last[name], now["code"][name]] for name in names}
-            if code.patch:
-                name = f"{run.code_patch.stem}_{now['code']['patch_sha256'][:8]}{run.code_patch.suffix}"
-                write_bytes(run.code_patch.with_name(name), code.patch)
         record["attempts"].append(now)
         # If the process is killed between the two writes, either version of params.yaml is accepted.
         params = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()

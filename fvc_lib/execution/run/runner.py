@@ -20,7 +20,7 @@ from typing import TextIO
 
 from fvc_lib.execution import plan as fingerprint
 from fvc_lib.execution.plan import PlannedTask, Schedule
-from fvc_lib.execution.run.gpus import folds_at_once, gpu_groups, most_of_ranks_at_once, on_gpu, training_gpus
+from fvc_lib.execution.run.gpus import folds_at_once, most_of_ranks_at_once, on_gpu, training_gpus
 from fvc_lib.execution.run.record import record_corpus
 from fvc_lib.execution.run.status import StageStatus, begin_work, end_work, put_stage, read_status, run_lock
 from fvc_lib.execution.run.task import STOPPED, TaskRun, end_lines, exit_code_of_signals
@@ -214,7 +214,9 @@ class Runner:
             shares["OMP_NUM_THREADS"] = str(threads_of_a_fold(self.config.num_trainings, ranks))
         if task.stage.trains and len(self._gpus) > ranks:
             taken = Counter(self._dealt.values())
-            self._dealt[task.key] = own = min(gpu_groups(self._gpus, ranks), key=lambda group: taken[group])
+            starts = range(0, len(self._gpus) - ranks + 1, ranks)  # each group has ``ranks`` consecutive GPUs
+            groups = [tuple(self._gpus[start : start + ranks]) for start in starts]
+            self._dealt[task.key] = own = min(groups, key=lambda group: taken[group])
             shares["CUDA_VISIBLE_DEVICES"] = ",".join(own)
         return shares
 

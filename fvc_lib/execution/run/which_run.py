@@ -1,37 +1,30 @@
 """Find the run that a command or notebook works on: resumed, forked, or begun from a notebook.
 
 A run never changes into another experiment. A fork is a new run with changed parameters. It copies the finished stages
-that do not depend on the changed parameters. An unfinished training continues from its checkpoint only if everything
-that it depends on is the same. An interactive notebook works on the newest run, with the parameters of that run.
+that do not depend on the changed parameters; an unfinished training starts again. An interactive notebook works on the
+newest run, with the parameters of that run.
 """
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan import (
-    PlannedTask,
-    begin_training_state,
-    content_chosen,
-    written_by,
-)
+from fvc_lib.execution.plan import PlannedTask, begin_training_state, written_by
 from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import RunState, is_worked_on, read_status
 from fvc_lib.execution.stages import (
     STAGE_PARAMETERS,
-    Notebook,
     Task,
     parse_parameters,
     read_notebook,
     stage_named,
 )
 from fvc_lib.services import config as configuration, parameters
-from fvc_lib.services.code_versions import NOTE, has_inputs
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -39,7 +32,6 @@ from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, TASK_OF_STAGE, TASKS
 
-LATEST = "latest_checkpoint.pt"  # as in services.checkpoint_files, which loads torch
 _INJECTED = "# Parameters"  # papermill puts a cell with this comment after the parameters cell
 Change = tuple[object, object]
 
@@ -188,53 +180,33 @@ def in_words(changed: Mapping[str, Change]) -> str:
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
-def tasks_of_fork(
-    ancestor: RunPaths, notebooks: Mapping[str, Notebook], plan: Sequence[PlannedTask], changed: Collection[str]
-) -> tuple[list[Task], list[Task]]:
-    """Return ``(copied, continued)``: the finished tasks that a fork copies, and the trainings that it continues.
+def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
+    """Return the finished tasks that a fork copies.
+
+    A finished training whose inputs may come out the same is copied, too. The fork's plan decides whether it runs.
 
     Args:
-        ancestor: the run to fork.
-        notebooks: the notebooks by stage name.
-        plan: the plan for ``ancestor`` with the new configuration, made without ``only``, ``start`` and ``force``.
-        changed: names of the parameters that differ.
+        plan: the ancestor's plan with the new configuration, made without ``only``, ``start`` and ``force``.
     """
-    stale, config = {planned.task.stage.name for planned in plan if planned.run}, run_config(ancestor)
-    copied, continued = [], []
-    for planned in plan:
-        stage, fold = planned.task.stage, planned.task.fold
-        # Copy a finished training whose inputs may come out the same; the fork's plan decides whether it runs.
-        if not planned.run or (planned.only_if_changed and stage.trains):
-            copied.append(planned.task)
-        elif stage.trains and not stale & stage.reads(config) and not configuration.STARTS_ANEW.intersection(changed):
-            folder = ancestor.training_checkpoints(stage.name, fold)
-            inputs = {"files": content_chosen(config), "cells": notebooks[stage.name].source_hash}
-            if (folder / LATEST).is_file() and has_inputs(folder, inputs):
-                continued.append(planned.task)
-    return copied, continued
+    return [
+        planned.task for planned in plan
+        if not planned.run or (planned.only_if_changed and planned.task.stage.trains)
+    ]  # fmt: skip
 
 
-def take_over(ancestor: RunPaths, fork: RunPaths, copied: Sequence[Task], continued: Sequence[Task]) -> None:
-    """Copy all files of the tasks ``copied``, and the training state of ``continued``, into the run ``fork``."""
+def take_over(ancestor: RunPaths, fork: RunPaths, copied: Sequence[Task]) -> None:
+    """Copy all files of the tasks ``copied`` of the run ``ancestor`` into the run ``fork``."""
     before, status = read_status(ancestor), read_status(fork)
-    for task in (*copied, *continued):
-        folder = ancestor.training_checkpoints(task.stage.name, task.fold)
-        note = [folder / NOTE] if task.stage.trains else []
-        unfinished = ["outcome.json", "best_model.*"] if task in continued else []
-        state = [folder, ancestor.metrics(task.stage.name, task.fold)]
-        for path in [*(state if task in continued else written_by(ancestor, task)), *note]:
+    for task in copied:
+        for path in written_by(ancestor, task):
             target = fork.root / path.relative_to(ancestor.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
-                ignored = shutil.ignore_patterns("*.tmp", *unfinished)
-                shutil.copytree(path, target, dirs_exist_ok=True, ignore=ignored)
+                shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp"))
             elif path.is_file():
                 shutil.copyfile(path, target)
-        if task in copied and task.key in before.stages:
+        if task.key in before.stages:
             status.stages[task.key] = before.stages[task.key]
-        elif task in continued:
-            # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
-            status.stage(task.key).attempts = before.stage(task.key).attempts
     status.write(fork)
 
 
