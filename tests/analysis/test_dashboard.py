@@ -17,6 +17,7 @@ from fvc_lib.analysis.dashboard.panels import (
     Selection,
     panels,
 )
+from fvc_lib.analysis.figures import roc_and_calibration
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
@@ -143,8 +144,9 @@ def test_a_run_at_work_is_followed_until_it_ends(
 
 @pytest.mark.fault(39)
 def test_hostile_names_are_text_in_every_panel_and_on_every_list(
-    make_run: Callable[..., RunPaths], tmp_path: Path
+    make_run: Callable[..., RunPaths], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(roc_and_calibration, "QUICK_REPLICATES", 5)
     made = make_run()
     experiment = made.root.parent.parent / HOSTILE.replace("/", "_")
     experiment.mkdir()
