@@ -71,14 +71,14 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
     """Return one row per part of the split: ``part split num_rows`` and the columns of ``counted``.
 
     A key of ``counted`` is the name of a column to return. Its value is the column of ``rows`` whose distinct values
-    are counted. ``split`` says where the split comes from. An empty part has null in these columns.
+    are counted. ``split`` says where the split comes from. It is null for an empty part.
     """
     counts = rows.group_by("part").agg(
         split=pl.col("split_source").unique().sort().str.join(", "),
         num_rows=pl.len(),
         **{name: pl.col(column).drop_nulls().n_unique() for name, column in counted.items()},
     )
-    return pl.DataFrame({"part": PARTS}).join(counts, on="part", how="left", maintain_order="left")
+    return pl.DataFrame({"part": PARTS}).join(counts, on="part", how="left", maintain_order="left").fill_null(0)
 
 
 def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
