@@ -28,13 +28,13 @@ from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.source import VideoError
 
-NEAREST = 5
+NEAREST = 5  # number of nearest texts in an answer
 _TEXTS_AT_ONCE = 256
 _TOKENIZER, _TEXTS = "tokenizer.json", "texts.parquet"
 
 
 class VideoTextPredictor(OneNetwork):
-    """Predictor of task video_text; see ``Predictor``.
+    """The predictor of task video_text: it writes captions and finds the nearest texts. See ``Predictor``.
 
     Args:
         trained: the trained network.
@@ -63,7 +63,7 @@ class VideoTextPredictor(OneNetwork):
 
     @classmethod
     def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
-        """See ``Predictor``."""
+        """See ``OneNetwork``."""
         if isinstance(source, Bundle):
             file, texts = source.folder / _TOKENIZER, source.table(_TEXTS, KNOWN_TEXTS)
         else:
@@ -73,7 +73,7 @@ class VideoTextPredictor(OneNetwork):
 
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """See ``Predictor``."""
+        """See ``OneNetwork``."""
         return read_table(paths.video_texts, VIDEO_TEXTS)
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -84,11 +84,11 @@ class VideoTextPredictor(OneNetwork):
 
     @property
     def decode_hash(self) -> str:
-        """Return the clip store's digest of the code and library that decode."""
+        """Return the clip store's digest of the code and the library that decode videos."""
         return ClipStore.of(self.config).decode_hash
 
     def identity_of_parts(self) -> Any:
-        """See ``Predictor``."""
+        """See ``OneNetwork``."""
         return [self._tokenizer.fingerprint, self._texts]
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
@@ -146,7 +146,7 @@ class VideoTextPredictor(OneNetwork):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Compute without gradients, deterministically and in the precision of the training."""
+        """Run the body without gradients, with deterministic algorithms, in the precision of the training."""
         with torch.inference_mode(), deterministic_algorithms(self.compute.device), Precision(self.compute).autocast():
             yield
 

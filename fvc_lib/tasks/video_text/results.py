@@ -66,10 +66,10 @@ def video_text_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
 
 
 def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
-    """Return the distribution of the best positive's rank in a random order of M candidates.
+    """Return the probability of every rank of the best positive in a random order of M candidates.
 
     Returns:
-        float64 (M,): entry k - 1 is the probability that the first of the positives has rank k.
+        float64 (M,): entry k - 1 is the probability that the best-ranked positive has rank k.
     """
     before = np.arange(num_candidates, dtype=np.float64)
     left = num_candidates - before
@@ -86,7 +86,7 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
     Args:
         num_candidates: int64 (Q,), number of candidates of each query.
         num_positives: int64 (Q,), number of right candidates of each query.
-        ks: where recall is wanted.
+        ks: the values of k for which ``recall@k`` is returned.
     """
     kinds, counts = np.unique(np.stack([num_candidates, num_positives]), axis=1, return_counts=True)
     share = counts / counts.sum()
@@ -108,7 +108,11 @@ def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequen
 
 
 def read_embeddings(path: Path) -> "dict[str, Tensor]":
-    """Return ``video_embeddings``, ``text_embeddings`` and ``pairs``; raise ``DataError`` if the file is damaged."""
+    """Return the tensors in the file ``path``: ``video_embeddings``, ``text_embeddings`` and ``pairs``.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
     import safetensors.torch  # with torch
 
     try:
@@ -119,7 +123,16 @@ def read_embeddings(path: Path) -> "dict[str, Tensor]":
 
 
 def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config: RunConfig) -> list[Row]:
-    """Return the rows of one direction, for model and chance; the model's means over queries have an interval."""
+    """Return the result rows of one direction for the model and for chance.
+
+    Only metrics of the model that are means over queries have an interval.
+
+    Args:
+        direction: name of the direction.
+        ranks: the direction's rows of RETRIEVAL_RANKS.
+        found: the direction's ranking, with queries in the order of ``ranks``.
+        config: gives replicates, confidence and seed.
+    """
     of_queries: dict[str, npt.ArrayLike] = {f"recall@{k}": found.ranks <= k for k in RECALL_AT}
     of_queries |= {"mrr": 1 / found.ranks, "mean_rank": found.ranks}
     measures = {name: mean_measure(name, values) for name, values in of_queries.items()}
@@ -136,7 +149,10 @@ def _direction_rows(direction: str, ranks: pl.DataFrame, found: Ranking, config:
 def _caption_rows(
     source: str, texts: Sequence[str], captions: pl.DataFrame, content: Collection[str], config: RunConfig
 ) -> list[Row]:
-    """Return the rows of the ``texts`` that ``source`` writes for the videos of ``captions`` (CAPTIONS)."""
+    """Return the result rows of the ``texts`` that ``source`` wrote for the videos of ``captions`` (CAPTIONS).
+
+    ``content`` are the content words of the training texts.
+    """
     references = [text.split("\n") for text in captions["references"]]
     both = list(zip(texts, references, strict=True))
     of_videos = {

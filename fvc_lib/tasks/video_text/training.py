@@ -1,7 +1,6 @@
 """Task video_text: the samples and losses of a training, the training itself, and the prediction of its test part.
 
-A sample pairs a clip with a text. Two losses with a weight for each may be combined: contrastive learning and
-captioning.
+A sample pairs a clip with a text. The loss is the weighted sum of a contrastive loss and a captioning loss.
 """
 
 import logging
@@ -62,7 +61,8 @@ def make_clips(
 ) -> tuple[ClipSource, tuple[str, ...]]:
     """Make the clips of ``pairs`` in the shared store; existing clips with the same settings are used again.
 
-    The reason for a missing clip is logged. Shards are written too if ``clip_source`` needs them.
+    The reason for a missing clip is logged. If ``clip_source`` needs shards (files with many clips), they are written
+    too.
 
     Args:
         config: ``num_frames`` and ``fixed_size`` decide the clips; ``corpus`` and ``data_dir`` name the folder.
@@ -104,7 +104,7 @@ def make_clips(
 
 
 def _clips_of(store: ClipStore, pairs: pl.DataFrame, missing: Sequence[str]) -> pl.DataFrame:
-    """Return AUGMENTED rows without labels: the original clip of each video whose id is not in ``missing``."""
+    """Return a table AUGMENTED with one row per video that is not in ``missing``: its original clip, unlabelled."""
     videos = pairs.select("video_id").unique().sort("video_id").filter(~pl.col("video_id").is_in(missing))
     return videos.select(
         pl.format("{}_0", "video_id").alias("clip_id"),
@@ -119,16 +119,20 @@ def _clips_of(store: ClipStore, pairs: pl.DataFrame, missing: Sequence[str]) -> 
 
 
 def numbered(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Return VIDEO_TEXTS with columns ``video_index`` and ``text_index``: numbers from 0 of the sorted distinct ids."""
+    """Return ``pairs`` (VIDEO_TEXTS) with columns ``video_index`` and ``text_index``.
+
+    An index is the position of the row's video id or text id among the sorted distinct ids, from 0.
+    """
     number = {column: pl.col(f"{column}_id").rank("dense").cast(pl.Int64) - 1 for column in ("video", "text")}
     return pairs.with_columns(video_index=number["video"], text_index=number["text"])
 
 
 class VideoTextDataset:
-    """Pairs of a clip and a text as samples, in the order of the table.
+    """Samples that pair a clip with a text, in the order of the table.
 
     A sample has ``frames`` uint8 (T, 3, S, S), ``tokens`` int64 (L,), ``video_index`` int64 () and ``text_index``
-    int64 (). Equal indices mean the same video or text. A transformers text encoder adds its inputs.
+    int64 (). Equal indices mean the same video or text. With a text encoder from the transformers library, a sample
+    also has the input tensors of that encoder.
 
     Args:
         source: the clips of all videos of ``pairs``.
@@ -153,7 +157,7 @@ class VideoTextDataset:
 
     @property
     def stream(self) -> Stream | None:
-        """Return the order of the clips in shards that are read as a stream; None for random access."""
+        """Return the shard of every sample and the position in it; None if the source allows random access."""
         return stream_of(self._source, [(video_id, 0) for video_id in self._video_ids])
 
     def __len__(self) -> int:
@@ -180,7 +184,8 @@ def text_tensors(
 ) -> dict[str, Tensor]:
     """Return the network's inputs for N ``texts`` by name, one row per text.
 
-    These are ``tokens`` int64 (N, L), and the inputs of the transformers text encoder in the folder ``encoder``.
+    These are ``tokens`` int64 (N, L), where L is ``max_tokens``, and the inputs of the transformers text encoder in the
+    folder ``encoder`` (empty: no encoder).
     """
     tensors = {"tokens": tokenizer.encode(texts, max_tokens)}
     return tensors | encoder_tensors(encoder, texts, max_tokens) if encoder else tensors
@@ -190,7 +195,7 @@ def text_tensors(
 
 
 class VideoTextOutputs(SampleColumns):
-    """Collect the embeddings, losses, indices and written captions of all pairs that the network returns."""
+    """Collect the indices of all pairs, and those embeddings, losses and written captions that the network returns."""
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch; ``ValueError`` where the outputs still require grad."""
@@ -201,13 +206,12 @@ class VideoTextOutputs(SampleColumns):
         self.add(batch.sample_ids, columns)
 
     def retrieval_set(self) -> dict[str, Tensor]:
-        """Return the distinct videos and texts, between which retrieval is measured; empty without embeddings.
-
-        Rows are sorted by index, and so by id.
+        """Return the embeddings of the distinct videos and texts, between which retrieval is measured.
 
         Returns:
-            ``video_embeddings`` float32 (N, E) and ``text_embeddings`` float32 (M, E), unit vectors, and ``pairs``
-            int64 (P, 2): the distinct (video row, text row) that belong together.
+            ``video_embeddings`` float32 (N, E) and ``text_embeddings`` float32 (M, E), unit vectors sorted by video or
+            text id, and ``pairs`` int64 (P, 2), the distinct (video row, text row) that belong together. Empty if the
+            network returns no embeddings.
         """
         if _EMBEDDINGS[0] not in self:
             return {}
@@ -236,7 +240,10 @@ class VideoTextOutputs(SampleColumns):
 
 
 def rankings(retrieval: Mapping[str, Tensor]) -> dict[str, Ranking]:
-    """Return the ranking of each direction; ``retrieval`` is a result of ``VideoTextOutputs.retrieval_set``."""
+    """Return the retrieval ranking of both directions (video to text, text to video), by the direction's name.
+
+    ``retrieval`` is a result of ``VideoTextOutputs.retrieval_set`` that is not empty.
+    """
     return retrieval_metrics(retrieval["video_embeddings"], retrieval["text_embeddings"], retrieval["pairs"])
 
 
@@ -246,10 +253,10 @@ def are_finite(tensors: Mapping[str, Tensor]) -> bool:
 
 
 class VideoTextTask:
-    """Contrastive learning and captioning, weighted.
+    """Train with the weighted sum of a contrastive loss and a captioning loss.
 
     Every sample weighs 1; a caption's loss is the mean over its tokens. The contrastive loss compares all samples of
-    the effective batch. It is the engine's joint loss: a loss over the outputs of all micro-batches.
+    the effective batch. So it is the engine's joint loss, which is computed on the outputs of all micro-batches.
 
     Args:
         training: training samples with the tensors that ``VideoTextNetwork.forward`` reads.
@@ -258,8 +265,8 @@ class VideoTextTask:
         config: weights of the losses. A weight is above 0 exactly where ``plan`` has the part of that loss.
 
     Attributes:
-        writes_captions: whether ``forward`` also returns written captions, ``caption_tokens`` (B, L), if the network
-            has a decoder; False at first.
+        writes_captions: whether ``forward`` of a network with a decoder also writes captions and returns their
+            ``caption_tokens`` (B, L); initially False.
     """
 
     joint_tensors = _INDICES
@@ -284,7 +291,7 @@ class VideoTextTask:
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the weighted captioning loss, summed over the samples; each weighs 1. It is 0 without a decoder."""
+        """Return the weighted captioning loss, summed over samples that weigh 1; it is 0 without a decoder."""
         device = next(iter(outputs.values())).device
         total = torch.zeros((), device=device)
         if self._plan.captions:
@@ -292,7 +299,7 @@ class VideoTextTask:
         return LossSum(total, torch.tensor(float(len(batch)), device=device))
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
-        """Return the weighted contrastive loss of ``rows`` against the whole effective batch."""
+        """Return the weighted contrastive loss of the samples ``rows``, compared with the whole effective batch."""
         space = model.joint
         assert isinstance(space, JointSpace)
         video, text = (outputs[name].float() for name in _EMBEDDINGS)
@@ -309,7 +316,7 @@ class VideoTextTask:
 
 @dataclass(frozen=True)
 class VideoTextParts:
-    """The inputs of a training.
+    """The corpus of a training: its pairs of videos and texts, the clips, and the tokenizer.
 
     Attributes:
         pairs: VIDEO_TEXTS with indices (``numbered``), only videos that have a clip.
@@ -421,7 +428,7 @@ def read_parts(
     texts = remaining.filter(part="train")["text"]
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
     _logger.info("%d pairs, a vocabulary of %d tokens", remaining.height, tokenizer.vocabulary_size)
-    # A transformers encoder has tokens of its own.
+    # A text encoder from the transformers library has its own tokenizer, so these lengths do not apply to it.
     if ranks.rank == 0 and (config.caption_weight or not encoder_folder(config)):
         lengths = np.array(tokenizer.num_tokens(remaining["text"].unique().to_list()))
         if num_cut := int((lengths > config.max_text_tokens).sum()):
@@ -482,9 +489,10 @@ def encoder_folder(config: RunConfig) -> str:
 
 
 def retrieval_ranks(pairs: pl.DataFrame, retrieval: Mapping[str, Tensor]) -> pl.DataFrame:
-    """Return the table RETRIEVAL_RANKS with a row per video and per text, sorted by id; empty without embeddings.
+    """Return the table RETRIEVAL_RANKS: one row per query, first all videos and then all texts, sorted by id.
 
-    A text whose videos are of several groups gets the first of these group ids in sorted order.
+    The table is empty without embeddings. If the videos of a text are in several groups, the text gets the group id
+    that sorts first.
 
     Args:
         pairs: the pairs of the test part.

@@ -3,13 +3,14 @@
 For the score over time the networks judge windows (short runs of frames) over the whole video;
 ``video/decode/views.py`` defines the windows.
 
-An occlusion map shows how much each part of a clip raises the networks' logit of fake. One tile is replaced by the
-local mean of its frame; the drop of the logit is the tile's value (Zeiler and Fergus, "Visualizing and understanding
-convolutional networks", ECCV 2014). This works for any network. A map can look convincing and mean nothing, so it must
-pass a deletion check. Deleting the marked tiles must lower the logit more than deleting the same shape elsewhere (after
-Petsiuk et al., "RISE", BMVC 2018).
+An occlusion map shows how much each part of a clip raises the networks' logit of fake. A tile is a square of the
+picture over several frames. One tile at a time is deleted, that is, blurred; the drop of the logit is the tile's value
+(Zeiler and Fergus, "Visualizing and understanding convolutional networks", ECCV 2014). This works for any network. A
+map can look convincing and mean nothing, so it must pass a deletion check: deleting the marked tiles must lower the
+logit more than deleting tiles of the same shape elsewhere (after Petsiuk et al., "RISE", BMVC 2018).
 
-One file is in memory at a time. If a part fails, the parts before it stay.
+One file is in memory at a time. If one kind of evidence fails, the kinds that were computed before it are still
+returned.
 """
 
 import math
@@ -47,10 +48,10 @@ DECODE_SECONDS = 900.0  # the limit for a whole video
 _DECODE = "fvc_lib.video.clips.worker:make_windows"
 TILES = 8  # per side of the picture
 BLOCKS = 2  # parts of a clip in time; a tile covers the frames of one part
-PLACEMENTS = 19  # of the same shape elsewhere, so the smallest possible p is 1 / 20
+PLACEMENTS = 19  # moved copies of a map; so the smallest possible p-value is 1 / 20
 MAX_P = 0.05
-_SHARES = (0, 0.05, 0.1, 0.2, 0.35, 0.55, 1)  # of the clip that is deleted
-_FAR = 2  # tiles between a map and its moved copies, along one side at least
+_SHARES = (0, 0.05, 0.1, 0.2, 0.35, 0.55, 1)  # shares of the tiles that the deletion check deletes
+_FAR = 2  # a moved copy is moved by at least this many tiles, vertically or horizontally
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class WindowScores:
         scores: float64 (W, K), the calibrated probability of fake by each network.
         middles: uint8 (W, 3, H, W), the middle frame of each window without black bars.
         seconds: length of the video.
-        note: a sentence on how much of the video the windows show.
+        note: a sentence that says which share of the video's frames the windows show.
     """
 
     begins: Floats
@@ -81,7 +82,7 @@ class OcclusionMap:
         picture: uint8 (T, 3, H, W), the clip without black bars.
         values: float32 (T, H, W) in [0, 1], constant within a tile; 0 where deleting a tile does not lower the logit.
             None if no map was made.
-        top: the largest drop of the logit by a tile; a value of 1 stands for it.
+        top: the largest drop of the logit by the deletion of one tile; a value of 1 means this drop.
         p_value: one-sided p-value of the deletion check; None if no map was made.
         why_hidden: why the map must not be shown; empty if it passed the check.
     """
@@ -95,15 +96,15 @@ class OcclusionMap:
 
 @dataclass
 class FileEvidence:
-    """The evidence on one file; a part that failed or does not apply is None.
+    """The evidence on one file; an attribute is None if it failed or does not apply.
 
     Attributes:
         provenance: sentences on the signed manifest of the file, or on why there is none.
         clips: uint8 (N, T, 3, H, W), the clips that the file's score was computed from, without black bars.
         windows: the score over time.
         occlusion: the map of the parts that raise the score.
-        note: a sentence on why there is no evidence from frames; empty if there is.
-        failure: the error that ended the evidence from frames; another attempt may succeed.
+        note: a sentence that says why there is no evidence from frames; empty if there is.
+        failure: the error that ended the evidence from frames, after which another attempt may succeed; empty if none.
     """
 
     provenance: tuple[str, ...] = ()
@@ -124,11 +125,11 @@ def file_evidence(
         known: the run's videos; a file among them is judged by the fold network that had not seen it.
         row: the file's row of VERDICTS, with a score.
         map_minutes: time limit for the occlusion map in minutes; 0: no map.
-        tell: called with the name of the current part, and how much of it is done.
+        tell: called with the name of the current step, and how much of it is done.
 
     Raises:
-        MemoryError: memory is full. An ``FvcError``, ``OSError``, ``ValueError`` or ``RuntimeError`` does not raise;
-            it becomes ``failure``.
+        MemoryError: memory is full. An ``FvcError``, ``OSError``, ``ValueError`` or ``RuntimeError`` is not raised;
+            its text becomes ``failure``.
     """
     path = path_from_text(row["path"])
     found = FileEvidence(provenance_of(path))
@@ -158,9 +159,10 @@ def file_evidence(
 
 @contextmanager
 def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tuple[Windows, Pixels]]:
-    """Decode a whole video in a worker process, as the run decodes its clips.
+    """Decode a whole video in a worker process, with the settings of the run's clips.
 
-    Yields ``(windows, frames)``. The frames, uint8 (F, 3, S, S), are a file on the disk that is deleted at the end.
+    Yields ``(windows, frames)``: the positions of clips and windows in the video, and the frames that they show, uint8
+    (F, 3, S, S). The frames are a memory-mapped file, which is deleted at the end.
 
     Raises:
         DataError: the video cannot be decoded within the limits, or its content is not ``content_sha256``.
@@ -194,7 +196,7 @@ def score_windows(
     """Judge every window by the networks of ``folds``, one batch of the run's size at a time.
 
     Args:
-        networks: of the run or bundle.
+        networks: the networks of the run or bundle.
         folds: numbers of the K folds whose networks judge.
         found: the windows, as ``decoded`` yields them.
         frames: the frames of the windows, uint8 (F, 3, S, S).
@@ -240,7 +242,7 @@ def occlusion_map(
     """Return the occlusion map of the clip with the highest mean logit over networks; deterministic.
 
     Args:
-        networks: of a run or bundle.
+        networks: the networks of a run or bundle.
         folds: numbers of the folds; the map explains the mean logit of their networks.
         clips: uint8 (N, T, 3, S, S), as the networks see them.
         picture: index that cuts the black bars off frames (..., S, S).
@@ -266,7 +268,10 @@ def occlusion_map(
     blurred = _blurred(seen, clip.shape[-1] // 8)
 
     def mean_logits(masks: Masks) -> Floats:
-        """Return the mean logit over networks, (M,), of the clip without the tiles of each of M masks (num_tiles,)."""
+        """Return float64 (M,): for each of M masks (num_tiles,), the mean logit after deleting the True tiles.
+
+        The mean is over the networks of ``folds``.
+        """
         nonlocal done
         logits = np.zeros(len(masks))
         for fold in folds:
@@ -295,7 +300,7 @@ def occlusion_map(
 
 
 def _tiles(picture: Pixels) -> tuple[npt.NDArray[np.intp], tuple[int, ...]]:
-    """Return the tile number of each pixel, (T, H, W), and the numbers of tiles along time, height and width.
+    """Return the tile number of each pixel, int (T, H, W), and how many tiles lie along time, height and width.
 
     ``picture`` is uint8 (T, 3, H, W). A side with fewer pixels than tiles has a tile for each pixel.
     """
@@ -317,10 +322,15 @@ def _blurred(picture: Pixels, side: int) -> Pixels:
 
 
 def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> float:
-    """Return the p-value of a map, by a rank test against moved copies of it.
+    """Return the p-value of a map, by a rank test against moved copies of the map.
 
-    Tiles are deleted in the order of their values. The statistic is the area under the curve of the logit over the
-    deleted share; a small area is good. The p-value is the share of maps, this one included, with no larger area.
+    Tiles are deleted in descending order of their values. The statistic is the area under the curve of the logit over
+    the deleted share of tiles; a small area is good. The p-value is the share of all maps, the original included, whose
+    area is at most that of the original.
+
+    Args:
+        mean_logits: function that returns the logits (M,) after deleting the True tiles of M masks.
+        drops: the map, float (blocks, rows, columns) of tiles.
     """
     counts = sorted({round(share * drops.size) for share in _SHARES})
     maps = [drops, *_elsewhere(drops)]
@@ -335,7 +345,7 @@ def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> fl
 
 
 def _elsewhere(drops: Floats) -> Iterator[Floats]:
-    """Yield at most ``PLACEMENTS`` copies of ``drops``, rolled at random over the picture by ``_FAR`` tiles or more."""
+    """Yield up to ``PLACEMENTS`` copies of ``drops``, moved cyclically and at random by at least ``_FAR`` tiles."""
     height, width = drops.shape[1:]
     down, right = np.indices((height, width))
     far = np.maximum(np.minimum(down, height - down), np.minimum(right, width - right)) >= _FAR

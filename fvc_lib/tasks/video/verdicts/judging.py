@@ -87,7 +87,7 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
             paths = [path.parent / cells["path"] for _, cells in table.records(Rejections()) if cells["path"]]
         else:
             paths = [path]
-        # Links stay links, and a list's '~nobody' is a name like any other.
+        # Symbolic links are not resolved, and '~nobody' without such a user stays as it is.
         files |= {Path(os.path.abspath(os.path.expanduser(found))): None for found in paths}  # noqa: PTH100, PTH111
     if not files:
         raise UsageError(f"no {kind} is named. Give files, folders, tables with a column 'path', or '-' for a list.")
@@ -96,7 +96,7 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The verdicts on files, and their limits.
+    """The verdicts on files, and sentences on how far they can be trusted.
 
     Attributes:
         table: VERDICTS of the first ``_MOST_SHOWN`` files.
@@ -104,7 +104,7 @@ class Verdicts:
             ``could not be read``.
         detector: the detector that scored the files.
         rule: the rule that gave the verdicts.
-        limits: sentences on the limits of the verdicts.
+        limits: sentences on how far the verdicts can be trusted.
         files: paths of two files with the rows of all videos: CSV, where reasons are one text, and JSON lines, where
             they are a list.
     """
@@ -117,7 +117,7 @@ class Verdicts:
     files: tuple[Path, Path]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of VERDICTS of all files, read one at a time from the JSON lines."""
+        """Yield the rows of VERDICTS of all files; they are read from the JSON lines one at a time."""
         with self.files[1].open(encoding="utf-8") as lines:
             for line in lines:
                 row: dict[str, Any] = json.loads(line)
@@ -188,7 +188,7 @@ def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
 
 
 def _table(detector: VideoDetector, findings: Sequence[Finding], rule: Rule) -> pl.DataFrame:
-    """Return VERDICTS, in the order of ``findings``."""
+    """Return the table VERDICTS, one row per finding, in the order of ``findings``."""
     known, rows = detector.known, list[dict[str, Any]]()
     answers_to_own = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
     new = [found.logits for found in findings if found.logits and not found.is_known]
@@ -223,20 +223,20 @@ def judged(
         answer: the answer at the rule's error rates (``KnownVideos.answers_to``).
         known: the run's videos.
         rule: the conditions of a verdict.
-        unfamiliar: sentences on how the video is unlike the run's; any makes it undecided.
+        unfamiliar: sentences on how the video differs from the run's videos; a single sentence makes it undecided.
     """
     odds = np.array(logits)
     scores = probabilities(odds, 1.0).tolist()
     verdict, reasons = _concluded(answer, rule, unfamiliar)
     probability = at_prior(odds, known.base_rates, rule.prior)
     columns = {"score": fmean(scores), "probability": probability, "verdict": verdict}
-    if len(scores) > 1:  # the range of one network would look like certainty
+    if len(scores) > 1:  # the range of a single network has width 0, which would look like certainty
         columns |= {"score_low": min(scores), "score_high": max(scores)}
     return columns, reasons
 
 
 def _concluded(answer: str, rule: Rule, unfamiliar: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """Return the verdict and its reasons; a single sentence in ``unfamiliar`` is enough to make it undecided."""
+    """Return the verdict and its reasons; the verdict is undecided if ``unfamiliar`` has a sentence."""
     against = [WITHHELD, *unfamiliar] if rule.withheld else list(unfamiliar)
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")

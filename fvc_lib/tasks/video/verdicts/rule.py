@@ -3,9 +3,10 @@
 The verdict is fake or real only if the other answer is unlikely at a stated rate (``metrics/abstention.py``). Otherwise
 it is undecided.
 
-No video is left to test the network of all groups. For its verdicts the rule therefore uses the out-of-fold scores,
-which the folds' networks gave. Both kinds of scores can be compared on the videos that chose its epoch and temperature,
-because it was not trained on them. On these videos the network looks a little better than it is.
+The network of all groups learns from every group, so no group is left to test it. For its verdicts the rule therefore
+uses the out-of-fold scores, which the folds' networks gave. ``agreement_table`` compares both kinds of scores on the
+videos that chose the epoch and temperature of the network of all groups, because it was not trained on them. On these
+videos that network looks a little better than it is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -75,7 +76,11 @@ def rule_of(
 ) -> Rule:
     """Return the rule for a user's options.
 
-    ``false_alarm_rate`` is the share of reals that may be called fake; 0: ``error_rate``. ``prior`` 0 means none.
+    Args:
+        error_rate: share of fakes that may be called real.
+        false_alarm_rate: share of reals that may be called fake; 0: the same as ``error_rate``.
+        prior: share of fakes where the new videos come from; 0: not known.
+        withheld: whether every video is undecided (``Rule.withheld``).
 
     Raises:
         UsageError: a rate outside (0, 1).
@@ -92,12 +97,12 @@ class KnownVideos:
 
     Attributes:
         rows: one row per video: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature
-            final_logit``. The last five are null where no score is stored. For a run also the other columns of INDEX.
-            ``final_logit`` is the calibrated log odds by the network of all groups, only for videos that chose its
-            epoch.
+            final_logit``. The last five are null if no score is stored. Videos of a run also have the other columns of
+            INDEX. ``final_logit`` is the calibrated log odds by the network of all groups; it is null for videos that
+            did not choose its epoch.
         tested: the rows with a score, in the order of ``witnesses``.
-        base_rates: for each network that judges new videos, the share of fakes at which its scores are probabilities;
-            None: not known.
+        base_rates: for every network that judges new videos, the share of fakes in the videos that calibrated its
+            scores; None: not known.
     """
 
     def __init__(self, rows: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> None:
@@ -114,7 +119,12 @@ class KnownVideos:
     ) -> Self:
         """Return the videos of a run or ensemble.
 
-        A ``final_temperature`` above 0 adds the log odds by the network of all groups, divided by that temperature.
+        Args:
+            run: the run or ensemble.
+            folds: numbers of the folds whose predictions are read.
+            base_rates: see the attribute.
+            final_temperature: temperature of the network of all groups. If above 0, its stored logits are divided by
+                this temperature and added as ``final_logit``.
         """
         scores = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
         by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
@@ -127,14 +137,14 @@ class KnownVideos:
         return cls(rows, base_rates)
 
     def anonymous(self) -> pl.DataFrame:
-        """Return KNOWN_VIDEOS without names: groups are numbered, and rows are sorted by content hash."""
+        """Return the table KNOWN_VIDEOS, with groups numbered instead of named, and rows sorted by content hash."""
         number = pl.col("group_id").rank("dense").cast(pl.String)
         rows = self.rows.with_columns(group_id="group_" + number).select(list(KNOWN_VIDEOS.columns))
         return rows.sort("content_sha256", "label", "fold")
 
     @cached_property
     def witnesses(self) -> Witnesses:
-        """The tested videos with known labels; their scores are logit / temperature."""
+        """The tested videos, with which new videos are compared; their scores are logit / temperature."""
         labels, scores = self.tested.select(
             (pl.col("label") == FAKE).cast(pl.Int64), pl.col("logit") / pl.col("temperature")
         )
@@ -146,7 +156,10 @@ class KnownVideos:
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def telling(self, rule: Rule) -> frozenset[str]:
-        """Return the answers (fake, real) that videos of that class get at a higher rate than others, beyond chance."""
+        """Return the answers (``fake``, ``real``) that carry information, by the run's own videos.
+
+        Videos of the answer's class must get the answer more often than the other videos, by more than chance.
+        """
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
 
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:

@@ -45,7 +45,7 @@ from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 Floats = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 
-FINAL = -1  # the network of all groups, in place of a fold's number
+FINAL = -1  # stands for the network of all groups where a fold's number is expected
 _MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 
 
@@ -55,10 +55,10 @@ class FoldNetwork:
 
     Attributes:
         trained: the network as stored on the disk.
-        prior_logit: added to the network's output.
-        temperature: divisor of the sum.
-        base_rate: share of fakes at which the scores are probabilities: that of the inner validation videos. None if it
-            is not known, or these videos were of one class.
+        prior_logit: number that is added to the network's output.
+        temperature: divisor of that sum.
+        base_rate: share of fakes among the inner validation videos, on which the scores were calibrated. None if it is
+            not known, or these videos were of one class.
         device: the device of the training; empty in a bundle.
     """
 
@@ -77,8 +77,8 @@ class FoldNetwork:
 class Networks:
     """The networks of a finished run of task video; a network is loaded when it is first needed.
 
-    New videos are judged by the networks of all folds. The network of all groups (``FINAL``)
-    judges alone if ``folds`` has it.
+    New videos are judged by the networks of all folds. If ``folds`` has the network of all groups (``FINAL``), that
+    network judges new videos alone.
 
     Args:
         name: name of the run, for messages.
@@ -118,8 +118,9 @@ class Networks:
         Args:
             fold: the fold whose network judges.
             clips: uint8 (V, N, T, 3, S, S), N clips of each of V videos.
-            features: a list to which the inputs of the network's head are appended: float32 (V, F), the mean over time,
-                space and the clips of a video. Nothing is appended if the head does not get one row per clip.
+            features: a list to which one array is appended, float32 (V, F): the inputs of the network's head, averaged
+                over time, space and the clips of a video. Nothing is appended if the head does not get one row per
+                clip.
 
         Raises:
             DataError: the network returns values that are not finite.
@@ -138,8 +139,8 @@ class Networks:
     def raw_logits(self, network: nn.Module, clips: Pixels, inputs: list[Tensor] | None = None) -> Floats:
         """Return the output of ``network`` for N clips, uint8 (N, T, 3, S, S), as float64 (N,).
 
-        The output for a clip does not depend on the other clips, to the bit. The inputs of the network's head are
-        appended to ``inputs``, float32 (B, F) for every batch of B clips.
+        The output for a clip is bit for bit the same, whatever the other clips are. If ``inputs`` is a list, the inputs
+        of the network's head are appended to it, float32 (B, F) for every batch of B clips.
         """
         flat, logits, given = torch.from_numpy(np.ascontiguousarray(clips)), list[Tensor](), list[Tensor]()
         device, done = self.compute.device, 0
@@ -172,7 +173,7 @@ class Networks:
             self.network(fold)
 
     def network(self, fold: int) -> Any:
-        """Return the network of ``fold``, in evaluation mode on its device, or its ``FittedModel`` on features.
+        """Return the network of ``fold`` in evaluation mode on its device; for forensic features a ``FittedModel``.
 
         Raises:
             UsageError, FvcError: as ``Trained.built`` and ``fitted_model``.
@@ -270,8 +271,9 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
     """Return the number, at least 1, by which the log odds of the network of all groups are divided.
 
-    Its temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large. The
-    divisor is the median absolute value of its log odds on these videos over that of their out-of-fold log odds.
+    Its temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large. The result
+    is a ratio of two medians over these videos: the median absolute log odds by this network, divided by the median
+    absolute out-of-fold log odds.
 
     Raises:
         UsageError: none of these videos has an out-of-fold score.
@@ -298,8 +300,9 @@ class FileScores:
 
     Attributes:
         position: index of the file in the list.
-        logits: by fold, the mean logit over the file's clips, with ``prior_logit`` added.
-        features: by fold, the inputs of the network's head, float32 (F,); empty if not wanted or not available.
+        logits: for every fold that judges the file, the mean logit over the file's clips, with ``prior_logit`` added.
+        features: for every such fold the inputs of the network's head, float32 (F,); empty if not requested or not
+            available.
         failure: why the file has no logits; empty if it was scored.
         lasts: whether another attempt would fail in the same way; False after a crash or a timeout.
     """
@@ -312,7 +315,7 @@ class FileScores:
 
 
 def score_files(networks: Networks, files: Sequence[FileToScore], *, workers: int = 0) -> Generator[FileScores]:
-    """Decode and score ``files``; yield the result of a file as soon as it is known, in any order.
+    """Decode and score ``files``; yield the result of a file as soon as it is computed, in any order.
 
     Sort ``files`` by fold, so that the network of a fold is loaded only once.
 
@@ -350,14 +353,14 @@ def score_clips(
     seen: Callable[[int, Pixels], None] = lambda _position, _clips: None,
     features: bool = False,
 ) -> Iterator[FileScores]:
-    """Yield the scores of decoded ``files``, by their position in ``clips``; their clips are deleted.
+    """Yield the scores of decoded ``files``, and delete their clip files.
 
     Args:
         networks: the networks of a run or bundle.
-        files: the files by position.
-        clips: clip files; ``clips[position]`` belongs to the file at that position.
+        files: the files, by their position in ``clips``.
+        clips: clip files; ``clips[position]`` belongs to ``files[position]``.
         seen: called with the position and the clips of each file, uint8 (N, T, 3, S, S), before it is judged.
-        features: whether to return the inputs of the networks' heads.
+        features: whether the results also have the inputs of the networks' heads.
     """
     positions, shape, number = list(files), networks.store.shape, networks.config.clips_per_video
     videos = np.empty((len(files), number, shape[0] // number, *shape[1:]), np.uint8)

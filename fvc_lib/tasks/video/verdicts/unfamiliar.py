@@ -1,15 +1,17 @@
 """Find new videos to which the results on a run's videos do not apply.
 
-A video may have a codec, size, length or rate outside the range of the run's videos, or unlike features. It may show
-nothing, or be a copy of a video of the run.
+The codec, size, length, rate or features of a video may be unlike those of the run's videos. A video may also be black
+or a still picture, or a copy of a video of the run.
 
-A network's features are the inputs of its head. A new video is compared with each fold's test videos, which the fold's
-network had not seen. Every dimension is scaled to mean 0 and standard deviation 1. The distance of a video is the mean
-Euclidean distance to its five nearest neighbours; a test video has neighbours of other groups only. The quantile of a
-new video is the share of the run's videos with at least its distance (distances as in Sun et al., "Out-of-Distribution
-Detection with Deep Nearest Neighbors", 2022). It is that of a cross-conformal test (``metrics/abstention``): of videos
-from the same source as the run's, at most about a share p has a quantile of p or less. Videos of one group are not
-independent, so every group has one vote. With few groups no video can be called unlike them.
+A network's features are the inputs of its head. A new video is compared with the test videos of every fold, which the
+fold's network had not seen. Every dimension is scaled to mean 0 and standard deviation 1. The distance of a video is
+the mean Euclidean distance to its five nearest neighbours; a test video has neighbours of other groups only (Sun et
+al., "Out-of-Distribution Detection with Deep Nearest Neighbors", 2022).
+
+The quantile of a new video is the share of the run's videos with at least its distance. It is the p-value of a
+cross-conformal test (``metrics/abstention``): among videos from the same source as the run's, a share of at most about
+p has a quantile of p or less. Videos of one group are not independent, so every group has one vote. With few groups the
+smallest possible quantile is too large to call any video unlike the run's.
 
 For the network of all groups, new videos are compared with the videos that chose its epoch. It was not trained on them.
 """
@@ -52,17 +54,19 @@ FAMILIARITY = (
 class TrainingRanges(Strict):
     """The codecs of a run's videos, and the ranges of their sizes, lengths and rates.
 
-    A range is the 1st and the 99th percentile, by the name of the number. A number that no video has is left out.
+    ``ranges`` has the 1st and the 99th percentile of every number, by the name of the number. A number that is unknown
+    for all videos is left out.
     """
 
     codecs: list[str]
     ranges: dict[str, _Range]
-    share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the run's videos, outside these ranges
+    share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the run's videos outside these ranges
 
     def reasons(self, facts: Mapping[str, Any]) -> list[str]:
-        """Return one sentence on how a video is outside the ranges; an empty list if it is inside.
+        """Return a list with one sentence that names the values outside the ranges; empty if there are none.
 
-        ``facts`` are the values of the video's probe, named as in INDEX. Unknown values are not outside.
+        ``facts`` are the values of the video's probe, named as in INDEX. An unknown value counts as inside. A range is
+        widened by the share ``_SLACK`` at both ends.
         """
         odd = list[str]()
         if facts["codec"] not in self.codecs:
@@ -101,10 +105,12 @@ def training_ranges(index: pl.DataFrame) -> TrainingRanges:
 
 # --- Nothing to judge
 
-_GRID = 16  # cells per side of a frame that are compared
-_BLACK = 20.0  # grey levels of 255: a black frame is darker than this on average, and
-_FLAT = 8.0  # no cell of it is further from the average
-_FROZEN = 1.0  # grey levels: every cell of a still changes less; a coarsely coded still may change more and is missed
+_GRID = 16  # a frame is compared as a grid with this many cells per side
+# A frame is black if its mean luma (0 to 255) is below _BLACK and every cell is closer to that mean than _FLAT.
+_BLACK = 20.0
+_FLAT = 8.0
+# A video is frozen if the luma of every cell changes by less than this. A coarsely coded still may change more.
+_FROZEN = 1.0
 
 
 def is_black(clips: npt.NDArray[np.uint8]) -> bool:
@@ -129,7 +135,12 @@ def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
 
 
 class KnownFootage:
-    """The perceptual hashes of the run's videos (None if missing), to find copies of them among new videos."""
+    """Find copies of the run's videos by perceptual hash.
+
+    Args:
+        hashes: perceptual hash of every video of the run; None: missing.
+        max_bits: the largest number of bits in which the hashes of copies differ; 0: do not look for copies.
+    """
 
     def __init__(self, hashes: Sequence[str | None], max_bits: int) -> None:
         self._max_bits, self._hashes = max_bits, hashes
@@ -139,7 +150,8 @@ class KnownFootage:
     def copied(self, new: str | None) -> list[int]:
         """Return the indices into ``hashes`` of the videos that show the same footage as a video with hash ``new``.
 
-        Both a real and a fake made from it may be among them. Empty if ``new`` is None or ``max_bits`` is 0.
+        A real and a fake that was made from it may both be among them. The list is empty if ``new`` is None or
+        ``max_bits`` is 0.
         """
         if new is None or not self._table.size:
             return []
@@ -164,9 +176,10 @@ def nearest_distances(
     """Return the mean distance of each of M videos to its ``_NEAREST`` nearest neighbours, float64 (M,).
 
     Args:
-        known: float32 (N, F), the neighbours; their deviations scale all features.
-        new: float32 (M, F).
-        ignored: bool (M, N), True for neighbours that do not count. A video without neighbours has distance infinity.
+        known: float32 (N, F), the neighbours; all features are scaled by their means and standard deviations.
+        new: float32 (M, F), the videos whose distances are returned.
+        ignored: bool (M, N), True for neighbours that do not count. A video with fewer neighbours than ``_NEAREST`` has
+            the mean distance to them all; without neighbours the distance is infinite.
     """
     values = known.astype(np.float64)
     deviation = values.std(0)
@@ -179,11 +192,13 @@ def nearest_distances(
 
 @dataclass(frozen=True)
 class FeatureDistance:
-    """The distance of a new video's features from the features of the run's test videos, over all folds.
+    """Measure how far a new video's features are from those of the run's test videos, over all folds.
 
     Attributes:
-        features: by the fold's number, float32 (N, F), computed by the network of the fold.
-        groups: by the fold's number, int64 (N,), the number of each video's group, which is the same in all folds.
+        features: features of the N test videos of every fold, float32 (N, F), by the fold's number. The network of the
+            fold computed them.
+        groups: group numbers of these videos, int64 (N,), by the fold's number. A number means the same group in all
+            folds.
     """
 
     features: Mapping[int, Features]
@@ -196,7 +211,7 @@ class FeatureDistance:
 
     @cached_property
     def _own(self) -> dict[int, tuple[Floats, Floats]]:
-        """By fold, each video's distance to videos of other groups, and its share of its group's vote: (N,) each."""
+        """Return two float64 (N,) by fold: the videos' distances to other groups, and shares of their groups' votes."""
         found, all_groups = {}, np.concatenate([*self.groups.values()])
         for fold, groups in self.groups.items():
             is_same = groups[:, None] == groups
@@ -208,11 +223,12 @@ class FeatureDistance:
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
         """Return the quantile of each of M new videos, float64 (M,) in (0, 1].
 
-        It is the share of the run's groups that are at least as far from the others. The new video counts as one more
-        group. A group's vote is divided equally among its videos.
+        The quantile is the share of the run's groups with at least the distance of the new video. The new video counts
+        as one more group. A group's vote is divided equally among its videos.
 
         Args:
-            features: float32 (M, F) of the same M videos for each fold, by the fold's network.
+            features: features of the M new videos, float32 (M, F), by the number of the fold whose network computed
+                them.
 
         Raises:
             DataError: the features are not of these networks.
@@ -232,7 +248,7 @@ class FeatureDistance:
         return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
 
     def reasons(self, quantile: float) -> tuple[str, ...]:
-        """Return a sentence on a video whose ``quantile`` is at most ``UNFAMILIAR_AT``; else nothing."""
+        """Return one sentence if ``quantile`` is at most ``UNFAMILIAR_AT``, else an empty tuple."""
         if quantile > UNFAMILIAR_AT * (1 + 1e-9):
             return ()
         share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"
@@ -274,13 +290,16 @@ class FeatureDistance:
 def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
     """Return the features of the run's tested videos, computed from the stored clips or read from the cache.
 
-    At most ``MOST_VIDEOS`` videos are taken: whole groups, in an arbitrary but fixed order. Returns None if no video is
-    tested or a clip is missing. Also if the model sees no frames, or its head does not get one row per clip.
+    At most ``MOST_VIDEOS`` videos are used: whole groups, in an arbitrary but fixed order.
 
     Args:
         networks: the networks of the run.
         known: the run's videos.
         tell: called with the progress.
+
+    Returns:
+        The features; None if no video is tested, a clip is missing, the model sees no frames, or its head does not get
+        one row per clip.
 
     Raises:
         DataError: a stored clip is damaged.
@@ -310,7 +329,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
 
 
 def _features_of_run(networks: Networks, tested: pl.DataFrame, tell: Tell) -> dict[int, Features]:
-    """Return the features float32 (N, F) of the videos ``tested`` (``video_id group_id fold``) by fold.
+    """Return the features of the videos ``tested`` (``video_id group_id fold``), float32 (N, F) by fold.
 
     The result is empty if a clip is missing, or the head does not get one row per clip.
     """

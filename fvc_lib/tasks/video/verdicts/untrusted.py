@@ -1,4 +1,4 @@
-"""Look at one untrusted file that is to be judged, in a worker process: its probe, its clip, and its signed manifest.
+"""Read one untrusted file that is to be judged, in a worker process: its facts, its clip, and its signed manifest.
 
 ``look`` probes a file and makes its clip from a single decoding. ``provenance_of`` reads its signed C2PA manifest with
 ``c2pa-python`` (extra ``verdicts``). No list of trusted signers is used, so the identity of the signer is not checked.
@@ -47,11 +47,12 @@ _INVALID = (
 def look(item: dict[str, Any]) -> dict[str, Any]:
     """Probe the video at ``source`` as ``probe_file`` does, and decode its clip into ``target``.
 
-    If that fails, ``probe_file`` and then ``make_original`` are called instead, so error messages are the usual ones.
-    They are also called for runs that re-encode every video first, because the clips are then made from another file.
+    Both use a single decoding. If that fails, ``probe_file`` and then ``make_original`` are called instead, so error
+    messages are the usual ones. They are also called for runs that re-encode every video first, because the clips are
+    then made from another file.
 
     Args:
-        item: as for ``make_original``, without ``content_sha256``, ``seen`` and ``recipe``.
+        item: the argument of ``make_original``; its ``content_sha256``, ``seen`` and ``recipe`` are ignored.
 
     Returns:
         The result of ``probe_file``. If ``make_original`` was called, its result is merged in.
@@ -63,7 +64,7 @@ def look(item: dict[str, Any]) -> dict[str, Any]:
         if not item["encoded"] and item["code"] == decode_code(view):
             probe, (small, wanted) = probe_and_decode(path, [of_hash, wanted_of(path, num_frames, side, view)])
             answer, frames = probed(path, probe, small), seen_of(wanted, num_frames, side, view)[0]
-            if item["crop"] == crop_code(view):  # afterwards: a user's file may be edited at any time
+            if item["crop"] == crop_code(view):  # after the decoding: a user's file may be edited at any time
                 # Not synchronised to the disk, because this clip is read at once and then deleted.
                 with Path(item["target"]).open("wb") as stream:
                     stream.write(clip_header((len(frames), 3, *frames.shape[2:])))
