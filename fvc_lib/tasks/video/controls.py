@@ -37,7 +37,8 @@ from fvc_lib.services.tables import LABELS
 from fvc_lib.services.tasks import KFOLD
 from fvc_lib.video.decode.probe import PacketFacts
 
-# FOLDS tables by number of the training; training k tests only fold k of its table. None: one table, all folds tested.
+# One FOLDS table for every training, by number; training k tests only fold k of its table. None: all trainings share
+# one table, and all its folds are tested.
 Trainings = Sequence[pl.DataFrame] | None
 
 CONSTANT = "constant"
@@ -78,7 +79,7 @@ def all_controls(
 
     Args:
         index: INDEX schema; must hold every video of ``folds``.
-        folds: the outer folds (FOLDS schema), with the labels that the model was tested with.
+        folds: the outer folds (FOLDS schema), with the labels that the model was tested on.
         predictions: PREDICTIONS schema.
         seed: seed of the split by row.
         trainings: the trainings of a protocol other than ``kfold`` (``trainings_of``), so that controls learn from the
@@ -108,10 +109,10 @@ def all_controls(
 
 
 def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
-    """Return one FOLDS table for each training of a PROTOCOL table, with the labels that it learns.
+    """Return the FOLDS tables of all trainings of a PROTOCOL table, with the labels that a training learns.
 
-    Return None for protocol ``kfold``, where every video is tested and one table of folds suffices. ``left_out`` are
-    ids of videos to remove, such as those that could not be decoded.
+    For protocol ``kfold``, where every video is tested and one table of folds suffices, the result is None.
+    ``left_out`` are ids of videos to remove, such as those that could not be decoded.
     """
     if protocol is None or config.protocol == KFOLD:
         return None
@@ -127,7 +128,11 @@ def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Col
 
 
 def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame, trainings: Trainings) -> pl.DataFrame:
-    """Return the control's scores of ``folds``; with ``trainings`` those of the tested videos, sorted by video id."""
+    """Return the scores that ``control`` gives the videos of ``folds``.
+
+    With ``trainings`` the control is computed for every training, and the scores of its tested videos are returned,
+    sorted by video id.
+    """
     if trainings is None:
         return control(folds)
     return pl.concat(control(rows).filter(fold=number) for number, rows in enumerate(trainings)).sort("video_id")
@@ -141,12 +146,12 @@ def constant(folds: pl.DataFrame) -> pl.DataFrame:
 def metadata_only(
     index: pl.DataFrame, folds: pl.DataFrame, names: Sequence[str] = METADATA, *, rounds: int = 100
 ) -> pl.DataFrame:
-    """Score by gradient boosting on the columns ``names`` of ``index``, trained on the training videos of every fold.
+    """Score the test videos of every fold by gradient boosting on the columns ``names`` of ``index``.
 
-    If it beats chance, metadata predict the labels, and a model of pixels may use the same hint (a frame size survives
-    as sharpness). The model may learn from missing values. A category that is not in the training part counts as
-    missing. The model is scikit-learn's ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017) with
-    ``rounds`` trees.
+    A classifier is trained on the training videos of the fold: scikit-learn's ``HistGradientBoostingClassifier`` (after
+    LightGBM, Ke et al., NIPS 2017) with ``rounds`` trees. It may learn from missing values. A category that is not in
+    the training part counts as missing. If it beats chance, metadata predict the labels. A model of pixels may then use
+    the same hint: a frame size, for example, survives as sharpness.
 
     Raises:
         DataError: a video is not in the index.
@@ -165,7 +170,7 @@ def metadata_only(
         # The boosting cannot bin a column without a value in training.
         usable = [place for place, values in enumerate(columns) if not np.isnan(values[~test]).all()]
         if np.unique(is_fake[~test]).size < 2 or not usable:
-            continue  # there is nothing to learn but the prior
+            continue  # nothing can be learned, so the score stays the share of fakes
         features = np.stack([columns[place] for place in usable], axis=1)
         # Small leaves suit few videos: with 50 videos the default size of 20 would allow a single split.
         model = HistGradientBoostingClassifier(
@@ -188,8 +193,8 @@ def metadata_only(
 def _numbers(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
     """Return a column of the index as float64 (N,), NaN where a number is missing.
 
-    A category becomes its rank by frequency among the ``training`` rows, 0 for the most frequent. Null counts as a
-    category. A category is NaN beyond ``_MAX_CATEGORIES``, or if no training row has it.
+    A category becomes its rank by frequency among the rows marked in ``training``, bool (N,); the most frequent one
+    is 0. Null counts as a category. Ranks from ``_MAX_CATEGORIES`` on and categories of no training row become NaN.
     """
     if column.name not in CATEGORIES:
         return column.cast(pl.Float64).fill_null(np.nan).to_numpy()
@@ -221,7 +226,7 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     ordered, generator = folds.sort("video_id"), np.random.default_rng(seed)
     is_fake = fake_labels(ordered)
     dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
-    turns = np.argsort(dealt)  # whose turn it is when the videos are dealt out
+    turns = np.argsort(dealt)  # the position of every video in the order of assignment
     by_row = ordered.select("video_id", fold=pl.Series(turns % folds["fold"].n_unique()))
     return folds.drop("fold").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
 
@@ -229,7 +234,8 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
 def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> pl.DataFrame | None:
     """Return the scores and labels of the shuffled-label control; None if it was not run.
 
-    This control is the model's training on labels shuffled by group. Videos without its score or label are left out.
+    This control is the model's training on labels that were shuffled by group. Videos without a score or a label of the
+    control are left out.
     """
     run = predictions.drop_nulls(["control_score", "control_label"])
     if run.is_empty() or (trainings is None and run["fold"].n_unique() < 2):
@@ -270,7 +276,7 @@ def auc_within_folds(scored: pl.DataFrame, config: RunConfig) -> Interval:
 
 
 def _auc(scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """Return the AUC within folds as a metric, and the scores (N,) that it takes."""
+    """Return ``(metric, scores)``: the AUC within folds as a metric, and the N scores to give it, float64 (N,)."""
     folds = scored["fold"].to_numpy()
     return measure_over_folds("roc_auc", scored["score"].to_numpy(), 0.5, folds, targets_of(scored))
 
@@ -281,7 +287,10 @@ def _interval(scored: pl.DataFrame, metric: Metric, values: FloatArray, config: 
 
 
 def tells_labels(config: RunConfig) -> Tells:
-    """Return the function by which ``protocols.make_protocol`` gets the AUC, and its low end, of index columns."""
+    """Return the function by which ``protocols.make_protocol`` measures how well index columns predict the labels.
+
+    The function returns the AUC of ``metadata_only`` on the columns, and the lower end of its interval.
+    """
 
     def tells(index: pl.DataFrame, folds: pl.DataFrame, columns: tuple[str, ...]) -> tuple[float | None, float | None]:
         ordered = [name for name in METADATA if name in columns]
@@ -291,17 +300,18 @@ def tells_labels(config: RunConfig) -> Tells:
 
 
 def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Return the AUC of ``group_lookup``, which only knows the labels of a group's other videos, with two splits.
+    """Return the AUC of ``group_lookup`` for a split that ignores groups and for one that keeps them together.
 
-    It needs labels and groups but no files, so the annotations of a corpus suffice (``index.undisputed_labels``).
+    ``group_lookup`` only knows the labels of the other videos in a group. It needs no files, so the annotations of a
+    corpus suffice (``index.undisputed_labels``).
 
     Args:
         videos: columns ``video_id group_id label``, one row per video.
         config: number of folds, replicates, confidence and seed.
 
     Returns:
-        ``split value low high num_rows num_groups``, a row for the split ``by row`` and one ``by group``; ``value`` is
-        the AUC within folds, ``low`` and ``high`` are the ends of its interval over groups.
+        Two rows, for the split ``by row`` and the split ``by group``, with the columns ``split value low high num_rows
+        num_groups``; ``value`` is the AUC within folds, ``low`` and ``high`` are the ends of its interval over groups.
 
     Raises:
         DataError: fewer groups with a label than folds.
@@ -327,9 +337,9 @@ def controls_of_scores(
         seed: seed of the folds and of the split by row.
 
     Returns:
-        Tables by control name, with columns ``video_id group_id label fold score threshold`` and rows as in ``videos``;
-        and the sentences. In the metadata and length controls ``fold score threshold`` are null for videos that the
-        corpus does not have.
+        ``(controls, sentences)``: tables by the control's name, with the columns ``video_id group_id label fold score
+        threshold`` and rows as in ``videos``; and the sentences. In the metadata and length controls ``fold score
+        threshold`` are null for videos that the corpus does not have.
     """
     rows = videos.select("video_id", "label", group_id=pl.Series("group_id", list(groups), dtype=pl.String))
     folds = _some_folds(rows, seed)
@@ -382,7 +392,7 @@ def by_source(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 def of_two_sources(
     rows: TrainingRows, index: pl.DataFrame, config: RunConfig, fold: int, without: Collection[str] = ()
 ) -> TrainingRows:
-    """Return the rows for training the real-source control of ``fold``: the reals of two sources, labelled by source.
+    """Return the rows that train the real-source control of ``fold``: the reals of two sources, labelled by source.
 
     Args:
         rows: the rows that the model is trained on, with true labels.
@@ -411,10 +421,10 @@ def possible_floor(
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
 ) -> tuple[pl.DataFrame, str]:
-    """Return the videos that the real-source control tests (FOLDS), labelled by source, and a sentence on them.
+    """Return ``(due, sentence)``: the videos that the real-source control tests, and a sentence on them.
 
-    If the control is impossible, there are no videos and the sentence says why. ``protocol`` is a PROTOCOL table; None:
-    the parts follow from ``folds``.
+    ``due`` is a FOLDS table with labels by source. If the control is impossible, it is empty and the sentence says why.
+    ``protocol`` is a PROTOCOL table; None: the parts follow from ``folds``.
     """
     due, why = [folds.clear()], ""
     for fold in folds["fold"].unique().sort():
@@ -429,9 +439,9 @@ def possible_floor(
 
 
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """Return ``due`` (``possible_floor``) with the control's ``score`` and a ``threshold`` of 0.5.
+    """Return ``due`` (``possible_floor``) with the real-source control's ``score`` and a ``threshold`` of 0.5.
 
-    Return None unless every one of these videos has a score from a control that was trained on the same two sources.
+    The result is None unless every video has a score from a control that was trained on the same two sources.
     """
     scores = predictions.select("video_id", "fold", "source_label", score="source_score")
     keys = ["video_id", "fold", "source_label"]
@@ -447,8 +457,8 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
     Args:
         scored: the model's scores, sorted by ``video_id``; columns ``video_id group_id label fold score`` and maybe
             ``target``.
-        reals: the control's scores of a part of these videos, labelled by source.
-        config: replicates, confidence and seed.
+        reals: the control's scores of some of these videos, labelled by source.
+        config: gives replicates, confidence and seed.
     """
     rows, sources = scored["video_id"].search_sorted(reals["video_id"]).to_numpy(), fake_labels(reals)
     of_model, values = _auc(scored)
@@ -464,13 +474,16 @@ def margin_over_floor(scored: pl.DataFrame, reals: pl.DataFrame, config: RunConf
 def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
     """Return how well a detector's scores tell the two largest sources of reals apart, as an AUC within folds.
 
-    The source with the higher scores over all folds counts as positive, so the value is at least 0.5. Folds with the
-    opposite direction would cancel out. So 0.5 plus the mean over folds of abs(AUC - 0.5) is returned if it is larger.
-    The part of that mean that is expected by chance is subtracted first, in squares, so that a large value loses
-    little. The interval's lower end is then above 0.5 only if at most (1 - confidence) / 2 of random permutations of
-    the sources reach this mean.
+    The source with the higher scores over all folds counts as positive, so the value is at least 0.5. If folds have
+    opposite directions, they cancel out in this value. A second value avoids that; the larger one is returned::
 
-    Nothing is trained for it. Return None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
+        0.5 + sqrt(max(0, m ** 2 - c ** 2))
+
+    Here m is the mean over folds of abs(AUC - 0.5) (``mean_lean``), and c is the mean of m over random assignments of
+    the sources to groups. The interval of the second value has a lower end above 0.5 only if at most
+    (1 - confidence) / 2 of the random assignments reach m.
+
+    Nothing is trained. The result is None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
     """
     try:
         judged = by_source(predictions.sort("video_id"), index)
@@ -482,13 +495,13 @@ def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: Ru
     targets, folds = targets_of(judged), judged["fold"].to_numpy()
     rows = fake_labels(judged), judged["score"].to_numpy()
     lean = float(mean_lean(*rows, folds, targets)[0])
-    if not lean > floor.value - 0.5 + 1e-12:  # all folds lean one way, or there is no value
+    if not lean > floor.value - 0.5 + 1e-12:  # all folds have the same direction, or there is no value
         return floor
     chance = leans_by_chance(*rows, judged["group_id"].to_numpy(), folds, targets, seed=config.seed)
     beyond_chance = math.sqrt(max(0.0, lean**2 - float(chance.mean()) ** 2))
     if beyond_chance <= floor.value - 0.5:
         return floor
-    # Exchange the labels of the two sources in every fold (of a target) whose AUC is below 0.5.
+    # Exchange the labels of the two sources in every fold whose AUC is below 0.5, separately for every target.
     parts, exchanged = [], pl.col("label").replace_strict(LABELS, LABELS[::-1])
     for part in judged.partition_by([name for name in ("target", "fold") if name in judged.columns]):
         leans_back = roc_auc(fake_labels(part), part["score"].to_numpy()) < 0.5

@@ -34,7 +34,14 @@ STREAM_BUFFER = 1000  # number of read clips among which the next sample of a st
 
 @dataclass(frozen=True)
 class ClipRow:
-    """The clips of one copy of a video: copy 0 is the original; label 0 is real, 1 is fake."""
+    """One copy of a video, original or augmented, that may have several clips.
+
+    Attributes:
+        video_id: id of the video.
+        augmentation_index: number of the copy; 0 is the original.
+        label: 0 is real, 1 is fake.
+        group_id: id of the video's group.
+    """
 
     video_id: str
     augmentation_index: int
@@ -43,16 +50,17 @@ class ClipRow:
 
     @property
     def clip_id(self) -> str:
-        """Name in messages: ``video_id#copy``."""
+        """The name of the copy in messages, ``video_id#copy``."""
         return f"{self.video_id}#{self.augmentation_index}"
 
 
-# Clips by video id and copy: ``has``, ``load``, ``shape`` (N T, 3, S, S) of a video's N clips, and ``settings_hash``.
+# A source gives the clips of a video's copy. It has ``has``, ``load``, ``settings_hash`` and ``shape``, which is
+# (N T, 3, S, S) for N clips of T frames.
 ClipSource = ClipStore | ClipShards | FeatureSource
 
 
 def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_each: int = 1) -> Stream | None:
-    """Return the shard and the position in it of every sample of ``clips``; None if the source allows random access.
+    """Return the shard of every sample of ``clips`` and its position there; None if the source allows random access.
 
     Args:
         source: the clips.
@@ -76,7 +84,8 @@ class ClipDataset:
         source: the clips.
         rows: one entry per original video or augmented copy.
         clips: N, the number of clips per row.
-        draws: True: a row gives one sample, a random clip of the row in each epoch; False: N samples, all its clips.
+        draws: True: a row gives one sample, a random clip of the row that changes with the epoch; False: a row gives N
+            samples, all its clips.
         mixing: mixup and cutmix for training; None: no mixing.
         seed: seed of all random choices.
     """
@@ -102,12 +111,12 @@ class ClipDataset:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """Label of each sample."""
+        """The labels of all samples."""
         return tuple(row.label for row in self.rows for _ in range(self._per_row))
 
     @property
     def stream(self) -> Stream | None:
-        """Shard and position in it of every sample; None if the source allows random access."""
+        """The shard of every sample and its position there; None if the source allows random access."""
         return stream_of(self._source, [(row.video_id, row.augmentation_index) for row in self.rows], self._per_row)
 
     def __len__(self) -> int:
@@ -193,11 +202,11 @@ def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
 
 
 def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
-    """Return log(fakes / reals) of ``rows``, which is added to logits of a network trained with balanced classes.
+    """Return log(fakes / reals) of ``rows``, to be added to logits of a network that was trained with balanced classes.
 
-    A network that was trained with balanced classes assumes as many fakes as reals. With four fakes per real, even a
-    perfect network would have an expected calibration error of 0.18. No temperature corrects that (C. Elkan, "The
-    foundations of cost-sensitive learning", IJCAI 2001, theorem 2). Return 0 if ``class_balance`` is ``none``.
+    Such a network assumes as many fakes as reals. With four fakes per real, even a perfect network would have an
+    expected calibration error of 0.18. No temperature corrects that (C. Elkan, "The foundations of cost-sensitive
+    learning", IJCAI 2001, theorem 2). If ``class_balance`` is ``none``, the result is 0.
     """
     if class_balance == "none":
         return 0.0
@@ -206,9 +215,9 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
 
 
 class SealedFold:
-    """The test videos of a fold, sealed until the choices of its training are recorded; then readable once.
+    """The test videos of a fold, which can be read once, after the choices of its training are recorded.
 
-    Before that only ``len`` works, so that neither labels nor ids of the test videos can influence the choice of epoch,
+    Before that only ``len`` works. So neither labels nor ids of the test videos can influence the choice of epoch,
     temperature or threshold.
     """
 
@@ -296,7 +305,7 @@ def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -
         rows = TrainingRows(table)
     else:
         rows = all_rows(table) if fold is None else training_rows(table, fold)
-    # Shuffle by group within an outer fold, so that labels of other folds reveal nothing about its labels.
+    # Groups exchange labels within an outer fold only, so labels of one fold reveal nothing about those of another.
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 

@@ -72,7 +72,7 @@ MODEL = "model"
 ALL_FOLDS = "all"
 ALL_BY_GROUP = "all_by_group"
 METRIC_NAMES = tuple(METRICS)
-# Of the model alone: no control has a temperature.
+# Metrics that only the model has, because a control has no temperature.
 MODEL_ONLY_NAMES = tuple(name + UNCALIBRATED for name in PROBABILITY_METRICS)
 
 Row = tuple[object, ...]
@@ -82,12 +82,12 @@ Row = tuple[object, ...]
 
 
 def families_of(config: RunConfig) -> dict[str, str]:
-    """Return the family name by feature column, for the families that ``config`` names."""
+    """Return the names of the feature columns of the families in ``config``, with the family's name as value."""
     return {column: family.name for family in families_named(config.feature_families) for column in family.columns()}
 
 
 def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
-    """Return the forensic features (FEATURES) in the file ``path``, of the videos that have at least one.
+    """Return the forensic features in the file ``path`` (FEATURES), only of videos with at least one known feature.
 
     Columns are ``video_id group_id`` and the float64 features, null where missing; rows are sorted by ``video_id``.
 
@@ -104,9 +104,9 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
 
 
 def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Return the table of the run's samples: AUGMENTED, or for a model on forensic features its videos.
+    """Return the table of the run's samples: AUGMENTED, or the videos for a model on forensic features.
 
-    The latter has columns ``video_id group_id augmentation_index``, the last 0.
+    The table of videos has the columns ``video_id group_id augmentation_index``; the index is always 0.
     """
     if config.of_features != "forensic":
         return read_table(run.augmented_metadata, AUGMENTED)
@@ -119,17 +119,20 @@ def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
 
 
 def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
-    """Return the sorted ids of videos of ``folds`` or ``protocol`` that have no row in ``clips`` (``made_samples``)."""
+    """Return the sorted ids of the videos without a row in ``clips`` (``made_samples``), such as undecodable ones.
+
+    The videos are those of ``folds``; with ``protocol`` (PROTOCOL) those that it does not leave out.
+    """
     used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
     return used.join(clips, on="video_id", how="anti")["video_id"].unique().sort().to_list()
 
 
 def earlier_openings(run: RunPaths, num_folds: int) -> tuple[int, str]:
-    """Count the openings of the run's outer folds by trainings that have been replaced since.
+    """Count the trainings that opened an outer fold of the run and were later replaced.
 
     Returns:
-        The number of replaced trainings that opened their outer fold with other weights, those with a damaged record
-        included; and the id of the run that this one was forked from, empty if none.
+        ``(replaced, forked_from)``: the number of replaced trainings whose weights differ from those of the current
+        training, or whose record is damaged; and the id of the run that this one was forked from, empty if none.
     """
     replaced = 0
     for fold in range(num_folds):
@@ -163,16 +166,16 @@ def kfold_results(
         index: INDEX schema; the metadata control learns from it.
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together.
-        config: replicates, confidence and seed.
+        config: gives replicates, confidence and seed.
         left_out: ids of videos without a clip (``undecoded``).
-        protocol: PROTOCOL schema; None: that of ``kfold``.
+        protocol: PROTOCOL schema; None: protocol ``kfold``.
 
     Raises:
         LeakageError, DataError: as ``check_predictions``.
     """
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
-    judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels the shuffled ones
+    judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels, shuffled labels
     model, trainings = with_targets(predictions, protocol), trainings_of(protocol, config, left_out)
     rows = _source_rows(MODEL, model, METRIC_NAMES + MODEL_ONLY_NAMES, config)
     for source, scored in all_controls(index, judged, predictions, seed=config.seed, trainings=trainings).items():
@@ -180,7 +183,8 @@ def kfold_results(
     due, _ = possible_floor(index, folds, config, left_out, protocol)
     if due.height:
         rows += _trained_floor_rows(due, model, config, protocol)
-    # The floor is over targets, like the model's value; over all videos if a target lacks a source.
+    # The floor is a mean over targets, like the model's value. If a target lacks a source of reals, it is computed on
+    # all videos together.
     for scored in () if config.shuffle_labels else (model, predictions):
         floor = real_source_floor(index, scored, config)
         if floor is not None and math.isfinite(floor.value):
@@ -194,8 +198,14 @@ def _trained_floor_rows(
 ) -> list[Row]:
     """Return the result rows of the real-source control, which is trained to tell two sources of reals apart.
 
-    Return one row with null values if it has not been trained for all videos of ``due``. Else the last row is the
-    margin: the AUC of ``model`` (its predictions with targets) minus the control's.
+    The last row is the margin: the AUC of the model minus that of the control. If a video of ``due`` has no score by
+    the control, a single row with null values is returned.
+
+    Args:
+        due: the videos that the control tests, labelled by source (``possible_floor``).
+        model: the model's predictions with targets (``with_targets``).
+        config: gives replicates, confidence and seed.
+        protocol: PROTOCOL schema; None: protocol ``kfold``.
     """
     scored = control_scores(due, model)
     if scored is None:
@@ -203,7 +213,7 @@ def _trained_floor_rows(
         return [(REAL_SOURCE_CONTROL, ALL_FOLDS, "roc_auc", *missing)]
     of_targets = with_targets(scored, protocol)
     metric, values = measured("roc_auc", of_targets)
-    if math.isfinite(metric(fake_labels(of_targets), values)):  # else a target lacks a source: over all together
+    if math.isfinite(metric(fake_labels(of_targets), values)):  # not finite: a target lacks a source
         scored = of_targets
     rows = [row for row in _source_rows(REAL_SOURCE_CONTROL, scored, ["roc_auc"], config) if row[1] != ALL_BY_GROUP]
     return [*rows, _row(REAL_SOURCE_CONTROL, ALL_FOLDS, MARGIN, margin_over_floor(model, scored, config))]
@@ -212,13 +222,13 @@ def _trained_floor_rows(
 def _row(
     source: str, scope: str, metric: str, interval: Interval, mean: float | None = None, std: float | None = None
 ) -> Row:
-    """Return a RESULTS row; ``mean`` and ``std`` are those of the folds."""
+    """Return a row of RESULTS; ``mean`` and ``std`` are mean and standard deviation over the folds."""
     value, low, high, *sizes = interval.row()
     return (source, scope, metric, value, low, high, mean, std, *sizes)
 
 
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
-    """Return ``scored`` with a column ``target``, the tested target of each video; unchanged without targets."""
+    """Return ``scored`` with a column ``target``: the target that a video tests; unchanged if no target is tested."""
     if protocol is None or protocol["target"].drop_nulls().is_empty():
         return scored
     of_video = protocol.filter(part="test").select("video_id", "target")
@@ -257,11 +267,12 @@ def check_predictions(
 
 
 def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """Return the metric ``name`` over the folds of ``scored``, and the values (N,) that it is computed from, by row.
+    """Return ``(metric, values)``: the metric ``name`` over the folds of ``scored``, and its input float64 (N,).
 
     Args:
         name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.
-        scored: columns ``fold score threshold``, for ``MODEL_ONLY_NAMES`` ``logit``, and maybe ``target``.
+        scored: N rows with columns ``fold score threshold`` and optionally ``target``; for ``MODEL_ONLY_NAMES`` also
+            ``logit``.
     """
     calibrated = name.removesuffix(UNCALIBRATED)
     scores = scored["score"].to_numpy() if name == calibrated else probabilities(scored["logit"].to_numpy(), 1.0)
@@ -300,12 +311,13 @@ def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config
 
 # Slices
 
-# Fewer groups of a class make a slice small: with ten, the interval of a share near one half is about 0.6 wide.
+# A slice is small if a class has fewer groups: with ten, the interval of a share near one half is about 0.6 wide.
 SMALL_BELOW_GROUPS = 10
 NOT_KNOWN = "not known"
-MOST_VALUES = 12  # per column, the most frequent ones
+MOST_VALUES = 12  # slices per column, of its most frequent values
 
-# Columns that make slices, and the class that has the column: its slices are compared with all of the other class.
+# Columns that make slices. A column that describes only one class names this class: its slices are compared with all
+# videos of the other class. Empty: the column describes both classes.
 _SLICED = {
     "platform": "", "corpus": "", "label_source": "", "real_source": "real", "manipulation": "fake",
     "generator": "fake", "duration": "", "resolution": "", "codec": "",
@@ -320,17 +332,18 @@ _PIXEL_NAMES = [
 
 
 def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Return the AUC of every slice (SLICES).
+    """Return the table SLICES with the AUC of every slice, a subset of the videos.
 
-    Slices are by ``platform``, ``corpus``, ``label_source``, ``real_source``, ``manipulation``, ``generator`` (unless
-    it equals the manipulation), ``duration``, ``resolution`` and ``codec``. A source of reals is compared with all
-    fakes, and a manipulation or generator with all reals. A column with one value makes no slice, and only its
-    twelve most frequent values do. Missing values form the slice ``not known``. The AUC of one class is null.
+    A slice has all videos with one value of ``platform``, ``corpus``, ``label_source``, ``real_source``,
+    ``manipulation``, ``generator`` (unless it equals the manipulation), ``duration``, ``resolution`` or ``codec``. A
+    source of reals is compared with all fakes, and a manipulation or generator with all reals. A column gives slices
+    of its twelve most frequent values, and none if it has a single value. Missing values form the slice ``not known``.
+    The AUC of a slice with one class is null.
 
     Args:
-        index: columns of INDEX.
+        index: INDEX schema.
         predictions: PREDICTIONS schema, all folds together.
-        config: replicates, confidence and seed of the intervals.
+        config: gives replicates, confidence and seed of the intervals.
     """
     described = index.with_columns(
         duration=_binned(pl.col("duration_seconds"), _DURATIONS, _DURATION_NAMES),
@@ -380,11 +393,17 @@ def precision(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> F
 
 
 def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Count the decisions of all folds at their thresholds, for fakes and reals, with intervals over groups.
+    """Count the fakes and reals that are called fake at the folds' thresholds, with intervals over groups.
 
-    The last of the three rows is the precision, the share of fakes among videos called fake. It depends on the share of
-    fakes in the corpus. Columns: ``label called_fake called_real called_fake_share low_share high_share num_groups``. A
-    class with fewer than two groups has no interval. ``predictions`` are those of all folds (PREDICTIONS).
+    Args:
+        predictions: PREDICTIONS schema, all folds together.
+        config: gives replicates, confidence and seed.
+
+    Returns:
+        Three rows ``fake``, ``real`` and ``precision`` with the columns ``label called_fake called_real
+        called_fake_share low_share high_share num_groups``. In the row ``precision`` the share is that of fakes among
+        the videos called fake, which depends on the share of fakes in the corpus. A class with fewer than two groups
+        has no interval.
     """
     decisions = decide(predictions["score"].to_numpy(), predictions["threshold"].to_numpy())
     decided = predictions.with_columns(called=pl.Series(decisions))
@@ -401,7 +420,7 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 
 
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
-    """Return sentences on the operating point of the thresholds, and on whether the reals suffice to reach it."""
+    """Return a text on the goal that the thresholds were chosen for, and on whether there are enough reals for it."""
     chosen = [record.selection for record in selections if record is not None]
     if len({selection.operating_point for selection in chosen}) != 1:
         return "What the thresholds were chosen for is not recorded, or differs between the folds."

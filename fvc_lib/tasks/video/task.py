@@ -27,7 +27,8 @@ class VideoTask:
     Args:
         training: the clips that the network is trained on.
         validation: the clips whose loss chooses the epoch.
-        config: names the network, the stages (blocks of layers) to train, and the label smoothing.
+        config: gives the network, the epochs in which its stages (blocks of layers) are frozen, and the label
+            smoothing.
         weights: loss weights of (real, fake); (1, 1) weighs all clips alike.
     """
 
@@ -39,7 +40,7 @@ class VideoTask:
         self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` trains
 
     def build_model(self) -> nn.Module:
-        """Return a new network, with its pretrained weights if it has any, else from torch's current random state."""
+        """Return a new network with its pretrained weights; what has none comes from torch's current random state."""
         model = build_detector(self._config)
         self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         return model
@@ -59,6 +60,8 @@ class VideoTask:
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return ``logits`` (B,), positive for fake; in training with ``tune effort`` also ``penalty`` (B,).
 
+        The penalty depends on the network alone (``effort.penalty``), so all its entries are equal.
+
         Raises:
             UsageError: the network does not return one logit per clip.
         """
@@ -76,12 +79,12 @@ class VideoTask:
         return {"logits": logits} if penalty is None else {"logits": logits, "penalty": penalty.expand(len(batch))}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the sum of the class-weighted cross-entropy and penalty over the batch, and the sum of the weights."""
+        """Return the class-weighted sum of cross-entropy and penalty over the batch, and the sum of the weights."""
         mixed, logits, smoothing = batch.tensors.get("target"), outputs["logits"].float(), self._config.label_smoothing
         labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
         weights = real * (1 - labels) + fake * labels
-        # Weigh the penalty like the clips, so that it counts once in the mean however the batch is split.
+        # With the weights of the clips the penalty counts once in the mean, however the batch is split.
         penalty = (outputs["penalty"] * weights).sum() if "penalty" in outputs else 0.0
         if mixed is None and not smoothing:
             loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
@@ -98,7 +101,7 @@ class VideoTask:
 
 
 class BinaryScores(SampleColumns):
-    """Collect logits and labels of N videos; a video's logit is the mean over its ``clips`` consecutive samples.
+    """Collect logits and labels of N videos; the logit of a video is the mean over its ``clips`` consecutive samples.
 
     Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
     """
@@ -125,7 +128,7 @@ class BinaryScores(SampleColumns):
     @property
     def scores(self) -> FloatArray:
         """Uncalibrated probabilities of fake, float64 (N,)."""
-        return torch.sigmoid(self._of_videos()).numpy()  # in one call: parts may round differently
+        return torch.sigmoid(self._of_videos()).numpy()  # one call for all: calls on parts may round differently
 
     @property
     def labels(self) -> IntArray:
@@ -148,7 +151,7 @@ class BinaryScores(SampleColumns):
 
 
 def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
-    """Return the engine's settings for training ``fold``; for the network of all groups if ``fold`` is None."""
+    """Return the engine's settings for the training of ``fold``; None means the network of all groups."""
     seed = stable_seed("fold", config.seed, "final" if fold is None else fold)
     micro_batch = DETECTORS.get(config.model).micro_batch
     return settings_of(config, seed, micro_batch, balance_classes=config.class_balance == "sampler")

@@ -1,6 +1,7 @@
-"""Train the model of an outer fold and its controls, choose on the inner validation part, and score the fold once.
+"""Train the model of an outer fold and its controls, and score the fold's test videos once.
 
-A control is the same training on other labels, for example shuffled ones; the model is compared with it.
+Epoch, temperature and threshold are chosen on the inner validation part. A control is the same training on other
+labels, for example shuffled ones; the model is compared with it.
 
 ``train_fold`` without a fold trains one network on all groups, which has no test part.
 """
@@ -65,7 +66,7 @@ from fvc_lib.tasks.video.summary import (
 )
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
-Parts = dict[str, FoldClips]  # the model's clips under the empty name, and those of its controls by their names
+Parts = dict[str, FoldClips]  # clips of the model (key: empty text) and of its controls (key: the control's name)
 
 
 def _never() -> bool:
@@ -78,7 +79,7 @@ def train_fold(
     """Train and score outer fold ``fold`` (0-based), resuming an earlier attempt.
 
     Reads ``tables/folds.parquet`` and the clips. Writes ``checkpoints/fold_K`` and
-    ``tables/predictions_fold_K.parquet``. A finished fold returns its outcome without training.
+    ``tables/predictions_fold_K.parquet``. For a finished fold, the stored outcome is returned without training.
 
     Without a fold, train one network on all groups (``train_final``). It is not tested and has no controls. Writes
     ``checkpoints/final`` and ``tables/final_validation.parquet``.
@@ -110,8 +111,9 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> tuple[list[str]
     For a network, one real training step is taken on the first batch.
 
     Returns:
-        Lines of text; two tables (a network's parts and tensors, or the feature families and candidate settings of a
-        model on features); and the batch of that step, None for a model on features.
+        ``(lines, tables, batch)``: lines of text, two tables, and the batch of that step. The tables list the parts and
+        tensors of a network, or the feature families and candidate settings of a model on features. Such a model has
+        the batch None.
     """
     if config.of_features:
         source, parts = _read_features(paths, config, fold, {})
@@ -127,13 +129,13 @@ def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -
 
 
 def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, Parts]:
-    """Return the source of a fold's data, and the clips of the model and of each control.
+    """Return ``(source, parts)``: the source of a fold's data, and the clips of the model and of its controls.
 
     The source is the run's clips, or a ``FeatureTable`` for a model on forensic features.
 
     Raises:
-        DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``, or a clip that was made is
-            missing now.
+        DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``; or a clip that the run made
+            was deleted.
     """
     table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
     rows, known = data.rows_to_train_on(table, config, fold), set[str]()
@@ -156,7 +158,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any
 
 
 def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> Training[TrainingSummary]:
-    """Return the training of the model and its controls."""
+    """Return the training that fits the model and its controls, and scores the fold's test videos at the end."""
     clips, number = parts[""], config.clips_per_video
     fold = clips.fold
 
@@ -189,13 +191,13 @@ def _training(paths: RunPaths, config: RunConfig, source: Any, parts: Parts) -> 
 
 
 def _write_tables(paths: RunPaths, fold: int, inner: pl.DataFrame, scored: Mapping[str, Scored]) -> None:
-    """Write the tables of the inner validation videos ``inner`` and of the tested videos."""
+    """Write the predictions ``inner`` for inner validation videos, and the predictions ``scored`` for test videos."""
     write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
     write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
 
 
 def _sizes(clips: FoldClips) -> dict[str, Any]:
-    """Return the sizes of the parts and the missing videos, by the field names of ``TrainingOutcome``."""
+    """Return the sizes of the parts and the ids of missing videos, as keyword arguments of ``TrainingOutcome``."""
     return {
         "num_train": len({row.video_id for row in clips.train}),
         "num_train_samples": len(clips.train),
@@ -208,10 +210,16 @@ def _sizes(clips: FoldClips) -> dict[str, Any]:
 def _with_features(
     paths: RunPaths, config: RunConfig, source: Any, trunk: RunConfig, place: float, options: TrainingOptions
 ) -> Any:
-    """Return ``source`` with the features that the trunk of ``trunk`` gives its clips (``with_features``).
+    """Return ``source`` with the features that a frozen trunk computes from its clips (``with_features``).
 
-    ``place`` is the fold number plus rank / ranks. It sets the clip to begin at, so folds and ranks that work at the
-    same time compute different clips.
+    Args:
+        paths: the run.
+        config: the run's configuration.
+        source: the clips.
+        trunk: the configuration that names the trunk.
+        place: the fold number plus rank / ranks. It decides at which clip the computation begins, so that folds and
+            ranks that work at the same time compute different clips.
+        options: gives ``stop``.
     """
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
@@ -234,11 +242,11 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
 def choose(
     trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig
 ) -> tuple[RecordedSelection, FloatArray]:
-    """Choose temperature and threshold on the inner validation part.
+    """Choose temperature and threshold on the inner validation part, and write the choice to the disk.
 
     Returns:
-        The record of the choice, which opens the sealed ``clips.test`` and is already on disk; and the logits (N,) of
-        the inner validation videos.
+        ``(recorded, logits)``: the record of the choice, without which the sealed ``clips.test`` cannot be opened, and
+        the logits of the N inner validation videos, float64 (N,).
     """
     state, labels = trained.state, [row.label for row in clips.validation]
     prior = data.prior_logit(clips.train, config.class_balance)
@@ -278,7 +286,9 @@ def _logits(trained: TrainedNetwork, source: ClipSource, num_clips: int, rows: S
 def _read_features(
     paths: RunPaths, config: RunConfig, fold: int, options: TrainingOptions
 ) -> tuple[classical.Source, Parts]:
-    """Return the features of a fold, and the clips of the model and of each control; compute a trunk's features.
+    """Return ``(source, parts)``: the features of a fold, and the clips of the model and of its controls.
+
+    Features that a trunk computes from clips are computed here if they are missing.
 
     Raises:
         StoppedError: ``stop`` of the options returned True; computed features stay in the cache.
