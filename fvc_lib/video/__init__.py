@@ -1,1 +1,1 @@
-"""From a file to a small uint8 clip: decode, letterbox, augmentation, clip store."""
+"""Turn a video file into a small uint8 clip: decode, letterbox, augment, and store the clip."""

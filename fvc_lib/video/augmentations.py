@@ -1,7 +1,8 @@
 """Deterministic augmentation of whole clips.
 
 Parameters are drawn once for all frames of a clip, so that they do not flicker. The random generator is seeded by the
-video's id, the number of the copy and the settings: a clip is the same in any order, process, fold, run and folder.
+video's id, the index of the augmented copy and the settings. So a clip does not depend on order, process, fold, run or
+folder.
 
 NumPy is used rather than torch: its elementwise arithmetic gives the same bytes with any number of threads. Codecs run
 on one thread, and pixels are converted for them in integers.
@@ -30,7 +31,7 @@ Pixels = npt.NDArray[np.uint8]
 
 # Part of the settings' hash: raise it when the same settings give other pixels.
 _VERSION = 1
-# ITU-R BT.601 luma, the weights grey-level saturation is usually defined with.
+# Weights of red, green and blue in luma (ITU-R BT.601), relative to which saturation is usually defined.
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -53,7 +54,7 @@ class Operation:
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        """Draw the parameters for one clip of ``num_frames``; ``strength`` 1 is moderate."""
+        """Return the operation with random parameters for a clip of ``num_frames``; ``strength`` 1 is moderate."""
         return cls()
 
     def apply(self, pixels: Float) -> Float:
@@ -65,13 +66,13 @@ class Operation:
         raise NotImplementedError
 
 
-# Clips receive operations in this order: time, geometry, light, lens and sensor, occlusion. Draws depend on the order,
-# so a new operation goes to the end.
+# Operations are applied in the order of this file: time, geometry, light, lens and sensor, occlusion. The random draws
+# depend on the order, so add a new operation at the end.
 
 
 @dataclass(frozen=True)
 class _Reordered(Operation, name="", probability=0):
-    order: tuple[int, ...]  # for each frame of the result the frame it shows
+    order: tuple[int, ...]  # for each frame of the result, the index of the source frame
 
     def apply(self, pixels: Float) -> Float:
         return pixels[list(self.order)]
@@ -80,7 +81,7 @@ class _Reordered(Operation, name="", probability=0):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2):
-    """Drop some frames and repeat others in their stead, so that the clip keeps its number of frames."""
+    """Drop some frames and repeat other frames, so that the number of frames stays the same."""
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -93,7 +94,7 @@ class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2)
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class FrameDuplicate(_Reordered, name="frame_duplicate", probability=0.3, fewest_frames=2):
-    """Show some frames twice, and cut the end so that the clip keeps its number of frames."""
+    """Show some frames twice, and cut off the end, so that the number of frames stays the same."""
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -154,11 +155,11 @@ class Affine(Operation, name="affine", probability=0.5):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Color(Operation, name="color", probability=0.7):
-    """Multiply brightness, contrast (about the clip's mean) and saturation (about each pixel's luma)."""
+    """Scale the brightness, the contrast (about the clip's mean) and the saturation (about every pixel's luma)."""
 
-    brightness: float
-    contrast: float
-    saturation: float
+    brightness: float  # factor on pixel values
+    contrast: float  # factor on the distance from the mean
+    saturation: float  # factor on the distance from the luma
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -200,7 +201,7 @@ class Blur(Operation, name="blur", probability=0.3):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Noise(Operation, name="noise", probability=0.5):
-    """Add Gaussian noise. All frames have the same sigma, but another pattern, as from a camera sensor."""
+    """Add Gaussian noise of the same sigma to all frames, with a new pattern in every frame, like sensor noise."""
 
     sigma: float  # grey levels
     seed: int
@@ -219,7 +220,7 @@ class Noise(Operation, name="noise", probability=0.5):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Cutout(Operation, name="cutout", probability=0.3):
-    """Fill one rectangle in all frames with the clip's mean colour. DeVries and Taylor, arXiv:1708.04552."""
+    """Fill the same rectangle of all frames with the clip's mean colour (DeVries and Taylor, arXiv:1708.04552)."""
 
     left: float  # all four are shares of the frame's width or height
     top: float
@@ -240,16 +241,16 @@ class Cutout(Operation, name="cutout", probability=0.3):
         return pixels
 
 
-# What platforms do to videos. These act on the frames of the clip, not on the file: the robustness sweep re-encodes
-# files (``video/reencode.py``).
+# Operations that imitate what video platforms do. They change the frames of a clip; ``video/reencode.py`` changes
+# files, for the robustness sweep.
 
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Downscale(Operation, name="downscale", probability=0.3):
-    """Make frames smaller and enlarge them again, both bilinear and antialiased."""
+    """Shrink frames and enlarge them again, bilinearly with antialiasing."""
 
-    scale: float
+    scale: float  # factor on width and height of the smaller frames
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -319,9 +320,9 @@ def through_jpeg(frame: Pixels, quality: int) -> Pixels:
 
 
 def _to_planes(frames: Pixels) -> Pixels:
-    """Convert RGB (T, 3, H, W) to packed yuv420p (T, 3 H' / 2, W').
+    """Convert RGB frames (T, 3, H, W) to packed yuv420p, uint8 (T, 3 H' / 2, W').
 
-    H' and W' are H and W rounded up to even numbers: the last row or column is repeated. Pillow converts in integers,
+    H' and W' are H and W rounded up to even numbers; the last row or column is repeated. Pillow converts in integers,
     so the result is the same on every machine.
     """
     height, width = (side + side % 2 for side in frames.shape[-2:])
@@ -336,7 +337,7 @@ def _to_planes(frames: Pixels) -> Pixels:
 
 
 def _from_planes(packed: Pixels) -> Pixels:
-    """Convert packed yuv420p (T, 3 H / 2, W) to RGB (T, 3, H, W); four pixels share a colour."""
+    """Convert packed yuv420p (T, 3 H / 2, W) to RGB (T, 3, H, W); every 2 x 2 pixels share their chroma."""
     height, width = packed.shape[1] * 2 // 3, packed.shape[2]
     frames = np.empty((len(packed), 3, height, width), np.uint8)
     for planes, frame in zip(packed, frames, strict=True):
@@ -346,7 +347,7 @@ def _from_planes(packed: Pixels) -> Pixels:
     return frames
 
 
-# x264 with macroblock trees does not give the same bytes every time (``reencode.py``).
+# Without macroblock trees, since with them x264 does not give the same bytes every time (``reencode.py``).
 _X264 = {"preset": "medium", "mbtree": "0", "threads": "1", "flags": "+bitexact"}
 
 
@@ -373,12 +374,12 @@ def _between(generator: np.random.Generator, low: float, high: float) -> float:
 
 
 def _factor(generator: np.random.Generator, reach: float) -> float:
-    """Draw a factor whose natural logarithm is uniform between ``-reach`` and ``reach``."""
+    """Return a random factor whose natural logarithm is uniform between ``-reach`` and ``reach``."""
     return round(math.exp(_between(generator, -reach, reach)), 6)
 
 
 def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
-    """Draw different frame indices below ``before``, in ascending order.
+    """Return distinct random frame indices below ``before``, in ascending order.
 
     At strength 1 about a fifth of ``num_frames`` are drawn; always at least one and at most half of them.
     """
@@ -418,7 +419,7 @@ class AugmentationSettings:
     """
 
     names: tuple[str, ...]  # in ``AUGMENTATIONS``, in any order
-    strength: float = 1.0  # scales every range; 1 is moderate, 0 leaves clips as they are; below 1 also how often
+    strength: float = 1.0  # scales the parameters' ranges and, below 1, the probabilities; 0: no change
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -428,7 +429,7 @@ class AugmentationSettings:
 
     @cached_property
     def settings_hash(self) -> str:
-        """Hex SHA-256 of the settings, independent of the order of the names."""
+        """Return the hexadecimal SHA-256 of the settings, which does not depend on the order of the names."""
         return sha256_of_json({"version": _VERSION, "names": sorted(set(self.names)), "strength": float(self.strength)})
 
 
@@ -446,10 +447,11 @@ class AugmentationPlan:
 def draw_augmentation(
     video_id: str, augmentation_index: int, settings: AugmentationSettings, num_frames: int
 ) -> AugmentationPlan:
-    """Draw the operations of one augmented clip.
+    """Return the plan of one augmented clip: randomly drawn operations with their parameters.
 
-    Every operation of ``settings`` that suits ``num_frames`` is taken with its probability, and at least one is. The
-    plan is empty for index 0 (the original clip), for strength 0, and where no operation suits.
+    Every operation of ``settings`` that is possible with ``num_frames`` frames is drawn with its probability. If none
+    is drawn, a random one is taken. The plan is empty for index 0 (the original clip), for strength 0, and if no
+    operation is possible.
     """
     usable = [
         kind for name, kind in AUGMENTATIONS.items() if name in settings.names and num_frames >= kind.fewest_frames
@@ -464,13 +466,13 @@ def draw_augmentation(
 
 
 def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
-    """Apply ``plan`` to a clip.
+    """Return a clip with the operations of ``plan`` applied.
 
-    Operations see the picture without its letterbox bars. Values are rounded once, at the end.
+    Operations do not see the letterbox bars, which stay black. Values are rounded once, at the end.
 
     Args:
         frames: uint8 (T, 3, H, W); not changed.
-        plan: what ``draw_augmentation`` gave.
+        plan: the operations.
 
     Returns:
         uint8 (T, 3, H, W), a new array.
@@ -489,7 +491,7 @@ def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
 
 
 def _content(frames: Pixels) -> tuple[slice, slice]:
-    """Return the rows and columns inside the letterbox bars, which are black in every frame; empty if all is black."""
+    """Return the slices of rows and columns between the black letterbox bars; empty slices if all pixels are black."""
     bright = frames.max(axis=(0, 1)) > 0
     rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
     if not len(rows):

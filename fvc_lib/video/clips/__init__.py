@@ -1,1 +1,1 @@
-"""The clip store: clips made once, kept as files or shards."""
+"""The clip store: clips are made once and stored as files or in shards (large tar files)."""

@@ -26,9 +26,9 @@ from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.views import SeenClip
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 
-TIMEOUT_SECONDS = 120.0  # for one clip of one video
-CROP_ADDRESS_BYTES = 24 << 30  # of a decoding process with a crop: torch's CUDA libraries alone take gigabytes
-_CROP_WORKER_BYTES = 1 << 30  # resident, with torch and a network that finds faces
+TIMEOUT_SECONDS = 120.0  # time limit of decoding one clip of one video
+CROP_ADDRESS_BYTES = 24 << 30  # address space of a process that crops: torch's CUDA libraries alone take gigabytes
+_CROP_WORKER_BYTES = 1 << 30  # resident memory of such a process, with torch and a network that finds faces
 DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worker processes
 
 Video = dict[str, Any]  # a row of INDEX
@@ -39,9 +39,9 @@ class ClipReport:
     """The result of ``make_clips``.
 
     Attributes:
-        made: number of clips that were made.
+        made: number of new clips.
         reused: number of clips that were in the store before.
-        failed: (video id, reason) of each video that has no clips.
+        failed: a tuple (video id, reason) for every video that could not be decoded.
     """
 
     made: int
@@ -59,10 +59,10 @@ def make_clips(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     workers: int = 0,
 ) -> ClipReport:
-    """Make the original clip and ``augmentations_per_video`` augmented ones of every video; reuse stored ones.
+    """Make the clips of every video, one original and some augmented ones, unless they are in the store.
 
     Args:
-        store: where clips are kept.
+        store: the store that clips are written to.
         index: an INDEX table.
         corpus_root: the folder that its ``path`` column is relative to.
         augmentations_per_video: number of augmented clips of every video; the original clip is not counted.
@@ -109,10 +109,10 @@ def make_clips(
 
 
 def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataFrame:
-    """Write the table SEEN_CLIPS: which frames and which part of the picture every clip shows. Return the table.
+    """Write and return the table SEEN_CLIPS, which records the frames and the part of the picture of every clip.
 
-    It has one row per clip of the videos of ``index``; videos without a clip have none. With the plain view (whole
-    pictures, spread over the video) the table is empty and no file is written.
+    It has one row per clip; videos of ``index`` without clips have no row. With the plain view (whole pictures, spread
+    over the video) the table is empty and no file is written.
 
     Raises:
         DataError: a record in the store is damaged.
@@ -138,16 +138,17 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
 
 
 def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
-    """Count the clips with each note, by label.
+    """Return how many clips of each label have each note.
 
-    A note says how a clip differs from the requested view. If it is more frequent for one label, a model can learn the
-    label from it.
+    A note states how a clip differs from the requested view. If a note is more frequent for one label, a model can
+    learn the label from that difference.
 
     Args:
         seen: a SEEN_CLIPS table.
 
     Returns:
-        A table with the columns ``note``, ``label``, ``clips`` (with this note) and ``of`` (all clips of the label).
+        A table with the columns ``note``, ``label``, ``clips`` (number of clips with this note and label) and ``of``
+        (number of all clips with this label).
     """
     of = seen.group_by("label").len("of")
     noted = seen.drop_nulls("note").group_by("note", "label").len("clips")
@@ -155,7 +156,7 @@ def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
 
 
 def decode_item(store: ClipStore, source: AnyPath, target: Path, content_sha256: str = "") -> dict[str, Any]:
-    """Return the item for ``DECODE_FUNCTION`` that decodes ``source`` into the clip file ``target``."""
+    """Return the argument of ``DECODE_FUNCTION`` with which it decodes ``source`` into the clip file ``target``."""
     return {
         "source": str(source),
         "target": str(target.absolute()),
@@ -175,9 +176,9 @@ def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> d
     """Return the keyword arguments of ``run_isolated`` that limit processes, time and memory.
 
     Args:
-        store: its view decides time and memory.
+        store: the view of its clips determines time and memory.
         workers: number of processes; 0: one per core.
-        recipes: allow the time for re-encoding whole videos before they are decoded.
+        recipes: whether to allow the time for re-encoding whole videos before they are decoded.
     """
     seconds = REENCODE_SECONDS if recipes else TIMEOUT_SECONDS * store.view.clips
     memory = {"memory_bytes": CROP_ADDRESS_BYTES, "worker_bytes": _CROP_WORKER_BYTES} if store.view.crop else {}
@@ -185,10 +186,10 @@ def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> d
 
 
 def failure_of(value: dict[str, Any]) -> str:
-    """Return why a video could not be decoded, from the answer of ``DECODE_FUNCTION``; empty if it was decoded.
+    """Return why a video could not be decoded, given the result of ``DECODE_FUNCTION``; empty if it was decoded.
 
     Raises:
-        OSError: the clip could not be written, so no other could either.
+        OSError: the clip could not be written; other clips could not be written either.
         FvcError: the worker has loaded newer code than this process.
         DataError: the function that crops fails.
     """
@@ -206,7 +207,7 @@ def failure_of(value: dict[str, Any]) -> str:
 def _decoded(
     store: ClipStore, videos: list[Video], missing: dict[str, list[int]], corpus_root: Path, workers: int
 ) -> Generator[tuple[str, str]]:
-    """Yield (video id, reason) of every video when its original clip is ready; the reason is empty unless it failed."""
+    """Yield (video id, reason) for every video, once it is decoded (the reason is empty) or has failed."""
     todo, items = [], []
     for video in videos:
         video_id = video["video_id"]

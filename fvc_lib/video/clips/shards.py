@@ -1,11 +1,11 @@
-"""The clips of one run as a few large tar files, for file systems on which ten thousand small files are slow.
+"""The clips of one run in a few large tar files (shards), for file systems on which many small files are slow.
 
-The format is WebDataset's: an uncompressed tar. Each clip has two members of one name, ``<clip id>.npy`` (its pixels)
-and ``<clip id>.json`` (its row of ``augmented_metadata.csv``). Our reader finds any clip at its offset, so training
-from shards sees the same clips, in the same order, as training from the store.
+The format is WebDataset's, an uncompressed tar. Every clip has two members, ``<clip id>.npy`` (its pixels) and
+``<clip id>.json`` (its row of ``augmented_metadata.csv``). ``ClipShards`` reads any clip by its offset. So training
+from shards uses the same clips, in the same order, as training from the store.
 
-A shard is read after its SHA-256 and its members were compared with the manifest. Nothing in it is unpickled, extracted
-or used as a path.
+Before a shard is read, its SHA-256 and its members are compared with the manifest. Nothing in it is unpickled,
+extracted or used as a path.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class _Model(BaseModel):
 
 
 class ShardEntry(_Model):
-    """A shard's file name, SHA-256 and size, and (video id, augmentation index) of its clips in order."""
+    """One shard: file name, SHA-256, size, and its clips as (video id, augmentation index), in file order."""
 
     name: str = Field(pattern=r"^clips-[0-9]{6}\.tar$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -67,17 +67,17 @@ class ShardManifest(_Model):
 
 
 def member_names(video_id: str, augmentation_index: int) -> tuple[str, str]:
-    """Return the names of the two members of a clip: pixels and row.
+    """Return the names of a clip's two members: first the pixels, then the row.
 
     Raises:
-        ValueError: the id is no plain name, or the number is negative.
+        ValueError: the id has other characters than letters, digits, ``_`` and ``-``, or the index is negative.
     """
     clip_store.check_clip_name(video_id, augmentation_index)
     return f"{video_id}_{augmentation_index}.npy", f"{video_id}_{augmentation_index}.json"
 
 
 def shards_folder(store: ClipStore, clips: pl.DataFrame) -> Path:
-    """Return the folder for the shards of ``clips``, an AUGMENTED table. Its name is a hash of settings and rows."""
+    """Return the folder for the shards of ``clips``, an AUGMENTED table; its name is a hash of settings and rows."""
     digest = hashlib.sha256(store.settings_hash.encode())
     for row in _in_shard_order(clips):
         digest.update(_as_line(row))
@@ -91,7 +91,7 @@ def write_shards(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Path:
-    """Copy clips from the store into shards. Nothing is written if undamaged shards of these clips exist.
+    """Copy clips from the store into shards, unless undamaged shards of these clips exist.
 
     The bytes of the shards depend on the clips and ``shard_bytes`` alone. Clips are sorted by a hash of their ids, so
     every shard is a random sample. The manifest is written last: shards without a manifest are ignored.
@@ -177,15 +177,15 @@ def _write_shard(store: ClipStore, path: Path, rows: Sequence[Row]) -> ShardEntr
 
 
 class ClipShards:
-    """The clips in a folder of shards, loaded like those of a ``ClipStore``.
+    """The clips in a folder of shards, with the reading methods of a ``ClipStore``.
 
-    A shard is checked when a clip of it is first read, or by ``verify``. Safe for threads and for forked and spawned
-    processes.
+    A shard is checked when a clip of it is first read, or by ``verify``. Threads, forked and spawned processes may use
+    the same object.
 
     Args:
         folder: the folder of the shards.
-        buffer: size of the shuffle buffer: shards are streamed, and the next clip is drawn from this many clips. 0: no
-            streaming, clips are read in any order.
+        buffer: size of the shuffle buffer, in clips: shards are streamed into the buffer, and the next clip is drawn
+            from it. 0: no streaming; clips are read in any order.
 
     Raises:
         DataError: there are no shards, or the manifest is damaged.
@@ -201,7 +201,7 @@ class ClipShards:
             for shard, entry in enumerate(self.manifest.shards)
             for place, clip in enumerate(entry.clips)
         }
-        self._offsets: dict[int, list[int]] = {}  # of the pixels in each checked shard
+        self._offsets: dict[int, list[int]] = {}  # by index of a checked shard: byte offsets of its clips' pixels
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Return whether the manifest names the clip."""
@@ -219,7 +219,7 @@ class ClipShards:
         return self._places[video_id, augmentation_index]
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Read t consecutive frames of a clip, from index ``first`` on, into ``frames``, uint8 (t, 3, S, S) in C order.
+        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the t frames of a clip from index ``first`` on.
 
         Raises:
             DataError: there is no such clip, or its shard is missing or damaged.
@@ -236,10 +236,10 @@ class ClipShards:
                 raise DataError(f"shard {str(path)!r}: it became shorter while it was read. {REMEDY}")
 
     def verify(self) -> None:
-        """Check every shard now, on all cores.
+        """Check the SHA-256 and the members of every shard, on all cores.
 
         Raises:
-            DataError: a shard is missing or damaged, or holds other members than the manifest says.
+            DataError: a shard is missing or damaged, or holds other members than the manifest lists.
         """
         with ThreadPoolExecutor(available_cores()) as pool:
             list(pool.map(self._check, range(len(self.manifest.shards))))

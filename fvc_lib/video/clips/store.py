@@ -1,7 +1,7 @@
 """A cache of decoded clips that all folds and runs share.
 
-Every clip is a file: NumPy's ``.npy`` header, uint8 pixels, and the SHA-256 of both, which NumPy ignores. Its path
-depends on the video's id and the settings of decoding and augmentation.
+Every clip is a file of three parts: NumPy's ``.npy`` header, uint8 pixels, and the SHA-256 of both. NumPy reads it like
+any ``.npy`` file. The path depends on the video's id and the settings of decoding and augmentation.
 """
 
 import contextlib
@@ -44,10 +44,12 @@ _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 class ClipStore:
     """A folder of clips that any number of runs and processes share.
 
-    A file holds the N clips that ``view`` takes of one video, concatenated, or an augmented copy of them.
+    A file holds the N clips that ``view`` takes of one video, concatenated, or an augmented copy of these N clips. The
+    methods call the content of such a file a clip.
 
-    Layout: ``clips/decode_<hash>/original/ab/abcd.npy`` and ``clips/decode_<hash>/augmented_<hash>/ab/abcd_2.npy``
-    under ``cache_dir``, so that original clips serve every choice of augmentation.
+    Original clips are in ``clips/decode_<hash>/original/ab/abcd.npy`` under ``cache_dir``, augmented clips in
+    ``clips/decode_<hash>/augmented_<hash>/ab/abcd_2.npy``. So original clips are used with every choice of
+    augmentation.
 
     Attributes:
         cache_dir: the cache that runs share.
@@ -77,7 +79,7 @@ class ClipStore:
 
     @cached_property
     def decode_hash(self) -> str:
-        """Hex SHA-256 of all that original clips depend on except the video: settings, code and PyAV's version."""
+        """Return a hexadecimal SHA-256 of the settings, code and PyAV's version that original clips depend on."""
         recipe = recipe_named(self.recipe).digest if self.recipe else ""
         return sha256_of_json([self.decode_code, self.view.resized(self.fixed_size), self._decode_settings, recipe])
 
@@ -88,55 +90,55 @@ class ClipStore:
 
     @property
     def decode_code(self) -> str:
-        """Hex SHA-256 of the code that makes an original clip."""
+        """Return the hexadecimal SHA-256 of the code that makes an original clip."""
         return decode_code(self.view)
 
     @cached_property
     def crop_code(self) -> dict[str, object]:
-        """The result of ``crop_code`` for the view, computed once: later edits of the crop do not change it."""
+        """Return ``crop_code`` of the view, computed once: later edits of the crop's file do not change it."""
         return crop_code(self.view)
 
     @cached_property
     def augmentation_hash(self) -> str:
-        """Hex SHA-256 of all that augmented clips depend on except the original clip: settings and code."""
+        """Return a hexadecimal SHA-256 of the settings and code that turn an original clip into augmented ones."""
         return sha256_of_json(
             [self.augmentation.settings_hash, code_hash("fvc_lib.video.augmentations", "fvc_lib.video")]
         )
 
     @cached_property
     def settings_hash(self) -> str:
-        """Hex SHA-256 of all that clips, original and augmented, depend on except the video."""
+        """Return a hexadecimal SHA-256 of all settings and code that the clips of the store depend on."""
         return sha256_of_json([self.decode_hash, self.augmentation_hash])
 
     @property
     def shape(self) -> Shape:
-        """Shape (N T, 3, S, S) of the array in every file: N clips of T frames, S x S pixels."""
+        """Return the shape of the array in every file, (N T, 3, S, S): N clips of T frames of S x S pixels."""
         return (self.view.clips * self.num_frames, 3, self.fixed_size, self.fixed_size)
 
     @property
     def decode_folder(self) -> Path:
-        """Folder of all clips with these decoding settings."""
+        """Return the folder of all clips, original and augmented, with these decoding settings."""
         return self.cache_dir / CLIPS_FOLDER / f"decode_{self.decode_hash[:32]}"
 
     @property
     def originals_folder(self) -> Path:
-        """Folder of original clips."""
+        """Return the folder of original clips."""
         return self.decode_folder / "original"
 
     @property
     def augmented_folder(self) -> Path:
-        """Folder of augmented clips."""
+        """Return the folder of augmented clips."""
         return self.decode_folder / f"augmented_{self.augmentation_hash[:32]}"
 
     def clip_path(self, video_id: str, augmentation_index: int) -> Path:
-        """Return the file of a clip; index 0 is the original."""
+        """Return the path of a clip's file; index 0 is the original, higher indices are augmented copies."""
         check_clip_name(video_id, augmentation_index)
         if augmentation_index == 0:
             return self.originals_folder / video_id[:2] / f"{video_id}.npy"
         return self.augmented_folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
     def seen_path(self, video_id: str) -> Path:
-        """Return the path of the JSON file that records which part of a video its original clip shows."""
+        """Return the path of the JSON file that records the frames and the part of the picture in a video's clips."""
         return self.clip_path(video_id, 0).with_suffix(".json")
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
@@ -158,7 +160,7 @@ class ClipStore:
         return frames
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Read t consecutive frames of a clip, from index ``first`` on, into ``frames``, uint8 (t, 3, S, S) in C order.
+        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the t frames of a clip from index ``first`` on.
 
         Raises:
             DataError: the file is missing or damaged.
@@ -180,12 +182,12 @@ class ClipStore:
 
     @cached_property
     def _checked(self) -> set[int]:
-        """Hashes of the names of clips whose digest this process has checked."""
+        """Return the set of hashes of (video id, index) of the clips whose digest this process has checked."""
         return set()
 
     @contextlib.contextmanager
     def _checked_path(self, video_id: str, augmentation_index: int) -> Iterator[Path]:
-        """Yield the clip's path, checked at its first use; errors inside become ``DataError``."""
+        """Yield the clip's path, after checking its digest on first use; turn errors inside into ``DataError``."""
         path, name = self.clip_path(video_id, augmentation_index), hash((video_id, augmentation_index))
         try:
             if name not in self._checked:
@@ -197,7 +199,7 @@ class ClipStore:
             raise DataError(f"clip {str(path)!r}: {reason}. Delete the file and run 03_augmentation again.") from error
 
     def note_use(self) -> None:
-        """Record the clips' settings and the time of this use, which the command ``clean`` shows."""
+        """Record the settings of the clips and the time of this use; the command ``clean`` shows both."""
         augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
         note_use(self.originals_folder, self._decode_settings)
         note_use(self.augmented_folder, {**self._decode_settings, **augmentation})
@@ -206,15 +208,14 @@ class ClipStore:
 
 
 def decode_code(view: View) -> str:
-    """Return the hex SHA-256 of the code that decodes clips of ``view``."""
+    """Return the hexadecimal SHA-256 of the code that decodes clips of ``view``."""
     return code_hash(f"fvc_lib.video.decode.{'clip' if view == PLAIN_VIEW else 'views'}", "fvc_lib.video")
 
 
 def crop_code(view: View) -> dict[str, object]:
-    """Return what identifies the crop of ``view`` (the function that finds the part of the picture to show).
+    """Return the identity of the crop of ``view``, the hash of its code, and the versions of its packages.
 
-    The mapping holds the crop's identity, the hash of its code and the versions of its packages. It is empty for a
-    view without a crop.
+    A crop is a function that finds the part of the picture to show. The mapping is empty for a view without a crop.
 
     Raises:
         UsageError: the crop is unknown, or its file cannot be imported.
@@ -222,7 +223,7 @@ def crop_code(view: View) -> dict[str, object]:
     if not view.crop:
         return {}
     crop = CROPS.get(view.crop)
-    metadata = importlib.import_module("importlib.metadata")  # takes 3 MB of every process
+    metadata = importlib.import_module("importlib.metadata")  # importing it takes 3 MB of memory in every process
     packages = (*crop.packages, "pillow")  # Pillow resizes the crop
     versions = {package: metadata.version(package.replace("_", "-")) for package in packages}
     code = code_hash(crop.code, crop.code) if crop.code else ""
@@ -230,9 +231,9 @@ def crop_code(view: View) -> dict[str, object]:
 
 
 def note_use(folder: Path, settings: Mapping[str, object]) -> None:
-    """Set the modification time of the folder's settings file to now. Write the file if it is missing.
+    """Set the modification time of the folder's settings file to now, or write the file if it is missing.
 
-    In a read-only cache nothing happens.
+    Errors of the file system, as in a read-only cache, are ignored.
     """
     path = folder / SETTINGS_FILE
     with contextlib.suppress(OSError):
@@ -243,10 +244,10 @@ def note_use(folder: Path, settings: Mapping[str, object]) -> None:
 
 
 def check_clip_name(video_id: str, augmentation_index: int) -> None:
-    """Refuse an id that could be taken for a path.
+    """Raise an error for an id that cannot be part of a file name.
 
     Raises:
-        ValueError: ``video_id`` is no plain name, or the number is negative.
+        ValueError: ``video_id`` has other characters than letters, digits, ``_`` and ``-``, or the index is negative.
     """
     if not _PLAIN_ID.fullmatch(video_id) or augmentation_index < 0:
         raise ValueError(f"clip: got {video_id!r} number {augmentation_index}, wanted a plain id and 0 or more")
@@ -257,7 +258,7 @@ def contact_sheet(clips: Sequence[Pixels], gap: int = 4) -> bytes:
 
     Args:
         clips: arrays of the same shape, uint8 (T, 3, H, W).
-        gap: pixels to the right of every frame and below it.
+        gap: number of white pixels to the right of every frame and below it.
     """
     from PIL import Image  # workers that only read clips do not need it
 
@@ -276,14 +277,14 @@ _KINDS = ("original", "augmented", "shards", "features")
 
 @dataclass(frozen=True)
 class ClipSet:
-    """Clips, or re-encoded videos, made with one choice of settings; deleted as a whole.
+    """All clips, or all re-encoded videos, that were made with the same settings; they are deleted together.
 
     Attributes:
         folder: ``clips/decode_<hash>/original``, ``.../{augmented,shards,features}_<hash>`` or ``reencoded/...``.
         kind: ``original``, ``augmented``, ``shards``, ``features`` or ``reencoded``.
-        settings: as ``note_use`` wrote them; empty where unknown.
+        settings: the settings that ``note_use`` wrote; empty if there are none.
         size_bytes: size of all files of the set together.
-        last_used: latest modification time of a file, in seconds since 1970.
+        last_used: latest modification time of a file in the set, in seconds since 1970.
     """
 
     folder: Path
@@ -308,7 +309,7 @@ def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
 
 
 def prune_set(clip_set: ClipSet) -> None:
-    """Delete the folder of a set; links in it are deleted, and not what they lead to.
+    """Delete the folder of a set; links in it are deleted, but not their targets.
 
     Raises:
         OSError: a file cannot be deleted.
@@ -330,7 +331,7 @@ def clip_header(shape: Shape) -> bytes:
 
 
 def clip_file_bytes(shape: Shape) -> int:
-    """Return the bytes that header and pixels of a clip of ``shape`` take, without the digest behind them."""
+    """Return the size in bytes of the file of a clip of ``shape``, without the digest at its end."""
     return len(clip_header(shape)) + int(np.prod(shape))
 
 
@@ -341,7 +342,7 @@ def write_clip_file(path: AnyPath, frames: Pixels) -> None:
 
 
 def write_with_digest(stream: BinaryIO, *parts: bytes | memoryview) -> None:
-    """Write ``parts`` and then their SHA-256."""
+    """Write ``parts`` to ``stream``, then the SHA-256 of all parts together, 32 bytes."""
     digest = hashlib.sha256()
     for part in parts:
         stream.write(part)
@@ -350,7 +351,7 @@ def write_with_digest(stream: BinaryIO, *parts: bytes | memoryview) -> None:
 
 
 def check_digest(path: AnyPath) -> None:
-    """Check that the last 32 bytes of a file are the SHA-256 of all bytes before them.
+    """Raise an error unless the last 32 bytes of a file are the SHA-256 of all bytes before them.
 
     Raises:
         OSError: the file cannot be read.
@@ -362,12 +363,12 @@ def check_digest(path: AnyPath) -> None:
 
 
 def load_clip_file(path: AnyPath, frames: Pixels, shape: Shape, first: int = 0) -> None:
-    """Read t consecutive frames of a clip into ``frames``.
+    """Fill ``frames`` with consecutive frames of a clip.
 
     Args:
         path: the clip file.
         frames: uint8 (t, 3, S, S) in C order; filled.
-        shape: (T, 3, S, S), of the whole clip.
+        shape: shape of the whole clip, (T, 3, S, S).
         first: index of the first frame to read.
 
     Raises:
@@ -389,6 +390,6 @@ def check_pixels(frames: Pixels, shape: Shape) -> None:
 
 
 def check_part(frames: Pixels, shape: Shape, first: int) -> None:
-    """Raise ``ValueError`` unless a clip of ``shape`` has as many frames as ``frames`` holds, from ``first`` on."""
+    """Raise ``ValueError`` unless ``frames`` can hold frames of a clip of ``shape`` from index ``first`` on."""
     fits = frames.ndim == 4 and first >= 0 and 0 < len(frames) <= shape[0] - first
     check_pixels(frames, (len(frames) if fits else shape[0], *shape[1:]))

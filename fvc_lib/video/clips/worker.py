@@ -1,6 +1,6 @@
-"""Decode one untrusted video in a worker process into a file: its clip, or all windows of it.
+"""Decode one untrusted video in a worker process, and write its clip, or clips along the whole video (windows).
 
-Every worker imports this module, so it imports no polars and no torch.
+Every worker process imports this module, so it imports neither polars nor torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,18 +30,19 @@ def make_original(item: Item) -> dict[str, Any]:
     Args:
         item: ``source`` and ``target`` (paths), ``num_frames``, ``fixed_size``, and
 
-            * ``content_sha256``: hash of the video when it was indexed; empty: the content is not compared.
+            * ``content_sha256``: hash of the video when it was indexed; empty: the video is not compared with it.
             * ``view``: the fields of a ``View``.
-            * ``code``, ``crop``: what ``decode_code`` and ``crop_code`` returned when ``target`` was named.
-            * ``seen``: the file to write that records which part of the video the clips show; empty: none.
-            * ``recipe``: recipe by which the video is first re-encoded into a temporary file; empty: none.
-            * ``encoded``: empty, or the run's recipe and the cache for re-encoded videos. With an empty cache the
-              re-encoded video is a temporary file.
+            * ``code``, ``crop``: results of ``decode_code`` and ``crop_code`` in the process that sent the item.
+            * ``seen``: path of the JSON file that records which part of the video the clips show; empty: none.
+            * ``recipe``: name of a recipe (way to re-encode) that is applied first, into a temporary file; empty: none.
+            * ``encoded``: empty, or two texts: the name of the run's recipe, and the cache folder for re-encoded
+            videos.
+              If the folder is empty, the re-encoded video is a temporary file.
 
     Returns:
         An empty mapping on success, otherwise one key:
 
-            * ``code_changed``: this process has loaded other code than ``code`` and ``crop`` name.
+            * ``code_changed``: the code in this process differs from ``code`` or ``crop``.
             * ``video_error``: why the video cannot be decoded.
             * ``crop_error``: why the function that crops failed.
             * ``write_error``: errno, message and file of the failed write.
@@ -54,9 +55,9 @@ def make_original(item: Item) -> dict[str, Any]:
                 frames, seen = decode_clip(path, item["num_frames"], item["fixed_size"]).frames, list[SeenClip]()
             else:
                 frames, seen = decode_view(path, item["num_frames"], item["fixed_size"], view)
-        if item["crop"] != crop_code(view):  # afterwards: a user's file may be edited at any time
+        if item["crop"] != crop_code(view):  # after decoding: a user may edit its file at any time
             return {"code_changed": True}
-        if item["seen"]:  # before the clip, so that no clip lacks it
+        if item["seen"]:  # written before the clip, so that every clip has its record
             write_document(Path(item["seen"]), {"clips": [asdict(clip) for clip in seen]})
         write_clip_file(Path(item["target"]), frames)
         return {}
@@ -65,14 +66,14 @@ def make_original(item: Item) -> dict[str, Any]:
 
 
 def make_windows(item: Item) -> dict[str, Any]:
-    """Decode the whole video at ``source`` and write the frames of all windows to the file ``target``.
+    """Decode the whole video at ``source``, and write the frames of its clips and windows to the file ``target``.
 
     Args:
         item: as for ``make_original``; ``target`` receives the raw bytes of uint8 (F, 3, S, S).
 
     Returns:
         The fields of ``Windows``, with arrays as lists, and ``num_stored``, the number F of frames in ``target``. On
-        failure the same mapping as from ``make_original``.
+        failure, the mapping that ``make_original`` returns on failure.
     """
     num_stored = 0
 
@@ -94,7 +95,7 @@ def make_windows(item: Item) -> dict[str, Any]:
 
 
 def _reported(item: Item, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Call ``make`` and return its result, or the error as ``make_original`` reports it."""
+    """Return the result of ``make``, or on failure the mapping that ``make_original`` describes."""
     if item["code"] != decode_code(View(**item["view"])):
         return {"code_changed": True}
     try:
@@ -108,7 +109,9 @@ def _reported(item: Item, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_indexed(item: Item) -> Path:
-    """Return the path ``source`` of ``item`` after comparing the content with ``content_sha256``, unless that is empty.
+    """Return the path ``source`` of ``item``, after checking that the content has the SHA-256 ``content_sha256``.
+
+    With an empty ``content_sha256`` nothing is checked.
 
     Raises:
         UnreadableVideo: the video cannot be read, or its content has changed since it was indexed.
@@ -119,7 +122,7 @@ def as_indexed(item: Item) -> Path:
     except OSError as error:
         raise UnreadableVideo(path, system_reason(error)) from error
     if content != item["content_sha256"]:
-        # Later runs would take the clip for that of the indexed video.
+        # Otherwise later runs would use this clip as that of the indexed video.
         raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
     return path
 
@@ -128,7 +131,8 @@ def as_indexed(item: Item) -> Path:
 def _prepared(item: Item) -> Iterator[Path]:
     """Yield the path of the file to decode, after the recipes of ``item`` were applied.
 
-    It is the source itself, a file in the cache, or a temporary file next to the target, which is deleted afterwards.
+    The path is the source, a file in the cache, or a temporary file next to the target. A temporary file is deleted
+    afterwards.
     """
     path, recipe, (encoded, cache) = as_indexed(item), item["recipe"], item["encoded"] or ("", "")
     if cache:

@@ -1,1 +1,1 @@
-"""From a video file to a few exact frames."""
+"""Decode a few frames of a video file; they equal the frames that decoding the whole video gives."""

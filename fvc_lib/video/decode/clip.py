@@ -1,6 +1,6 @@
 """Decode a few frames of a video, chosen by their index in presentation order (the order in which they are shown).
 
-``plan.py`` decides which packets to decode. Memory holds the wanted frames and those that the decoder itself needs.
+``plan.py`` decides which packets to decode. Only the wanted frames and those that the decoder needs are in memory.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fvc_lib.video.decode.plan import decode, plan_decoding
 from fvc_lib.video.decode.source import open_video
 
 MAX_FRAMES = 100_000
-PlacesOf = Callable[[int], IntArray]  # takes the number of frames; returns ascending frame indices (presentation order)
+PlacesOf = Callable[[int], IntArray]  # from the number of frames to ascending frame indices in presentation order
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Clip:
 
     @classmethod
     def of(cls, sink: FrameSink, seconds: Seconds) -> "Clip":
-        """Return the clip of a sink that has received all its frames.
+        """Return the clip of the frames that a sink has collected.
 
         Args:
-            sink: the sink.
+            sink: a sink (an object that receives decoded frames) that has all the frames it wants.
             seconds: float64 (n,), presentation times of all n frames of the video.
         """
         return cls(sink.frames, seconds[sink.places], sink.places, len(seconds), sink.content)
@@ -51,13 +51,14 @@ class Clip:
 def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip:
     """Decode ``num_frames`` frames spread evenly over a video.
 
-    Frame k of T is number round(k (n - 1) / (T - 1)) of the n frames in presentation order (the first for T = 1), and
-    equals the frame that decoding the whole video gives there.
+    Frame k of T has the index round(k (n - 1) / (T - 1)) among the n frames in presentation order; for T = 1 it is the
+    first frame. It equals the frame with this index when the whole video is decoded.
 
     Args:
         path: a local file.
-        num_frames: T, 1 to ``MAX_FRAMES``. Of a video with fewer frames some appear more than once.
-        size: side in pixels of the square each frame is letterboxed to; None keeps the pixels as stored, upright.
+        num_frames: T, 1 to ``MAX_FRAMES``. If the video has fewer frames, some are repeated.
+        size: side in pixels of the square that every frame is letterboxed to. None: frames have the size as stored,
+            turned upright.
 
     Raises:
         ValueError: an argument out of range.
@@ -71,7 +72,7 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
 
 
 def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
-    """Decode the frames whose indices ``places_of`` returns.
+    """Return the clip of the frames whose indices ``places_of`` returns.
 
     Args:
         path: a local file.
@@ -88,7 +89,7 @@ def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
 
 
 def explain_clip(path: AnyPath, num_frames: int, size: int = 112) -> str:
-    """Decode a clip as ``decode_clip`` does, and return a few sentences that explain how its frames were found.
+    """Decode a clip as ``decode_clip`` does, and return a few sentences on which packets were decoded, and why.
 
     Raises:
         VideoError: as ``decode_clip``.

@@ -1,7 +1,7 @@
-"""The bytes of a video: a file, a member of a tar, or a folder of pictures.
+"""Read the bytes of a video, which is a file, a member of a tar, or a folder of pictures.
 
 A path may lead into a tar: ``shards/000.tar/a/b.mp4`` is the member ``a/b.mp4`` of ``shards/000.tar``. Members are read
-by their offset. Nothing is unpacked, so no member becomes a path or a program.
+at their offset in the tar. Nothing is unpacked, so names of members are never used as paths of files.
 """
 
 import errno
@@ -22,18 +22,21 @@ from fvc_lib.services.atomic_files import AnyPath
 
 SUFFIX = ".tar"
 PICTURES = (".png", ".jpg", ".jpeg")
-HEADER_BYTES = 32 << 10  # the longest header of a member that is read; names have at most 4 KiB
+HEADER_BYTES = 32 << 10  # members with longer headers are not read; names have at most 4 KiB
 _BLOCK = 512  # a tar consists of blocks of this size
 _CHUNK_BYTES = 1 << 20
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 _DIGITS = re.compile(r"\d+", re.ASCII)
-# What ``tarfile`` raises on damage. Chained headers make it call itself, and offsets may lie beyond any file.
+# Errors that ``tarfile`` raises for damaged files. Chained headers cause recursion, and offsets may overflow.
 _ERRORS = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """``size_bytes`` bytes of the file ``path`` from byte ``start`` on: a whole file, or a plain member of a tar."""
+    """A range of bytes in a file, which is a whole file or a plain member of a tar.
+
+    It has ``size_bytes`` bytes from byte ``start`` of the file ``path`` on.
+    """
 
     path: Path
     start: int
@@ -62,7 +65,7 @@ class FilePart:
 
     @property
     def url(self) -> str:
-        """The URL by which ffmpeg opens the part. ffmpeg needs its protocols ``file`` and ``subfile``."""
+        """Return the URL with which ffmpeg opens the part, by its protocols ``file`` and ``subfile``."""
         # An absolute name behind "file:" keeps a colon or a dash in it from being read as a protocol or an option.
         name = "file:" + os.path.abspath(self.path)  # noqa: PTH100 - Path.absolute() keeps ".."
         return f"subfile,,start,{self.start},end,{self.start + self.size_bytes},,:{name}" if self.start else name
@@ -90,7 +93,9 @@ def part_at(path: Path) -> FilePart:
 
 
 def parts_of(path: Path) -> list[FilePart]:
-    """Return one part per picture of a folder, in the order of ``picture_names``, or the single part of a file.
+    """Return one part per picture if ``path`` is a folder of pictures, else a list of the single part of a file.
+
+    Pictures are in the order of ``picture_names``.
 
     Raises:
         OSError: as ``part_at``.
@@ -118,7 +123,7 @@ def picture_names(path: AnyPath) -> list[str]:
 
 
 def sha256_of_video(path: AnyPath) -> str:
-    """Return the hex SHA-256 of a file, or of all pictures of a folder joined in their order.
+    """Return the hexadecimal SHA-256 of a file, or of the joined contents of all pictures in a folder.
 
     Raises:
         OSError: as ``part_at``.
@@ -132,7 +137,7 @@ def sha256_of_video(path: AnyPath) -> str:
 
 
 def _split(path: Path) -> tuple[Path | None, str]:
-    """Return the tar that ``path`` leads into, and the member's name; None and the empty text without a tar."""
+    """Return the path of the tar that ``path`` leads into, and the member's name; ``(None, "")`` without a tar."""
     text, separator = str(path), f"{SUFFIX}{os.sep}"
     place = text.lower().find(separator)
     while place >= 0:
@@ -146,14 +151,16 @@ def _split(path: Path) -> tuple[Path | None, str]:
 class Contents(NamedTuple):
     """The members of a tar, as far as its headers can be read."""
 
-    members: Mapping[str, FilePart | str]  # part of each member by name, in the tar's order; a text: why it is refused
-    folders: Mapping[str, list[str]]  # folder to the names of the plain members in it
+    members: Mapping[str, FilePart | str]  # by name, in the tar's order: the part, or a text why it must not be read
+    folders: Mapping[str, list[str]]  # by folder: names of the readable members in it
     damage: str = ""  # why reading stopped before the end; empty: the whole tar was read
-    last: str = ""  # the name in the last header, also where the member's content is cut off
+    last: str = ""  # name in the last header; the content of this member may be cut off
 
 
 def contents_of(archive: Path) -> Contents:
-    """Read the headers of a tar. The result is cached until the file changes. Members that share a name are refused.
+    """Return the members of a tar, from its headers. The result is cached until the file changes.
+
+    Members that share a name must not be read.
 
     Raises:
         OSError: the file cannot be read, is compressed or is no tar.
@@ -163,9 +170,9 @@ def contents_of(archive: Path) -> Contents:
 
 
 class _Headers(io.BufferedReader):
-    """A tar file opened for reading, which lets ``tarfile`` read at most ``HEADER_BYTES`` of headers per member."""
+    """A tar file, opened for reading, that raises an error if a member has more than ``HEADER_BYTES`` of headers."""
 
-    left = HEADER_BYTES  # until the next member is found
+    left = HEADER_BYTES  # bytes that may still be read before the next member
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.left -= size or 0
@@ -187,7 +194,7 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
         try:
             while (member := tar.next()) is not None:
                 stream.left = HEADER_BYTES
-                vars(tar)["members"].clear()  # otherwise it keeps a kilobyte of each
+                vars(tar)["members"].clear()  # otherwise ``tarfile`` holds a kilobyte per member
                 if member.size < 0:  # it would lead back to a header that was read before
                     raise tarfile.ReadError(f"{member.name!r} has a negative size")
                 if member.isdir():

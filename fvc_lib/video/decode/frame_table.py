@@ -1,7 +1,7 @@
-"""The frames of a video in presentation order, from its packets and without decoding.
+"""Find the frames of a video and their presentation order from its packets, without decoding.
 
-``stream.frames`` and the nominal rate are wrong on many real files, and counters restart after a seek. A packet's
-presentation time stamp (pts) names a frame.
+A packet's presentation time stamp (pts) identifies a frame. ``stream.frames`` and the nominal rate are wrong for many
+files, and counters restart after a seek.
 """
 
 import re
@@ -29,14 +29,15 @@ class FrameTable:
 
     Attributes:
         pts, dts: int64 (N,), times of presentation and decoding in ``time_base`` units; ``NO_PTS`` where missing.
-        num_bytes: int64 (N,), size of each packet.
-        is_key: bool (N,), decoding can start here.
-        is_closed: bool (N,), decoding can start here, and no later packet refers to one before. A missing reference is
-            damage then. In H.264 only IDR pictures are closed.
-        is_shown: bool (N,), the packet yields a frame: it is not trimmed by an edit list, nor a hidden reference.
-        doubt: why the i-th frame shown may not be the packet with the i-th smallest pts; empty if it surely is.
-        stores_pts: the container states presentation times, so their order is the order of the frames.
-        damage: which data the container promises but the file lacks; empty if none.
+        num_bytes: int64 (N,), sizes of the packets.
+        is_key: bool (N,), whether decoding can start at the packet.
+        is_closed: bool (N,), whether decoding can start at the packet, and no later packet refers to an earlier one. A
+            missing reference then means damage. In H.264 only IDR pictures are closed.
+        is_shown: bool (N,), whether the packet yields a frame that is shown; False if an edit list trims it, or if
+            other frames only refer to it.
+        doubt: why the i-th frame shown may not be the packet with the i-th smallest pts; empty if there is no doubt.
+        stores_pts: whether the container stores presentation times, so that their order is the order of the frames.
+        damage: which data are missing in the file though the container states them; empty if none.
     """
 
     pts: IntArray
@@ -51,32 +52,32 @@ class FrameTable:
 
     @property
     def num_packets(self) -> int:
-        """Packets read, shown or not."""
+        """Return the number of packets, shown or not."""
         return len(self.pts)
 
     @property
     def num_shown(self) -> int:
-        """Frames of the presentation, as promised by the packets."""
+        """Return the number of frames that the packets should yield."""
         return int(np.count_nonzero(self.is_shown))
 
     def presentation_order(self) -> IntArray:
         """Return the decoding positions (M,) of the M shown packets, in presentation order."""
-        if self.is_shown.all():  # nearly always, and an hour has 100,000 frames
+        if self.is_shown.all():  # the usual case; it saves time for long videos
             return np.argsort(self.pts, kind="stable")
         shown = np.flatnonzero(self.is_shown)
         return shown[np.argsort(self.pts[shown], kind="stable")]
 
     def reorder_depth(self, order: IntArray) -> int:
         """Return how many frames a decoder must hold back to put them out in ``order``, the presentation order."""
-        # The r-th frame shown is the d-th of the shown ones to be decoded: it is held back until d - r others came out.
+        # If the r-th frame in presentation order is the d-th in decoding order, the decoder holds back d - r frames.
         decoded = order if self.is_shown.all() else np.cumsum(self.is_shown)[order] - 1
         return int((decoded - np.arange(len(order))).max(initial=0))
 
     def decoding_starts(self, positions: IntArray) -> IntArray:
-        """Return the packet at which decoding must start for every wanted packet. Only valid without ``doubt``.
+        """Return the keyframe at which decoding must start for every wanted packet; only valid if ``doubt`` is empty.
 
-        Decoding starts at the last keyframe at or before a wanted packet. For a leading picture it starts one keyframe
-        earlier: such a picture is shown before the keyframe it follows, and refers to the previous group.
+        This is the last keyframe at or before the packet. For a leading picture it is the keyframe before that one: a
+        leading picture is decoded after a keyframe, shown before it, and refers to earlier frames.
 
         Args:
             positions: int64 (P,), wanted packets, as indices in decoding order.
@@ -91,26 +92,28 @@ class FrameTable:
 
 
 def seconds_of(pts: IntArray, time_base: Fraction | None) -> Seconds:
-    """Convert integer times to float64 seconds, each the nearest float to the exact fraction; 0 without a time base."""
+    """Return integer times (N,) as float64 seconds (N,), correctly rounded; zeros without a time base."""
     return pts * time_base.numerator / time_base.denominator if time_base else np.zeros(len(pts))
 
 
-# Containers that store a pts per packet. AVI and elementary streams hold decoding order only.
+# Containers that store a pts per packet. AVI and elementary streams store only the decoding order.
 _STORES_PTS = frozenset({"mov", "matroska", "mpegts", "flv", "mpeg", "asf", "mxf", "nut", "ogg", "ivf", "gif", "apng"})
-# Frames an encoder chose not to code are packets of a few bytes that yield no frame (MPEG-4 part 2's N-VOP).
+# For frames that an encoder skips, MPEG-4 part 2 has packets of a few bytes (N-VOP), which yield no frame.
 _SMALLEST_MPEG4_FRAME_BYTES = 8
 
 
 def read_frame_table(source: VideoSource) -> FrameTable:
-    """Read the packets of a freshly opened video. The container's position is undefined afterwards.
+    """Return the table of all packets of a video that was just opened.
+
+    Afterwards the reading position in the container is undefined.
 
     Raises:
-        TruncatedVideo: the video holds no packet, though reading failed or its container promises some.
-        CorruptVideo: the video holds no packet, for no known reason.
+        TruncatedVideo: no packet could be read, because reading failed or data are missing.
+        CorruptVideo: no packet could be read, for no known reason.
     """
     is_hidden, is_mp4 = _HIDDEN_PACKETS.get(source.codec_name), source.container_name == "mov"
     is_h264, extradata = source.codec_name == "h264", source.stream.codec_context.extradata or b""
-    pts, dts, num_bytes = array("q"), array("q"), array("q")  # packed: a video of hours has a million packets
+    pts, dts, num_bytes = array("q"), array("q"), array("q")  # packed: there may be a million packets
     is_key, is_closed, is_shown = array("b"), array("b"), array("b")
     num_cut, failure = 0, ""
     try:
@@ -158,7 +161,7 @@ def _doubt_of_codec(source: VideoSource, stores_pts: bool, pts: IntArray, smalle
 
 
 def _doubt_of_times(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> str:
-    """Return why the pts (N,) of packets do not identify the frames; empty if they do."""
+    """Return why the packets' pts (N,) do not identify the frames; the empty text if they do."""
     if not is_shown.any():
         return "no packet is shown"
     if not is_key[0]:
@@ -174,8 +177,8 @@ def _doubt_of_times(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> st
     return "frames are shown before the first keyframe" if (pts[is_shown] < pts[0]).any() else ""
 
 
-# The size of the file as AVI states it (RIFF), and of the segment of Matroska and WebM (RFC 8794). A recording that was
-# never finished states a size of all ones.
+# Matches the size of the file in the header of AVI (RIFF), and of the segment in Matroska and WebM (RFC 8794). In a
+# recording that was never finished all bits of the size are 1.
 _STATED_SIZE = re.compile(
     rb"RIFF(?P<riff>.{4})|\x1a\x45\xdf\xa3.{1,256}?\x18\x53\x80\x67\x01(?P<segment>.{7})", re.DOTALL
 )
@@ -203,20 +206,20 @@ def missing_bytes(head: bytes, size_bytes: int) -> int:
 
 
 def _damage(source: VideoSource, pts: IntArray, num_cut: int) -> str:
-    """Return which data are missing, by the packet index of an MP4 or the size the container states; empty: none."""
+    """Return which data are missing, from MP4's index of packets or the size in the header; empty if none are."""
     entries = source.stream.index_entries if source.container_name == "mov" else ()
     promised = len(entries) if len(entries) <= len(pts) else sum(entry.size > 0 for entry in entries)
     missing = max(num_cut, promised - len(pts))
     if missing > 0:
         return f"{missing} of its {len(pts) + missing} frames are missing or cut short"
     num_missing = missing_bytes(source.head, source.size_bytes)
-    if num_missing and not _reaches_stated_end(source, pts):  # otherwise only the index behind the frames was cut
+    if num_missing and not _reaches_stated_end(source, pts):  # otherwise only the index after the frames is missing
         return f"the file ends {num_missing:,} bytes before the size its container states"
     return ""
 
 
 def _reaches_stated_end(source: VideoSource, pts: IntArray) -> bool:
-    """Return whether the last frame ends no more than about one frame before the duration the container states."""
+    """Return whether the packets reach the duration that the container states, up to about one frame."""
     stated, time_base = source.container.duration, source.stream.time_base
     if not stated or not time_base or not len(pts) or (pts == NO_PTS).any():
         return False
@@ -231,7 +234,7 @@ def _is_idr(packet: memoryview, extradata: bytes) -> bool:
     """Return whether an H.264 packet holds a slice of an IDR picture."""
     if extradata[:1] != b"\x01" or len(extradata) < 7:
         return _IDR.search(packet) is not None
-    start, length_bytes = 0, (extradata[4] & 3) + 1  # of the lengths before NAL units (ISO/IEC 14496-15, 5.3.3.1)
+    start, length_bytes = 0, (extradata[4] & 3) + 1  # a NAL unit follows its length (ISO/IEC 14496-15, 5.3.3.1)
     while start + length_bytes < len(packet):
         if packet[start + length_bytes] & 0x1F == 5:
             return True
@@ -256,5 +259,5 @@ def _vp9_is_hidden(data: memoryview) -> bool:
     return not shows_existing and bits[start + 2] == "0"
 
 
-# Tells packets that are references only and never shown.
+# By codec: a function that returns whether a packet is only a reference for other frames and never shown.
 _HIDDEN_PACKETS = {"vp8": _vp8_is_hidden, "vp9": _vp9_is_hidden}

@@ -1,6 +1,6 @@
 """Convert decoded frames to upright planar RGB of a given size, without distortion, and collect them.
 
-swscale's packed ``rgb24`` output is 1.5 grey levels too dark; planar ``gbrp`` is not, so frames go through the latter.
+Frames are converted to planar ``gbrp``, because the packed ``rgb24`` output of swscale is 1.5 grey levels too dark.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fvc_lib.video.decode.source import VideoSource
 
 Pixels = npt.NDArray[np.uint8]
 
-# Bilinear widens its support when it scales down, so it does not alias; accurate rounding keeps it free of bias.
+# swscale's bilinear filter is antialiased when it scales down. Accurate rounding avoids a bias.
 SCALER = (
     Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
@@ -32,19 +32,19 @@ def _unnamed_kind(cls: Any, value: object) -> Any:
     return member
 
 
-# Without this, one unnamed kind would end decoding with a ValueError, also where another kind is asked for.
+# Without this, a frame with an unnamed kind of side data raises ValueError whenever side data are read.
 Type._missing_ = classmethod(_unnamed_kind)  # type: ignore[method-assign, assignment]
 
 
 def side_data_of(frame: VideoFrame) -> SideDataContainer:
-    """Return the side data of ``frame``, by the kind's name."""
-    # frame.side_data would make a reference cycle, which keeps both and a decoder's buffer until garbage is collected.
+    """Return the side data of ``frame``, a mapping by the name of the kind."""
+    # frame.side_data creates a reference cycle, which holds the decoder's buffer until garbage collection.
     return SideDataContainer(frame)  # type: ignore[call-arg]  # the stub lacks it
 
 
 @dataclass(frozen=True)
 class Orientation:
-    """How stored pixels are turned for display: transposed first, then mirrored along either axis."""
+    """How stored pixels are turned for display: first transposed, then mirrored in x (left to right) and in y."""
 
     transposed: bool = False
     mirrored_x: bool = False
@@ -52,7 +52,7 @@ class Orientation:
 
     @classmethod
     def from_display_matrix(cls, matrix: bytes) -> "Orientation":
-        """Convert ffmpeg's 3 x 3 fixed-point matrix. Angles are rounded to quarter turns."""
+        """Return the orientation of ffmpeg's 3 x 3 fixed-point matrix; angles are rounded to quarter turns."""
         a, b, _, c, d = np.frombuffer(matrix, np.int32, count=5).astype(np.int64)
         if abs(a) + abs(d) >= abs(b) + abs(c):
             return cls(False, bool(a < 0), bool(d < 0))
@@ -60,19 +60,19 @@ class Orientation:
 
     @classmethod
     def tagged_on(cls, frame: VideoFrame) -> "Orientation | None":
-        """Return the orientation that the container or the bitstream states with ``frame``, or None."""
+        """Return the orientation that the container or the bitstream states for ``frame``; None if neither does."""
         data = side_data_of(frame).get("DISPLAYMATRIX")
         return cls.from_display_matrix(bytes(data)) if isinstance(data, SideData) else None
 
     @property
     def rotation_degrees(self) -> int:
-        """Clockwise turn for display in {0, 90, 180, 270}. A mirrored video is mirrored left to right before."""
+        """Return the clockwise turn for display in {0, 90, 180, 270}, after mirroring left to right if mirrored."""
         if self.transposed:
             return 90 if self.mirrored_x else 270
         return 180 if self.mirrored_y else 0
 
     def apply(self, pixels: Pixels) -> Pixels:
-        """Return a view of ``pixels`` (..., H, W) as displayed."""
+        """Return a view of ``pixels`` (..., H, W), turned for display: (..., H, W), or (..., W, H) if transposed."""
         if self.transposed:
             pixels = pixels.swapaxes(-1, -2)
         if self.mirrored_x:
@@ -90,7 +90,7 @@ class Box:
     height: int
 
     def cut(self, pixels: Pixels) -> Pixels:
-        """Return a view of the part of ``pixels`` (..., H, W) in the box."""
+        """Return a view of the part of ``pixels`` (..., H, W) inside the box, (..., height, width)."""
         return pixels[..., self.top : self.top + self.height, self.left : self.left + self.width]
 
 
@@ -106,16 +106,16 @@ def fit(display_width: Fraction, display_height: Fraction, width: int, height: i
 
 
 class FrameConverter:
-    """Writes frames of one video into a uint8 array (3, H, W), upright; one scaler is reused for all of them.
+    """Converts frames of one video to upright RGB, uint8 (3, H, W), with the same scaler for all frames.
 
-    A bitstream may state the orientation with its keyframes only (ITU-T H.264, D.2.27). It then holds until the next
-    keyframe. So pass every decoded frame to ``observe``, also the unwanted ones.
+    A bitstream may state the orientation with keyframes only (ITU-T H.264, D.2.27). It is then valid until the next
+    keyframe. So pass every decoded frame to ``observe``, also unwanted frames.
 
     Args:
-        size: side of the square each frame is letterboxed to with black bars. None keeps the pixels of the first
-            frame as stored (turned upright, not stretched where pixels are not square). Later frames of another size
-            are fitted into the size of the first.
-        sample_aspect_ratio: width of a pixel over its height as the container states it, or None.
+        size: side of the square that every frame is letterboxed to, with black bars. None: the output has the size of
+            the first frame, turned upright but not stretched where pixels are not square. Later frames of another size
+            are fitted into that size.
+        sample_aspect_ratio: width of a pixel divided by its height, as the container states it; None if unknown.
     """
 
     def __init__(self, size: int | None, sample_aspect_ratio: Fraction | None) -> None:
@@ -135,7 +135,7 @@ class FrameConverter:
             self.orientation = Orientation()
 
     def output_shape(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return (H, W) of every output. Without a given ``size``, the first frame passed here decides it."""
+        """Return (H, W) of all outputs; without a given ``size``, the first frame passed here determines it."""
         if self._shape is None:
             self._shape = (frame.width, frame.height) if self.orientation.transposed else (frame.height, frame.width)
         return self._shape
@@ -143,7 +143,7 @@ class FrameConverter:
     def content_box(self, frame: VideoFrame) -> Box:
         """Return the rectangle of the output that holds the picture of ``frame``; the rest is black."""
         key = (frame.width, frame.height, self.orientation, self.sample_aspect_ratio)
-        if key not in self._boxes:  # for small frames fractions take as long as decoding
+        if key not in self._boxes:  # cached, because computing with fractions takes as long as decoding a small frame
             height, width = self.output_shape(frame)
             aspect = (self.sample_aspect_ratio if self._size is not None else None) or Fraction(1)
             sides = (frame.width * aspect, Fraction(frame.height))
@@ -151,7 +151,7 @@ class FrameConverter:
         return self._boxes[key]
 
     def convert(self, frame: VideoFrame, out: Pixels) -> None:
-        """Write ``frame`` as RGB into ``out``, uint8 (3, H, W). Pass the frame to ``observe`` before."""
+        """Write ``frame`` as RGB into ``out``, uint8 (3, H, W), after the frame was passed to ``observe``."""
         orientation, box = self.orientation, self.content_box(frame)
         stored = (box.height, box.width) if orientation.transposed else (box.width, box.height)
         planar = self._reformatter.reformat(frame, stored[0], stored[1], "gbrp", interpolation=int(SCALER), threads=1)
@@ -164,7 +164,7 @@ class FrameConverter:
 
 
 class FrameSink:
-    """Collects wanted frames of one video as pixels, in any order of arrival.
+    """Collects the pixels of wanted frames of one video, which may arrive in any order.
 
     Args:
         source: the open video the frames come from.
@@ -173,7 +173,7 @@ class FrameSink:
 
     Attributes:
         frames: uint8 (T, 3, H, W).
-        content: where the picture lies in ``frames[0]``.
+        content: the rectangle of ``frames[0]`` that holds the picture; the rest is black.
     """
 
     def __init__(self, source: VideoSource, size: int | None, places: IntArray) -> None:
@@ -185,7 +185,7 @@ class FrameSink:
         self._converter = FrameConverter(size, None)
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Convert a decoded frame and store its pixels wherever ``places`` holds the index ``place``.
+        """Convert a decoded frame, and store its pixels at all positions where ``places`` equals ``place``.
 
         Unwanted frames only update the orientation.
         """
@@ -193,7 +193,7 @@ class FrameSink:
         converter.observe(frame)
         if place is None or place not in self.wanted:
             return
-        if not self.frames.size:  # before the first frame the container may not know the aspect ratio
+        if not self.frames.size:  # the aspect ratio may be unknown before the first frame
             converter.sample_aspect_ratio = self._source.sample_aspect_ratio
             self.frames = np.empty((len(self.places), 3, *converter.output_shape(frame)), np.uint8)
         if place == self.places[0]:

@@ -1,8 +1,8 @@
 """Decode wanted frames of a video; the pixels equal those of decoding the whole video.
 
-Where time stamps identify every frame, only runs of packets are decoded: from a keyframe to the last wanted frame
-behind it. Otherwise, or if that fails, the whole video is decoded. It is decoded a second time if the first pass finds
-another number of frames than the packets promised.
+If time stamps identify every frame, only runs of packets are decoded. A run begins at a keyframe and ends at the last
+wanted frame that needs it. Otherwise, or if that fails, the whole video is decoded. It is decoded a second time if the
+first pass gives another number of frames than the packets should yield.
 """
 
 import itertools
@@ -32,36 +32,36 @@ from fvc_lib.video.decode.source import (
 
 
 class Sink(Protocol):
-    """Receives decoded frames of one video; ``wanted`` holds the frame indices (presentation order) still to come."""
+    """Receives decoded frames of one video; ``wanted`` is the set of indices (presentation order) not yet received."""
 
     wanted: set[int]
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Take a decoded frame, and remove its index from ``wanted``.
+        """Receive a decoded frame, and remove its index from ``wanted``.
 
-        The sink is offered every frame that the decoder puts out, in presentation order within a run of packets.
+        This is called for every frame that the decoder returns, in presentation order within a run of packets.
 
         Args:
-            place: index of the frame in presentation order; None if the frame is known not to be wanted.
+            place: index of the frame in presentation order; None for a frame that is not wanted.
             frame: the frame.
         """
 
 
 S = TypeVar("S", bound=Sink)
-# Makes a sink for one attempt at decoding, from the open video, its number of frames n and their times in seconds,
-# float64 (n,). The times are None if they are only known after a pass through the video.
+# Function that returns a new sink for one attempt at decoding. It takes the open video, its number of frames n, and
+# their times in seconds, float64 (n,), or None if the times are not known before the whole video is decoded.
 SinkOf = Callable[[VideoSource, int, Seconds | None], S]
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """How frames are going to be decoded.
+    """The packets to decode for the wanted frames of a video.
 
     Attributes:
-        runs: (start, end) of the packets to decode, as half-open, disjoint, ascending ranges in decoding order.
+        runs: pairs (start, end), half-open ranges of packets in decoding order, ascending and disjoint.
         why: why the whole video must be decoded instead; empty if the runs suffice.
-        reorder_depth: number of frames that the decoder has to hold back to put them out in presentation order.
-        leaves_out: whether unwanted frames in ``runs`` are skipped if no other frame refers to them.
+        reorder_depth: number of frames that the decoder must hold back to return them in presentation order.
+        leaves_out: whether the decoder skips unwanted frames in ``runs`` that no other frame refers to.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -70,13 +70,13 @@ class DecodePlan:
     leaves_out: bool = False
 
 
-# Reading past this many packets costs less than a seek.
+# To read and ignore this many packets takes less time than a seek.
 _PACKETS_WORTH_A_SEEK = 32
-# MPEG-TS knows no keyframes when it seeks: where it lands too late, try earlier.
+# A seek in MPEG-TS may end after the keyframe; then an earlier position is tried.
 _SEEK_MARGINS_SECONDS = (0, 1, 5)
-# No format holds back more (ITU-T H.264, A.3.1; H.265, A.4.2); with more, ffmpeg's decoder would abort the process.
+# The most frames that a format holds back (ITU-T H.264, A.3.1; H.265, A.4.2); with more, ffmpeg aborts the process.
 _MAX_REORDER_DEPTH = 16
-# Decoders that can leave out unreferenced frames and give the others unchanged. AV1's loses some, VP9's ignores it.
+# Codecs whose decoder can skip unreferenced frames without changing others. AV1's loses frames; VP9's does not skip.
 _SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
 
 
@@ -84,7 +84,7 @@ def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int
     """Return a plan for decoding the frames whose indices in presentation order are ``wanted`` (without repeats).
 
     Raises:
-        TruncatedVideo: the file lacks what its container promises.
+        TruncatedVideo: data are missing in the file (``table.damage``).
     """
     if table.damage:
         raise TruncatedVideo(source.path, table.damage)
@@ -97,7 +97,7 @@ def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int
     runs: list[tuple[int, int]] = []
     positions = np.sort(order[np.fromiter(wanted, np.int64)])
     for start, position in zip(table.decoding_starts(positions).tolist(), positions.tolist(), strict=True):
-        while runs and start <= runs[-1][1]:  # it begins within the run before, or continues it
+        while runs and start <= runs[-1][1]:  # it overlaps or continues the run before
             start = min(start, runs.pop()[0])
         runs.append((start, position + 1))
     return DecodePlan(tuple(runs), "", depth, source.codec_name in _SKIPS_NON_REFERENCES)
@@ -105,12 +105,12 @@ def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int
 
 @dataclass(frozen=True)
 class Decoded(Generic[S]):
-    """A sink with all wanted frames.
+    """The result of ``decode``.
 
     Attributes:
-        sink: the sink.
-        seconds: float64 (n,), presentation times of all n frames, on the container's clock. They follow from the
-            nominal frame rate if the container has no usable times.
+        sink: the sink, which has received all wanted frames.
+        seconds: float64 (n,), presentation times of all n frames of the video, on the container's clock. If the
+            container has no usable times, they are computed from the nominal frame rate.
         is_sparse: whether only runs of packets were decoded, not the whole video.
     """
 
@@ -123,10 +123,10 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
     """Decode a video until a sink has all frames that it wants.
 
     Args:
-        opened: the video, from which nothing but ``table`` was read so far. It may be closed and opened again.
+        opened: the video, from which only ``table`` was read so far. It may be closed and opened again.
         table: the packets of the video.
-        sink_of: makes a new sink for every attempt at decoding.
-        in_order: give the sink its frames in presentation order only, and the times of all frames beforehand.
+        sink_of: returns a new sink; called for every attempt at decoding.
+        in_order: whether the sink must receive frames in presentation order, and ``sink_of`` the times of all frames.
 
     Raises:
         VideoError: the file is truncated, corrupt or refused, or its frames come in another order.
@@ -136,7 +136,7 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
         sink = sink_of(opened, len(seconds), seconds)
         plan = plan_decoding(opened, table, sink.wanted)
         if not plan.why:
-            # Decoded from the beginning the same packets may be fine; if not, that shows the fault.
+            # Errors are ignored here: the whole video may decode without error; if not, that error is raised.
             with suppress(CorruptVideo, TruncatedVideo), ffmpeg_errors(opened.path, CorruptVideo):
                 if _read_runs(opened, table, plan, sink, in_order):
                     return Decoded(sink, seconds, True)
@@ -150,7 +150,7 @@ def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: S
     """Decode the runs of ``plan`` into ``sink``.
 
     Returns:
-        Whether the sink has received every wanted frame, undamaged. If not, it must be discarded.
+        Whether the sink has received all wanted frames without damage. If False, discard the sink.
     """
     if table.is_closed[[start for start, _ in plan.runs]].all():
         source.be_strict()
@@ -161,7 +161,7 @@ def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: S
         if not cursor.move_to(start):
             return False
         context.flush_buffers()
-        # The decoder may have to guess how long to hold frames back, and drops those that come late by its guess.
+        # Without this the decoder may guess the depth too low, and drop frames.
         context.reorder_depth = plan.reorder_depth
         run = table.pts[start:end].tolist()
         for pts in run:
@@ -172,7 +172,7 @@ def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: S
                 context.skip_frame = "DEFAULT" if pts in taker.place_of else "NONREF"
             if not taker.take(context.decode(packet), run[0]):
                 return False
-        # Everything the last wanted frame needs is in the decoder: have it put out without feeding what follows.
+        # The decoder has all packets for the last wanted frame: flush it, without packets after the run.
         if taker.lacks(run) and (not taker.take(context.decode(None), run[0]) or taker.lacks(run)):
             return False
     return not sink.wanted
@@ -180,7 +180,7 @@ def _read_runs(source: VideoSource, table: FrameTable, plan: DecodePlan, sink: S
 
 @dataclass
 class _Taker:
-    """Passes decoded frames to a sink; ``place_of`` maps the pts of the frames still wanted to their indices."""
+    """Passes decoded frames to a sink; ``place_of`` maps the pts of frames that are still wanted to their indices."""
 
     sink: Sink
     place_of: dict[int, int]
@@ -188,11 +188,14 @@ class _Taker:
     latest: int = -1
 
     def take(self, frames: list[VideoFrame], first_pts: int) -> bool:
-        """Return whether all are as the packets promise; decoding began at the packet of ``first_pts``."""
+        """Pass ``frames`` to the sink; return False if one is damaged or in wrong order, or if decoding began wrongly.
+
+        Decoding began at the packet with ``first_pts``, whose frame must be a keyframe.
+        """
         for frame in frames:
             place = None if frame.pts is None else self.place_of.pop(frame.pts, None)
             if frame.pts == first_pts and not frame.key_frame:
-                return False  # the container called it a keyframe, and the decoder made it up from nothing
+                return False  # marked as a keyframe by the container, but decoded without its references
             if place is not None:
                 if frame.is_corrupt or (self.in_order and place < self.latest):
                     return False
@@ -201,12 +204,12 @@ class _Taker:
         return True
 
     def lacks(self, run: list[int]) -> bool:
-        """Return whether frames of these packets have not come yet."""
+        """Return whether a wanted frame with a pts in ``run`` has not been passed to the sink yet."""
         return any(pts in self.place_of for pts in run)
 
 
 class _PacketCursor:
-    """Reads packets of one stream and knows the decoding position of the next."""
+    """Reads packets of one stream, with a record of the next packet's index in decoding order."""
 
     def __init__(self, source: VideoSource, table: FrameTable) -> None:
         self._source, self._table = source, table
@@ -214,14 +217,14 @@ class _PacketCursor:
         self._position = table.num_packets
 
     def move_to(self, key: int) -> bool:
-        """Make the keyframe at decoding position ``key`` the next packet; return whether that is possible."""
+        """Move to the keyframe with index ``key`` in decoding order; return whether that succeeded."""
         ahead = key - self._position
         if 0 <= ahead <= _PACKETS_WORTH_A_SEEK:
             return all(self.next() is not None for _ in range(ahead))
         return any(self._seek(key, margin) for margin in _SEEK_MARGINS_SECONDS)
 
     def next(self) -> "Packet[VideoStream] | None":
-        """Return the next packet with data, or None at the end."""
+        """Return the next packet that is not empty; None at the end."""
         for packet in self._packets:
             if packet.size:
                 self._position += 1
@@ -241,14 +244,14 @@ class _PacketCursor:
                 self._position = key
                 return True
             if packet.pts is not None and (np.flatnonzero(table.pts == packet.pts) > key).any():
-                return False  # landed behind it
+                return False  # the seek ended after the keyframe
         return False
 
 
 def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: bool) -> Decoded[S]:
-    """Decode the whole video; a second time if it has another number of frames than its packets promise.
+    """Decode the whole video, and a second time if the number or order of frames is not as expected.
 
-    With ``in_order`` the first pass only collects the times, and the sink receives frames in the second pass.
+    With ``in_order`` the first pass only collects the times, and the sink receives the frames in the second pass.
     """
     times: list[int | None] = []
     sink: S | None = None
@@ -292,17 +295,17 @@ def _offer(path: Path, sink: Sink, place: int | None, frame: VideoFrame) -> None
 
 # ffmpeg assumes this rate where neither the container nor the bitstream states one.
 _ASSUMED_RATE = Fraction(25)
-# Decoders that start anywhere and predict the first frames from grey, where others wait for a keyframe.
+# Codecs whose decoders do not wait for a keyframe, but predict the first frames from grey.
 _PREDICTS_FROM_NOTHING = frozenset({"mpeg4", "h263", "flv1", "msmpeg4v1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2"})
-# At a join of two recordings the demuxer notices that packets are missing with one of the last before the keyframe.
+# Where two recordings are joined, the packet marked as corrupt is one of the last before a keyframe.
 _PACKETS_TO_JOIN = 3
 
 
 def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
-    """Yield all frames, from the first packet to the last; a damaged or lost packet is an error."""
+    """Yield all frames in the order in which the decoder returns them; raise an error for a damaged or lost packet."""
     has_begun = source.codec_name not in _PREDICTS_FROM_NOTHING
     reached_key = False
-    if table.is_closed[0] and table.is_shown.all():  # behind trimmed packets leading pictures may lack references
+    if table.is_closed[0] and table.is_shown.all():  # after trimmed packets references may be missing
         source.be_strict()
     for number, packet in enumerate(source.packets()):
         if packet.is_corrupt and not _is_a_join(source, table, number):
@@ -314,7 +317,7 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
         except av.error.InvalidDataError:
             if reached_key:
                 raise
-            continue  # a recording that was joined in the middle of a group of pictures
+            continue  # the recording begins within a group of pictures
         for frame in frames:
             has_begun = has_begun or frame.key_frame
             if has_begun:
@@ -322,24 +325,25 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
 
 
 def _is_a_join(source: VideoSource, table: FrameTable, number: int) -> bool:
-    """Return whether a packet was flagged as corrupt only because two MPEG-TS recordings were joined there.
+    """Return whether a packet is marked as corrupt only because two MPEG-TS recordings were joined there.
 
-    Their packet counters do not continue, which ffmpeg takes for a loss.
+    The packet counters of the recordings differ, so ffmpeg assumes a loss.
     """
     return source.container_name == "mpegts" and bool(table.is_key[number + 1 : number + 1 + _PACKETS_TO_JOIN].any())
 
 
 def _order_and_seconds(source: VideoSource, times: list[int | None], table: FrameTable) -> tuple[IntArray, Seconds]:
-    """Sort decoded frames into presentation order.
+    """Return the presentation order of decoded frames, and their times.
 
     Args:
         source: the video.
-        times: pts of the n frames in the order in which the decoder put them out; None where unknown.
+        times: pts of the n frames, in the order in which the decoder returned them; None where unknown.
         table: the packets of the video.
 
     Returns:
         int64 (n,), indices into ``times`` in presentation order, and float64 (n,), ascending presentation times in
-        seconds. Without usable ``times`` the order stays and the nominal frame rate gives the seconds.
+        seconds. Without usable ``times`` the order is that of the decoder, and the seconds follow from the nominal
+        frame rate.
     """
     stream = source.stream
     pts = np.array([time for time in times if time is not None], np.int64)

@@ -27,8 +27,9 @@ class PacketFacts:
         packet_bytes_mean, packet_bytes_std: mean and standard deviation of the packets' sizes.
         packet_bytes_p10, packet_bytes_median, packet_bytes_p90: quantiles of the sizes.
         key_bytes_ratio: mean size of a keyframe over that of the other frames.
-        key_distance_mean, key_distance_max: packets from one keyframe to the next; None with a single keyframe.
-        reordered_share: share of packets shown before the one that is decoded before them (B-frames).
+        key_distance_mean, key_distance_max: mean and maximum number of packets from one keyframe to the next; None
+            with a single keyframe.
+        reordered_share: share of packets that are shown before the packet decoded just before them (B-frames).
         bits_per_second_std, bits_per_second_max: standard deviation and maximum of the bits shown in each full second;
             None for fewer than two full seconds.
     """
@@ -47,11 +48,11 @@ class PacketFacts:
 
 
 def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
-    """Compute the statistics of at least one packet.
+    """Return the statistics of the packets of a table.
 
     Args:
-        table: the packets.
-        time_base: seconds per unit of the packets' times; None if the times mean nothing.
+        table: at least one packet.
+        time_base: seconds per unit of the packets' times; None if the times are not meaningful, as for pictures.
     """
     low, median, high = np.percentile(table.num_bytes, (10, 50, 90)).tolist()
     of_keys, of_others = table.num_bytes[table.is_key], table.num_bytes[~table.is_key]
@@ -74,7 +75,7 @@ def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
 
 
 def _bits_of_whole_seconds(table: FrameTable, time_base: Fraction | None) -> Seconds:
-    """Return float64 (seconds,), the bits shown in each full second; empty without usable times.
+    """Return the number of bits shown in every full second, float64 (seconds,); empty without usable times.
 
     The last second is left out, because it is seldom full.
     """
@@ -119,7 +120,7 @@ class VideoProbe(PacketFacts):
 
 
 def probe_video(path: AnyPath) -> VideoProbe:
-    """Read all packets of ``path`` and decode its first frame, or all frames if packets do not identify them.
+    """Return facts about a video, from all packets and the first frame; decode all frames if packets are not enough.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
@@ -128,7 +129,7 @@ def probe_video(path: AnyPath) -> VideoProbe:
 
 
 def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]]) -> tuple[VideoProbe, list[Clip]]:
-    """Probe a video, and decode clips of it in the same pass.
+    """Return the facts of ``probe_video``, and clips that are decoded in the same pass.
 
     Args:
         path: a local file.
@@ -150,7 +151,7 @@ def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]
         container, codec, size_bytes = opened.container_name, opened.codec_name, opened.size_bytes
         has_audio = bool(opened.container.streams.audio)
         num_pictures = len(picture_names(path))
-        is_timed = not num_pictures and not container.endswith(("_pipe", "image2"))  # their demuxers make up a rate
+        is_timed = not num_pictures and not container.endswith(("_pipe", "image2"))  # their demuxers invent a rate
         time_base = opened.stream.time_base if is_timed else None
         rate = float(opened.stream.average_rate or 0) if is_timed else 0.0
         sink, seconds = (done := decode(opened, table, sink_of)).sink, done.seconds
@@ -181,7 +182,7 @@ def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]
 
 
 class _ProbeSink:
-    """Collects several clips of one video, and the facts of its first frame."""
+    """A sink that collects several clips of one video, and facts about its first frame."""
 
     def __init__(self, clips: Sequence[FrameSink]) -> None:
         self.clips = clips
@@ -189,7 +190,7 @@ class _ProbeSink:
         self.pixel_format, self.width, self.height, self.orientation = "", 0, 0, Orientation()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Offer the frame to every clip."""
+        """Pass the frame to every clip, and record facts if it is the first."""
         for clip in self.clips:
             clip.offer(place, frame)
         if place == 0:

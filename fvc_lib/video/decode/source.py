@@ -1,6 +1,6 @@
-"""Open a video safely: local files only, the best video stream, one decoder thread, one family of errors.
+"""Open a video safely: only local files, the best video stream, one decoder thread, and errors of type ``VideoError``.
 
-A folder of PNG or JPEG pictures is a video, too. Each picture is a frame; no rate is known.
+A folder of PNG or JPEG pictures is a video, too. Every picture is a frame; the frame rate is unknown.
 """
 
 import errno
@@ -27,7 +27,7 @@ from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import FvcError
 from fvc_lib.video.decode.file_parts import FilePart, parts_of, picture_names
 
-# ruff: noqa: N818 - the class says what the video is; "UnreadableVideoError" would say no more
+# ruff: noqa: N818 - the names describe the video; a suffix "Error" would add nothing
 
 
 class VideoError(FvcError):
@@ -46,14 +46,14 @@ class VideoError(FvcError):
     def __init__(self, path: Path, detail: str, remedy: str | None = None) -> None:
         self.path, self.detail = path, detail
         self.remedy = self.remedy if remedy is None else remedy
-        super().__init__(path, detail, remedy)  # pickling hands these to the copy
+        super().__init__(path, detail, remedy)  # pickle calls the constructor with these
 
     def __str__(self) -> str:
         return f"{str(self.path)!r}: {self.reason}: {self.detail}. {self.remedy}"
 
 
 class UnreadableVideo(VideoError):
-    """The file is missing, empty, not permitted to be read, no media file at all, or encrypted."""
+    """The file is missing, empty, encrypted or no media file, or the user may not read it."""
 
     remedy = "Fetch the file again and check that a player opens it."
 
@@ -66,7 +66,7 @@ class NoVideoStream(VideoError):
 
 
 class TruncatedVideo(VideoError):
-    """Frames that the container promises are missing."""
+    """Frames that the container lists are missing in the file."""
 
     reason = "truncated"
     remedy = "Fetch the file again, or leave it out."
@@ -80,34 +80,34 @@ class CorruptVideo(VideoError):
 
 
 class UnsupportedVideo(VideoError):
-    """The file may be fine, but it cannot be decoded or processed here."""
+    """The file may be intact, but this program cannot decode or process it."""
 
     reason = "unsupported"
     remedy = "Convert it, to H.264 in MP4 for instance, or leave it out."
 
 
 class RefusedVideo(VideoError):
-    """Decoding the file would need an absurd amount of memory."""
+    """Decoding the file would need too much memory."""
 
     reason = "refused"
     remedy = "Re-encode the file to a smaller frame, or leave it out."
 
 
 MAX_PIXELS = 100_000_000  # of a frame
-# Containers that are opened. ffmpeg would also open playlists, which fetch other files and addresses, and draw plain
-# text as a terminal. Sound is opened so that a sound file is called one.
+# Formats that ffmpeg may open. Playlists are excluded, because they load other files and addresses, and so is plain
+# text, which ffmpeg would draw. Sound formats are included so that the error for a sound file names the reason.
 _CONTAINERS = (
     "3gp,3g2,apng,asf,avi,av1,dv,flv,gif,h261,h263,h264,hevc,image2,ivf,jpeg_pipe,live_flv,m4a,m4v,matroska,mj2,"
     "mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,png_pipe,rm,vc1,vvc,webm,webp_pipe,wtv,yuv4mpegpipe,"
     "aac,ac3,aiff,amr,ape,au,caf,dts,eac3,flac,mp3,truehd,tta,w64,wav,wv"
 )
-HEAD_BYTES = 4096  # of a file, looked at before it is opened
-# Containers whose header states everything that the decoder has to know before the first packet.
+HEAD_BYTES = 4096  # first bytes of a file, by which its format is checked
+# Containers whose header has all information that the decoder needs before the first packet.
 _COMPLETE_HEADERS = re.compile(rb"....ftyp|\x1a\x45\xdf\xa3", re.DOTALL)
-# Makes the decoder raise on damage. Otherwise it guesses the lost pixels and puts out the guess as a frame.
+# With these options the decoder raises an error on damage. Otherwise it fills in lost pixels.
 STRICT = {"err_detect": "crccheck+buffer+explode"}
-# Codecs whose groups of pictures may be open: a decoder that starts at a keyframe then lacks references of the first
-# frames, and being strict would refuse good files. See ``VideoSource.be_strict``.
+# Codecs whose groups of pictures may be open: frames after a keyframe may refer to frames before it. A strict decoder
+# that starts at such a keyframe would raise an error for intact files. See ``VideoSource.be_strict``.
 _OPEN_GROUPS = frozenset({"h264", "hevc", "vvc"})
 # A protected sample entry of MP4: the box "sinf" begins with the box "frma" (ISO/IEC 14496-12, 8.12). ffmpeg decodes
 # its frames without an error, into noise.
@@ -116,7 +116,7 @@ _MAX_INDEX_BYTES = 1 << 28
 _MAX_BYTES_OF_PICTURES = 1 << 30  # they are read into memory
 _PICTURE_ENDS = {b"\x89P": b"IEND\xaeB`\x82", b"\xff\xd8": b"\xff\xd9"}  # of PNG and JPEG, by their first bytes
 _FETCH = "Fetch the file again."
-# What a file is that is no video, by its first bytes: pattern, description, remedy.
+# Files that are no videos: pattern of the first bytes, description, remedy.
 _IMPOSTORS = tuple(
     (re.compile(pattern, re.DOTALL | re.IGNORECASE), what, remedy)
     for pattern, what, remedy in (
@@ -132,17 +132,17 @@ _IMPOSTORS = tuple(
 
 
 def impostor(head: bytes) -> tuple[str, str] | None:
-    """Recognise a file that is no video, such as a web page, by its first bytes.
+    """Return what a file is that is no video, such as a web page, by its first bytes.
 
     Returns:
-        A description of the file and a remedy; None if the bytes are not known to be something else than a video.
+        A description of the file and a remedy; None if the file may be a video.
     """
     return next(((what, remedy) for pattern, what, remedy in _IMPOSTORS if pattern.match(head)), None)
 
 
 @dataclass(frozen=True)
 class VideoSource:
-    """An open container and the stream to decode. Only valid inside ``open_video``."""
+    """An open container and its video stream; only valid inside the ``with`` block of ``open_video``."""
 
     path: Path
     container: InputContainer
@@ -152,18 +152,19 @@ class VideoSource:
 
     @property
     def container_name(self) -> str:
-        """Short name of the container as ffmpeg gives it, e.g. ``mov``, ``matroska``, ``mpegts``."""
+        """Return ffmpeg's short name of the container, such as ``mov``, ``matroska`` or ``mpegts``."""
         return self.container.format.name.split(",")[0]
 
     @property
     def codec_name(self) -> str:
-        """Name of the compression format (``av1``), not of the decoder (``libdav1d``)."""
+        """Return the name of the compression format (``av1``), not of the decoder (``libdav1d``)."""
         return str(self.stream.codec_context.codec.canonical_name)
 
     def packets(self) -> "Iterator[Packet[VideoStream]]":
-        """Yield the packets of the stream from the container's position on; the last, empty one flushes the decoder.
+        """Yield the packets of the stream, from the current position in the container on.
 
-        Other empty packets, by which QuickTime repeats a frame, are left out: the decoder would end at them.
+        The last packet is empty and flushes the decoder. Other empty packets, with which QuickTime repeats a frame, are
+        left out, because the decoder would end at them.
         """
         # A stream of FLV, MPEG-PS or MPEG-TS may begin in mid-file. PyAV raises IndexError on its first packet only.
         while True:
@@ -176,30 +177,31 @@ class VideoSource:
                 continue
 
     def be_strict(self) -> None:
-        """Have the decoder raise on damage instead of guessing, also for codecs with open groups of pictures.
+        """Make the decoder raise an error on damage, instead of filling in lost pixels.
 
-        Call it before the first decode, and only if all frames that others refer to are going to be decoded. Damage
-        that looks like valid data is not noticed. In VP8 and VP9 all damage looks so.
+        Call it before the first decode, and only if all frames that others refer to are going to be decoded. Damage is
+        not detected if the data are still valid, as is always the case in VP8 and VP9.
         """
         self.stream.codec_context.options = {**self.stream.codec_context.options, **STRICT}
 
     @property
     def sample_aspect_ratio(self) -> Fraction | None:
-        """Width of a pixel divided by its height; None if unknown.
+        """Return the width of a pixel divided by its height; None if unknown.
 
-        The container's value is preferred. The bitstream's value is known after the first frame only.
+        The container's value is preferred. The bitstream's value is known only after the first frame.
         """
         return self.stream.sample_aspect_ratio or self.stream.codec_context.sample_aspect_ratio
 
 
 @contextmanager
 def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource]:
-    """Open ``path`` and choose its best video stream; close the container in any case.
+    """Open ``path`` and yield its best video stream; the container is closed at the end of the ``with`` block.
 
     Args:
         path: a local file, a member of a tar, or a folder of pictures.
-        thorough: let ffmpeg decode the first frames to learn the rate and how far frames are reordered. Without it MP4
-            and Matroska open 5 to 50 times as fast, and facts of the bitstream are known after the first frame only.
+        thorough: whether ffmpeg decodes the first frames, to find the frame rate and the reordering of frames. If
+            False, MP4 and Matroska open 5 to 50 times as fast, but facts that only the bitstream states, such as
+            the pixel format, are known only after the first frame.
 
     Raises:
         VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.
@@ -228,7 +230,7 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
         if "enc_key_id" in stream.metadata or (is_mp4 and part and _PROTECTED.search(_index_of_mp4(part))):
             raise UnreadableVideo(path, "its frames are encrypted", "Get an unprotected copy, or leave the file out.")
         promised = len(stream.index_entries)
-        if promised > size_bytes:  # two forged numbers would keep a reader busy for hours
+        if promised > size_bytes:  # with forged numbers reading would take hours
             raise CorruptVideo(path, f"its index promises {promised:,} frames in {size_bytes:,} bytes")
         for other in container.streams:
             if other.index != stream.index:
@@ -242,10 +244,10 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
 
 
 def check_size(path: Path, width: int, height: int) -> None:
-    """Refuse frames of more than ``MAX_PIXELS`` pixels, one of which would need gigabytes.
+    """Raise an error for frames that would need gigabytes of memory.
 
     Raises:
-        RefusedVideo: names the size and the limit.
+        RefusedVideo: the frames have more than ``MAX_PIXELS`` pixels.
     """
     if width * height > MAX_PIXELS:
         raise RefusedVideo(path, f"frames of {width} x {height} pixels, the limit is {MAX_PIXELS:,} pixels")
@@ -253,10 +255,10 @@ def check_size(path: Path, width: int, height: int) -> None:
 
 @contextmanager
 def ffmpeg_errors(path: Path, kind: type[VideoError]) -> Iterator[None]:
-    """Raise ``kind`` for an error of ffmpeg and ``RefusedVideo`` for too little memory; let other errors pass."""
+    """Turn an error of ffmpeg into ``kind``, and ``MemoryError`` into ``RefusedVideo``; let other errors pass."""
     try:
         yield
-    except MemoryError as error:  # ffmpeg's, or numpy's for a frame that ffmpeg could make
+    except MemoryError as error:  # raised by ffmpeg, or by numpy for a frame that ffmpeg has decoded
         raise RefusedVideo(path, "its frames need more memory than can be had") from error
     except av.error.FFmpegError as error:
         raise kind(path, system_reason(error).rstrip(".")) from error
@@ -268,13 +270,14 @@ def system_reason(error: Exception) -> str:
 
 
 def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
-    """Return (content, part, size in bytes).
+    """Return a tuple: bytes of the video, the part of a file that holds it, and its size in bytes.
 
-    For a file the content is its first ``HEAD_BYTES``. For a folder of pictures it is all pictures joined, and the part
-    is None.
+    For a file the bytes are its first ``HEAD_BYTES``. For a folder of pictures they are the joined contents of all
+    pictures, and the part is None.
 
     Raises:
-        VideoError: the path cannot be read, a picture is damaged, or pictures are too large or PNG and JPEG are mixed.
+        VideoError: the path cannot be read, a picture is damaged, the pictures are too large together, or the folder
+            has both PNG and JPEG pictures.
     """
     try:
         names, parts = picture_names(path), parts_of(path)
@@ -290,7 +293,7 @@ def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
         raise UnreadableVideo(path, system_reason(error), remedy) from error
     for name, content in zip(names, contents, strict=True):
         end = _PICTURE_ENDS.get(content[:2])
-        if end is None or not content.rstrip(b"\0").endswith(end):  # behind a cut picture the next would be lost
+        if end is None or not content.rstrip(b"\0").endswith(end):  # else ffmpeg loses the next picture
             detail = f"{name}: no PNG or JPEG picture, or not all of it"
             raise CorruptVideo(path, detail, "Unpack the folder again, or leave it out.")
     if len({content[:2] for content in contents}) > 1:
@@ -299,10 +302,10 @@ def _content(path: Path) -> tuple[bytes, FilePart | None, int]:
 
 
 def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool) -> InputContainer:
-    """Open the container without choosing a stream; raise as ``open_video``."""
+    """Return the opened container. Arguments are those of ``open_video`` and results of ``_content``."""
     options = {"protocol_whitelist": "file,subfile", "format_whitelist": _CONTAINERS}
     if not thorough and _COMPLETE_HEADERS.match(content):
-        options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
+        options["codec_whitelist"] = "none"  # otherwise ffmpeg decodes frames while it opens a file
     try:
         with ffmpeg_errors(path, UnreadableVideo):
             file = part.url if part else io.BytesIO(content)
@@ -321,8 +324,8 @@ def _container(path: Path, content: bytes, part: FilePart | None, thorough: bool
 def _best_track(container: InputContainer) -> int:
     """Return the index of the video track to decode.
 
-    ffmpeg's choice is taken, unless it is a cover or a still picture. Then the track with the widest frames is taken,
-    among those with more than one frame if there are any.
+    This is ffmpeg's choice, unless that is a cover or a still picture. Otherwise it is the track with the widest
+    frames, among the tracks with more than one frame if there are any.
     """
     best, num_packets = container.streams.best("video"), Counter[int]()
     with suppress(av.error.FFmpegError, IndexError):  # damage is found when the track is read
@@ -342,9 +345,9 @@ def _best_track(container: InputContainer) -> int:
 
 
 def _index_of_mp4(part: FilePart) -> bytes:
-    """Return the top-level box ``moov`` of an MP4; empty if it is missing or the size of a box is impossible.
+    """Return the content of the top-level box ``moov`` of an MP4; empty if it is missing or a size is invalid.
 
-    Other boxes are not read, so that a file may be larger than the memory.
+    Other boxes are skipped, so the file may be larger than the memory.
     """
     place, end = part.start, part.start + part.size_bytes
     with part.path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Decode a still picture to upright RGB; an incomplete or damaged picture is an error."""
+"""Decode a still picture to upright RGB, and raise an error if it is incomplete or damaged."""
 
 import functools
 import hashlib
@@ -22,9 +22,9 @@ from fvc_lib.video.decode.source import STRICT, system_reason
 
 Picture = npt.NDArray[np.uint8]  # (H, W, 3), RGB
 
-MAX_PIXELS = 80_000_000  # below 89 million, from which on Pillow itself warns
+MAX_PIXELS = 80_000_000  # less than 89 million, above which Pillow warns
 MAX_FILE_BYTES = 1 << 28
-# Pillow opens others, too: EPS would start Ghostscript, and some are drawings or documents.
+# Pillow can open more formats, but EPS would start Ghostscript, and others are drawings or documents.
 _FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 _REMEDIES = {
     "unreadable": "Restore the file, or the right to read it.",
@@ -40,14 +40,14 @@ class StillImageError(FvcError):
 
     Attributes:
         path: the file.
-        reason: ``unreadable``, ``no_image``, ``truncated``, ``corrupt`` or ``refused`` (too large, or no colours).
+        reason: ``unreadable``, ``no_image``, ``truncated``, ``corrupt`` or ``refused`` (too large, or 32-bit pixels).
         detail: what exactly is wrong.
         remedy: what usually helps.
     """
 
     def __init__(self, path: Path, reason: str, detail: str) -> None:
         self.path, self.reason, self.detail, self.remedy = path, reason, detail, _REMEDIES[reason]
-        super().__init__(path, reason, detail)  # pickling hands these to the copy
+        super().__init__(path, reason, detail)  # pickle calls the constructor with these
 
     def __str__(self) -> str:
         return f"{str(self.path)!r}: {self.reason}: {self.detail}. {self.remedy}"
@@ -55,7 +55,7 @@ class StillImageError(FvcError):
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Width and height of the upright picture in pixels, and size and SHA-256 of its file."""
+    """Facts about a picture: width and height in pixels when upright, and size and SHA-256 of the file."""
 
     width: int
     height: int
@@ -64,15 +64,16 @@ class ImageFacts:
 
 
 def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
-    """Return the picture in ``path``, turned as its EXIF orientation says.
+    """Return the picture in ``path``, turned by its EXIF orientation.
 
-    Grey, palette and CMYK colours become RGB, transparent parts become white, and 16 bits become 8. Of an animation the
-    first frame is taken. Colour profiles are not applied. An orientation that cannot be read is ignored.
+    Grey, palette and CMYK colours become RGB, transparent parts become white, and 16 bits per channel become 8. For an
+    animation, the first frame is returned. Colour profiles are not applied. An orientation that cannot be read is
+    ignored.
 
     Args:
-        path: any regular file, whatever its extension says.
-        shortest_side: pixels that are enough. To save time, a JPEG is decoded to 1/2, 1/4 or 1/8 of its size as long as
-            no side gets shorter than this. None: decode at full size.
+        path: a regular file with any extension.
+        shortest_side: least length of a side in pixels. To save time, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size
+            if no side gets shorter than this. None: full size.
 
     Returns:
         uint8 (H, W, 3), contiguous and writable.
@@ -87,17 +88,18 @@ def decode_image(path: AnyPath, *, shortest_side: int | None = None) -> Picture:
 
 
 def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts, Picture]:
-    """Decode the picture in ``path`` as ``decode_image`` does, and check for damage that Pillow ignores.
+    """Return facts and a reduced picture, after checking also for damage that Pillow ignores.
 
     Args:
         path: as for ``decode_image``.
-        shortest_side: pixels; the picture is reduced by the largest whole factor that leaves no side shorter.
+        shortest_side: least length of a side in pixels; the picture is reduced by the largest whole factor that
+            leaves no side shorter.
 
     Returns:
         Facts about the full picture, and the reduced picture, uint8 (H, W, 3).
 
     Raises:
-        StillImageError: as ``decode_image``; also where a JPEG decodes but its coded data are damaged.
+        StillImageError: as for ``decode_image``, or Pillow decodes a JPEG though its coded data are damaged.
     """
     path = Path(path)
     content = _read(path)
@@ -118,8 +120,8 @@ def write_picture(item: dict[str, Any]) -> dict[str, str]:
         item: ``source`` and ``target`` (paths), and ``shortest_side`` as for ``decode_image``.
 
     Returns:
-        ``content_sha256``, the hash of the file; its pixels, uint8 (H, W, 3), are in the NumPy file ``target`` then. On
-        failure ``image_error``, the message of the ``StillImageError``.
+        A mapping with ``content_sha256``, the hash of the file; the pixels, uint8 (H, W, 3), are then in the NumPy file
+        ``target``. On failure, a mapping with ``image_error``, the message of the ``StillImageError``.
     """
     try:
         facts, _ = examine_image(item["source"])
@@ -156,7 +158,7 @@ def _load(path: Path, content: bytes, shortest_side: int | None) -> tuple[Image.
             image.draft(image.mode, (shortest_side, shortest_side))
         image.load()
     stored = image.size
-    with suppress(Exception):  # an EXIF block that cannot be read does not cost the picture
+    with suppress(Exception):  # an EXIF block that cannot be read is ignored
         ImageOps.exif_transpose(image, in_place=True)
     return image, size if image.size == stored else size[::-1]
 
@@ -169,10 +171,10 @@ def _formats() -> tuple[str, ...]:
 
 
 def _check_jpeg(path: Path, content: bytes) -> None:
-    """Refuse a JPEG whose entropy-coded data are damaged, as far as ffmpeg's decoder notices.
+    """Raise an error for a JPEG whose entropy-coded data are damaged, as far as ffmpeg's decoder detects it.
 
-    Pillow fills lost data with grey. ffmpeg notices if too few or too many data are left at the end, but not every
-    changed bit. Kinds of JPEG that ffmpeg does not support (arithmetic coding, 12 bits) are accepted unchecked.
+    Pillow fills lost data with grey. ffmpeg detects missing data and excess data at the end, but not every changed bit.
+    Kinds of JPEG that ffmpeg does not support (arithmetic coding, 12 bits) are not checked.
 
     Raises:
         StillImageError: the data are damaged.
@@ -201,7 +203,7 @@ def _to_rgb(path: Path, image: Image.Image) -> Image.Image:
 
 @contextmanager
 def _pillow_errors(path: Path) -> Iterator[None]:
-    """Turn errors of Pillow into ``StillImageError``; on damage its readers raise almost any exception."""
+    """Turn all errors into ``StillImageError``, because Pillow raises almost any exception for a damaged file."""
     try:
         yield
     except StillImageError:

@@ -1,13 +1,13 @@
-"""Decode the clips of a view, which says which frames and which part of the picture to show.
+"""Decode clips of a video according to a view, the rule that selects the frames and the part of the picture.
 
-A view may ask for windows of neighbouring frames, several clips per video, and crops. ``clip.decode_clip`` decodes the
-plain view: whole pictures, spread over the video.
+A view may take clips of neighbouring frames, several clips per video, and crops. ``clip.decode_clip`` decodes the plain
+view: whole pictures, spread over the video.
 
-``decode_windows`` decodes overlapping clips (windows) along a whole video, to score every part of it. Every window
-begins in the middle of the window before. If the clips of the view consist of neighbouring frames (``window:STRIDE``),
-so do the windows. If they are spread over the video (``uniform``), the frames of a window are spread over about
-``STRETCH_SECONDS``. In a video that is too long for ``MOST_WINDOWS``, uniform windows get longer, and windows of
-neighbouring frames leave gaps.
+``decode_windows`` also decodes windows: overlapping clips along a whole video, with which every part of it is scored.
+Every window begins in the middle of the window before. If the view's clips consist of neighbouring frames
+(``window:STRIDE``), so do the windows. If the view's clips are spread over the video (``uniform``), the frames of a
+window are spread over about ``STRETCH_SECONDS``. There are at most ``MOST_WINDOWS`` windows. In longer videos, uniform
+windows get longer, and windows of neighbouring frames leave gaps.
 """
 
 import math
@@ -33,13 +33,13 @@ from fvc_lib.video.decode.source import VideoSource, open_video
 Boxes = npt.NDArray[np.floating]  # (T, 4): left, top, width and height in pixels
 
 NOT_FOUND = "nothing found to crop to: the middle of the picture"
-_MOST_ASPECT = 4  # a longer picture gets black bars, so that the square it is decoded into stays small
-# Frames that a crop is searched in have at most this side and these bytes together.
+_MOST_ASPECT = 4  # longest side over shortest; a longer picture gets black bars, to limit the square it is decoded into
+# Limits of the frames in which a crop is searched: side in pixels, and bytes of all frames together.
 _CROP_SIDE, _CROP_BYTES = 1280, 256 << 20
 
 
 class CropError(FvcError):
-    """The function that finds a crop fails, or returns no box."""
+    """The function that finds a crop raises an error, or returns an invalid box."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SeenClip:
         num_source_frames: number of frames of the whole video.
         first_frame, middle_frame, last_frame: frame indices in presentation order.
         stride: distance in frames from one frame of the clip to the next; 0: frames are spread over the video.
-        num_repeated: number of frames that repeat the frame before, because the video is too short.
+        num_repeated: number of frames that repeat the previous frame, because the video is too short.
         left, top, width, height: the visible part of the middle frame, as shares of the upright picture's sides.
         note: how the clip differs from the requested view; empty if it does not.
     """
@@ -71,16 +71,16 @@ class SeenClip:
 
 
 def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """Decode the clips of a video.
+    """Decode the clips of a video that ``view`` selects.
 
     Args:
         path: a local file.
-        num_frames: T, of one clip.
-        side: S, of a square frame in pixels.
-        view: which frames, how many clips (N), and which part of the picture.
+        num_frames: T, number of frames of one clip.
+        side: S, side of the square frames in pixels.
+        view: selects the frames, the number of clips (N), and the part of the picture.
 
     Returns:
-        uint8 (N T, 3, S, S), the clips one after the other, and one ``SeenClip`` per clip.
+        The frames of all clips, concatenated, uint8 (N T, 3, S, S), and one ``SeenClip`` per clip.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
@@ -91,7 +91,7 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
 
 
 def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
-    """Return the arguments ``places_of`` and ``size`` with which ``decode_places`` decodes the frames for ``seen_of``.
+    """Return the arguments ``places_of`` and ``size`` for ``decode_places``, whose result ``seen_of`` takes.
 
     Arguments and errors are those of ``decode_view``.
     """
@@ -103,7 +103,7 @@ def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[Place
 
 
 def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """Return the result of ``decode_view`` from ``decoded``, the frames that ``wanted_of`` asks for.
+    """Return the result of ``decode_view``, given ``decoded``, all frames that the clips need (``wanted_of``).
 
     Raises:
         CropError: the crop fails.
@@ -129,11 +129,11 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
 
 
 def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[IntArray, int]:
-    """Return the frames of the N clips of a video, and their stride.
+    """Return the frame indices of the N clips of a video, and their stride.
 
-    Windows are spread evenly from the video's first frame to its last; a single window is in the middle. For a video
-    that is too short the stride is reduced. If it still has too few frames, its last frame is repeated. Several uniform
-    clips are interleaved.
+    With a stride, clips are spread evenly from the video's first frame to its last; a single clip is in the middle. If
+    the video is too short, the stride is reduced. If it still has too few frames, its last frame is repeated. Without a
+    stride, the frames of every clip are spread over the video, and several clips are interleaved.
 
     Returns:
         int64 (N, T), frame indices in presentation order, and the stride in frames; 0 for clips spread over the video.
@@ -150,7 +150,8 @@ def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[In
 def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
     """Return the side in pixels of the square that frames are letterboxed to when they are decoded.
 
-    A part of this square is cut out and resized later. Without a crop or cut it is ``side``.
+    For a view with a crop or a fit other than letterbox, the visible part is cut out of this square later. For other
+    views the result is ``side``.
     """
     if not view.crop and view.fit == "letterbox":
         return side
@@ -165,16 +166,16 @@ def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
 
 
 def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, bool]:
-    """Cut the part that ``view`` shows out of the pictures of a clip.
+    """Return the part of a clip's pictures that ``view`` selects.
 
     Args:
-        view: a view with a crop, or with another fit than letterbox.
+        view: a view with a crop, or with a fit other than letterbox.
         pictures: uint8 (T, 3, H, W), without black bars, as decoded at ``decoded_side``.
         side: S, side of the result in pixels.
 
     Returns:
-        The frames, uint8 (T, 3, S, S); the boxes (T, 4) that were cut out, in pixels; and False if the crop found
-        nothing, so that the middle is shown.
+        The frames, uint8 (T, 3, S, S). The boxes that were cut out, float (T, 4): left, top, width and height in
+        pixels. Whether the crop found something; if False, the frames show the middle of the picture.
 
     Raises:
         CropError: the crop fails.
@@ -194,20 +195,20 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
 
 
 def centre_boxes(num_frames: int, height: int, width: int) -> Boxes:
-    """Return (T, 4), the largest centred square of a frame, repeated for every frame."""
+    """Return the largest centred square of a frame, once per frame: float (T, 4) of left, top, width and height."""
     side = min(height, width)
     return np.tile(np.array([(width - side) / 2, (height - side) / 2, side, side]), (num_frames, 1))
 
 
 def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
-    """Return (T, 4), the squares that the crop of ``view`` finds, with its margin; None if it finds nothing.
+    """Return the squares that the crop of ``view`` finds, with the view's margin, (T, 4); None if it finds nothing.
 
     Args:
         view: a view with a crop.
         pictures: uint8 (T, 3, H, W).
 
     Raises:
-        CropError: the user's function fails, or returns no box.
+        CropError: the crop's function raises an error, or returns an invalid box.
     """
     try:
         found: Any = CROPS.get(view.crop).find(np.ascontiguousarray(pictures.transpose(0, 2, 3, 1)))
@@ -224,10 +225,10 @@ def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
 
 
 def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
-    """Turn boxes into squares with a margin that lie inside the picture.
+    """Return squares around boxes, with a margin, that lie inside the picture, (T, 4).
 
-    A square has the centre of its box, and ``1 + margin`` times its longer side. Squares that leave the picture are
-    moved into it; squares larger than the picture are shrunk.
+    A square has the centre of its box; its side is ``1 + margin`` times the longer side of the box. Squares larger than
+    the picture are shrunk. Squares that reach beyond the picture are moved into it.
 
     Args:
         boxes: (T, 4), left, top, width and height in pixels.
@@ -256,15 +257,15 @@ def cut_out(picture: Pixels, box: Boxes, side: int) -> Pixels:
 
 STRETCH_SECONDS = 0.5
 MOST_WINDOWS = 200
-MOST_BYTES = 512 << 20  # of all windows' frames together, on the disk
+MOST_BYTES = 512 << 20  # largest size of the frames of all windows together, on the disk
 
-# Takes the number of a stored frame and its pixels, uint8 (3, S, S).
+# Function that stores a frame; it takes the index of the stored frame and its pixels, uint8 (3, S, S).
 StoreFrame = Callable[[int, Pixels], None]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The N clips of a video as the view takes them, then its windows: M rows of T frames in all.
+    """The frames to decode for one video: M rows of T frames. The first N rows are the view's clips, then windows.
 
     Attributes:
         num_source_frames: number of frames of the video.
@@ -272,9 +273,9 @@ class Windows:
         stored: int64 (M, T), indices of the stored frames, as ``StoreFrame`` receives them.
         num_clips: N.
         begins: float64 (M,), start of the first frame of every row, in seconds after the video's first frame.
-        ends: float64 (M,), end of the last frame of every row, likewise.
-        seconds: duration of the whole video.
-        content: left, top, width and height in pixels of the picture in a stored frame; around it are black bars.
+        ends: float64 (M,), end of the last frame of every row, in seconds after the video's first frame.
+        seconds: duration of the whole video in seconds.
+        content: left, top, width and height in pixels of the picture in a stored frame; the rest is black.
     """
 
     num_source_frames: int
@@ -288,13 +289,13 @@ class Windows:
 
 
 def window_places(view: View, num_frames: int, num_source_frames: int, seconds: float, side: int) -> IntArray:
-    """Return int64 (W, T), the frame indices of the windows in presentation order.
+    """Return the frame indices of the W windows of a video, int64 (W, T), in presentation order.
 
     Args:
-        view: decides between windows of neighbouring frames and spread ones.
-        num_frames: T.
+        view: its stride determines whether windows have neighbouring frames or spread ones.
+        num_frames: T, number of frames of a window.
         num_source_frames: number of frames of the video.
-        seconds: duration of the video.
+        seconds: duration of the video in seconds.
         side: side of a stored frame in pixels; larger frames allow fewer windows (``MOST_BYTES``).
     """
     n, half = num_source_frames, max(1, num_frames // 2)
@@ -304,7 +305,7 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
         begins = max(0, n - 1 - (num_frames - 1) * stride)
         return clip_places(replace(view, clips=min(most, -(-begins // (half * stride)) + 1)), num_frames, n)[0]
     rate = n / seconds if seconds > 0 else 0.0
-    gap = max(1.0, rate * STRETCH_SECONDS / num_frames)  # frames from one to the next
+    gap = max(1.0, rate * STRETCH_SECONDS / num_frames)  # frames of the video from one frame of a window to the next
     wanted = round(((n - 1) / gap - (num_frames - 1)) / half) + 1
     number = max(1, min(most, wanted, (n - num_frames) // half + 1))
     grid = uniform_places(n, (number - 1) * half + num_frames)
@@ -314,8 +315,9 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
 def decode_windows(path: Path, num_frames: int, side: int, view: View, store: StoreFrame) -> Windows:
     """Decode a whole video, and pass the frames of its clips and windows to ``store``, in any order.
 
-    The pixels equal those of ``clip.decode_clip`` and ``decode_view`` for the same frame indices. If a first
-    attempt at decoding fails, frames are passed again.
+    Returns the ``Windows``, which relate clips and windows to stored frames. The pixels equal those of
+    ``clip.decode_clip`` and ``decode_view`` for the same frame indices. If a first attempt at decoding fails, frames
+    are passed again.
 
     Raises:
         VideoError: the file is unreadable, truncated or corrupt, or its frames are not decoded in presentation order.
@@ -324,7 +326,7 @@ def decode_windows(path: Path, num_frames: int, side: int, view: View, store: St
     of_side = decoded_side(path, num_frames, side, view)
 
     def sink_of(opened: VideoSource, _: int, seconds: Seconds | None) -> _WindowSink:
-        assert seconds is not None  # known before, in order
+        assert seconds is not None  # ``decode`` passes the times if ``in_order``
         return _WindowSink(opened, _planned(view, num_frames, side, seconds), view, (of_side, side), store)
 
     with open_video(path) as opened:  # a second attempt stores all frames again
@@ -338,23 +340,24 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
     seconds = float(from_begin[-1]) + frame_seconds
     clips = clip_places(view, num_frames, n)[0]
     places = np.concatenate([clips, window_places(view, num_frames, n, seconds, side)])
-    # Windows share frames, but each is cropped by itself.
+    # Windows share frames; but with a crop every window has its own, since crops differ.
     stored = np.arange(places.size).reshape(places.shape) if view.crop else np.searchsorted(np.unique(places), places)
     ends = np.append(from_begin, seconds)[places[:, -1] + 1]
     return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds, (0, 0, side, side))
 
 
 class _WindowSink:
-    """Receives wanted frames in presentation order and stores them.
+    """A sink that receives wanted frames in presentation order, and stores them.
 
-    With a crop, frames are held until their window is complete, because the crop sees a whole window.
+    With a crop, frames stay in memory until their window is complete, because a crop is computed from all frames of a
+    window.
 
     Args:
         opened: the video.
         windows: the wanted frames.
         view: the view of the run.
-        sides: side in pixels of frames as they are decoded, and as they are stored.
-        store: is called with every finished frame.
+        sides: sides in pixels of decoded frames, and of stored frames.
+        store: called with every frame to store.
     """
 
     def __init__(
@@ -368,12 +371,12 @@ class _WindowSink:
         self._held: dict[int, Pixels] = {}
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Take a frame as ``plan.Sink`` describes."""
+        """Receive a frame, as ``plan.Sink`` describes."""
         self._converter.observe(frame)
         if place is None or place not in self.wanted:
             return
         self.wanted.discard(place)
-        if not self._box.width:  # the container may not know the aspect ratio before
+        if not self._box.width:  # the aspect ratio may be unknown before the first frame
             self._converter.sample_aspect_ratio = self._opened.sample_aspect_ratio
             self._box = box = self._converter.content_box(frame)
             if not self._view.crop and self._view.fit == "letterbox":
@@ -388,7 +391,7 @@ class _WindowSink:
         self._store(int(np.searchsorted(self._places, place)), picture)
 
     def _crop_windows(self, place: int, picture: Pixels) -> None:
-        """Store the windows that ``picture`` completes."""
+        """Store all windows whose last frame is ``picture``; forget frames that no later window needs."""
         self._held[place] = picture
         places = self.windows.places
         for number in np.flatnonzero(places[:, -1] == place):
