@@ -92,7 +92,7 @@ verdicts: $(STAMP)  ## Show a page on which anybody drops videos and reads verdi
 audit: $(STAMP)  ## Audit a table of anyone's scores: make audit SCORES=scores.csv
 	$(RUN) run_notebooks.py audit $(SCORES)
 
-doctor: $(STAMP)  ## Check Python, torch, disk, memory, SLURM and installed versions, and say what to do
+doctor: $(STAMP)  ## Check packages, torch, disks and memory, and say what to do
 	$(RUN) run_notebooks.py doctor
 
 test: $(STAMP)  ## Run the tests; WORKERS=n at once, else two more than cores

@@ -34,11 +34,9 @@ def test_a_new_run_has_the_ranks_that_the_gpus_allow(tmp_path):
     assert RunCommand(NOTEBOOKS, RunOptions(), given(tmp_path)).config.num_ranks == 1
 
 
-def test_a_submitted_run_has_the_ranks_that_a_node_of_the_site_has_gpus_for(tmp_path, monkeypatch):
-    site = tmp_path / "site.conf"
-    site.write_text("GPUS=1\nRANKS_PER_NODE=6\n")
-    monkeypatch.setenv("FVC_SITE", str(site))
-    assert RunCommand(NOTEBOOKS, RunOptions(executor="slurm"), given(tmp_path, AUTO)).config.num_ranks == 6
+def test_a_submitted_run_needs_a_number_of_ranks(tmp_path):
+    with pytest.raises(UsageError, match="num_ranks NUMBER"):
+        RunCommand(NOTEBOOKS, RunOptions(executor="slurm"), given(tmp_path, AUTO))
 
 
 def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_gpus_and_a_fork_does_not(tmp_path, monkeypatch):

@@ -87,12 +87,8 @@ def _files(folder: Path) -> Iterator[Path]:
     help="Only what was last used or finished at least this many days ago.",
 )  # fmt: skip
 @click.option("--models", is_flag=True, help="Also delete the trained weights of finished runs: a clean start.")
-@click.option("--experiment", help="Only runs of this experiment, and no caches.")
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Cache folder, where it is not the default.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def clean(
-    yes: bool, days: float, models: bool, experiment: str | None, cache_dir: Path | None, runs_dir: Path | None
-) -> None:
+def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
     """Show what can be freed, by run and cache; delete it with --yes.
 
     Caches: clips, re-encoded videos, features and measurements; they stay while a run is at work or waits. Of finished
@@ -105,17 +101,14 @@ def clean(
     python run_notebooks.py clean --models --days 0      weights of all finished runs as well
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     config = resolve_config()
-    runs_folder, cache = runs_dir or Path(config.runs_dir), cache_dir or Path(config.cache_dir)
     if runs_dir is not None and not runs_dir.is_dir():  # else the cache would look as if no run used it
         raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
-    runs = [run for run in list_runs(runs_folder) if not (run.root.is_symlink() or run.root.parent.is_symlink())]
-    chosen = [run for run in runs if experiment in (None, run.experiment)]
-    if experiment is not None and not chosen:
-        raise UsageError(f"{runs_folder} has no runs of experiment {experiment!r}.")
+    found = list_runs(runs_dir or config.runs_dir)
+    runs = [run for run in found if not (run.root.is_symlink() or run.root.parent.is_symlink())]
     before, freed = time.time() - days * 86400, 0
-    parts = [part for run in chosen for part in parts_of_run(run, before, models=models)]
-    if experiment is None and not any(map(_lives, runs)):  # a run at work needs the cache
-        parts += parts_of_cache(cache, before)
+    parts = [part for run in runs for part in parts_of_run(run, before, models=models)]
+    if not any(map(_lives, runs)):  # a run at work needs the cache
+        parts += parts_of_cache(Path(config.cache_dir), before)
     for path, what, size, delete in parts:
         click.echo(f"{size / 1e6:10,.1f} MB  {path}: {what}")
         try:

@@ -8,7 +8,7 @@ import click
 
 from fvc_lib.command_line.verdicts.predictions import PAGE
 from fvc_lib.execution.run.session import read_progress
-from fvc_lib.execution.run.shards import recorded_shards, shards_line
+from fvc_lib.execution.run.shards import shards_line
 from fvc_lib.execution.run.status import status_now
 from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
@@ -33,11 +33,11 @@ _RUNS_DIR = click.option(
 @click.argument("run", default="latest")
 @_RUNS_DIR
 def status(run: str, runs_dir: Path | None) -> None:
-    """Show how far RUN is: 'latest', a run id, a part of one, a run folder, or the --out of a predict with shards."""
+    """Show how far RUN is: 'latest', a run id, a part of one, a run folder, or the --out of a submitted predict."""
     from fvc_lib.analysis.read.runs import run_labels  # polars takes a second to load
 
     folder = RunPaths(Path(run).expanduser().absolute())
-    if not folder.run_json.is_file() and (submitted_jobs(folder) or recorded_shards(folder)):
+    if not folder.run_json.is_file() and submitted_jobs(folder):
         is_done = any((folder.root / last).is_file() for last in ("answer.txt", PAGE))
         click.echo(f"{folder.root}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
         _show_jobs(folder)
@@ -61,10 +61,10 @@ def status(run: str, runs_dir: Path | None) -> None:
 
 
 def _show_jobs(paths: RunPaths) -> list[JobState]:
-    """Print the progress of the shards and the submitted jobs that SLURM's queue still lists; return these jobs."""
-    submitted = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
-    for name, of in (recorded_shards(paths) | submitted).items():
-        click.echo(f"  {shards_line(paths, name, of)}")
+    """Print the progress of submitted shards, and the submitted jobs that the queue still lists; return these jobs."""
+    shards = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
+    for name, number in shards.items():
+        click.echo(f"  {shards_line(paths, name, number)}")
     jobs = job_states(paths)
     for job in jobs:
         click.echo(f"  {job}")
@@ -150,7 +150,7 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
 @click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
 @click.pass_context
 def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
-    """Check packages, torch and its devices, disks, memory and SLURM.
+    """Check packages, torch and its devices, disks and memory.
 
     Takes a few seconds and changes nothing. Below each problem stands its remedy. Exit code 1 if a run would fail.
     """

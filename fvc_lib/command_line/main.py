@@ -118,8 +118,6 @@ class Commands(click.Group):
             except OSError as error:
                 remedy = _FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else _WRITABLE
                 click.echo(f"error: {error.filename or 'a file'}: {error.strerror}. {remedy}", err=True)
-                for note in getattr(error, "__notes__", ()):
-                    click.echo(note, err=True)
                 context.exit(1)
             except Exception as error:  # noqa: BLE001 - a sentence in place of a traceback
                 context.exit(_unforeseen(error))

@@ -278,10 +278,6 @@ def audit(
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
 @click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
               help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
-@click.option(
-    "--replicates", type=click.IntRange(min=100), help="Half-samples of the groups. Without: as the first run has it."
-)
-@click.option("--confidence", type=_CONFIDENCE, help="Coverage of every interval. Without: as the first run has it.")
 @_RUNS_DIR
 @click.pass_context
 def ensemble(
@@ -289,8 +285,6 @@ def ensemble(
     runs: tuple[str, ...],
     to: Path | None,
     method: Method,
-    replicates: int | None,
-    confidence: float | None,
     runs_dir: Path | None,
 ) -> None:
     """Combine finished RUNs that were tested on the same videos and folds into one detector.
@@ -329,8 +323,8 @@ def ensemble(
         "member_runs": [str(run.root) for run in members],
         "method": method,
         "output_folder": str(folder),
-        "bootstrap_replicates": replicates or first.bootstrap_replicates,
-        "confidence": confidence or first.confidence,
+        "bootstrap_replicates": first.bootstrap_replicates,
+        "confidence": first.confidence,
     }
     code = execute_record(
         ENSEMBLE, folder, parameters, page=page, title=f"FVC {folder.name}", runs_dir=str(above),

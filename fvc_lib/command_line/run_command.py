@@ -15,7 +15,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
 from fvc_lib.execution.plan import PlannedTask, line_of_other_code, make_plan, read_notebooks, set_aside
 from fvc_lib.execution.run import which_run
-from fvc_lib.execution.run.gpus import ranks_chosen, ranks_chosen_here
+from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.record import begin_run, read_run_record, record_resumption
 from fvc_lib.execution.run.runner import Runner
 from fvc_lib.execution.run.status import is_worked_on, leave_to_jobs, read_status, run_lock, status_now
@@ -131,7 +131,9 @@ class RunCommand:
             _refuse_wrong_corpus(self.config)
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
         self._tasks = task_keys(options.tasks, self.config) if options.tasks else None
-        self.config, self._chosen = with_ranks(self.config, options)
+        if self._submits and self.config.num_ranks == AUTO_RANKS:
+            raise UsageError("num_ranks auto: counts this machine's GPUs, not a node's. For jobs: -p num_ranks NUMBER.")
+        self.config, self._chosen = ranks_chosen_here(self.config, options.jobs)
 
     def plan(self) -> list[PlannedTask]:
         """Return all tasks (notebooks, or folds of them), with the decision whether they run, and the reason."""
@@ -265,26 +267,12 @@ class RunCommand:
             exit_code = runner.execute(plan)
         except OSError as error:
             error.filename = error.filename or str(run.root)  # write() does not name its file
-            error.add_note(f"to go on: {command_text('--resume', run.root)}")
             raise
         # If several jobs share the run, only the last one, or one that failed, writes the report.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
             exit_code = exit_code or commands.report_run(run)
             commands.export_when_asked(run, self.config)
         return exit_code
-
-
-def with_ranks(config: RunConfig, options: RunOptions) -> tuple[RunConfig, str]:
-    """Replace ``num_ranks auto`` by a number that suits this machine or the SLURM jobs.
-
-    Returns:
-        The configuration, and a sentence with the reason; unchanged and empty if ``num_ranks`` is a number.
-    """
-    if options.executor != "slurm" or config.num_ranks != AUTO_RANKS:
-        return ranks_chosen_here(config, options.jobs)
-    site = read_site()
-    num_gpus = (site.ranks_per_node or 1) if site.gpus else 0
-    return ranks_chosen(config, 1, num_gpus, f"by GPUS and RANKS_PER_NODE of {site.path.name}")
 
 
 def _refuse_broken_choice(config: RunConfig) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from fvc_lib.execution.stages import Notebook, Task, needed_tasks, read_notebook, tasks_in_order
 from fvc_lib.services.atomic_files import content_hash, path_to_text, sha256_of_json
 from fvc_lib.services.code_versions import changed_functions, code_behind, has_inputs, in_words, note_code, tree_hash
-from fvc_lib.services.config import NEUTRAL, RunConfig
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.records.digests import is_log, listed, read_document, write_document
 from fvc_lib.services.run_paths import RunPaths, fixed_folder, is_pattern, tars_of
@@ -86,10 +86,8 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
     if not record.get("fingerprint"):
         return "not finished yet"
     then = Fingerprint(**record["fingerprint"])
-    if changed := _differing(then.parameters, now.parameters):  # neither dictionary has neutral values
-        before, after = ({**NEUTRAL, **values} for values in (then.parameters, now.parameters))
-        values = ", ".join(f"{name} {before.get(name)!r} -> {after.get(name)!r}" for name in changed)
-        return f"parameters changed: {values}"
+    if changed := _differing(then.parameters, now.parameters):
+        return f"parameters changed: {', '.join(changed)}"
     if then.corpus != now.corpus:
         return "the corpus changed"
     if inputs_are_final and (inputs := _differing(then.inputs, now.inputs)):

@@ -3,7 +3,7 @@
 import ast
 import graphlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,13 +160,8 @@ class Notebook:
 
     @property
     def source_hash(self) -> str:
-        """A digest of the code cells other than the parameters cell."""
-        return cells_hash(self.cells)
-
-
-def cells_hash(cells: Iterable[str]) -> str:
-    """Return a digest of the code in ``cells`` without docstrings and comments."""
-    return sha256_of_json([functions_in(cell) for cell in cells])
+        """A digest of the code cells, without docstrings, comments and the parameters cell."""
+        return sha256_of_json([functions_in(cell) for cell in self.cells])
 
 
 def read_notebook(path: Path) -> Notebook:

@@ -1,7 +1,5 @@
 """The doctor finds what is broken, names a remedy, and survives what it looks at."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ def test_a_sound_machine_has_no_problem_and_every_other_finding_a_remedy(config,
     monkeypatch.setattr(doctor, "CHILD_SECONDS", 600.0)
     findings = diagnose(config)
     assert {finding.state for finding in findings} <= {"ok", "warning"}, findings
-    wanted = {"packages", "torch on cpu", "disk for runs", "memory", "SLURM"}
+    wanted = {"packages", "torch on cpu", "disk for runs", "memory"}
     assert wanted <= {finding.name for finding in findings}
     assert all(finding.remedy for finding in findings if finding.state != "ok")
     assert list(tmp_path.iterdir()) == []
@@ -50,15 +48,3 @@ def test_little_memory_and_a_folder_that_cannot_be_made_are_problems(config, tmp
     (tmp_path / "file").write_text("")
     _, clips, _ = doctor.disks(config.model_copy(update={"cache_dir": str(tmp_path / "file" / "cache")}))
     assert (clips.state, "FVC_CACHE_DIR" in clips.remedy) == ("problem", True)
-
-
-def test_slurm_is_shown_as_its_own_commands_tell_it(config, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin:/bin")
-    for name, script in (("sbatch", ":"), ("sinfo", "echo 'main* up, 2 nodes'")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    assert [f.found for f in doctor.slurm(config)] == ["main* up, 2 nodes"]
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'unable to contact slurm controller' >&2; exit 1\n")
-    assert subprocess.run([tmp_path / "sinfo"], check=False, capture_output=True).returncode == 1
-    (finding,) = doctor.slurm(config)
-    assert (finding.state, "unable to contact" in finding.found) == ("warning", True)

@@ -48,7 +48,7 @@ def test_finished_stages_are_skipped_until_something_they_depend_on_changes(fini
     assert code == 0
     assert (run.tables / "two.txt").read_text() == "seed 0!"
     changed = project.with_config(seed=3)
-    assert changed.plan(run)[0].reason == "parameters changed: seed 0 -> 3"
+    assert changed.plan(run)[0].reason == "parameters changed: seed"
 
 
 def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(finished):

@@ -158,7 +158,7 @@ def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_
     states = [c["metadata"]["papermill"]["status"] for c in cells[1:]]
     assert states[-2:] == ["failed", "pending"]
     assert set(states[:-2]) == {"completed"}
-    assert "<b>Stopped, at cell" in cells[0]["source"]
+    assert "<b>Stopped" in cells[0]["source"]
     assert "to go on: python run_notebooks.py --resume" in cells[0]["source"]
 
 

@@ -69,18 +69,11 @@ def most_of_ranks_at_once(config: RunConfig) -> int | None:
 
 
 def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunConfig, str]:
-    """Replace ``num_ranks auto`` by a number that suits this machine or SLURM job; see ``ranks_chosen``."""
-    return ranks_chosen(config, jobs, len(training_gpus(config)), "here")
-
-
-def ranks_chosen(config: RunConfig, jobs: int | None, num_gpus: int, where: str) -> tuple[RunConfig, str]:
-    """Replace ``num_ranks auto`` by the number of GPUs that each training gets, at least 1.
+    """Replace ``num_ranks auto`` by the number of this machine's GPUs that each training gets, at least 1.
 
     Args:
         config: the parameters.
         jobs: the number of ``--jobs``; None: ``auto``.
-        num_gpus: the number of GPUs on one node.
-        where: words for the sentence that say where the GPUs are.
 
     Returns:
         The configuration, and a sentence with the reason; empty if ``num_ranks`` is a number.
@@ -90,7 +83,7 @@ def ranks_chosen(config: RunConfig, jobs: int | None, num_gpus: int, where: str)
     fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
     most = config.num_trainings if fans_out else 1
     at_once = min(jobs or most, most)
-    takes_gpus = config.device not in ("cpu", "mps") and not config.of_features
-    ranks = max(1, min(num_gpus // at_once, config.effective_batch_size)) if takes_gpus else 1
-    why = f"GPUs {where}: {num_gpus}, trainings at once: {at_once}"
+    num_gpus = 0 if config.device == "mps" else len(training_gpus(config))
+    ranks = max(1, min(num_gpus // at_once, config.effective_batch_size))
+    why = f"GPUs here: {num_gpus}, trainings at once: {at_once}"
     return config.model_copy(update={"num_ranks": ranks}), f"num_ranks auto: {ranks} ({why})"

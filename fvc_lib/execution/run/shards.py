@@ -142,12 +142,6 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
             SUSPECTS.in_hand = None
 
 
-def recorded_shards(run: RunPaths) -> dict[str, int]:
-    """Return ``{stage: number of shards}`` for stages with a shard that has begun; the newest record counts."""
-    paths = sorted(run.shards.glob("*/[!.]*_of_*.json"), key=lambda path: path.stat().st_mtime)
-    return {path.parent.name: int(path.stem.partition("_of_")[2]) for path in paths}
-
-
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
     """Return one line on a stage's shards: number of shards done, number of files done, and the rejected files."""
     records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]

@@ -51,15 +51,13 @@ _LOOK_BYTES = 256_000
 _LONGEST_MESSAGE = 2_000
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill removes cells with it before it runs a notebook again
-KERNEL_ENVIRONMENT = {
-    "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else ipykernel's debugger writes a warning into the first cell
-}
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` with this checkout on PYTHONPATH, and with allocator settings, which torch reads at start."""
     path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
-    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ, "PYTHONPATH": path}
+    quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # else ipykernel's debugger writes a warning into the first cell
+    return {**quiet, **allocator_environment(environ), **environ, "PYTHONPATH": path}
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:
@@ -262,9 +260,6 @@ class TaskRun:
 
     def _kernel_started(self, pid: int) -> None:
         self._watch.start(pid)
-        with suppress(OSError):  # when memory ends, Linux shall kill a kernel before its runner
-            score = Path(f"/proc/{pid}/oom_score_adj")
-            score.write_text(str(max(500, int(score.read_text()))))
         if self._signals:  # it came while the kernel started, which cannot handle one yet
             self._watch.signal_kernel(signal.SIGKILL)
 
@@ -423,13 +418,8 @@ def record_end(record: Path, lines: Sequence[str], stage: StageStatus) -> None:
     """
     notebook = nbformat.from_dict(json.loads(record.read_text(encoding="utf-8", errors="replace")))
     title, color = ("Stopped", "#b26a00") if stage.state == "interrupted" else ("Failed", "#b71c1c")
-    states = [cell.metadata.get("papermill", {}).get("status") for cell in notebook.cells]
-    if "failed" in states:
-        title += f", at cell {states.index('failed') + 1} of {len(states)}"
     body = "<br>\n".join([f"<b>{title}</b>", *map(html.escape, lines)])
     source = f'<div style="border-left: 6px solid {color}; padding: 0.5em 1em">\n{body}\n</div>'
     banner = nbformat.v4.new_markdown_cell(source, metadata={"tags": [ERROR_MARKER_TAG]})
-    if notebook.get("nbformat_minor", 0) < 5:
-        del banner["id"]
     notebook.cells.insert(0, banner)
     write_bytes(record, (json.dumps(notebook, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
