@@ -1,13 +1,14 @@
-"""Re-encode videos by a named recipe: compress, shrink, blur or cut them. One frame is in memory at a time.
+"""Re-encode videos by a recipe, a named way to compress, shrink, blur or cut them, with one frame in memory at a time.
 
-``canonical`` is the same encoding for all videos of a corpus: then container and encoder settings tell nothing about a
-label. ``rescale_480_at_8`` gives all videos 480 rows and 8 frames a second; ``canonical_rescale_480_at_8`` does both
-(``RunConfig.recipe``). The other recipes imitate what platforms do to videos. The robustness sweep measures how much
-they change the scores of detectors.
+The recipe ``canonical`` gives all videos of a corpus the same encoding, so that container and encoder settings show
+nothing about a label. ``rescale_480_at_8`` gives all videos 480 rows and 8 frames a second.
+``canonical_rescale_480_at_8`` does both (``RunConfig.recipe``). The other recipes imitate what platforms do to videos.
+The robustness sweep measures how much they change the scores of detectors.
 
-Only the pictures of the best video stream are written: no sound, no metadata, no rotation flag (pictures are upright).
-Times of frames are kept, from 0 on. Pixel aspect ratio and colour tags are kept. Rescaled videos have square pixels and
-one rate: each moment shows the nearest frame. High dynamic range is not tone mapped.
+Only the pictures of the best video stream are written: no sound, no metadata, and no rotation flag, since pictures are
+turned upright. The times of frames stay the same, but begin at 0. The aspect ratio of pixels and the colour tags stay.
+Rescaled videos have square pixels and a constant rate: at any time, the frame nearest in time is shown. High dynamic
+range is not tone mapped.
 """
 
 from __future__ import annotations
@@ -64,19 +65,21 @@ class Recipe:
 
     Attributes:
         name: name in commands and tables.
-        kind: recipes of the same kind differ in their level only.
-        level: strength in words, with the unit.
+        kind: kind of change; recipes of the same kind differ only in their level.
+        level: strength of the change in words, with the unit.
         codec: ffmpeg's name of the encoder.
-        crf: constant rate factor of the encoder; 0: lossless, so that nothing but the other settings changes pixels.
+        crf: constant rate factor of the encoder; 0: lossless, so that only the other settings change pixels.
         options: names and values of further options of the encoder.
         scale: factor on width and height.
-        height: rows of the upright picture, even; the width follows. 0: as the source.
-        rate: frames a second; frames are left out or repeated. 0: as the source.
-        jpeg_quality: each frame goes through a JPEG of this quality (Pillow's scale, colour at half the resolution).
+        height: number of rows of the upright picture, even; the width keeps the aspect ratio. 0: as the source.
+        rate: frames per second; frames are left out or repeated. 0: as the source.
+        jpeg_quality: quality of the JPEG to which every frame is compressed before it is encoded (Pillow's scale,
+            colour at half the resolution). None: no JPEG.
         blur_sigma: sigma of a Gaussian blur, in pixels of the video; 0: none.
-        noise_sigma: sigma of Gaussian noise, in grey levels, with another pattern in every frame; 0: none.
-        every: keep every ``every``-th frame only.
-        trim_front, trim_back: share of the frames, rounded down, to cut off at either end; at least one frame stays.
+        noise_sigma: sigma of Gaussian noise, in grey levels, with a new pattern in every frame; 0: none.
+        every: only every ``every``-th frame is written.
+        trim_front, trim_back: shares of the frames that are cut off at the start and at the end; the number of frames
+            is rounded down, and at least one frame stays.
     """
 
     name: str
@@ -97,42 +100,43 @@ class Recipe:
 
     @property
     def is_available(self) -> bool:
-        """Whether the installed PyAV includes the encoder."""
+        """Return whether the installed PyAV includes the encoder."""
         return self.codec in av.codecs_available
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of all that a re-encoded file depends on except the video: recipe, code and PyAV's version."""
+        """Return a hexadecimal SHA-256 of the recipe, the code and PyAV's version that a re-encoded file depends on."""
         fields = {**asdict(self), "scale": str(self.scale)}
         return sha256_of_json([fields, code_hash(__name__, "fvc_lib.video"), av.__version__])
 
     def chosen(self, num_frames: int) -> range:
-        """Return the indices, in presentation order, of the frames that trimming and ``every`` leave."""
+        """Return the indices, in presentation order, of the frames that remain after trimming and ``every``."""
         first = min(int(num_frames * self.trim_front), num_frames - 1)
         end = max(num_frames - int(num_frames * self.trim_back), first + 1)
         return range(first, end, self.every)
 
     def shown(self, times: Seconds) -> tuple[IntArray, Seconds]:
-        """Return which frames are written, and when they are shown.
+        """Return the indices of the frames to write, and their times.
 
         Args:
             times: float64 (n,), ascending, in seconds, of all frames in presentation order.
 
         Returns:
-            int64 (m,), ascending frame indices, which may repeat, and float64 (m,), seconds after the first one.
+            Ascending frame indices, int64 (m,), which may repeat; and their presentation times in seconds after the
+            first frame, float64 (m,).
         """
         if not self.rate:
             places = np.asarray(self.chosen(len(times)), np.int64)
             return places, times[places] - times[places[0]]
         since = times - times[0]
-        # The last frame is shown as long as the mean of the others.
+        # The last frame is assumed to last as long as the mean of the others.
         seconds = float(since[-1]) * len(times) / max(1, len(times) - 1)
         shown = np.arange(max(1, int(seconds * self.rate + 0.5))) / self.rate
-        # The earlier of two frames that are equally near, though containers round times to milliseconds.
+        # Of two equally near frames the earlier is shown. The tolerance is for containers that round to milliseconds.
         return np.searchsorted((since[1:] + since[:-1]) / 2 + _SAME_SECONDS, shown), shown
 
     def num_shown(self, num_frames: int, seconds: float | None) -> int:
-        """Return an upper bound on the number of different frames after a change of rate.
+        """Return an upper bound on the number of distinct frames that the re-encoded video shows.
 
         Args:
             num_frames: number of frames of the video.
@@ -142,26 +146,26 @@ class Recipe:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether pictures get another size."""
+        """Return whether pictures are resized."""
         return self.scale != 1 or bool(self.height)
 
     @property
     def is_lossless(self) -> bool:
-        """Whether frames are written without loss."""
+        """Return whether the encoder is lossless."""
         return self.crf == 0
 
     @property
     def changes_pixels(self) -> bool:
-        """Whether blur, noise or JPEG changes the pixels, which happens in RGB."""
+        """Return whether blur, noise or JPEG changes the pixels; these changes are computed in RGB."""
         return bool(self.jpeg_quality or self.blur_sigma or self.noise_sigma)
 
 
 _SAME_SECONDS = 1e-3
-# Damaged times would make a rate repeat frames for days of video.
+# Limits of repeated frames: with damaged times a constant rate could give days of video.
 _MOST_COPIES, _FEW_FRAMES = 100, 1000
 
-# Without macroblock trees: with them x264 gives other bytes from one call to the next at 96 x 64, 112 x 112 and
-# 320 x 240 pixels (core 165, its vector code reads what nobody wrote), and a run could not be repeated.
+# Macroblock trees are off. With them the bytes that x264 writes vary from call to call at 96 x 64, 112 x 112 and 320 x
+# 240 pixels (in core 165, whose vector code reads uninitialised memory), so runs would not be reproducible.
 _X264 = (("preset", "medium"), ("mbtree", "0"))
 _CLOSED_16 = (("g", "16"), ("keyint_min", "16"), ("sc_threshold", "0"), ("flags", "+cgop"))
 _X265 = (("preset", "medium"), ("x265-params", "pools=none:frame-threads=1:log-level=none"))
@@ -208,11 +212,11 @@ def recipe_named(name: str) -> Recipe:
     return recipe
 
 
-# --- Files in the cache, by content and recipe
+# --- Re-encoded files in the cache; their names contain the recipe and the SHA-256 of the source
 
 
 REENCODED_FOLDER = "reencoded"
-TIMEOUT_SECONDS = 3600.0  # for one video, which may be hours long
+TIMEOUT_SECONDS = 3600.0  # time limit of one video, which may be hours long
 
 
 def reencoded_path(content_sha256: str, recipe: str, cache_dir: AnyPath) -> Path:
@@ -226,7 +230,7 @@ def reencoded_folder(recipe: str, cache_dir: AnyPath) -> Path:
 
 
 def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
-    """Return the path of the video re-encoded by ``recipe``; re-encode it if the cache has no undamaged file.
+    """Return the path in the cache of the video re-encoded by ``recipe``; re-encode it unless an undamaged file exists.
 
     Raises:
         VideoError: the video cannot be read or encoded.
@@ -246,7 +250,7 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
 
 @dataclass(frozen=True)
 class Reencoded:
-    """The result of re-encoding one video: ``path``, or None with the ``reason`` and ``detail`` of the failure."""
+    """The result for one video: ``path`` of the re-encoded file; None on failure, with its ``reason`` and ``detail``."""
 
     source: Path
     path: Path | None
@@ -261,13 +265,13 @@ def reencode_files(
 
     Args:
         sources: the videos.
-        recipe: a name for ``recipe_named``.
-        cache_dir: where the files are kept.
-        workers: processes; 0: one per core.
+        recipe: name of the recipe (``recipe_named``).
+        cache_dir: the cache for the re-encoded files.
+        workers: number of processes; 0: one per core.
 
     Raises:
         UsageError: the recipe is unknown.
-        OSError: a file cannot be written, so no other could either.
+        OSError: a file cannot be written; other files could not be written either.
     """
     recipe_named(recipe)
     items = [{"source": str(source), "recipe": recipe, "cache_dir": str(cache_dir)} for source in sources]
@@ -292,8 +296,8 @@ def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
         item: ``source``, ``recipe`` and ``cache_dir``, the arguments of ``reencoded``.
 
     Returns:
-        ``path`` of the file; or ``reason`` and ``detail`` if the video cannot be re-encoded; or ``write_error`` (errno,
-        message and file) if the file cannot be written.
+        A mapping with ``path``, the re-encoded file. If the video cannot be re-encoded, a mapping with ``reason`` and
+        ``detail``. If the file cannot be written, a mapping with ``write_error``: errno, message and file.
     """
     try:
         return {"path": str(reencoded(item["source"], item["recipe"], item["cache_dir"]))}
@@ -314,9 +318,9 @@ _LOSSLESS = (("qp", "0"), ("preset", "ultrafast"))
 def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
     """Re-encode the video at ``source`` to ``target``, atomically and with the same bytes every time.
 
-    Lossy encoders work on 8 bit 4:2:0 colour; the last column or row of an odd size is dropped. Without loss, frames
-    keep their pixel format if H.264 has it and they need not be turned; otherwise they are 8 bit RGB. Frames of another
-    size are 8 bit 4:2:0.
+    Lossy recipes write 8-bit 4:2:0 colour; the last column or row of an odd size is dropped. Lossless recipes keep the
+    pixel format if H.264 supports it and frames are not turned, odd in size or changed in RGB (``changes_pixels``).
+    Otherwise they write 8-bit RGB, or 8-bit 4:2:0 for resized frames.
 
     Raises:
         VideoError: the video cannot be read, or the encoder refuses it.
@@ -327,7 +331,7 @@ def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
         with atomic_output(target) as temporary, ExitStack() as attempts, open_video(source) as opened:
 
             def begin(video: VideoSource, _: int, times: Seconds | None) -> _Writer:
-                assert times is not None  # known before, in order
+                assert times is not None  # ``decode`` passes the times if ``in_order``
                 attempts.close()
                 try:
                     container = av.open(str(temporary), "w", format="mp4", options={"fflags": "+bitexact"})
@@ -351,13 +355,13 @@ class _Writer:
             raise RefusedVideo(source.path, f"{apart}, which would be {len(self._places):,} at {recipe.rate} a second")
         self.wanted = set(range(len(times)))
         self._next, self._last_pts = 0, -1
-        self._converter = FrameConverter(None, None)  # also knows the orientation
+        self._converter = FrameConverter(None, None)  # it also records the orientation
         self._reformatter = VideoReformatter()
         self._stream: VideoStream | None = None
         self._format, self._size = "", (0, 0)  # width and height as stored, before frames are turned
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Change and write a frame, as often as the recipe shows it. Frames must come in presentation order."""
+        """Change a frame, and write it as often as the recipe shows it; frames must arrive in presentation order."""
         self._converter.observe(frame)
         if place is None:
             return
@@ -370,13 +374,13 @@ class _Writer:
             changed = self._changed(place, frame)
             changed.time_base = _TIME_BASE
             for seconds in self._seconds[first : self._next].tolist():
-                # Strictly ascending: players merge two frames at one time.
+                # Times ascend strictly, because players merge two frames with the same time.
                 self._last_pts = max(self._last_pts + 1, round(seconds / _TIME_BASE))
                 changed.pts = self._last_pts
                 self._output.mux(stream.encode(changed))
 
     def end(self) -> None:
-        """Flush the encoder: write the frames that it still holds."""
+        """Write the frames that the encoder still holds; call it after the last frame."""
         if self._stream is not None:
             with self._encoder_errors():
                 self._output.mux(self._stream.encode(None))
@@ -387,7 +391,7 @@ class _Writer:
             yield
         except av.error.FFmpegError as error:
             if isinstance(error, OSError) and error.errno is not None and 0 < error.errno < 200 and error.errno != 22:
-                raise OSError(error.errno, error.strerror, error.filename) from error  # of the disk
+                raise OSError(error.errno, error.strerror, error.filename) from error  # an error of the disk
             what = f"{self._recipe.codec} does not encode {self._size[0]} x {self._size[1]} {self._format}"
             detail = f"{what}: {system_reason(error).rstrip('.')}"
             raise UnsupportedVideo(self._source.path, detail, "Leave it out, or take another recipe.") from error
@@ -419,7 +423,7 @@ class _Writer:
         return stream
 
     def _written_as(self, frame: VideoFrame) -> tuple[str, int, int]:
-        """Return the pixel format, width and height to encode; the sides are those before frames are turned."""
+        """Return pixel format, width and height of the encoded frames; width and height are those before turning."""
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
@@ -440,7 +444,7 @@ class _Writer:
         return (name if name in known else _YUV if recipe.is_scaled else _RGB), width, height
 
     def _rescaled(self, frame: VideoFrame) -> tuple[int, int]:
-        """Return (width, height), before turning, for a picture of the recipe's height with square pixels."""
+        """Return (width, height) before turning, for an upright picture of the recipe's height with square pixels."""
         aspect, rows = self._source.sample_aspect_ratio or 0, self._recipe.height
         wide, high = frame.width * (aspect if aspect > 0 else Fraction(1)), Fraction(frame.height)
         turned = self._converter.orientation.transposed
@@ -456,10 +460,10 @@ class _Writer:
             self._converter.convert(frame, pixels)
             rows = np.ascontiguousarray(np.moveaxis(_changed_pixels(self._recipe, place, pixels), 0, -1))
             return VideoFrame.from_ndarray(rows, format="rgb24").reformat(format=_RGB)
-        # An odd side is cut, not scaled, so that nothing is interpolated.
+        # If a side is odd, a row or column is cut off; scaling would interpolate all pixels.
         is_cut = not self._recipe.is_scaled and (frame.width // 2, frame.height // 2) == (width // 2, height // 2)
         is_full = _is_full_range(frame)
-        # Full-range levels stay if nothing may be lost; encodings in the wild have limited ones.
+        # Lossless recipes keep full-range levels. Lossy ones convert them to limited range, the usual one in videos.
         full = ColorRange.JPEG if self._recipe.is_lossless else ColorRange.MPEG
         made = self._reformatter.reformat(
             frame, *((frame.width, frame.height) if is_cut else (width, height)), self._format,
@@ -470,7 +474,7 @@ class _Writer:
 
 
 def _changed_pixels(recipe: Recipe, place: int, pixels: Pixels) -> Pixels:
-    from fvc_lib.video.augmentations import Blur, Noise, through_jpeg  # 10 MB of workers that need it not
+    from fvc_lib.video.augmentations import Blur, Noise, through_jpeg  # takes 10 MB, which most workers do not need
 
     if recipe.jpeg_quality:
         return through_jpeg(pixels, recipe.jpeg_quality)
@@ -489,7 +493,7 @@ def _is_full_range(frame: VideoFrame) -> bool:
 
 
 def _upright(frame: VideoFrame, width: int, height: int, orientation: Orientation) -> VideoFrame:
-    """Cut a yuv420p frame to its upper left ``width`` x ``height`` pixels (even), and turn it for display."""
+    """Return the upper left ``width`` x ``height`` pixels (even numbers) of a yuv420p frame, turned for display."""
     planes = []
     for plane, part in zip(frame.planes, (1, 2, 2), strict=True):
         rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)

@@ -201,7 +201,7 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
         path: a local file, a member of a tar, or a folder of pictures.
         thorough: whether ffmpeg decodes the first frames, to find the frame rate and the reordering of frames. If
             False, MP4 and Matroska open 5 to 50 times as fast, but facts that only the bitstream states, such as
-            the pixel format, are known only after the first frame.
+            the aspect ratio of pixels, are known only after the first frame.
 
     Raises:
         VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.

@@ -1,1 +1,1 @@
-"""Forensic features: one file per family, measured at native resolution on tiles of equal area."""
+"""Forensic features: numbers that show traces of coding or manipulation, measured at a video's native resolution."""

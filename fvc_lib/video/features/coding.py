@@ -1,7 +1,7 @@
-"""Features of how a video was encoded: its packets, quantisers, motion vectors and times.
+"""Features of how a video was encoded: its packets, quantisers, motion vectors and presentation times.
 
-These features depend on codec and encoder settings as much as on manipulations. Compare a model on them with the
-metadata control, a model that sees facts such as codec and size alone.
+These features depend on codec and encoder settings as much as on manipulations. So compare a model on them with the
+metadata control, a model that sees only facts such as codec and size.
 """
 
 import numpy as np
@@ -13,18 +13,18 @@ from fvc_lib.video.features.family import Feature, FeatureFamily, IntArray, Stre
 
 Floats = npt.NDArray[np.float64]
 
-# ``packets`` compares binary logarithms of sizes with the median around them of packets of the same kind: keyframes,
-# frames that refer to later ones (B), and others (P). A frame's cost depends on its content and on its type.
-_AROUND = 15  # packets of a kind
-# An eighth of that median: the cost of a frame that repeats the one before, or is repeated by the next, whichever is
-# coded last. Among 44 repeats, one in eight frames, it finds 93 to 98 % in H.264 and HEVC by x264 and x265 with default
-# settings, and no other frame; in VP9 48 to 84 %, with 1 to 7 % of the others. Encoders that do not look ahead (x264's
-# zerolatency, MPEG-4, VP8) refine the picture with such a frame: 2 to 41 %.
+# ``packets`` compares the binary logarithm of a packet's size with the median of neighbouring packets of the same kind:
+# keyframes, frames that refer to later ones (B), and others (P). Sizes depend on the content and on the kind.
+_AROUND = 15  # number of packets of a kind in that median
+# An eighth of that median. Of two equal neighbouring frames, the packet that is coded later is smaller than this. In a
+# test with 44 repeated frames, one in eight, this limit finds 93 to 98 % of them in H.264 and HEVC by x264 and x265
+# with default settings, and no other frames; in VP9 48 to 84 %, with 1 to 7 % of the other frames. Encoders that do not
+# look ahead (x264's zerolatency, MPEG-4, VP8) use a repeated frame to refine the picture: the limit finds 2 to 41 %.
 _TINY = -3.0
-_LAYERED = frozenset({"av1"})  # frames of a layer without references are as small as that; half of all are
-_PERIODS = range(4, 61)  # packets: usual groups of pictures; shorter periods are patterns of P and B frames
-_FEWEST = 24  # frames, and at least three periods, for a periodicity
-_OUTLIER = 4.0  # standard deviations: a scene's first frame must not make a period
+_LAYERED = frozenset({"av1"})  # half of its frames are that small: those in a layer to which no frame refers
+_PERIODS = range(4, 61)  # in packets, as in usual groups of pictures; shorter periods are patterns of P and B frames
+_FEWEST = 24  # least number of frames for a periodicity; at least three periods are needed, too
+_OUTLIER = 4.0  # in standard deviations; values are clipped, so that the first frame of a scene makes no period
 
 
 def measure_packets(stream: Stream) -> dict[str, float]:
@@ -70,17 +70,17 @@ def _shown_place(seconds: Floats) -> IntArray:
 
 
 def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
-    """Find the period at which packets are largest, such as every 12th.
+    """Return how strongly, and at which period, packets are larger than usual, such as every 12th packet.
 
-    In a video that was compressed before, former keyframes cost more than other frames (Vazquez-Padin et al.).
+    In a video that was compressed before, frames that were keyframes then take more bytes (Vazquez-Padin et al.).
 
     Args:
         place: int64 (P,), index of every packet in presentation order.
         off: float64 (P,), binary logarithm of every packet's size over the usual size.
 
     Returns:
-        The mean excess of the packets at the best period and phase, in standard errors (2 to 4 for noise alone), and
-        this period in frames. Both are NaN for too few packets, or if all have the same size.
+        Two numbers: the mean excess of the packets at the best period and phase, in standard errors (2 to 4 for noise
+        alone), and this period in frames. Both are NaN for too few packets, or if all have the same size.
     """
     spread = off.std() if off.size >= _FEWEST else 0.0
     if not spread > 0:
@@ -95,7 +95,7 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
         phase = place % period
         count = np.bincount(phase, minlength=period)
         sums = np.bincount(phase, weights=values, minlength=period)
-        # Fewer than three packets make no period; a mean is compared with those of the other phases.
+        # A phase needs at least three packets. Its score is its mean in standard errors.
         scores = np.where(count >= 3, sums / np.sqrt(np.maximum(count, 1)), -np.inf) / deviation
         if scores.max() > best:
             best, best_period = float(scores.max()), float(period)
@@ -103,16 +103,16 @@ def periodicity(place: IntArray, off: Floats) -> tuple[float, float]:
 
 
 def shift(logarithm: Floats) -> float:
-    """Measure how much packet sizes shift within a video.
+    """Return how much the mean packet size changes within a video.
 
-    The value is the range of the cumulated deviations from the mean, over its scale for noise. Chance alone gives about
-    1 to 2. It is larger if a part was encoded differently or has other content.
+    The value is the range of the cumulative sum of deviations from the mean, divided by its scale for noise. Chance
+    alone gives about 1 to 2. The value is larger if a part was encoded differently or has other content.
 
     Args:
         logarithm: float64 (P,), binary logarithms of the sizes.
 
     Returns:
-        The value; NaN for too few packets, or if all have the same size.
+        The value, without a unit; NaN for too few packets, or if all have the same size.
     """
     spread = float(logarithm.std()) if logarithm.size >= _FEWEST else 0.0
     if not spread > 0:
@@ -160,7 +160,7 @@ FEATURES.register(
 def measure_quantisers(stream: Stream) -> dict[str, float]:
     """Return the value of every feature of the family ``quantisers``, by name; NaN if no quantiser is exported.
 
-    At the same bit rate, content that was compressed before, denoised or drawn smoothly is quantised more finely than
+    At the same bit rate, content that was compressed before, denoised or drawn smoothly gets smaller quantisers than
     camera footage.
     """
     known = np.isfinite(stream.qp[:, 0])
@@ -168,7 +168,7 @@ def measure_quantisers(stream: Stream) -> dict[str, float]:
     types = np.array(list(stream.frame_types), "U1")[known]
     groups = [mean[types == letter] for letter in "IPB"]
     of_type = [float(group.mean()) if group.size else np.nan for group in groups]
-    # B frames are coarser than P frames, so frames are compared with those of their own type.
+    # B frames are quantised more coarsely than P frames, so a frame is compared with frames of its type.
     off = np.concatenate([group - group.mean() for group in groups if group.size > 1] or [np.empty(0)])
     return {
         "level": _mean(mean),
@@ -202,14 +202,14 @@ FEATURES.register(
     )
 )
 
-_SECTORS = 16  # of directions
+_SECTORS = 16  # number of sectors into which directions are divided
 
 
 def measure_codec_motion(stream: Stream) -> dict[str, float]:
     """Return the value of every feature of the family ``codec_motion``, by name; NaN if no vector is exported.
 
-    An encoder finds a vector for nearly every block, to quarters of a pixel. Repeated frames have only zero vectors.
-    Content that does not move like filmed things has disordered vectors.
+    An encoder finds a motion vector for nearly every block, in quarters of a pixel. A repeated frame has only zero
+    vectors. Content that does not move like filmed objects has disordered vectors.
     """
     motion = stream.motion.astype(np.float64)
     length = np.hypot(motion[:, 0], motion[:, 1])
@@ -245,7 +245,7 @@ FEATURES.register(
     )
 )
 
-_LONG, _SHORT = 1.5, 0.5  # of the usual interval
+_LONG, _SHORT = 1.5, 0.5  # relative to the median interval
 
 
 def measure_timing(stream: Stream) -> dict[str, float]:

@@ -1,13 +1,13 @@
-"""Traces of compression in tiles: coefficients of blocks (``block_dct``) and their lattices (``double_compression``).
+"""Traces of compression in tiles, from the cosine coefficients of blocks: ``block_dct`` and ``double_compression``.
 
-Compression removes high frequencies and small coefficients. In a picture that was compressed twice, scaled or
-synthesised, other shares of them remain than in a recording that was compressed once.
+``block_dct``: compression removes high frequencies and small coefficients. A picture that was compressed twice, scaled
+or synthesised has other shares of them than a recording that was compressed once.
 
-A picture that was compressed before, by a codec with the same block grid, keeps combs in the histograms of its
-coefficients. Video limits this: H.264 and its successors quantise differences from a prediction, so the picture lies
-on a lattice only where the prediction is flat. JPEG, MPEG-2 and MPEG-4 leave strong combs in frames without
-prediction, H.264 in smooth and still parts. Later compression with larger steps blurs them. The first frame of a run
-may be of any type: look at the largest values of a video.
+``double_compression``: quantisation makes coefficients multiples of a step. If a picture was compressed before, by a
+codec with the same block grid, the histograms of its coefficients have peaks at these multiples (a comb). H.264 and its
+successors quantise differences from a prediction, so they leave combs only where the prediction is flat, in smooth and
+still parts. JPEG, MPEG-2 and MPEG-4 leave strong combs in frames without prediction. Later compression with larger
+steps blurs combs. Only some of the measured frames are without prediction, so the maximum over a video shows most.
 """
 
 import numpy as np
@@ -17,16 +17,16 @@ from scipy.fft import dct
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.features.family import Feature, FeatureFamily, Float32
 
-_ORDER = np.add.outer(np.arange(8), np.arange(8)).ravel()  # of frequencies: 0 is the mean, 14 the finest
-_BANDS = {"low": (1, 3), "middle": (4, 7), "high": (8, 14)}  # orders, both included
-_FEWEST = 64  # values in a distribution of first digits
-_FLAT = 1e-3  # grey levels; the coefficients of a flat tile are rounding errors
+_ORDER = np.add.outer(np.arange(8), np.arange(8)).ravel()  # row + column: 0 is the mean, 14 the finest
+_BANDS = {"low": (1, 3), "middle": (4, 7), "high": (8, 14)}  # first and last order of a band
+_FEWEST = 64  # least number of coefficients for a distribution of first digits
+_FLAT = 1e-3  # grey levels; smaller coefficients are rounding errors, as in flat tiles
 _FIRST_DIGIT = np.array([0, *(int(str(number)[0]) for number in range(1, 4096))])
 _BENFORD = np.log10(1 + 1 / np.arange(1, 10))
 
 
 def measure_block_dct(luma: Float32) -> dict[str, Float32]:
-    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``block_dct``, by name."""
+    """Return the values of every feature of ``block_dct``, by name: float32 (N,), one per tile of luma (N, 64, 64)."""
     sizes = np.abs(cosine_transform(luma, 8)).reshape(len(luma), 64, 64)
     values: dict[str, Float32] = {}
     for band, (first, last) in _BANDS.items():
@@ -45,7 +45,7 @@ def measure_block_dct(luma: Float32) -> dict[str, Float32]:
 
 
 def cosine_transform(luma: Float32, side: int) -> Float32:
-    """Return (N, B, side, side), orthonormal cosine coefficients of the B blocks of every tile in luma (N, 64, 64)."""
+    """Return orthonormal cosine coefficients of the B blocks of every tile, (N, B, side, side), from (N, 64, 64)."""
     matrix = np.asarray(dct(np.eye(side), axis=0, norm="ortho"), np.float32)
     count, height, width = luma.shape
     rows = luma.reshape(count, height, width // side, side) @ matrix.T  # transformed along rows
@@ -54,11 +54,11 @@ def cosine_transform(luma: Float32, side: int) -> Float32:
 
 
 def _first_digits(sizes: Float32) -> Float32:
-    """Return (N,), the chi-square distance of the coefficients' first digits from Benford's law.
+    """Return the chi-square distance of the coefficients' first digits from Benford's law, float32 (N,).
 
-    Coefficients below 1 are not counted. The distance is NaN for a tile with fewer than 64 others.
+    Coefficients below 1 are not counted. The distance is NaN for a tile with fewer than 64 counted coefficients.
     """
-    # The first digit of a number is that of its integer part.
+    # A number of at least 1 has the first digit of its integer part.
     digits = _FIRST_DIGIT[np.minimum(sizes[:, :, 1:], 4095).astype(np.int64)]
     tile = np.arange(len(sizes))[:, None, None] * 10
     counts = np.bincount((digits + tile).ravel(), minlength=10 * len(sizes)).reshape(-1, 10)[:, 1:]
@@ -103,24 +103,25 @@ FEATURES.register(
 )
 
 _BINS_PER_LEVEL = 4
-_MOST = 128  # grey levels; larger coefficients are too few for a comb
+_MOST = 128  # grey levels; larger coefficients are too rare for a comb
 _BINS = _MOST * _BINS_PER_LEVEL
 _CENTRES = np.arange(_BINS) / _BINS_PER_LEVEL
-# For whole grey levels some frequencies are multiples of an eighth, half of them at the limit of two bins: these go up.
+# For pixels of whole grey levels some coefficients are multiples of an eighth, and half of these lie on the limit of
+# two bins. An offset above 0.5 puts them into the upper bin.
 _ROUND = np.float32(0.54)
 _STEPS = 3 * 2 ** (np.arange(0, 4.01, 0.125))  # 3 to 48 grey levels
-# Whether a size in a bin (row) lies in the comb of a step (column) or between its teeth. Sizes count beyond the first
-# half step, whose number depends on the scale of the distribution alone, up to the sixth tooth, where neighbouring
-# steps part.
+# How near a bin (row) is to a multiple of a step (column): 1 at a multiple, -1 halfway between two. Coefficients below
+# half a step do not count, since their number depends on the scale of the distribution. Coefficients above 6.5 steps do
+# not count either: up to there, the combs of neighbouring steps become distinct.
 _PHASE = _CENTRES[:, None] / _STEPS
 _COUNTED = ((_PHASE > 0.5) & (_PHASE < 6.5)).astype(np.float32)
 _COMB = (np.cos(2 * np.pi * _PHASE) * _COUNTED).astype(np.float32)
 
 
 def measure_double_compression(luma: Float32) -> dict[str, Float32]:
-    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``double_compression``.
+    """Return the values of every feature of ``double_compression``, by name: float32 (N,), one per tile.
 
-    Flat tiles, in which all coefficients are below about one grey level, give NaN.
+    ``luma`` is (N, 64, 64). Flat tiles, in which all coefficients are below about one grey level, give NaN.
     """
     histograms8 = _histograms(luma, 8, 4)
     comb8 = _combs(histograms8.sum(1))  # one step for all frequencies, as H.26x quantises
@@ -136,23 +137,23 @@ def measure_double_compression(luma: Float32) -> dict[str, Float32]:
 
 
 def _histograms(luma: Float32, side: int, highest: int) -> Float32:
-    """Return (N, F, bins), a histogram of the coefficients' absolute values for every tile and frequency.
+    """Return histograms of the coefficients' absolute values for every tile and frequency, float32 (N, F, bins).
 
     The F frequencies are those whose row + column is 1 to ``highest``.
     """
     order = np.add.outer(np.arange(side), np.arange(side))
     sizes = np.abs(cosine_transform(luma, side)[:, :, (order > 0) & (order <= highest)])  # (N, B, F)
     count, _, frequencies = sizes.shape
-    bins = np.minimum(sizes * np.float32(_BINS_PER_LEVEL) + _ROUND, _BINS).astype(np.int64)  # the last: all beyond
+    bins = np.minimum(sizes * np.float32(_BINS_PER_LEVEL) + _ROUND, _BINS).astype(np.int64)  # last bin: all larger
     row = np.arange(count)[:, None, None] * frequencies + np.arange(frequencies)
     counts = np.bincount((row * (_BINS + 1) + bins).ravel(), minlength=count * frequencies * (_BINS + 1))
     return counts.reshape(count, frequencies, _BINS + 1)[:, :, :_BINS].astype(np.float32)
 
 
 def _combs(histograms: npt.NDArray[np.float32]) -> Float32:
-    """Return (..., steps), by how much coefficients gather at multiples of every step of ``_STEPS``.
+    """Return how strongly coefficients gather at multiples of every step in ``_STEPS``, float32 (..., steps).
 
-    The unit is the standard deviation for coefficients without a step.
+    ``histograms`` is (..., bins). The unit is the standard deviation of this value for unquantised coefficients.
     """
     return np.asarray((histograms @ _COMB) / np.sqrt(np.maximum(histograms @ _COUNTED, 1) / 2))
 

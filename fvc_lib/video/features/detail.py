@@ -1,12 +1,13 @@
 """Fine detail of tiles, by gradients (``sharpness``), by frequency (``spectrum``) and as noise (``noise_residual``).
 
-Blur, upscaling and generators leave less detail, sharpening leaves more. In natural pictures power falls with
-frequency by a power law. Blur, upscaling and generators cut this law off or bend it at high frequencies. Scaling, and
-networks that upscale, leave peaks.
+Blur, upscaling and generators leave less detail; sharpening leaves more. In natural pictures the power falls with
+frequency by a power law. Blur, upscaling and generators change this law at high frequencies. Scaling, and networks that
+upscale, leave peaks.
 
-Camera footage has noise of a certain level and grain. Denoised, blurred and generated pictures have less. An inserted
-object has the noise of another camera. Scaling makes the grain coarser, and compression leaves exact zeros. The pooled
-statistics, such as the standard deviation, show how much the tiles of a video differ.
+Camera footage has noise of a certain level and grain (the size of its structures). Denoised, blurred and generated
+pictures have less noise. An inserted object has the noise of another camera. Scaling makes the grain coarser, and
+compression leaves exact zeros. Statistics over all tiles of a video, such as the standard deviation, show how much
+tiles differ.
 """
 
 import numpy as np
@@ -15,11 +16,11 @@ import scipy.fft
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.features.family import TILE, Feature, FeatureFamily, Float32
 
-_EDGE = 8.0  # grey levels per pixel, from which on a pixel lies on an edge
+_EDGE = 8.0  # gradient in grey levels per pixel above which a pixel lies on an edge
 
 
 def measure_sharpness(luma: Float32) -> dict[str, Float32]:
-    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``sharpness``, by name.
+    """Return the values of every feature of ``sharpness``, by name: float32 (N,), one per tile of luma (N, 64, 64).
 
     Only the inner 62 x 62 pixels of a tile are measured.
     """
@@ -28,14 +29,14 @@ def measure_sharpness(luma: Float32) -> dict[str, Float32]:
     laplacian = sum_across + luma[:, :-2, 1:-1]
     laplacian += luma[:, 2:, 1:-1]
     laplacian -= 4 * inner
-    # Sobel's operators in grey levels per pixel: smoothing by 1 2 1 across a difference over two pixels.
+    # Sobel's operators: a difference over two pixels, smoothed by 1 2 1 in the other direction.
     down = luma[:, :-2] + luma[:, 2:] + 2 * luma[:, 1:-1]  # (N, 62, 64)
     right = luma[:, :, :-2] + luma[:, :, 2:] + 2 * luma[:, :, 1:-1]  # (N, 64, 62)
     squared = (down[:, :, 2:] - down[:, :, :-2]) ** 2 + (right[:, 2:] - right[:, :-2]) ** 2
     squared /= 64
     gradient = squared.mean((1, 2))
     variance = laplacian.var((1, 2))
-    with np.errstate(divide="ignore", invalid="ignore"):  # a flat tile has neither: NaN
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN for a flat tile
         fineness = np.where(gradient > 0, variance / gradient, np.nan).astype(np.float32)
     return {
         "laplacian": variance,
@@ -65,19 +66,19 @@ FEATURES.register(
     )
 )
 
-_HALF = TILE // 2  # the highest frequency, in cycles per tile
+_HALF = TILE // 2  # highest frequency, in cycles per tile
 _DOWN = np.abs(scipy.fft.fftfreq(TILE, 1 / TILE))[:, None] * np.ones(_HALF + 1)
 _RIGHT = np.ones((TILE, 1)) * np.arange(_HALF + 1)
 _RADIUS = np.rint(np.hypot(_DOWN, _RIGHT)).astype(np.int64).ravel()
-# Multiplicity of a real transform's coefficients in the whole transform.
+# How often a coefficient of the real transform occurs in the full complex transform.
 _TIMES = np.where((_RIGHT == 0) | (_RIGHT == _HALF), 1.0, 2.0).ravel()
-_WINDOW = np.sin(np.pi * (np.arange(TILE) + 0.5) / TILE) ** 2  # symmetric, so that mirrored tiles are alike
+_WINDOW = np.sin(np.pi * (np.arange(TILE) + 0.5) / TILE) ** 2  # symmetric: mirrored tiles give equal values
 _TAPER = np.outer(_WINDOW, _WINDOW).astype(np.float32)
-_FLAT = 1e-3  # of the mean power of a coefficient: rounding errors
+_FLAT = 1e-3  # mean power of a coefficient per pixel below which a tile is flat
 
 
 def _rings() -> Float32:
-    """Return (coefficients, 33), weights for the mean power at every frequency from 0 to 32 cycles per tile."""
+    """Return weights that give the mean power at 0 to 32 cycles per tile, float32 (coefficients, 33)."""
     weights = np.zeros((_RADIUS.size, _HALF + 1), np.float32)
     inside = _RADIUS <= _HALF
     weights[inside, _RADIUS[inside]] = _TIMES[inside]
@@ -85,17 +86,17 @@ def _rings() -> Float32:
 
 
 _RINGS = _rings()
-_FITTED = np.arange(2, 25)  # rings of the power law: without the taper's own and without the tail
+_FITTED = np.arange(2, 25)  # frequencies that the power law is fitted to: not those of the taper, nor the tail
 _LAW = np.linalg.pinv(np.stack([np.log2(_FITTED), np.ones(_FITTED.size)], axis=1)).astype(np.float32)  # (2, rings)
 _TAIL = np.arange(28, 33)
-_BANDS = {"low": (2, 7), "middle": (8, 15), "high": (16, 32)}  # rings, both included
-# Peaks are searched off the harmonics of the 8 x 8 grid, which every codec leaves, and their neighbours in the taper.
+_BANDS = {"low": (2, 7), "middle": (8, 15), "high": (16, 32)}  # first and last frequency, in cycles per tile
+# Peaks are not searched at the harmonics of the 8 x 8 grid, which all codecs leave, and next to them.
 _OFF_GRID = ~np.isin(_DOWN % 8, (7, 0, 1)) & ~np.isin(_RIGHT % 8, (7, 0, 1))
 _PEAKS = np.flatnonzero(_OFF_GRID.ravel() & (_RADIUS >= 10) & (_RADIUS <= _HALF))
 
 
 def _regions() -> Float32:
-    """Return (coefficients, 4), weights for the mean power in four regions of frequency.
+    """Return weights that give the mean power in four regions of frequency, float32 (coefficients, 4).
 
     The regions are: the highest frequencies in both directions, the frequencies around these, high frequencies along
     rows, and high frequencies along columns.
@@ -111,13 +112,13 @@ def _regions() -> Float32:
 
 
 _REGIONS = _regions()
-_LINE = 56  # a whole number of blocks: their grid is in every seventh frequency of it alone
-_BEND = 2.0  # grey levels; larger ones are cut to it, so that few edges do not hide the traces of scaling
+_LINE = 56  # pixels, seven blocks of 8: the grid of blocks affects only every seventh frequency
+_BEND = 2.0  # grey levels; larger second differences are clipped, so that edges do not hide the traces of scaling
 _OFF_BLOCKS = np.array([number for number in range(4, _LINE // 2) if number % 7])
 
 
 def measure_spectrum(luma: Float32) -> dict[str, Float32]:
-    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``spectrum``, by name.
+    """Return the values of every feature of ``spectrum``, by name: float32 (N,), one per tile of luma (N, 64, 64).
 
     Flat tiles give NaN.
     """
@@ -148,9 +149,10 @@ def measure_spectrum(luma: Float32) -> dict[str, Float32]:
 
 
 def _periodic(luma: Float32) -> Float32:
-    """Return (N,), the binary logarithm of the strongest periodic component over the median component.
+    """Return the binary logarithm of the strongest periodic component over the median one, float32 (N,).
 
-    The components are those of the absolute second differences along rows, averaged over the rows of a tile.
+    The components are the Fourier coefficients of the absolute second differences along rows, averaged over the rows of
+    a tile.
     """
     bends = np.abs(2 * luma[:, :, 4:60] - luma[:, :, 3:59] - luma[:, :, 5:61])
     sizes = np.abs(scipy.fft.rfft(np.minimum(bends, _BEND).mean(1)))[:, _OFF_BLOCKS]
@@ -189,14 +191,14 @@ FEATURES.register(
 # --- Noise, by three linear filters and a wavelet
 
 _OF_MEAN_SIZE = float(np.sqrt(np.pi / 2))  # standard deviation over mean absolute value, of Gaussian noise
-_OF_MEDIAN_SIZE = 1 / 0.6744897501960817  # standard deviation over median absolute value, likewise
-_ZERO = 0.5  # grey levels, below which a residual counts as none
-_NO_NOISE = 0.01  # grey levels; the wavelet's rounding errors
+_OF_MEDIAN_SIZE = 1 / 0.6744897501960817  # standard deviation over median absolute value, of Gaussian noise
+_ZERO = 0.5  # grey levels; a smaller residual counts as zero
+_NO_NOISE = 0.01  # grey levels; a smaller noise level is a rounding error of the wavelet
 _NO_RESIDUAL = 1e-6  # mean square of a residual below which a tile has none
 
 
 def measure_noise(luma: Float32) -> dict[str, Float32]:
-    """Return float32 (N,), one value per tile of luma (N, 64, 64), for every feature of ``noise_residual``."""
+    """Return the values of every feature of ``noise_residual``, by name: float32 (N,), one per tile of (N, 64, 64)."""
     square3 = _square3(luma)
     square5 = _square5(luma)
     third = (_third(luma), _third(luma.swapaxes(1, 2)))
@@ -218,14 +220,14 @@ def measure_noise(luma: Float32) -> dict[str, Float32]:
 
 
 def _third(luma: Float32) -> Float32:
-    """Return (N, 64, 61), ``luma`` filtered by 1 -3 3 -1 along rows; the squares of the weights sum to 20."""
+    """Return ``luma`` filtered by -1 3 -3 1 along rows, (N, 64, 61); the squares of the weights sum to 20."""
     steps: Float32 = luma[:, :, 1:] - luma[:, :, :-1]
     bends: Float32 = steps[:, :, 1:] - steps[:, :, :-1]
     return bends[:, :, 1:] - bends[:, :, :-1]
 
 
 def _square3(luma: Float32) -> Float32:
-    """Return (N, 62, 62), ``luma`` filtered by 1 -2 1 along rows and then along columns.
+    """Return ``luma`` filtered by 1 -2 1 along rows and then along columns, (N, 62, 62).
 
     The squares of the weights sum to 36. It is the Spatial Rich Model's filter "square 3 x 3" times -4.
     """
@@ -233,13 +235,13 @@ def _square3(luma: Float32) -> Float32:
     return along[:, :-2] + along[:, 2:] - 2 * along[:, 1:-1]
 
 
-# One row of each of the filter's three kinds, outermost first.
-_SQUARE5_ROWS = ((-1, 2, -2), (2, -6, 8), (-2, 8, -12))  # weights of columns 2 off, 1 off and in the middle
+# The first, second and third of the filter's five rows; the other two mirror the first two.
+_SQUARE5_ROWS = ((-1, 2, -2), (2, -6, 8), (-2, 8, -12))  # weights 2 and 1 columns from the middle, and in it
 _SQUARE5_NORM = 596  # sum of squares
 
 
 def _square5(luma: Float32) -> Float32:
-    """Return (N, 60, 60), ``luma`` filtered by the Spatial Rich Model's filter "square 5 x 5" times 12."""
+    """Return ``luma`` filtered by the Spatial Rich Model's filter "square 5 x 5" times 12, (N, 60, 60)."""
     middle = luma[:, :, 2:-2]
     near = luma[:, :, 1:-3] + luma[:, :, 3:-1]
     far = luma[:, :, :-4] + luma[:, :, 4:]
@@ -252,7 +254,7 @@ def _mean_size(residual: Float32) -> Float32:
 
 
 def _kurtosis(residual: Float32) -> Float32:
-    """Return (N,), the kurtosis of every tile's residual around 0: 3 for Gaussian noise; NaN without a residual."""
+    """Return every tile's kurtosis around 0, (N,): 3 for Gaussian noise; NaN where the residual is 0."""
     squares = residual * residual
     mean_square = squares.mean((1, 2))
     fourth = np.einsum("nij,nij->n", squares, squares) / np.float32(squares[0].size if len(squares) else 1)
@@ -261,7 +263,7 @@ def _kurtosis(residual: Float32) -> Float32:
 
 
 def _correlation(residual: Float32, down: int, right: int) -> Float32:
-    """Return (N,), the correlation of values ``down`` rows and ``right`` columns apart; NaN without a residual."""
+    """Return the correlation of values ``down`` rows and ``right`` columns apart, (N,); NaN where the residual is 0."""
     height, width = residual.shape[1:]
     one, other = residual[:, : height - down, : width - right], residual[:, down:, right:]
     product = np.einsum("nij,nij->n", one, other)
@@ -271,11 +273,11 @@ def _correlation(residual: Float32, down: int, right: int) -> Float32:
 
 
 def _wavelet_noise(luma: Float32) -> tuple[Float32, Float32]:
-    """Return two noise levels per tile, float32 (N,) each, in grey levels.
+    """Return two noise levels per tile in grey levels, both float32 (N,).
 
-    They come from the finest and the second finest diagonal details of a Daubechies wavelet.
+    They are estimated from the finest and the second finest diagonal details of a Daubechies wavelet.
     """
-    import pywt  # takes 0.2 s to load, which a list of families need not
+    import pywt  # takes 0.2 s to load; not needed to list the families
 
     if not len(luma):
         return np.empty(0, np.float32), np.empty(0, np.float32)

@@ -1,8 +1,9 @@
 """Families of forensic features: their declaration, their input, and the pooling of values per video.
 
-The modules of this folder register families. A family sees pixels as they were coded, at native resolution, in square
-tiles. All tiles have the same area, and videos of any size have about as many tiles. So values do not grow with the
-size of a video. A value that cannot be measured is NaN, and null in the table.
+A family is a group of features that one function measures; the modules of this folder register families. A family gets
+pixels as they were coded, at native resolution, in square tiles. All tiles have the same area, and videos of any size
+have about the same number of tiles. So values do not grow with the size of a video. A value that cannot be measured is
+NaN, and null in the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,9 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import FEATURES
 
 TILE = 64  # pixels on a side
-GRID = 8  # tiles begin at multiples of it, so that the grid of 8 x 8 blocks lies alike in all
-_ACROSS = 3  # tiles at most in a row of a frame, and rows of them
-SMALL_SIDE = 160  # pixels at most on the longer side of ``Run.small``
+GRID = 8  # pixels; tiles begin at multiples of it, so that all have the same 8 x 8 grid of coded blocks
+_ACROSS = 3  # largest number of tiles in a row, and of rows of tiles
+SMALL_SIDE = 160  # largest number of pixels on the longer side of ``Run.small``
 
 Float32 = npt.NDArray[np.float32]
 Values = npt.NDArray[np.floating[Any]]
@@ -41,18 +42,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Stream:
-    """P packets of a video in decoding order, and what the decoder exports of F decoded frames.
+    """The P packets of a video in decoding order, and data that the decoder exports for F decoded frames.
 
     Attributes:
         codec: compression format, such as ``h264``.
         sizes: int64 (P,), sizes of the packets in bytes.
         is_key: bool (P,), true for keyframes.
         pts_seconds: float64 (P,), presentation times; NaN where unknown.
-        frame_types: one letter of ``IPB?`` per frame.
+        frame_types: text of F letters, ``I``, ``P``, ``B`` or ``?`` (unknown), one per decoded frame.
         qp: float32 (F, 2), mean and standard deviation of the quantiser over a frame's blocks, as shares of the codec's
             largest; NaN where it is not exported.
-        intra: float32 (F,), share of a frame's area that refers to no other frame; NaN where unknown.
-        motion: float32 (K, 2), the motion vectors of all frames, in pixels right and down.
+        intra: float32 (F,), share of a frame's area that is not predicted from another frame; NaN where unknown.
+        motion: float32 (K, 2), motion vectors of all decoded frames, in pixels to the right and down.
     """
 
     codec: str
@@ -72,7 +73,7 @@ class Feature:
     Attributes:
         name: name within its family.
         unit: unit of its values.
-        meaning: one sentence that explains it.
+        meaning: one sentence that explains the feature.
         size_proxy: whether its values depend more on a video's original size, codec or length than on manipulations.
     """
 
@@ -104,19 +105,19 @@ class FeatureFamily:
     of: Literal["tiles", "pairs", "stream"]
 
     def columns(self) -> dict[str, Feature]:
-        """Return the feature of every column, named ``FAMILY_FEATURE_POOL``, for streams ``FAMILY_FEATURE``."""
+        """Return the feature of every column, by name: ``FAMILY_FEATURE_POOL``, or for streams ``FAMILY_FEATURE``."""
         pools = ("",) if self.of == "stream" else tuple(f"_{pool}" for pool in POOLS)
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
 
     def main_columns(self) -> dict[str, Feature]:
-        """Return one column per feature, with its feature: the column of the mean, or the only one of a stream."""
+        """Return one column per feature, as ``columns`` does: that of the mean, or for streams the only one."""
         return dict(zip(list(self.columns())[:: 1 if self.of == "stream" else len(POOLS)], self.features, strict=True))
 
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Pool the results of ``measure`` for a video, and return a value for every column; NaN where there is none.
+        """Return a video's value for every column, by name; NaN where nothing could be measured.
 
         Args:
-            measured: the results for all sampled frames, runs or the stream of the video.
+            measured: the results of ``measure`` for all sampled frames or runs, or for the stream of the video.
 
         Raises:
             ValueError: ``measure`` returned other features than the family declares.
@@ -135,7 +136,7 @@ class FeatureFamily:
         return dict(zip(self.columns(), values, strict=True))
 
 
-# Meanings of the pools, over all sampled tiles or pairs of a video.
+# Statistics (pools) over all sampled tiles or pairs of a video, by the suffix of the column.
 POOLS: Mapping[str, str] = {
     "mean": "the mean",
     "spread": "the standard deviation",
@@ -148,7 +149,7 @@ _QUANTILES = np.array([0.1, 0.9])
 
 
 def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
-    """Return float64 (F, 6), the six statistics of ``POOLS`` over the finite values of every row.
+    """Return the six statistics of ``POOLS`` over the finite values of F rows of any lengths, float64 (F, 6).
 
     A row without finite values gives NaN.
     """
@@ -166,9 +167,10 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def tile_corners(height: int, width: int) -> IntArray:
-    """Return int64 (N, 2), top and left of a frame's tiles in pixels: at most 3 x 3, spread evenly, without overlap.
+    """Return top and left of a frame's tiles in pixels, int64 (N, 2).
 
-    All coordinates are multiples of 8. A frame smaller than a tile has no tiles. The array is cached and read-only.
+    There are at most 3 x 3 tiles, spread evenly, without overlap. All coordinates are multiples of 8. A frame smaller
+    than a tile has no tiles. The array is cached and read-only.
     """
     rows, columns = (_spread(size, min(_ACROSS, size // TILE)) for size in (height, width))
     corners: IntArray = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -183,7 +185,7 @@ def _spread(size: int, count: int) -> IntArray:
 
 
 def families_named(names: str) -> tuple[FeatureFamily, ...]:
-    """Return the families ``names``, separated by commas, or ``all``, sorted by name.
+    """Return feature families, sorted by name; ``names`` are separated by commas, or ``all``.
 
     Raises:
         UsageError: a family is unknown or cannot be imported, or none is named.

@@ -1,8 +1,8 @@
-"""Measure the forensic features of every video of an index in worker processes, and cache the values.
+"""Measure the forensic features of all videos of an index (a table of videos), and cache the values.
 
-An untrusted file may crash or hang its process, or use up its memory. Then only this video is lost. Values are cached
-by the video's content, the code that samples frames and the code of the family. So after an interruption, or with an
-added family, only missing values are measured.
+Videos are measured in worker processes: if an untrusted file crashes or hangs its process, or uses up its memory, only
+this video is lost. Values are cached by the video's content, the code that samples frames and the code of the family.
+So after an interruption, or with an added family, only missing values are measured.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,11 +23,11 @@ from fvc_lib.video.features.worker import code_of, code_of_samples
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS, recipe_named
 
 FEATURES_FOLDER = "features"
-TIMEOUT_SECONDS = 240.0  # for one video
+TIMEOUT_SECONDS = 240.0  # time limit of one video
 # The function of the worker processes. A module that names this one depends on every family: fvc_lib.video.features.*
 MEASURE_FUNCTION = "fvc_lib.video.features.worker:measure_item"
 
-Measured = Mapping[str, Any]  # by family: [code, values]
+Measured = Mapping[str, Any]  # by family: [hash of its code, values of its columns]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FeatureReport:
     Attributes:
         measured: number of videos that were measured.
         reused: number of videos whose values were all cached.
-        failed: (video id, reason) of every video that failed.
+        failed: a tuple (video id, reason) for every video that failed.
     """
 
     measured: int
@@ -60,7 +60,7 @@ class FeatureStore:
         self.folder = Path(cache_dir) / FEATURES_FOLDER / f"{code_of_samples()[:32]}{by_recipe}"
 
     def path(self, content_sha256: str) -> Path:
-        """Return the file of a video's values."""
+        """Return the path of the file with a video's values."""
         return self.folder / content_sha256[:2] / f"{content_sha256}.json"
 
     def read(self, content_sha256: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class FeatureStore:
         return read_document(self.path(content_sha256))
 
     def add(self, content_sha256: str, measured: Measured) -> None:
-        """Add values to the file of a video; values of other families in it stay."""
+        """Add values to the file of a video; values of other families in the file stay."""
         write_document(self.path(content_sha256), {**self.read(content_sha256), **measured})
 
 
@@ -79,17 +79,18 @@ def measure_files(
     *,
     workers: int = 0,
 ) -> Generator[tuple[int, Measured, str]]:
-    """Measure files in worker processes.
+    """Measure files in worker processes, and yield the result of a file when it is finished.
 
     Args:
-        files: tuples (path, content hash, names of families to measure); an empty hash is not compared.
+        files: tuples (path, SHA-256 of the content, names of families to measure). A file with another SHA-256 fails;
+            with an empty one it is not checked.
         recipe: recipe by which every file is re-encoded first; empty: none.
         cache_dir: the cache for re-encoded files.
         workers: number of processes (fewer if memory is short); 0: one per core.
 
     Yields:
-        (position in ``files``, values, reason), in the order in which files finish. The reason is empty unless the file
-        failed; then there are no values.
+        Tuples (index in ``files``, values, reason). If a file failed, the values are empty and the reason says why;
+        otherwise the reason is empty.
     """
     encoded = [recipe, str(cache_dir)] if recipe else []
     items = [
@@ -119,7 +120,7 @@ def measure_features(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     workers: int = 0,
 ) -> FeatureReport:
-    """Measure every video and write the table of features (FEATURES), one row per video in the order of ``index``.
+    """Measure every video, and write the table FEATURES, with one row per video in the order of ``index``.
 
     Args:
         index: an INDEX table.
@@ -170,7 +171,7 @@ def measure_features(
 
 
 def _row(families: Sequence[FeatureFamily], measured: Measured) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return float32 (C,), the values of all columns of ``families``; NaN where there are none."""
+    """Return the values of all C columns of ``families``, float32 (C,); NaN where ``measured`` has none."""
     parts = [
         np.array(measured[each.name][1], np.float64) if each.name in measured else np.full(len(each.columns()), np.nan)
         for each in families

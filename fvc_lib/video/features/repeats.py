@@ -1,6 +1,7 @@
-"""``repeats``: neighbouring frames that are equal or nearly equal, and jumps where frames were left out.
+"""``repeats``: features of neighbouring frames that are (nearly) equal, and of jumps where frames were left out.
 
-Only frames of the same run are compared. ``packets`` sees every frame of a video, but only its size.
+Only frames of the same run (a few consecutive frames) are compared. The family ``packets`` uses all frames of a video,
+but only the sizes of their packets.
 """
 
 import numpy as np
@@ -8,8 +9,8 @@ import numpy as np
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.features.family import Feature, FeatureFamily, Run, Values
 
-_FEWEST = 3  # frames; a single pair has nothing to be compared with
-_FLOOR = 0.05  # grey levels, added before a logarithm: the pairs of a still picture are all alike
+_FEWEST = 3  # least number of frames for ``dip`` and ``jump``, which compare a pair with other pairs
+_FLOOR = 0.05  # grey levels, added before the logarithm, so that tiny differences in still scenes do not matter
 
 
 def measure(run: Run) -> dict[str, Values]:

@@ -1,13 +1,13 @@
-"""Sample a video for its features: runs of neighbouring frames, cut into tiles as they were coded.
+"""Sample a video for its features: a few runs of consecutive frames, of which tiles of pixels are cut out.
 
-The frames are exactly those that decoding the whole video gives at their places (``decode.plan``). Pixels are read
-from the decoder's planes without scaling. A sample takes a few megabytes for a video of any size.
+The frames equal those with the same indices when the whole video is decoded (``decode.plan``). Pixels are read from the
+decoder's planes without scaling. A sample takes a few megabytes for a video of any size.
 
-A sample also holds the packets, and the quantisers, motion vectors and frame types that the decoder exports.
-
-ffmpeg's decoders export less than files hold. With PyAV 18.1, quantisers come from H.264, MPEG-1, MPEG-2, MPEG-4 and
-its relatives (per macroblock) and from VP9 (one per frame). Motion vectors come from all of these except VP9. HEVC,
-AV1, VP8, ProRes and JPEG export neither. All export frame types. Decoding takes no longer with the export.
+A sample also holds the packets of the video, and the quantisers, motion vectors and frame types that the decoder
+exports. Not all decoders of ffmpeg export them. With PyAV 18.1, those of H.264, MPEG-1, MPEG-2, MPEG-4 and its
+relatives export quantisers per macroblock and motion vectors. That of VP9 exports one quantiser per frame and no motion
+vectors. Those of HEVC, AV1, VP8, ProRes and JPEG export neither. All export frame types. Decoding takes no longer with
+the export.
 """
 
 from collections.abc import Sequence
@@ -33,22 +33,22 @@ from fvc_lib.video.features.family import SMALL_SIDE, TILE, Float32, IntArray, R
 
 Plane = npt.NDArray[Any]  # uint8 or uint16
 
-RUNS, RUN_LENGTH = 6, 4  # runs of a video, and frames of a run; fewer if the video has fewer
+RUNS, RUN_LENGTH = 6, 4  # number of runs of a video, and of frames of a run; less for a short video
 _LUMA_OF_RGB = np.array([0.299, 0.587, 0.114], np.float32)  # BT.601
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The data of a video that features are measured on: its runs in order, and its stream."""
+    """The data from which a video's features are measured: its runs in order of time, and its stream."""
 
     runs: tuple[Run, ...]
     stream: Stream
 
 
 def run_places(num_frames: int) -> list[IntArray]:
-    """Return the frame indices of each run, spread from a video's first frame to its last, without overlap.
+    """Return the frame indices of every run; runs are spread from a video's first frame to its last, without overlap.
 
-    A short video has fewer runs. A run is shorter only if it is the whole video.
+    There are at most ``RUNS`` runs of ``RUN_LENGTH`` frames. A video with fewer frames than ``RUN_LENGTH`` is one run.
     """
     length = min(RUN_LENGTH, num_frames)
     starts = uniform_places(num_frames - length + 1, max(1, min(RUNS, num_frames // RUN_LENGTH)))
@@ -56,7 +56,7 @@ def run_places(num_frames: int) -> list[IntArray]:
 
 
 def sample_video(path: AnyPath) -> Sample:
-    """Decode the runs of a video.
+    """Decode the runs of a video, and return them with its stream.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
@@ -70,7 +70,7 @@ def sample_video(path: AnyPath) -> Sample:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The luma of a frame of ``shape``: tiles (N, 64, 64), and the whole frame made small (h, w)."""
+    """The luma of one frame: its ``shape`` (H, W), its tiles (N, 64, 64), and the reduced frame (h, w)."""
 
     shape: tuple[int, int]
     tiles: Float32
@@ -78,7 +78,7 @@ class _Cut:
 
 
 class _TileSink:
-    """A sink that cuts tiles out of wanted frames and drops the frames."""
+    """A sink that cuts tiles out of wanted frames, and does not hold the frames."""
 
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray], stream: Stream) -> None:
         export(opened)
@@ -88,14 +88,14 @@ class _TileSink:
         self._reformatter = VideoReformatter()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Cut the tiles of a wanted frame."""
+        """Receive a frame, as ``decode.plan.Sink`` describes; cut out its tiles if it is wanted."""
         if place is not None and place in self.wanted:
             self._cuts[place] = _cut(frame, self._reformatter)
             self._notes.observe(frame)
             self.wanted.discard(place)
 
     def sample(self) -> Sample:
-        """Return the sample, once all wanted frames were offered. A run is cut where the size of frames changes."""
+        """Return the sample, after all wanted frames were received; a run ends early where the frame size changes."""
         runs = []
         for places in self._runs:
             cuts = [self._cuts[place] for place in places.tolist()]
@@ -132,7 +132,7 @@ def _plane(frame: VideoFrame, number: int, bits: int) -> Plane:
 
 
 def _tiles(plane: Plane, corners: IntArray) -> Float32:
-    """Return float32 (N, 64, 64), copies of the tiles of ``plane`` at ``corners`` (N, 2)."""
+    """Return copies of the tiles of ``plane`` at ``corners`` (N, 2), float32 (N, 64, 64)."""
     tiles = np.empty((len(corners), TILE, TILE), np.float32)
     for tile, (top, left) in zip(tiles, corners.tolist(), strict=True):
         tile[...] = plane[top : top + TILE, left : left + TILE]
@@ -140,7 +140,7 @@ def _tiles(plane: Plane, corners: IntArray) -> Float32:
 
 
 def _small(plane: Plane) -> Float32:
-    """Return float32 (h, w), ``plane`` averaged over equal blocks so that its longer side has at most 160 pixels."""
+    """Return ``plane`` averaged over equal blocks, so that its longer side has at most 160 pixels, float32 (h, w)."""
     height, width = plane.shape
     factor = -(-max(height, width) // SMALL_SIDE)
     down, across = min(factor, height), min(factor, width)
@@ -156,14 +156,14 @@ def _small(plane: Plane) -> Float32:
     return means
 
 
-# --- Packets, and what the decoder exports
+# --- Packets, and data that the decoder exports
 
 _EXPORT = {"export_side_data": "venc_params"}
-# H.264 with 10 bit goes down to -12. For MPEG, ffmpeg exports twice the scale code, which is at most 31; MPEG-2 has
-# another scale, up to 112.
+# Largest quantiser by codec. In H.264 with 10 bits the smallest is -12. For MPEG, ffmpeg exports twice the scale code,
+# which is at most 31; on another scale of MPEG-2 values reach 112.
 _LARGEST_QP = {"VP9": 255.0, "H264": 51.0, "MPEG2": 62.0}
 _MACROBLOCK = 16
-_MOST_VECTORS = 4096  # per frame; if there are more, every second one is kept, or every third ...
+_MOST_VECTORS = 4096  # per frame; of more vectors every second, third ... is taken
 
 
 def export(source: VideoSource) -> None:
@@ -174,7 +174,7 @@ def export(source: VideoSource) -> None:
 
 
 def stream_of(source: VideoSource, table: FrameTable) -> Stream:
-    """Return the packets of ``table`` as a ``Stream``. Times are NaN where they may not be those of the frames."""
+    """Return the packets of ``table`` as a ``Stream``; presentation times are NaN where they are not reliable."""
     seconds = np.full(table.num_packets, np.nan)
     if not table.doubt and source.stream.time_base:
         seconds[table.is_shown] = seconds_of(table.pts[table.is_shown], source.stream.time_base)
@@ -182,7 +182,7 @@ def stream_of(source: VideoSource, table: FrameTable) -> Stream:
 
 
 class FrameNotes:
-    """Collects the quantisers, motion vectors and types of chosen frames, as the decoder exports them."""
+    """Collects the quantisers, motion vectors and frame types that the decoder exports for chosen frames."""
 
     def __init__(self) -> None:
         self._types = ""
@@ -191,7 +191,7 @@ class FrameNotes:
         self._motion: list[Float32] = []
 
     def observe(self, frame: VideoFrame) -> None:
-        """Add the exported data of a frame. Its source must have been passed to ``export`` before."""
+        """Add the exported data of a frame; ``export`` must have been called with its source before."""
         side_data = side_data_of(frame)
         letter = PictureType(frame.pict_type).name
         letter = letter if letter in {"I", "P", "B"} else "?"
@@ -224,7 +224,7 @@ def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
     largest = _LARGEST_QP.get(parameters.codec_type.name, np.nan)
     if not parameters.nb_blocks:
         return parameters.qp / largest, np.nan
-    # Each block has its place, its size and, last, its offset from the frame's quantiser
+    # Per block: x, y, width, height, and the difference of its quantiser from the frame's
     # (libavutil/video_enc_params.h). The stub does not declare the buffer.
     numbers = np.frombuffer(parameters, np.int32, offset=parameters.blocks_offset)  # type: ignore[call-overload]
     offsets = numbers.reshape(parameters.nb_blocks, -1)[:, 4]
@@ -232,9 +232,9 @@ def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
 
 
 def _motion(vectors: np.ndarray) -> Float32:
-    """Return float32 (K, 2), the motion of K blocks, in pixels right and down, from the earlier frame to the later."""
+    """Return the motion of K blocks from the earlier to the later frame, in pixels right and down, float32 (K, 2)."""
     kept = vectors[:: -(-len(vectors) // _MOST_VECTORS) or 1]
-    # A vector points from a block to its match, in an earlier frame (source below 0) or a later one.
+    # A vector points from a block to its match in an earlier frame (source below 0) or a later frame.
     towards = np.sign(kept["source"]) / np.maximum(kept["motion_scale"], 1)
     return np.stack([kept["motion_x"] * towards, kept["motion_y"] * towards], axis=1).astype(np.float32)
 

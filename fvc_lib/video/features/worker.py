@@ -1,6 +1,6 @@
 """Measure one untrusted video in a worker process.
 
-Every worker imports this module, so it imports no polars and no torch.
+Every worker process imports this module, so it imports neither polars nor torch.
 """
 
 import importlib.metadata
@@ -20,7 +20,7 @@ from fvc_lib.video.features.sampling import Sample, sample_video
 from fvc_lib.video.reencode import reencoded
 
 _HERE = "fvc_lib.video.features"
-_PACKAGES = ("numpy", "scipy", "pywavelets")  # that families compute with
+_PACKAGES = ("numpy", "scipy", "pywavelets")  # packages on which values depend
 
 
 class FamilyError(Exception):
@@ -28,7 +28,7 @@ class FamilyError(Exception):
 
 
 def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
-    """Return the columns of one family for one video; NaN where a value cannot be measured.
+    """Return one video's value for every column of a family, by name; NaN where it cannot be measured.
 
     Raises:
         FamilyError: the family's function fails, or returns other features than the family declares.
@@ -46,7 +46,7 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
 
 
 def measure_video(path: AnyPath, families: Sequence[FeatureFamily]) -> dict[str, dict[str, float]]:
-    """Return the columns and values of the video at ``path``, by the name of the family.
+    """Return a mapping for every family, by its name: from its columns to the values of the video at ``path``.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
@@ -57,15 +57,17 @@ def measure_video(path: AnyPath, families: Sequence[FeatureFamily]) -> dict[str,
 
 
 def measure_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Measure the families named in ``families`` of the video at ``source``.
+    """Measure one video, in a worker process.
 
     Args:
-        item: ``source`` (a path), ``families`` (names), ``content_sha256`` (hash of the indexed video; empty: not
-            compared) and ``encoded`` (recipe and cache by which the run re-encodes videos; empty: none).
+        item: ``source``, path of the video; ``families``, names of the families; ``content_sha256``, SHA-256 of the
+            indexed video (empty: it is not checked); and ``encoded``, two texts with which videos are first re-encoded,
+            the recipe and the cache folder (empty: videos are not re-encoded).
 
     Returns:
-        ``measured``: for every family [hash of its code, values in the order of its columns], with None where a value
-        cannot be measured. On failure ``video_error``: the reason.
+        A mapping with ``measured``: for every family, a list of the hash of its code, and its values in the order of
+            its
+        columns, with None where a value cannot be measured. On failure, a mapping with ``video_error``, the reason.
     """
     families = [FEATURES.get(name) for name in item["families"]]
     try:
@@ -87,7 +89,7 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def code_of(family: FeatureFamily) -> str:
-    """Return the hex SHA-256 of a family's code, columns and packages. Cached values are valid for this hash only."""
+    """Return a hexadecimal SHA-256 of a family's code, columns and packages; cached values are valid only for it."""
     module = family.measure.__module__
     if f"{module}.".startswith(f"{_HERE}."):
         code = code_hash(module, _HERE)
@@ -97,7 +99,7 @@ def code_of(family: FeatureFamily) -> str:
 
 
 def code_of_samples() -> str:
-    """Return a hex SHA-256 of the code that decodes and cuts samples, and of PyAV's version."""
+    """Return a hexadecimal SHA-256 of the code that decodes and cuts samples, and of PyAV's version."""
     return sha256_of_json([code_hash(f"{_HERE}.sampling", "fvc_lib.video"), _versions(("av",))])
 
 
