@@ -250,7 +250,7 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
 
 @dataclass(frozen=True)
 class Reencoded:
-    """The result for one video: ``path`` of the re-encoded file; None on failure, with its ``reason`` and ``detail``."""
+    """The result for one video: ``path`` of the re-encoded file; None on failure, with ``reason`` and ``detail``."""
 
     source: Path
     path: Path | None
