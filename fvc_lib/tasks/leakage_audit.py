@@ -1,4 +1,4 @@
-"""Count what could leak between training and test, and compute what a split by row would have claimed.
+"""Count overlaps between training and test videos, and compute the AUC that a split by row would have claimed.
 
 A group holds videos that belong together, such as copies; a clean split keeps groups whole. Overlaps are counted from
 the facts of each file: content, source, stated group and perceptual hash. ``group_id`` alone would not show a fault in
@@ -181,9 +181,9 @@ def _metadata_carriers(
 ) -> Iterator[Row]:
     """Yield rows that inform about metadata, if they predict the labels with an AUC of at least ``_CARRIES_AUC``.
 
-    The AUC is that of all metadata columns together, on videos that the classifier was not trained on. The row's
-    sentence names the columns with the highest AUCs, each from a classifier on that column alone. A second row follows
-    if frame size and rate alone reach this AUC in videos that were not rescaled.
+    The AUC is reached by a classifier on all metadata columns, on videos that it was not trained on. The row's sentence
+    names the columns that alone reach the highest AUCs. A second row follows if frame size and rate alone reach the AUC
+    ``_CARRIES_AUC`` in videos that were not rescaled.
     """
     folds = predictions.select("video_id", "group_id", "label", "fold")
 

@@ -111,9 +111,9 @@ def mixed_pixels(pixels: Tensor, partner: Tensor, mix: Mix) -> Tensor:
 
 
 def mixed_target(target: Tensor, partner: Tensor, mix: Mix) -> Tensor:
-    """Return ``share * target + (1 - share) * partner``, where ``share`` is that of ``mix``.
+    """Return the weighted mean of ``target`` and ``partner``, two targets of the same shape, with weights from ``mix``.
 
-    Both targets have the same shape; a target without a class is all zeros.
+    A target without a class is all zeros.
     """
     return mix.share * target + (1 - mix.share) * partner
 

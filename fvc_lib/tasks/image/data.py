@@ -73,7 +73,9 @@ class ImageLabels:
 def labels_of_training(
     classes: tuple[str, ...], targets: tuple[str, ...], units: tuple[str, ...], values: FloatArray
 ) -> ImageLabels:
-    """Return the labels, with means and deviations of ``values``: float64 (N, T) of the training part, NaN if unknown.
+    """Return the labels, with the means and standard deviations of the targets.
+
+    ``values`` are those of the N training pictures, float64 (N, T); NaN if unknown.
 
     Raises:
         DataError: no training picture has a value of a target.

@@ -11,8 +11,9 @@ Reals and fakes come from different sources, too, so the detector's AUC of reals
 - the real-source control (``config.real_source_control``): the same detector trained to name the source of a real, with
   the same recipe, clips and groups. A video is scored by a network that was trained without its group.
 
-The sources are the two with the most videos among those with at least 10 groups of reals. The control is possible in a
-fold whose test part has both sources and whose training part has 2 groups of each, to learn from and to choose on.
+The two sources are those with the most videos, among all sources with at least 10 groups of reals. The control is
+possible in a fold if the test part has both sources and the training part has 2 groups of each source: one to learn
+from and one to choose the epoch on.
 """
 
 import math

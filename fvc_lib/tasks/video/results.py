@@ -1,15 +1,15 @@
-"""Results of out-of-fold predictions: each metric of the model with an interval, next to those of the controls.
+"""Results of out-of-fold predictions: the metrics of the model and of its controls, with intervals.
 
-A control is a predictor that sees no pixel or learned other labels; the model must be better. The value over all folds
-is defined by ``cross_validation.measure_over_folds``. Metrics called ``..._uncalibrated`` are those of the model at a
-temperature of 1.
+A control is a predictor that sees no pixel or learned other labels; the model must be better. The function
+``cross_validation.measure_over_folds`` defines the value over all folds. Metrics called ``..._uncalibrated`` are those
+of the model at a temperature of 1.
 
 In scope ``all`` each video counts once. In ``all_by_group`` each group counts once, so that a clip copied a hundred
 times does not dominate. ``fold_mean`` and ``fold_std`` are the mean and sample standard deviation over the folds; the
 standard deviation is no interval, because folds share training data.
 
-Intervals account for the random choice of test groups, but not for that of seeds or of shuffled labels. A control that
-gives all videos the same score has an interval of width zero.
+Intervals account for the random choice of test groups, but not for the random choice of seeds or shuffled labels. A
+control that gives all videos the same score has an interval of width zero.
 
 Slices are the AUCs of subsets of the videos, by platform, kind of fake, length, size and codec. They are many and
 small, so some look good or bad by chance, and no interval is adjusted for their number. A kind of fake is compared with
@@ -401,9 +401,9 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 
     Returns:
         Three rows ``fake``, ``real`` and ``precision`` with the columns ``label called_fake called_real
-        called_fake_share low_share high_share num_groups``. In the row ``precision`` the share is that of fakes among
-        the videos called fake, which depends on the share of fakes in the corpus. A class with fewer than two groups
-        has no interval.
+        called_fake_share low_share high_share num_groups``. In the row ``precision``, ``called_fake_share`` is the
+        share of fakes among the videos called fake. It depends on the share of fakes in the corpus. A class with fewer
+        than two groups has no interval.
     """
     decisions = decide(predictions["score"].to_numpy(), predictions["threshold"].to_numpy())
     decided = predictions.with_columns(called=pl.Series(decisions))

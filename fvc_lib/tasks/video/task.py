@@ -40,7 +40,7 @@ class VideoTask:
         self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` trains
 
     def build_model(self) -> nn.Module:
-        """Return a new network with its pretrained weights; what has none comes from torch's current random state."""
+        """Return a new network; weights that are not pretrained come from torch's current random state."""
         model = build_detector(self._config)
         self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         return model

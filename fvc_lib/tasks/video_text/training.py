@@ -262,7 +262,7 @@ class VideoTextTask:
         training: training samples with the tensors that ``VideoTextNetwork.forward`` reads.
         validation: validation samples with the same tensors.
         plan: sizes and parts of the network.
-        config: weights of the losses. A weight is above 0 exactly where ``plan`` has the part of that loss.
+        config: weights of the losses. A weight is above 0 if and only if ``plan`` has the part of that loss.
 
     Attributes:
         writes_captions: whether ``forward`` of a network with a decoder also writes captions and returns their

@@ -4,9 +4,9 @@ The verdict is fake or real only if the other answer is unlikely at a stated rat
 it is undecided.
 
 The network of all groups learns from every group, so no group is left to test it. For its verdicts the rule therefore
-uses the out-of-fold scores, which the folds' networks gave. ``agreement_table`` compares both kinds of scores on the
-videos that chose the epoch and temperature of the network of all groups, because it was not trained on them. On these
-videos that network looks a little better than it is.
+uses the out-of-fold scores, which the folds' networks gave. ``agreement_table`` compares both kinds of scores on a few
+videos: those that chose the epoch and temperature of the network of all groups. It was not trained on them, but it
+looks a little better on them than it is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +55,7 @@ class Rule:
     Attributes:
         called_fake: the share of reals that may be called fake, inside (0, 1).
         called_real: the share of fakes that may be called real, inside (0, 1).
-        prior: share of fakes where the new videos come from, for the column ``probability``; None: no such column.
+        prior: share of fakes among the new videos, which the column ``probability`` assumes; None: no such column.
         withheld: whether every video is undecided, because the run is not shown to be above its controls. Controls are
             predictors that see no pixel or learned other labels.
     """
@@ -79,7 +79,7 @@ def rule_of(
     Args:
         error_rate: share of fakes that may be called real.
         false_alarm_rate: share of reals that may be called fake; 0: the same as ``error_rate``.
-        prior: share of fakes where the new videos come from; 0: not known.
+        prior: share of fakes among the new videos; 0: not known.
         withheld: whether every video is undecided (``Rule.withheld``).
 
     Raises:

@@ -295,7 +295,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     Args:
         networks: the networks of the run.
         known: the run's videos.
-        tell: called with the progress.
+        tell: called with a text, the number of videos done and their total.
 
     Returns:
         The features; None if no video is tested, a clip is missing, the model sees no frames, or its head does not get
