@@ -209,29 +209,6 @@ def features(family: str | None) -> None:
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
 
 
-@click.command(short_help="Show how a video's frames are decoded.")
-@click.argument("videos", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--num-frames", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Frames of a clip.")
-def explain(videos: tuple[Path, ...], num_frames: int) -> None:
-    """Decode a clip of every file in VIDEOS and show which packets go to the decoder, which are skipped, and why.
-
-    A video that cannot be used is named with the remedy.
-
-    Exit codes: 0 ok, 3 a video cannot be used.
-    """
-    from fvc_lib.video.decode.clip import explain_clip  # PyAV takes a third of a second to load
-    from fvc_lib.video.decode.source import VideoError
-
-    unusable = []
-    for path in videos:
-        try:
-            click.echo(f"{path}: {explain_clip(path, num_frames)}")
-        except VideoError as error:
-            unusable.append(str(error))
-    if unusable:
-        raise DataError(" ".join(unusable))
-
-
 @click.command(short_help="List corpora that are read as they unpack, or say what a folder is.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -380,4 +357,4 @@ def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -
     )
 
 
-COMMANDS = (status, report, compare, export_mlflow, doctor, detectors, features, corpora, explain)
+COMMANDS = (status, report, compare, export_mlflow, doctor, detectors, features, corpora)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import Box, FrameSink
-from fvc_lib.video.decode.plan import decode, plan_decoding
+from fvc_lib.video.decode.plan import decode
 from fvc_lib.video.decode.source import open_video
 
 MAX_FRAMES = 100_000
@@ -86,25 +86,6 @@ def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
         table = read_frame_table(opened)
         done = decode(opened, table, lambda source, count, _: FrameSink(source, size, places_of(count)))
     return Clip.of(done.sink, done.seconds)
-
-
-def explain_clip(path: AnyPath, num_frames: int, size: int = 112) -> str:
-    """Decode a clip as ``decode_clip`` does, and return a few sentences on which packets were decoded, and why.
-
-    Raises:
-        VideoError: as ``decode_clip``.
-    """
-    with open_video(path) as opened:
-        table = read_frame_table(opened)
-        places = uniform_places(max(1, table.num_shown), num_frames)
-        plan = plan_decoding(opened, table, set(places.tolist()))
-        done = decode(opened, table, lambda source, _, __: FrameSink(source, size, places))
-    wanted = f"{len(np.unique(places)):,} of {table.num_shown:,} frames"
-    if plan.why:
-        return f"{wanted} by decoding the whole video, because {plan.why}."
-    num_packets = sum(end - start for start, end in plan.runs)
-    text = f"{wanted} by {len(plan.runs):,} runs of packets: {num_packets:,} of {table.num_packets:,} are decoded."
-    return text if done.is_sparse else f"{text} That failed: they come from decoding the whole video."
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> IntArray:
