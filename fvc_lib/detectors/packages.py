@@ -16,7 +16,7 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
     """Import and return a module that a network needs.
 
     Args:
-        module: dotted name of the module, such as ``torchvision.models``.
+        module: dotted name of the module.
         whose: name of the network, for the error message.
         remedy: last sentence of the error message, without its full stop.
 

@@ -24,6 +24,7 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.task import LossMean
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 
+BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel: large enough that latency does not count
 # The death of a rank is noticed at once, because its connections close. This limit is for a rank that hangs or whose
 # machine went away: no rank is so much slower than another.
 PATIENCE_SECONDS = 600.0
@@ -108,7 +109,7 @@ class GradientSum:
     """Sum the gradients of several ranks, in the precision of the parameters; do nothing with a single rank.
 
     A parameter without a gradient on this rank counts as zeros. If no rank has a gradient, it stays None, as in a
-    single process.
+    single process. Buffers of about ``BUCKET_BYTES`` are allocated here, so that no exchange allocates.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
@@ -116,6 +117,24 @@ class GradientSum:
         self._parameters = [p for p in model.parameters() if p.requires_grad and ranks.size > 1]
         self._missing: list[int] = []  # parameters without a gradient, on this rank
         self._unreached: set[int] = set()  # and on all
+        groups: list[list[nn.Parameter]] = []
+        for parameter in self._parameters:
+            group, kind = groups[-1] if groups else [], (parameter.dtype, parameter.device)
+            num_bytes = sum(each.nbytes for each in group) + parameter.nbytes
+            if not group or kind != (group[0].dtype, group[0].device) or num_bytes > BUCKET_BYTES:
+                groups.append([])
+            groups[-1].append(parameter)
+        buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        # Parameters, the buffer of their gradients, and one view of the buffer per parameter.
+        self._buckets: list[tuple[list[nn.Parameter], Tensor, list[Tensor]]] = []
+        for group in sorted(groups, key=lambda group: -sum(each.numel() for each in group)):  # the largest first
+            sizes, kind = [each.numel() for each in group], (group[0].dtype, group[0].device)
+            buffer = buffers.setdefault(
+                kind, torch.empty(sum(sizes) * (kind not in buffers), dtype=kind[0], device=kind[1])
+            )
+            bucket = buffer[: sum(sizes)]
+            views = [part.view_as(each) for part, each in zip(torch.split(bucket, sizes), group, strict=True)]
+            self._buckets.append((group, bucket, views))
 
     def complete(self) -> None:
         """Fill missing gradients with zeros, at a point where an out-of-memory does not disturb the other ranks."""
@@ -139,10 +158,11 @@ class GradientSum:
 
     def sum(self) -> None:
         """Replace every ``p.grad`` by its sum over all ranks; it becomes None if no rank has a gradient."""
-        for parameter in self._parameters:
-            assert parameter.grad is not None  # see ``complete``
-            parameter.grad = parameter.grad.contiguous()
-            self._ranks.add_up("gradients", parameter.grad)
+        for parameters, bucket, views in self._buckets:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
+            torch._foreach_copy_(views, gradients)
+            self._ranks.add_up("gradients", bucket)
+            torch._foreach_copy_(gradients, views)
         for number in self._unreached:
             self._parameters[number].grad = None
 

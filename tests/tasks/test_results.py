@@ -297,5 +297,5 @@ def test_the_confusion_and_its_shares_are_scikit_learns(tables: Any, folds: pl.D
     assert (fakes[1:3], reals[1:3], precision[1:3]) == ((tp, fn), (fp, tn), (tp + fp, tn + fn))
     shares = (recall_score(truth, called), fp / (fp + tn), precision_score(truth, called))
     assert (fakes[3], reals[3], precision[3]) == pytest.approx(shares, abs=1e-12)
-    assert all(low <= share <= high for *_, share, low, high, _ in (fakes, reals, precision))
+    assert all(0 <= low <= share <= high <= 1 for *_, share, low, high, _ in (fakes, reals, precision))
     assert (fakes[-1], reals[-1], precision[-1]) == (10, 10, 20)

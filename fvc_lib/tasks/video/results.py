@@ -18,6 +18,7 @@ all reals, since fakes alone have no AUC. So the slices' numbers of videos add u
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ import polars as pl
 
 from fvc_lib.corpus.folds import check_folds
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, divide
+from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, decide, divide
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import (
@@ -379,14 +380,14 @@ def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Ex
 _CONFUSION = ("label", "called_fake", "called_real", "called_fake_share", "low_share", "high_share", "num_groups")
 
 
-@Metric
+@partial(Metric, bounds=SHARE)
 def share_called_fake(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the weighted share of rows that are called fake."""
     del labels
     return divide(weights @ decisions, weights.sum(axis=1))
 
 
-@Metric
+@partial(Metric, bounds=SHARE)
 def precision(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the weighted share of fakes among rows that are called fake."""
     return divide(weights @ (labels * decisions), weights @ decisions)

@@ -25,7 +25,7 @@ class Clip:
 
     Attributes:
         frames: uint8 (T, 3, H, W), RGB, upright.
-        pts_seconds: float64 (T,), presentation times in seconds, on the clock of ``plan.Decoded.seconds``.
+        pts_seconds: float64 (T,), presentation times in seconds, on the clock of ``Decoded.seconds``.
         frame_indices: int64 (T,), indices of the frames in presentation order, 0 to ``num_source_frames - 1``.
         num_source_frames: number of frames of the whole video.
         content: the rectangle of ``frames`` that holds the picture; the rest is black.
