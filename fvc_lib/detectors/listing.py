@@ -79,7 +79,7 @@ class DetectorFacts:
 
 
 def facts_of(name: str) -> DetectorFacts:
-    """Return the facts about the detector ``name``; its network is built on the meta device, to count.
+    """Return the facts about the detector ``name``, whose network is built on torch's meta device, without memory.
 
     Raises:
         UsageError: the name is unknown.

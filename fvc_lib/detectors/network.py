@@ -38,7 +38,7 @@ class Normalised(nn.Module):
 
     Args:
         mean: mean of red, green and blue, as fractions of white.
-        deviation: standard deviation of red, green and blue, likewise.
+        deviation: standard deviation of red, green and blue, as fractions of white.
     """
 
     mean: Tensor
@@ -67,7 +67,7 @@ class Trunk(nn.Module):
         network: the publisher's module; files of weights hold its ``state_dict``.
         num_features: F, number of features of a clip or frame.
         mean: mean of red, green and blue in the publisher's training data, as fractions of white.
-        deviation: standard deviation of red, green and blue, likewise.
+        deviation: standard deviation of red, green and blue in that data, as fractions of white.
         recomputable: parts whose activations gradient checkpointing may compute again.
         weights: origin of the weights; None: the network starts from scratch.
     """

@@ -119,7 +119,7 @@ def p_values(known: Witnesses, scores: ArrayLike) -> PValues:
 
 
 def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
-    """Return for each new score the summed votes of the known videos that look at least as untypical of ``label``.
+    """Return for every new score the summed votes of known videos that look at most as typical of class ``label``.
 
     The result is float64 (M,).
 

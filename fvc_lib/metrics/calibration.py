@@ -85,10 +85,10 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray) -> FloatArray:
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Return the absolute difference of mean score and share of fakes, averaged over bins by weight; lower is better.
 
-    Scores are probabilities of fake, not the larger of two probabilities. The bins are fixed, so
-    they are the same in every half-sample of the groups. The error is biased upwards in small samples: a calibrated
-    score has an error above 0 too. It is also defined where only one class occurs. Source: M. P. Naeini et al.,
-    "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
+    Scores are probabilities of fake, not the larger of two probabilities. The bins are fixed, so they are the same
+    in every half-sample of the groups. The error is biased upwards in small samples: a calibrated score has an error
+    above 0 too. It is also defined where only one class occurs. Source: M. P. Naeini et al., "Obtaining well calibrated
+    probabilities using Bayesian binning", AAAI 2015.
 
     Raises:
         ValueError: scores outside [0, 1].

@@ -218,8 +218,8 @@ def roc_auc(curve: ConfusionCurve) -> FloatArray:
     """Return the area under the ROC curve: the probability that a fake scores above a real, a tie counting half.
 
     The area is made of trapezoids between distinct scores and equals the Mann-Whitney statistic with midranks. NaN
-    with one class. Source: J. A. Hanley and B. J. McNeil, "The meaning and use of the area under a ROC curve",
-    Radiology 143 (1982).
+    if only one class occurs. Source: J. A. Hanley and B. J. McNeil, "The meaning and use of the area under a ROC
+    curve", Radiology 143 (1982).
     """
     true_positives, false_positives = curve.true_positives, curve.false_positives
     steps = false_positives[:, 1:] - false_positives[:, :-1]
@@ -238,7 +238,7 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
     """Return precision averaged over the recall gained at each distinct score: the sum of (R_k - R_(k-1)) P_k.
 
     Not interpolated (trapezoids would be optimistic, Davis and Goadrich 2006), as in scikit-learn. Its chance
-    level is the share of fakes. NaN with one class.
+    level is the share of fakes. NaN if only one class occurs.
     """
     true_positives = curve.true_positives
     # Where nothing is called fake yet (rows of weight 0), no recall is gained either: 0 / tiny.
@@ -257,7 +257,7 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
     """Return the error rate at the threshold where reals and fakes have the same error rate; lower is better.
 
     It is read off the ROC curve where the curve crosses FPR = 1 - TPR. Neighbouring points are joined linearly: a
-    random choice between their thresholds reaches the points in between. NaN with one class.
+    random choice between their thresholds reaches the points in between. NaN if only one class occurs.
     """
     fakes, reals = curve.num_fake, curve.num_real
 
@@ -274,7 +274,7 @@ def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArr
     """Return the largest share of fakes found with at most ``false_positive_rate`` of the reals called fake.
 
     The value is reached by a threshold and not interpolated. With fewer than 1 / ``false_positive_rate`` reals no false
-    positive is allowed at all. NaN with one class.
+    positive is allowed at all. NaN if only one class occurs.
     """
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
     allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
@@ -325,7 +325,7 @@ def partial_auc(curve: ConfusionCurve) -> FloatArray:
     """Return the area under the ROC curve up to 10 % of the reals called fake, scaled: 0.5 is chance and 1 perfect.
 
     Source: D. K. McClish, "Analyzing a portion of the ROC curve", Medical Decision Making 9 (1989). Linear between
-    points, as scikit-learn's ``roc_auc_score(max_fpr=...)``. NaN with one class.
+    points, as scikit-learn's ``roc_auc_score(max_fpr=...)``. NaN if only one class occurs.
     """
     end = 0.1
     alarms, hits = curve.false_positive_rates, curve.true_positive_rates
@@ -368,7 +368,7 @@ def f1(sums: FloatArray) -> FloatArray:
     """Return the harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN).
 
     Takes ``decisions`` (N,) of 0 and 1; see ``decide`` for decisions from scores. Its chance level depends on the share
-    of fakes. NaN with one class.
+    of fakes. NaN if only one class occurs.
     """
     hits, misses, false_alarms, rejections = sums.T
     value = divide(2 * hits, 2 * hits + false_alarms + misses)
@@ -383,7 +383,7 @@ def f1(sums: FloatArray) -> FloatArray:
 def balanced_accuracy(sums: FloatArray) -> FloatArray:
     """Return the mean of the shares of fakes and of reals that ``decisions`` (N,) get right; 0.5 is chance.
 
-    NaN with one class. See ``decide`` for decisions from scores.
+    NaN if only one class occurs. See ``decide`` for decisions from scores.
     """
     hits, misses, false_alarms, rejections = sums.T
     return (divide(hits, hits + misses) + divide(rejections, false_alarms + rejections)) / 2
@@ -398,7 +398,7 @@ def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Return the correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
     The value is 0 where all decisions are the same, the limit of the formula (D. Chicco and G. Jurman, BMC Genomics
-    21:6, 2020). NaN with one class.
+    21:6, 2020). NaN if only one class occurs.
     """
     hits, misses, false_alarms, rejections = sums.T
     fakes, reals = hits + misses, false_alarms + rejections

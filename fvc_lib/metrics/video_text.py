@@ -80,7 +80,7 @@ def retrieval_metrics(
 
     Args:
         video_embeddings: (N, D), a numpy array or a torch tensor; rounded to float32.
-        text_embeddings: (M, D), likewise.
+        text_embeddings: (M, D), a numpy array or a torch tensor; rounded to float32.
         pairs: int (P, 2) of (video row, text row), the pairs that belong together. A video may have several texts, or
             none.
         ks: values of k, from 1, for which recall is wanted.

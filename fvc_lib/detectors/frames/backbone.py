@@ -51,7 +51,7 @@ class EncoderBackbone(Backbone):
         self.num_features = trunk.frame_feature_size
 
     def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
-        """See ``parameters_by_stage``."""
+        """Return the parameters by stage, as ``parameters_by_stage`` divides the trunk's network."""
         return parameters_by_stage(self.trunk.network)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:

@@ -2,8 +2,8 @@
 
 An encoder of frames gives features (B, T, F). For example, one clip of three frames with two features may have
 ``[[1, 0], [2, 1], [2, 3]]``. The mean is ``[5/3, 4/3]``. The first differences are ``[1, 1]`` and ``[0, 2]``, of length
-1.41 and 2; between them the path turns by 45 degrees. Features (B, F) of a network on whole clips are used as (B, 1,
-F).
+1.41 and 2; between them the path turns by 45 degrees. A network on whole clips gives features (B, F),
+which are used as (B, 1, F).
 """
 
 from collections.abc import Callable

@@ -3,11 +3,11 @@
 Maps have no parameters. They are averages over cells, squares of a few pixels, so that a CPU can train on them.
 
 - ``FORENSIC``: traces of manipulation, and the picture. High-pass residuals suppress content and keep sensor noise and
-  the traces of interpolation and compression. The filters are second-order
-  ones of the Spatial Rich Model (Fridrich and Kodovsky, "Rich models for steganalysis of digital images", IEEE TIFS
-  2012) used by Zhou et al. ("Learning rich features for image manipulation detection", CVPR 2018): horizontal,
-  vertical, and their product. Bayar and Stamm (2016) learn such filters; fifty clips are too few for
-  that, so these are fixed. Differences between neighbouring frames show frozen frames and jumps.
+  the traces of interpolation and compression. The filters are second-order ones of the Spatial Rich Model (Fridrich and
+  Kodovsky, "Rich models for steganalysis of digital images", IEEE TIFS 2012), used by Zhou et al. ("Learning rich
+  features for image manipulation detection", CVPR 2018): horizontal, vertical, and their product. Bayar and Stamm
+  (2016) learn such filters; fifty clips are too few for that, so these are fixed. Differences between neighbouring
+  frames show frozen frames and jumps.
 - ``PIXELS``: content. It holds colours, and their signed changes over time, whose order at an edge shows the direction
   of a movement. It also holds the coordinates of every cell (R. Liu et al., "An intriguing failing of convolutional
   neural networks and the CoordConv solution", NeurIPS 2018), so that features pooled over the picture still show

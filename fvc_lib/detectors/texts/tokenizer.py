@@ -42,8 +42,8 @@ class TextTokenizer:
     def train(cls, texts: Iterable[str], vocabulary_size: int) -> "TextTokenizer":
         """Learn a vocabulary of at most ``vocabulary_size`` tokens, marks included.
 
-        The order of ``texts`` does not matter.         Pairs of tokens that occur only once are not merged, because
-        this would only memorise texts.
+        The order of ``texts`` does not matter. Pairs of tokens that occur only once are not merged, because this would
+        only memorise texts.
 
         Raises:
             ValueError: ``vocabulary_size`` has no room for the marks and all bytes.

@@ -36,8 +36,7 @@ def make_original(item: Item) -> dict[str, Any]:
             * ``seen``: path of the JSON file that records which part of the video the clips show; empty: none.
             * ``recipe``: name of a recipe (way to re-encode) that is applied first, into a temporary file; empty: none.
             * ``encoded``: empty, or two texts: the name of the run's recipe, and the cache folder for re-encoded
-            videos.
-              If the folder is empty, the re-encoded video is a temporary file.
+              videos. If the folder is empty, the re-encoded video is a temporary file.
 
     Returns:
         An empty mapping on success, otherwise one key:

@@ -127,7 +127,7 @@ class FrameConverter:
         self._boxes: dict[tuple[object, ...], Box] = {}
 
     def observe(self, frame: VideoFrame) -> None:
-        """Note the orientation that a frame states; call it for every decoded frame, in presentation order."""
+        """Record the orientation that a frame states; call it for every decoded frame, in presentation order."""
         tagged = Orientation.tagged_on(frame)
         if tagged is not None:
             self.orientation = tagged

@@ -36,8 +36,8 @@ class VideoError(FvcError):
     Attributes:
         path: the file.
         reason: the kind of fault in one word, such as ``truncated``; tables count videos by it.
-        detail: what exactly is wrong.
-        remedy: what usually helps.
+        detail: description of the fault.
+        remedy: advice to the user.
     """
 
     reason: ClassVar[str] = "unreadable"

@@ -41,8 +41,8 @@ class StillImageError(FvcError):
     Attributes:
         path: the file.
         reason: ``unreadable``, ``no_image``, ``truncated``, ``corrupt`` or ``refused`` (too large, or 32-bit pixels).
-        detail: what exactly is wrong.
-        remedy: what usually helps.
+        detail: description of the fault.
+        remedy: advice to the user.
     """
 
     def __init__(self, path: Path, reason: str, detail: str) -> None:

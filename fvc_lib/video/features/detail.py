@@ -90,7 +90,7 @@ _FITTED = np.arange(2, 25)  # frequencies that the power law is fitted to: not t
 _LAW = np.linalg.pinv(np.stack([np.log2(_FITTED), np.ones(_FITTED.size)], axis=1)).astype(np.float32)  # (2, rings)
 _TAIL = np.arange(28, 33)
 _BANDS = {"low": (2, 7), "middle": (8, 15), "high": (16, 32)}  # first and last frequency, in cycles per tile
-# Peaks are not searched at the harmonics of the 8 x 8 grid, which all codecs leave, and next to them.
+# Peaks are not searched at the harmonics of the 8 x 8 grid, which all codecs leave, nor next to them.
 _OFF_GRID = ~np.isin(_DOWN % 8, (7, 0, 1)) & ~np.isin(_RIGHT % 8, (7, 0, 1))
 _PEAKS = np.flatnonzero(_OFF_GRID.ravel() & (_RADIUS >= 10) & (_RADIUS <= _HALF))
 

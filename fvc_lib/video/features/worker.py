@@ -66,8 +66,8 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         A mapping with ``measured``: for every family, a list of the hash of its code, and its values in the order of
-            its
-        columns, with None where a value cannot be measured. On failure, a mapping with ``video_error``, the reason.
+        its columns, with None where a value cannot be measured. On failure, a mapping with ``video_error``, the
+        reason.
     """
     families = [FEATURES.get(name) for name in item["families"]]
     try:
