@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -59,11 +60,15 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)  # they cost more than the digest that replaces them
     try:
         with path.open("wb") as stream:
             torch.save(dict(document), stream)
     except RuntimeError as error:  # torch's archive hides the disk's own error behind a wrong position
         raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+    finally:
+        torch.serialization.set_crc32_options(before)
     append_digest(path)
 
 
@@ -105,7 +110,7 @@ def why_not_loaded(error: Exception) -> str:
         return "it is a TorchScript program, which is code"
     if isinstance(error, pickle.UnpicklingError):
         return "it is no file of torch.save, or damaged"
-    return str(error).partition("\n")[0] or type(error).__name__
+    return str(error).partition("\n")[0].rstrip(". ") or type(error).__name__
 
 
 def _refusal(path: Path, error: Exception) -> FvcError:
@@ -174,8 +179,8 @@ def tensors_with_nan(weights: Mapping[str, Any]) -> str:
 
     Infinity is allowed, because masks use it.
     """
-    names = [name for name, value in weights.items() if isinstance(value, Tensor) and value.isnan().any()]
-    return ", ".join(names[:5])
+    tensors = ((name, value) for name, value in weights.items() if isinstance(value, Tensor))
+    return ", ".join(islice((name for name, tensor in tensors if tensor.isnan().any()), 5))
 
 
 # --- One training's folder
@@ -306,12 +311,14 @@ class CheckpointFolder:
                 checkpoint = self._read(path)
             except DamagedCheckpointError as error:
                 path.replace(path.with_name(f"{path.name}.unusable"))
-                self._report(f"{error} Its name is now {path.name}.unusable. Trying the one before it.")
+                self._report(f"{error} It is kept as {path.name}.unusable. Trying the one before it.")
                 continue
             try:
-                self._write_best(checkpoint.best_epoch, checkpoint.best_model)
+                if not self._has_best(checkpoint.best_model):
+                    self._write_best(checkpoint.best_epoch, checkpoint.best_model)
             except OSError as error:
                 raise self._not_written(error) from error
+            self._best_epoch_on_disk = checkpoint.best_epoch
             return checkpoint
         if paths:
             self._report(f"no checkpoint in {str(self.folder)!r} can be used: training begins at step 0.")
@@ -321,23 +328,31 @@ class CheckpointFolder:
         """Return the checkpoint in ``path``; raises like ``load``."""
         document = load_document(path)
         try:
-            stamped = CheckpointBinding(document["config"], document["data_fingerprint"], document["network"])
+            stamped = CheckpointBinding(document["config"], document["data_fingerprint"], dict(document["network"]))
             names = ("epoch", "step", "state", "best_epoch", "best_model")
             checkpoint = Checkpoint(path, **{name: document[name] for name in names})
-            bad = tensors_with_nan({**checkpoint.state.get("model", {}), **checkpoint.best_model})
-        except (KeyError, TypeError, AttributeError) as error:
+            bad = tensors_with_nan(checkpoint.best_model) or tensors_with_nan(checkpoint.state.get("model", {}))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
         if bad:
             raise DamagedCheckpointError(f"{str(path)!r} holds NaN in {bad}.")
-        then, now = stamped.network, self._binding.network
-        if then and now and (then["name"], then["code"]) != (now["name"], now["code"]):
-            raise CheckpointMismatchError(other_network(f"the checkpoint {str(path)!r}", then, now, self._anew))
+        networks = stamped.network, self._binding.network
+        if all(networks) and any(networks[0].get(name) != networks[1].get(name) for name in ("name", "code")):
+            raise CheckpointMismatchError(
+                other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network, self._anew)
+            )
         if changed := stamped.differences(self._binding):
             raise CheckpointMismatchError(
                 f"{str(path)!r} was made by another configuration: {'; '.join(changed)}. Resume with the values it was "
                 "made with, or start a new run from it with --fork."
             )
         return checkpoint
+
+    def _has_best(self, best_model: Mapping[str, Tensor]) -> bool:
+        try:
+            return weights_digest(load_weights(self.folder / BEST)) == weights_digest(best_model)
+        except DamagedCheckpointError:
+            return not best_model
 
     def _write_best(self, best_epoch: int, best_model: Mapping[str, Tensor]) -> None:
         if best_model:
@@ -349,13 +364,13 @@ class CheckpointFolder:
         (self.folder / PREVIOUS).unlink(missing_ok=True)
 
 
-def other_network(subject: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
-    """Return the error message that ``subject`` belongs to another network than the one to train.
+def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
+    """Return the error message that ``what`` belongs to another network than the one to train.
 
-    ``then`` and ``now`` are values of ``CheckpointBinding.network``. ``anew`` is the command that discards ``subject``.
+    ``then`` and ``now`` are values of ``CheckpointBinding.network``. ``anew`` is the command that discards ``what``.
     """
     return (
-        f"{subject} is of the network {then['name']} in {then['file']!r}; to be trained is {now['name']} in "
-        f"{now['file']!r}, or its code has changed. Put that network back to go on with it; or train this one in a new "
-        f'run (run_dir "new"); or discard the stored one: {anew}'
+        f"{what} is of the network {then['name']} in {then['file']!r}, and {now['name']} in {now['file']!r} is to be "
+        "trained now, or its code has changed. Put that network back to go on with it; or train this one in a new run "
+        f'(run_dir "new"); or discard the stored one: {anew}'
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import polars as pl
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan import begin_training_state
 from fvc_lib.execution.run.status import RunStatus
-from fvc_lib.execution.run.which_run import take_over
 from fvc_lib.execution.stages import Task, read_notebook, stage_named
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.run_paths import RunPaths
@@ -43,7 +43,10 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     """A run folder with the ancestor's tables that carries its fold 0."""
     paths = elsewhere(ancestor, ancestor.paths.root.parent / root)
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
-    take_over(ancestor.paths, paths, [], [TASK])
+    shutil.copytree(ancestor.paths.training_checkpoints(STAGE, 0), paths.training_checkpoints(STAGE, 0))
+    paths.training_checkpoints(STAGE, 0).joinpath("outcome.json").unlink()
+    paths.metrics(STAGE, 0).parent.mkdir(exist_ok=True)
+    shutil.copyfile(ancestor.paths.metrics(STAGE, 0), paths.metrics(STAGE, 0))
     begin_training_state(paths, TASK, NOTEBOOK, ancestor.config)
     return paths
 
