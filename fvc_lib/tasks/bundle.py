@@ -160,7 +160,7 @@ def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
     """Return the parameters for ``bundle.json``; copy published weights and the user's own code into ``folder``."""
     relevant, recorded = config.relevant(), _recorded(config.task)
     params = {name: value for name, value in relevant.items() if name in recorded}
-    if "num_frames" in params:  # also where the network declares them: another version may declare other values
+    if "num_frames" in params:  # even if the network declares them: another version may declare other values
         clips = config.clips
         params |= {"num_frames": clips.num_frames, "fixed_size": clips.side, "frame_sampling": clips.view.sampling}
     for name in _OWN_CODE.keys() & params.keys():
@@ -187,7 +187,9 @@ def _recorded(task: str) -> set[str]:
 
 
 def _copy_weights(source: Path, target: Path) -> None:
-    """Copy a file or folder of weights to the folder ``target`` as safetensors, with the source's texts.
+    """Copy a file or folder of weights to the folder ``target`` as safetensors.
+
+    JSON and text files in the source folder are copied too.
 
     Raises:
         UsageError: the weights cannot be read.
@@ -311,7 +313,7 @@ def task_of_bundle(folder: Path) -> str:
 def _files_in(folder: Path) -> list[str]:
     """Return the relative names of the bundle's files, sorted, without ``digests.json``.
 
-    Names that begin with a dot at the top level are skipped, since a version system writes them.
+    Entries at the top level whose names begin with a dot are skipped, since version control writes such entries.
 
     Raises:
         UsageError: an entry is a link, or neither file nor folder.

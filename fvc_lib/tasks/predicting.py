@@ -41,7 +41,7 @@ PART_SENTENCES = {
 
 
 class Strict(BaseModel):
-    """Base class of records that refuse further fields and values of another type."""
+    """Base class of records that refuse unknown fields and values of a wrong type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -227,7 +227,7 @@ class Predictor:
 
     @property
     def identity(self) -> str:
-        """Return a text that changes with anything that decides an answer."""
+        """Return a text that changes whenever anything changes that affects an answer, such as weights or settings."""
         raise NotImplementedError
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Any]:
@@ -345,7 +345,7 @@ class OneNetwork(Predictor):
         return f"{self.name}@{digest[:12]}:{sha256_of_json(more)[:16]}"
 
     def identity_of_parts(self) -> Any:
-        """Return the content of the further files that decide an answer, as a JSON value."""
+        """Return, as a JSON value, the content of the further files that affect an answer, such as labels."""
         raise NotImplementedError
 
     def row(self, path: Path, found: Finding) -> Prediction:

@@ -2,7 +2,8 @@
 
 The steps: read the data, plan memory, train the network and its controls, score the test part once, write the results.
 A control is a training without real knowledge, such as one on shuffled labels. A stage is one notebook of a run. A
-task, such as ``video`` or ``image``, describes its part with a ``Training``. One process trains, or several ranks do.
+task, such as ``video`` or ``image``, provides its part as a ``Training``. One process trains, or several ranks
+(processes that share every batch) do.
 """
 
 import copy
@@ -52,7 +53,7 @@ from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
 _logger = logging.getLogger(__name__)
-_USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # the folder of the file does not count
+_USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # a user's module; the hash of its folder is ignored
 MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
 
 
@@ -225,7 +226,17 @@ class Network:
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained network whose test part is not scored yet."""
+    """A trained network whose test part is not scored yet.
+
+    Attributes:
+        network: the network's task and data.
+        engine: the engine that trained it.
+        state: the final state of the training, with the best epoch's weights.
+        checkpoints: folder of its checkpoints.
+        metrics: the log of its metrics.
+        ranks: the processes that trained it together.
+        seconds: duration of the training.
+    """
 
     network: Network
     engine: Engine
@@ -249,7 +260,7 @@ class TrainedNetwork:
         self.metrics.log(step=self.state.step, epoch=self.state.best_epoch, phase=phase, metrics=metrics)
 
     def record(self) -> dict[str, Any]:
-        """Return the fields of the network's ``TrainingRecord``."""
+        """Return the keyword arguments of the network's ``TrainingRecord``."""
         state = self.state
         return {
             "history": tuple(state.history),
@@ -280,7 +291,7 @@ def record_alone(trained: Sequence[TrainedNetwork]) -> Finished[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Generic[R]):
-    """A task's part of a training.
+    """The part of a training that a task provides: its networks, settings and final scoring.
 
     Attributes:
         stage: name of the notebook, which is part of file names.
@@ -289,7 +300,7 @@ class Training(Generic[R]):
         settings: settings of the engine.
         parameters: JSON values that the weights depend on; a checkpoint with other values is refused.
         networks: the model first, then its controls.
-        sizes: fields of the outcome: ``num_train num_validation num_test``, perhaps ``num_train_samples missing``.
+        sizes: fields of the outcome: ``num_train num_validation num_test``, optionally ``num_train_samples missing``.
         finish: called on every rank after the training; makes choices, scores the test part once, and returns the
             records and a function that writes the tables.
         outputs: files that ``finish`` writes; a training is finished when its outcome and these files exist.
@@ -362,7 +373,7 @@ def train(
         memory: notified of the training's position at every step.
         stop: called at every step boundary; returns True to stop.
         progress: called with (steps done, steps planned), summed over all networks.
-        ranks: the ranks that this process belongs to; None: it is no rank.
+        ranks: the group of ranks that this process belongs to; None: this process is not a rank.
         begun_with: ``TrainedClass.identity`` in the process that started the ranks; None: not known.
 
     Raises:
@@ -380,7 +391,7 @@ def train(
     if ranks is None and config.num_ranks > 1:
         arguments = [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])]
         log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
-        own = TrainedClass.of(read(Ranks()).task)  # a notebook's cell may have changed what its name stands for
+        own = TrainedClass.of(read(Ranks()).task)  # a notebook cell may have redefined the network
         launch = Launch(config.model_dump_json(), str(log), attempt, own.identity)
         run_ranks(
             "fvc_lib.tasks.rank", arguments, config.num_ranks, launch,
@@ -414,7 +425,7 @@ def train(
     if found:
         return replace(outcome_from_json(found, record), train_anew=anew)
 
-    if not ranks.rank:  # it lists files that are written from here on
+    if not ranks.rank:  # the stage's checkpoint lists files that are overwritten from here on
         paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)
     compute = training_device(config)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
@@ -545,16 +556,16 @@ def functions_of(network: nn.Module) -> dict[str, str]:
 def own_code(functions: Mapping[str, str]) -> str:
     """Return one digest of all functions outside of FVC and torch, such as those of a user's file or notebook cell.
 
-    Empty where there are none. Such code is an input of a training: a change of it leads to a new training.
+    The text is empty if there are none. Such code is an input of a training: a change of it leads to a new training.
     """
     own = {name: digest for name, digest in functions.items() if not name.startswith(("fvc_lib.", "torch."))}
     return sha256_of_json(own) if own else ""
 
 
 def changed_functions(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a text that lists the functions which differ between ``then`` and ``now``, the first few by name.
+    """Return a text that names the first functions which differ between ``then`` and ``now``.
 
-    Empty where none differs, or ``then`` is empty.
+    The text is empty if none differs or ``then`` is empty.
     """
     return in_words(name for name in {*then, *now} if then.get(name) != now.get(name)) if then else ""
 
@@ -562,6 +573,6 @@ def changed_functions(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 def _digest(function: FunctionType) -> str:
     try:
         source = inspect.getsource(function)
-    except OSError:  # in no file
+    except OSError:  # the function's source is in no file
         source = function.__code__.co_code.hex()
     return sha256_of_json(functions_in(textwrap.dedent(source)))[:16]

@@ -1,10 +1,10 @@
-"""Models on features: read a fold's features, fit a model to them, and judge new files with it.
+"""Models on features, such as a logistic regression: read a fold's features, fit a model, and judge new files with it.
 
-Parts, sealed test part, controls, calibration and tables are as for a network (``tasks/video/training.py``). Where a
-network chooses among epochs, these models choose among candidate settings. Each candidate is fitted and tested on inner
+Parts, sealed test part, controls, calibration and tables are as for a network (``tasks/video/training.py``). A network
+is chosen among epochs; these models are chosen among candidate settings. Every candidate is fitted and tested on inner
 folds of the training part, which keep groups together. The candidate with the lowest loss is then fitted to the whole
-training part. The inner validation part chooses temperature and threshold. A training takes seconds, so a stopped one
-starts over.
+training part. Temperature and threshold are chosen on the inner validation part. A training takes seconds, so a stopped
+one starts over.
 """
 
 import json
@@ -65,7 +65,7 @@ class FeatureTable:
 
     Attributes:
         names: the F columns, in order.
-        families: (F,) the family of each column.
+        families: the names of their families, in the same order.
     """
 
     def __init__(self, measured: pl.DataFrame, config: RunConfig) -> None:
@@ -96,7 +96,7 @@ class EmbeddedClips:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The trunk's name, repeated for each of the F features."""
+        """The families of the F features: F times the name of the trunk."""
         return (DETECTORS.get(self.config.model).trunk,) * self.features.feature_shape[1]
 
     @property
@@ -105,7 +105,7 @@ class EmbeddedClips:
         return tuple(f"{trunk}_{number}" for number, trunk in enumerate(self.families))
 
     def of(self, rows: Sequence[ClipRow]) -> FloatArray:
-        """Return the features of N ``rows``, float64 (N, F): means over the frames and clips of a video."""
+        """Return the features of N ``rows``, float64 (N, F), averaged over the frames and clips of a row."""
         number = self.config.clips_per_video
         clips = [(row.video_id, row.augmentation_index, clip) for row in rows for clip in range(number)]
         means = self.features.features(clips).numpy().astype(np.float64).mean(1)
@@ -119,7 +119,8 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
     """Describe a training before anything is fitted.
 
     Returns:
-        A sentence, and two tables: the families of features, and the candidate settings.
+        ``(text, [families, settings])``: a sentence, the families with their numbers of features and shares of missing
+        values, and the candidate settings.
     """
     missing = np.isnan(source.of(clips.train)).mean(0)
     columns = pl.DataFrame({"family": source.families, "missing": missing})
@@ -130,15 +131,15 @@ def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> tup
 
 
 def model_of(config: RunConfig) -> ClassicalModel:
-    """Return the estimator of ``config``."""
+    """Return the estimator that ``config.model`` names."""
     model: ClassicalModel = DETECTORS.get(config.model).build()  # type: ignore[misc]  # a model on features has it
     return model
 
 
 def trained_class(config: RunConfig, source: Source, num_numbers: int = 0) -> TrainedClass:
-    """Return the description of the estimator, its features and its package that an outcome records.
+    """Return the description of the estimator, its features and its package for the record of a training.
 
-    ``num_numbers`` counts the float values of the fitted model, also those that fill in and scale features.
+    ``num_numbers`` is the number of floats in the fitted model, including those that fill in and scale features.
     """
     packages = (DETECTORS.get(config.model).packages if config.of_features == "forensic" else ()) or ("scikit-learn",)
     fitter = ", ".join(f"{name} {version(name)}" for name in packages)
@@ -155,7 +156,12 @@ def trained_class(config: RunConfig, source: Source, num_numbers: int = 0) -> Tr
 class Fitted:
     """A fitted model with its recorded choices, before the outer fold is opened.
 
-    ``weights`` are its arrays. ``validation_logits`` (V,) are of the inner validation part, with the prior.
+    Attributes:
+        weights: the arrays of the fitted model, by name.
+        candidates: all candidate settings with their losses.
+        recorded: the choices that were recorded.
+        validation_logits: logits of the V inner validation videos with the prior logit added, float64 (V,).
+        seconds: duration of the training.
     """
 
     weights: dict[str, Tensor]
@@ -166,7 +172,7 @@ class Fitted:
 
     @property
     def num_numbers(self) -> int:
-        """The number of float values in the model."""
+        """The number of floats in the model."""
         return sum(tensor.numel() for tensor in self.weights.values() if tensor.is_floating_point())
 
 
@@ -250,7 +256,7 @@ def labels_of(rows: Sequence[ClipRow]) -> IntArray:
 
 
 def arrays_of(weights: Mapping[str, Tensor]) -> Arrays:
-    """Return stored weights as arrays of numpy."""
+    """Return stored weights as NumPy arrays."""
     return {name: tensor.numpy() for name, tensor in weights.items()}
 
 
@@ -268,21 +274,21 @@ def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray | None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The training rows: ``values`` (N, F), ``labels`` (N,) and ``weights`` (N,)."""
+    """The N training rows: features ``values`` (N, F), ``labels`` (N,) and loss ``weights`` (N,)."""
 
     values: FloatArray
     labels: IntArray
     weights: FloatArray
 
     def fit(self, model: ClassicalModel, settings: Mapping[str, float], which: Any = slice(None)) -> Arrays:
-        """Return ``model`` with ``settings``, fitted to the rows ``which``."""
+        """Fit ``model`` with ``settings`` to the rows that ``which`` indexes, and return the fitted arrays."""
         return model.fit(self.values[which], self.labels[which], self.weights[which], settings)
 
 
 def _inner_loss(model: ClassicalModel, settings: Mapping[str, float], rows: _Rows, folds: IntArray | None) -> float:
-    """Return the loss of ``settings`` over inner folds, each scored by a model that was fitted to the others.
+    """Return the cross-validated loss of ``settings``: every inner fold is scored by a model fitted to the other folds.
 
-    NaN if ``folds`` is None.
+    The loss is NaN if ``folds`` is None.
     """
     if folds is None:
         return math.nan
@@ -294,7 +300,7 @@ def _inner_loss(model: ClassicalModel, settings: Mapping[str, float], rows: _Row
 
 
 def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
-    """Return the weighted mean cross-entropy in nats of log odds (N,)."""
+    """Return the weighted mean cross-entropy of ``logits`` (N,), the log odds of fake, in nats."""
     return float(np.average(np.logaddexp(0, np.where(labels == 1, -logits, logits)), weights=weights))
 
 
@@ -302,9 +308,9 @@ def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
 
 
 def description(config: RunConfig, settings: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
-    """Return the metadata stored with a fitted model: its settings.
+    """Return the metadata that are stored with a fitted model: its settings.
 
-    On forensic features also their names, and a digest of the code that measures them.
+    A model on forensic features also has the names of the features, and a digest of the code that measures them.
     """
     if config.of_features != "forensic":
         return {"settings": dict(settings)}
@@ -316,7 +322,7 @@ def _measuring_code(config: RunConfig) -> str:
 
 
 def described_in(path: Path) -> dict[str, Any]:
-    """Return the ``description`` in the file ``path``.
+    """Return the metadata that ``description`` made for the fitted model in the file ``path``.
 
     Raises:
         DamagedCheckpointError: the header of the file cannot be read.
@@ -367,7 +373,7 @@ def fitted_model(path: Path, weights: Mapping[str, Tensor], config: RunConfig) -
 def measured_features(
     config: RunConfig, recipe: str, files: Sequence[tuple[Path, str]]
 ) -> Iterator[tuple[int, dict[str, float], str]]:
-    """Measure the forensic features of ``files`` in worker processes, as those of the run's videos were measured.
+    """Measure the forensic features of ``files`` in worker processes, in the same way as those of the run's videos.
 
     Args:
         config: the run's parameters.
@@ -375,7 +381,8 @@ def measured_features(
         files: paths with content hashes; an empty hash is not compared.
 
     Yields:
-        Index of the file, its features by column, and the reason if it could not be measured (else empty).
+        ``(position, features, failure)``: the index of the file, its features by column, and the reason if it could not
+        be measured (else empty).
     """
     columns = {family.name: family.columns() for family in families_named(config.feature_families)}
     wanted = [(path, content, list(columns)) for path, content in files]

@@ -103,21 +103,28 @@ def _left_out(member: Member) -> list[str]:
 
 
 def of_detectors(values: FloatArray, detectors: Sequence[int]) -> FloatArray:
-    """Average the probabilities of fake over the runs of each detector, and return them as log odds.
+    """Average the probabilities of fake over the runs of every detector, and return the means as log odds.
 
     Args:
         values: float64 (N, R), log odds of N videos by R runs; NaN is missing.
         detectors: R numbers from 0 to C - 1, the detector of each run.
 
     Returns:
-        float64 (N, C), by detector.
+        float64 (N, C), one column per detector.
     """
     places = np.asarray(detectors)
     return np.stack([mean_log_odds(values[:, places == place]) for place in range(places.max() + 1)], axis=1)
 
 
 def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, method: Method) -> FloatArray:
-    """Return the ensemble's log odds (N,) from those of N videos by R runs' networks of one fold, (N, R)."""
+    """Return the ensemble's log odds for N videos, float64 (N,), by one fold's networks.
+
+    Args:
+        log_odds: float64 (N, R), log odds by the networks of R runs, all of the same fold.
+        detectors: R numbers from 0, the detector of each run.
+        rule: the weights of the fold.
+        method: how the detectors are combined.
+    """
     by_detector = of_detectors(log_odds, detectors)
     if method == "mean":
         return mean_log_odds(by_detector)
@@ -128,13 +135,13 @@ def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, 
 
 
 def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
-    """Return the weights of the detectors and the threshold in each fold, in the order of folds.
+    """Return the rules of all folds, in their order: the weights of the detectors, and the threshold.
 
-    ``mean`` gives equal weights, and the mean of the thresholds that the runs chose on inner validation. ``stacking``
-    fits weights on inner validation videos alone.
+    ``mean`` gives equal weights, and the mean of the thresholds that the runs chose on inner validation videos.
+    ``stacking`` fits the weights on inner validation videos alone.
 
     Raises:
-        UsageError: another method.
+        UsageError: ``method`` is unknown.
         LeakageError: predictions of videos that a network was trained on, or that its fold tests.
         DataError: predictions are missing, or detectors have no inner validation video in common in any fold.
     """
@@ -162,7 +169,7 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
 
 
 def _base_rate(members: Sequence[Member], fold: int) -> float | None:
-    """Return the share of fakes at which the scores of ``fold`` are calibrated; None if members differ or lack it."""
+    """Return the share of fakes in the videos that calibrated ``fold``; None if members differ or it is not known."""
     recorded = [read_selection(member.run.fold_checkpoints(fold)) for member in members]
     rates = {record.selection.base_rate if record else None for record in recorded}
     return rates.pop() if len(rates) == 1 else None
@@ -230,12 +237,14 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
 
 
 def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Method) -> pl.DataFrame:
-    """Return PREDICTIONS of the ensemble, sorted by ``video_id``; the logits are its log odds, at a temperature of 1.
+    """Return the table PREDICTIONS of the ensemble, sorted by ``video_id``.
 
-    The table also has the scores of two controls, which are averaged over members. For the shuffled-label control
-    (trained on shuffled labels), members with the same shuffled labels are averaged; of several shuffles the one with
-    the highest AUC is taken. A control's score is null where a member has none. The score of the real-source control
-    (trained to name the source of a real video) is also null where members were trained on different sources.
+    The logits are the ensemble's log odds; the temperature is 1.
+
+    The table also has the scores of two controls, averaged over members. For the shuffled-label control (trained on
+    shuffled labels), only members with the same shuffled labels are averaged; if there are several shuffles, the one
+    with the highest AUC is used. A control's score is null if a member has none. The score of the real-source control
+    (trained to name the source of a real video) is also null if members were trained on different sources.
     """
     first, detectors = members[0].predictions, [member.detector for member in members]
     log_odds, threshold = _values(members, _LOG_ODDS), np.empty(first.height)
@@ -263,7 +272,7 @@ def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Metho
 
 
 def _control(members: Sequence[Member]) -> pl.DataFrame:
-    """Return the columns ``fold label score`` of the shuffled-label control, of the shuffle with the highest AUC."""
+    """Return the columns ``fold label score`` of the shuffled-label control, for the shuffle with the highest AUC."""
     alike: dict[tuple[str | None, ...], list[Member]] = {}
     for member in members:
         alike.setdefault(tuple(member.predictions["control_label"]), []).append(member)
@@ -305,7 +314,7 @@ def write_ensemble(
     predictions: pl.DataFrame,
     config: RunConfig,
 ) -> tuple[pl.DataFrame, pl.DataFrame, EnsembleRecord]:
-    """Write the ensemble's folder: the tables that a run has, an audit of the members, and at last the record.
+    """Write the ensemble's folder: the tables that a run has, an audit of the members, and finally the record.
 
     An earlier record is deleted first, so a folder with a record is complete.
 
@@ -319,7 +328,7 @@ def write_ensemble(
         config: the parameters of the first member, with the ensemble's settings of intervals.
 
     Returns:
-        RESULTS, LEAKAGE_AUDIT and the record.
+        ``(results, audit, record)``: the tables RESULTS and LEAKAGE_AUDIT, and the record.
     """
     folder.tables.mkdir(parents=True, exist_ok=True)
     (folder.root / RECORD).unlink(missing_ok=True)
@@ -368,9 +377,9 @@ def _member_record(member: Member, folder: RunPaths, folds: Sequence[int]) -> Me
 
 
 def _audit(members: Sequence[Member]) -> pl.DataFrame:
-    """Return the leakage audit of the ensemble (LEAKAGE_AUDIT): how many checks of each member's audit passed.
+    """Return the table LEAKAGE_AUDIT of the ensemble, one row per member: how many checks of its audit passed.
 
-    Checks of the data are those of the first member.
+    The first member's checks of the data follow its row, because the data are the same for all members.
     """
     rows = list[tuple[object, ...]]()
     for number, member in enumerate(members):

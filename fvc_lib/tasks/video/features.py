@@ -2,8 +2,9 @@
 
 A trunk is a network below its head. With pretrained weights that are not trained it computes the same features of a
 clip in every epoch, fold and run. They are stored as ``clips/decode_<hash>/features_<hash>/ab/abcd_0.npy``, float32
-(T', F). The last hash is over the clips' settings, the network, its weights, its code and the kind of device. Folds
-that run at the same time share the work without a lock: each begins at a different clip and skips computed ones.
+(T', F). The hash after ``features_`` covers the clips' settings, the network, its weights, its code and the kind of
+device. Folds that run at the same time share the work without a lock: every fold begins at a different clip and skips
+clips whose features exist.
 """
 
 import importlib.metadata
@@ -48,7 +49,7 @@ class FeatureSource:
     clips: Any  # the clip source
     folder: Path  # the folder of the stored features
     feature_shape: tuple[int, int]  # (T', F)
-    _checked: set[Clip] = field(default_factory=set, compare=False)  # whose file was found undamaged here
+    _checked: set[Clip] = field(default_factory=set, compare=False)  # clips whose file this process has verified
 
     @property
     def settings_hash(self) -> str:
@@ -62,7 +63,7 @@ class FeatureSource:
         return shape
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Return whether the clip exists."""
+        """Return whether the clips of this copy of the video exist."""
         return bool(self.clips.has(video_id, augmentation_index))
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
@@ -193,7 +194,7 @@ def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device
     packages = ("torch", *DETECTORS.get(config.model).packages)
     versions = [[package, importlib.metadata.version(package)] for package in packages]
     pixels = [trunk.normalised.mean.flatten().tolist(), trunk.normalised.deviation.flatten().tolist()]
-    # The code of its classes and of what they call. Kinds of devices round differently.
+    # The code of the trunk's classes and of what they call. The device counts, because devices round differently.
     code = [functions_of(trunk), *(code_hash(module, _DETECTORS) for module in DETECTORS.declared_in(config.model))]
     return sha256_of_json(
         [source.settings_hash, config.identity("model"), weights, pixels, code, versions, device.type]
@@ -203,7 +204,7 @@ def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device
 def _computed(
     trunk: Trunk, source: Any, clips: Sequence[Clip], num_frames: int, device: torch.device, batch_size: int
 ) -> Tensor:
-    """Return features float32 (B, T', F), on the CPU, of B clips; they pass as one batch padded to ``batch_size``."""
+    """Return the features of B clips, float32 (B, T', F) on the CPU, from one batch padded to ``batch_size``."""
     frames = np.empty((len(clips), num_frames, *source.shape[1:]), np.uint8)
     for (video_id, copy, number), pixels in zip(clips, frames, strict=True):
         source.load(video_id, copy, pixels, number * num_frames)

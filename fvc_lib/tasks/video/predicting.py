@@ -3,8 +3,8 @@
 A byte-identical copy of a video of the run gets its stored score, by the one network that had not seen it. A
 near-duplicate of a video of the run gets no score, because some networks may have been trained on its footage. Every
 other file is judged by the networks of all folds. It is decoded as the run decoded its videos
-(``verdicts/scoring.py``). In an ensemble every member decodes and judges the file separately, and their log odds are
-combined by fold.
+(``verdicts/scoring.py``). In an ensemble every member decodes and judges the file separately. For every fold, the log
+odds of the members are then combined.
 """
 
 import logging
@@ -68,8 +68,8 @@ class Finding:
         sha256: hex digest of the file's content; empty if the file could not be read.
         is_known: whether the run has a video with the same content.
         no_prediction: sentences on why a readable file has no score.
-        logits: calibrated log odds of fake, one by the network of each fold. A video of the run has only one, by the
-            network that had not seen it.
+        logits: calibrated log odds of fake, one number per fold, by the fold's network. A video of the run has a single
+            number, by the network that had not seen it.
         unfamiliar: sentences that make the verdict undecided whatever the score: the file is unlike the run's videos,
             or shows nothing to judge.
         failure: why the file could not be read; empty if it could.
@@ -235,7 +235,7 @@ class VideoDetector(Predictor):
         return Section(ranges=self.ranges, folds=list(records.values()), final=final).model_dump(mode="json")
 
     def _write_members(self, folder: Path, record: EnsembleRecord) -> EnsembleRecord:
-        """Write a bundle of each member; return ``record`` with their places, without paths of this machine."""
+        """Write a bundle of every member; return ``record`` with paths in the bundle instead of this machine's."""
         members = []
         for number, (member, stated) in enumerate(zip(self.members, record.members, strict=True)):
             place = f"{MEMBERS}/{number}"
@@ -258,7 +258,7 @@ class VideoDetector(Predictor):
 
     @cached_property
     def model_id(self) -> str:
-        """Text ``name@digest``; the digest covers the weights, and for an ensemble how members are combined."""
+        """The text ``name@digest``; the digest covers the weights, and for an ensemble how members are combined."""
         record, folds = self.ensemble, self.networks.folds
         decides: Any = {str(fold): folds[fold].weights for fold in self.networks.judges}
         if record is not None:
@@ -291,12 +291,12 @@ class VideoDetector(Predictor):
 
     @cached_property
     def distance(self) -> FeatureDistance | None:
-        """The features of the run's videos; None if not available. For a run they are computed at the first access."""
+        """The features of the run's videos, None if not available; for a run they are computed at the first access."""
         return self._distance()
 
     @cached_property
     def place_of(self) -> dict[str, int]:
-        """Row number in ``known.rows`` by SHA-256 of the content; of rows with the same content, one with a score."""
+        """The row number in ``known.rows`` by SHA-256 of the content; among equal contents a row with a score wins."""
         rows = self.known.rows.with_row_index("place").sort(pl.col("score").is_not_null(), maintain_order=True)
         return dict(rows.select("content_sha256", "place").iter_rows())
 
@@ -307,11 +307,11 @@ class VideoDetector(Predictor):
     # Findings
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
-        """See ``Predictor``. If one member of an ensemble cannot judge a file, its finding is a failure.
+        """See ``Predictor``. If a member of an ensemble cannot judge a file, the ensemble gives the member's finding.
 
         Args:
-            files: paths.
-            workers: processes that decode; 0: one per core.
+            files: absolute paths without repeats.
+            workers: number of processes that decode; 0: one per core.
             picture: called with the path and clips, uint8 (N, T, 3, S, S), of each scored file.
         """
         if self.ensemble is None:
@@ -361,9 +361,10 @@ class VideoDetector(Predictor):
             yield from self._scored(files, clips, waiting, picture)
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
-        """Return the finding on a file that needs no network, else None.
+        """Return the finding on a file that no network must judge, else None.
 
-        ``failure`` says why the file has no clip; empty if it has.
+        Such a file cannot be read, is a video of the run or nearly a copy of one, or has no clip. ``failure`` says why
+        the file has no clip; it is empty if there is a clip.
         """
         path, content = probed.path, probed.content_sha256
         if probed.probe is None:
@@ -390,7 +391,7 @@ class VideoDetector(Predictor):
     def _scored(
         self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], picture: Picture
     ) -> Iterator[Finding]:
-        """Yield the findings on the ``waiting`` files; its keys are indices into ``files`` and ``clips``."""
+        """Yield the findings on the ``waiting`` files, whose keys are indices into ``files`` and ``clips``."""
         folds, reasons, distance = self.networks.judges, dict[int, tuple[str, ...]](), self.distance
 
         def look(place: int, frames: Pixels) -> None:
@@ -456,7 +457,7 @@ def known_sentence(video: Mapping[str, Any]) -> str:
 
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
-    """Return a caution if the decoding code or library may differ from that of the run's videos; else nothing."""
+    """Return a caution if the run's videos may have been decoded by other code or libraries, else an empty tuple."""
     if not networks.sees_frames:  # no clips; a fitted model names the code that measured its features
         return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()

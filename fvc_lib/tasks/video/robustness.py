@@ -31,9 +31,9 @@ from fvc_lib.video.reencode import RECIPES
 _logger = logging.getLogger(__name__)
 
 UNDISTURBED = "undisturbed"
-_NOT_SWEPT = "canonical"  # a recipe for whole corpora, on which a run is trained
-_TOLERANCE = 1e-4  # of a score computed again on the same device
-_TOLERANCE_ELSEWHERE = 0.02  # in mixed precision or on another device
+_NOT_SWEPT = "canonical"  # kind of recipe that re-encodes a whole corpus before training; no disturbance
+_TOLERANCE = 1e-4  # allowed difference of a score that is computed again on the same device
+_TOLERANCE_ELSEWHERE = 0.02  # allowed difference in mixed precision or on another device
 _SCORED = {"video_id": pl.String, "score": pl.Float64, "logit": pl.Float64, "failure": pl.String}
 
 
@@ -44,9 +44,10 @@ def level_facts() -> pl.DataFrame:
 
 
 def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names of levels for ``names``, which name recipes or kinds of recipes; all levels if it is empty.
+    """Return the names of the levels that ``names`` selects; an empty ``names`` selects all levels.
 
-    Without names, levels whose encoder PyAV lacks are left out with a warning.
+    A name is that of a recipe, or of a kind of recipes. If ``names`` is empty, levels whose encoder PyAV lacks are left
+    out with a warning.
 
     Raises:
         UsageError: an unknown name, or a missing encoder.
@@ -82,8 +83,8 @@ def score_levels(
         progress: called with (videos done, videos) over all levels.
 
     Returns:
-        The table (ROBUSTNESS) of these levels and of those that an earlier call scored completely, and the largest
-        difference of an undisturbed score from the stored one.
+        ``(table, difference)``: the table ROBUSTNESS of these levels and of levels that an earlier call scored
+        completely, and the largest absolute difference between an undisturbed score and the stored score.
 
     Raises:
         UsageError: the run is of another task or not finished.
@@ -115,7 +116,10 @@ def score_levels(
 
 
 def _videos(paths: RunPaths, networks: Networks) -> pl.DataFrame:
-    """Return the test videos: ``video_id group_id label fold threshold stored path content_sha256``."""
+    """Return the test videos, sorted by fold and id, with ``stored``, their score in the run's predictions.
+
+    Columns: ``video_id group_id label fold threshold stored path content_sha256``.
+    """
     root = corpus_root(networks.config)
     index = read_table(paths.index, INDEX, without=["perceptual_hash"]).select("video_id", "path", "content_sha256")
     predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.folds])
@@ -176,7 +180,7 @@ def _stored(file: Path, networks: Networks, level: str) -> pl.DataFrame:
 
 
 def _check_undisturbed(scored: pl.DataFrame, networks: Networks, paths: RunPaths) -> float:
-    """Return the largest difference of the undisturbed videos' scores from the stored ones.
+    """Return the largest absolute difference between the undisturbed videos' scores and their stored scores.
 
     Raises:
         DataError: a video cannot be scored now, or gets another score.

@@ -32,14 +32,14 @@ class Selection:
         num_epochs: number of trained epochs; 0 for a model on features.
         best_epoch: 1-based, the epoch with the lowest inner validation loss; 0 for a model on features.
         validation_loss: loss of the best epoch, or of the fitted model on features; weighted as in training.
-        prior_logit: added to the network's logits before the temperature (``data.prior_logit``); not chosen.
+        prior_logit: number added to the logits before the temperature (``data.prior_logit``); not chosen here.
         temperature: divisor of the logits (``metrics.calibration.fit_temperature``).
         log_loss: log loss of the calibrated probabilities, in nats per video.
-        log_loss_uncalibrated: the same at a temperature of 1.
+        log_loss_uncalibrated: log loss at a temperature of 1.
         threshold: the lowest calibrated probability that is called fake, chosen for the operating point.
-        balanced_accuracy: at the threshold; None if the inner validation part lacks a class.
+        balanced_accuracy: balanced accuracy at the threshold; None if the inner validation part lacks a class.
         num_videos, num_groups, num_real, num_fake: sizes of the inner validation part.
-        operating_point: the aim of the threshold (``metrics.operating_points``).
+        operating_point: name of the goal that the threshold was chosen for (``metrics.operating_points``).
         settings: the chosen settings of a model on features.
         num_candidates: the number of settings to choose from.
         num_real_at_one: number of reals with a score of 1 that are called fake although the operating point allows
@@ -66,13 +66,13 @@ class Selection:
 
     @property
     def base_rate(self) -> float | None:
-        """The share of fakes at which the scores are probabilities; None if the inner validation part lacks a class."""
+        """The share of fakes in the inner validation part, which calibrates the scores; None if it lacks a class."""
         return self.num_fake / self.num_videos if self.num_real and self.num_fake else None
 
     def table(self) -> pl.DataFrame:
         """Return a table for people, one row per choice.
 
-        Columns, all text: ``chosen`` (its name), ``value``, ``by`` (the criterion) and ``reached`` (the result).
+        Columns, all text: ``chosen`` (the choice), ``value``, ``by`` (the criterion) and ``reached`` (its value).
         """
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
@@ -103,8 +103,8 @@ class RecordedSelection:
         selection: the choices and their values.
         clips: fingerprint of the fold's clips, labels and parts; the record opens this fold alone.
         weights: hex SHA-256 of the weights that the selection is for.
-        openings: how often the outer fold was opened by trainings in this folder, this one included.
-        earlier: how many different selections it was opened for before this one; a damaged record counts as one.
+        openings: how often trainings in this folder opened the outer fold, this training included.
+        earlier: with how many other selections the outer fold was opened before; a damaged record counts as one.
     """
 
     selection: Selection
@@ -142,7 +142,7 @@ def select(
         logits: float (N,), with ``prior_logit`` added.
         num_groups: number of groups of these videos.
         validation_loss: loss of the chosen epoch or settings; only recorded.
-        prior_logit: already added to ``logits``; only recorded.
+        prior_logit: number that ``logits`` already include; only recorded.
         point: the operating point that the threshold is chosen for.
         num_epochs: number of trained epochs of a network; only recorded.
         best_epoch: 1-based epoch that the engine chose by the inner validation loss; only recorded.
@@ -182,8 +182,8 @@ def select(
 def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection:
     """Write ``made`` to the training's ``folder``, and return the record as written.
 
-    A record of the same fold, weights and operating point keeps its selection; only the number of openings grows. So a
-    resumed attempt cannot choose differently, even if it rounds differently.
+    If ``folder`` has a record of the same fold, weights and operating point, its selection is kept, and only the number
+    of openings grows. So a resumed attempt cannot choose differently, even if it rounds differently.
     """
     path, before = folder / SELECTION, read_selection(folder)
     record = made

@@ -117,7 +117,7 @@ def score_outer_fold(
 
 
 def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
-    """Return PREDICTIONS of the outer fold, sorted by video id.
+    """Return the table PREDICTIONS of the outer fold, sorted by video id.
 
     ``scored`` holds the model under the empty name, and its controls (trainings on other labels) by their names.
     """
@@ -146,9 +146,9 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
 def validation_table(
     fold: int | None, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection
 ) -> pl.DataFrame:
-    """Return the inner validation videos with the logits (N,) that ``recorded`` was chosen by.
+    """Return the table of the N inner validation videos, with the ``logits`` (N,) on which ``recorded`` was chosen.
 
-    The table is VALIDATION_PREDICTIONS for an outer fold, FINAL_VALIDATION for the network of all groups.
+    The table is VALIDATION_PREDICTIONS for an outer fold, and FINAL_VALIDATION for the network of all groups.
     """
     rows = clips.validation
     columns: dict[str, object] = {

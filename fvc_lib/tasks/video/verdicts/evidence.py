@@ -3,7 +3,7 @@
 For the score over time the networks judge windows (short runs of frames) over the whole video;
 ``video/decode/views.py`` defines the windows.
 
-An occlusion map shows how much each part of a clip raises the networks' logit of fake. A tile is a square of the
+An occlusion map shows how much each part of a clip raises the networks' logit of fake. A tile is a rectangle of the
 picture over several frames. One tile at a time is deleted, that is, blurred; the drop of the logit is the tile's value
 (Zeiler and Fergus, "Visualizing and understanding convolutional networks", ECCV 2014). This works for any network. A
 map can look convincing and mean nothing, so it must pass a deletion check: deleting the marked tiles must lower the
