@@ -231,6 +231,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_detector_with_a_mean_and_a
     assert BEST in comparison_tables.metric_table(found)["roc_auc"][1]
 
 
+@pytest.mark.slow
 def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others(runs):
     results = read_table(runs[3].results, tables.RESULTS)
     write_table(results.filter(pl.col("source") != "shuffled_labels"), tables.RESULTS, runs[3].results)

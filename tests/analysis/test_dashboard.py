@@ -121,6 +121,7 @@ def test_widgets_redraw_the_panels_that_follow_them_and_no_other(board: Dashboar
     assert "folds" in redrawn(board)
 
 
+@pytest.mark.slow
 def test_a_run_at_work_is_followed_until_it_ends(
     board: Dashboard, runs: list[RunPaths], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_checkpoint_with_nan_is_passed_over_for_the_one_before(tmp_path: Path,
     assert "NaN in bias" in reports[0]
 
 
+@pytest.mark.slow
 def test_a_transformers_folder_with_nan_is_refused(tmp_path: Path) -> None:
     mend_torchvision()  # where it is installed next to CPU torch, transformers imports it
     transformers = pytest.importorskip("transformers")

@@ -120,6 +120,7 @@ def test_the_first_signal_asks_every_running_task_to_save_though_it_arrives_twic
     assert read_status(run).state == "requeue"
 
 
+@pytest.mark.slow
 def test_the_second_signal_kills_them_all(make_project, start):
     project = folds(make_project, STOPPABLE.format(handler="signal.SIG_IGN"), 2)
     run = project.begin()

@@ -133,6 +133,7 @@ def test_a_fold_half_trained_goes_on_under_other_library_code_and_not_under_anot
     assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"
 
 
+@pytest.mark.slow
 def test_code_that_changes_while_a_stage_runs_is_not_recorded_as_one_version(make_project, monkeypatch):
     project = make_project(one=[ONE])
     run = project.begin()

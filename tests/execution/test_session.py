@@ -125,6 +125,7 @@ def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
     assert len(list_runs(runs_dir)) == 2
 
 
+@pytest.mark.slow
 def test_a_training_that_began_interactively_goes_on_headlessly(runs_dir):
     """Without a note of its code the runner would set its checkpoint aside and begin anew."""
     run = begin(runs_dir, task="image")

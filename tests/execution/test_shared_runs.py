@@ -80,6 +80,7 @@ def test_jobs_one_after_the_other_finish_a_run_and_each_state_between_is_true(pr
     assert not (run.tables / "last.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_or_stops_is_the_state_of_the_whole_run(project):
     run = project.begin()
     project.execute(run, only_tasks=frozenset({"one"}))

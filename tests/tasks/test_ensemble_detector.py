@@ -105,6 +105,7 @@ def test_predictions_that_repeat_labels_of_what_a_network_was_trained_on_or_test
             ensembles.rules_of(members_of(copies), "stacking")
 
 
+@pytest.mark.slow
 def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its_stored_score(
     runs, tmp_path, monkeypatch
 ):

@@ -38,6 +38,7 @@ def be_killed_at_the_seventeenth(run):
     score_levels(run, ("size_half",), workers=1, progress=killed)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_workers")
 def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores(run, monkeypatch):
     assert run_child(be_killed_at_the_seventeenth, run) == (-signal.SIGKILL, "")
