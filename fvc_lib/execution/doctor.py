@@ -27,7 +27,11 @@ State = Literal["ok", "warning", "problem"]
 class Finding:
     """The result of one check.
 
-    ``warning``: a run works, but worse than it could. ``problem``: a run fails. Both have a ``remedy``.
+    Attributes:
+        name: what was checked, for example ``torch on cuda``.
+        state: ``ok``; ``warning``: a run works, but worse than it could; or ``problem``: a run fails.
+        found: the observation in words, for example ``/home/me/runs: 12.3 GB free``.
+        remedy: what to do about a warning or problem; empty for ``ok``.
     """
 
     name: str
@@ -41,12 +45,15 @@ class Finding:
 
 
 def diagnose(config: RunConfig) -> list[Finding]:
-    """Run all checks for a run with ``config``; take a few seconds, change nothing and return the findings."""
+    """Run all checks for a run with ``config``, and return the findings in order.
+
+    The checks take a few seconds and change nothing.
+    """
     return [finding for check in (packages, torch, disks, memory) for finding in check(config)]
 
 
 def packages(config: RunConfig) -> Iterator[Finding]:
-    """Check that the packages that FVC requires are installed."""
+    """Yield one finding: whether all packages that FVC requires are installed."""
     required = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("fvc_lib") or () if "extra ==" not in text]
     if missing := [name for name in required if not any(metadata.distributions(name=name))]:
         yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", _INSTALL)
@@ -55,7 +62,10 @@ def packages(config: RunConfig) -> Iterator[Finding]:
 
 
 def torch(config: RunConfig) -> Iterator[Finding]:
-    """Import torch and compute on each device in a child process, because a broken driver may crash or hang it."""
+    """Yield a finding for each device that a run may use: whether torch computes on it.
+
+    Torch runs in a child process, because a broken driver may crash or hang a process.
+    """
     devices = ["cpu", "cuda"] if config.device == "auto" and gpus() else [config.device.replace("auto", "cpu")]
     remedy = f"install a torch build or a driver for this device: {_INSTALL}; or avoid it: -p device cpu"
     for answer in run_isolated(
@@ -79,7 +89,7 @@ def probe_torch(device: str) -> str:
 
 
 def disks(config: RunConfig) -> Iterator[Finding]:
-    """Check that FVC can write into its folders, and that 5 GB or more are free there."""
+    """Yield a finding for each of FVC's folders: whether FVC can write into it, and whether 5 GB are free."""
     folders = {"runs": config.runs_dir, "clips": config.cache_dir, "sample corpus": config.data_dir}
     remedy = "make room, or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
     for what, text in folders.items():
@@ -97,7 +107,10 @@ def disks(config: RunConfig) -> Iterator[Finding]:
 
 
 def memory(config: RunConfig) -> Iterator[Finding]:
-    """Check that the memory limit and the free memory suffice for the smallest training, 0.9 GB."""
+    """Yield one finding: whether the memory limit and the free memory suffice for the smallest training, 0.9 GB.
+
+    A limit that is too low is a problem. Too little free memory is a warning, because other programs may end.
+    """
     budget, free = memory_budget(config.mem_gb), psutil.virtual_memory().available
     found = f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {free / 1e9:.2f} GB are free"
     remedy = "a training takes 0.9 GB: ask for more (mem_gb, SLURM's --mem), or end other programs"

@@ -1,8 +1,9 @@
 """Run one notebook in one kernel, with papermill.
 
-papermill injects the parameters, and nbclient runs the cells. Unlike papermill's own engine, this one checks the
-parameters again before anything runs. It replaces the record (the executed notebook) atomically, and never marks a cell
-as completed that did not run. It limits the size of a cell's outputs, and returns how the kernel ended.
+papermill injects the parameters, and nbclient runs the cells. The engine of this module differs from papermill's
+standard engine in five ways. It checks the parameters before any cell runs. It replaces the record (the executed
+notebook) atomically. It never marks a cell as completed that did not run. It limits the size of a cell's outputs. It
+returns how the kernel ended.
 """
 
 import asyncio
@@ -36,9 +37,9 @@ from fvc_lib.execution.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 
 START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes
-LAST_OUTPUTS_SECONDS = 30  # after a cell's reply
+LAST_OUTPUTS_SECONDS = 30  # how long to wait, after a cell has ended, for outputs that are still on their way
 SAVE_SECONDS = 5
-SHOWN_BYTES = 4_000_000  # of one cell in its record
+SHOWN_BYTES = 4_000_000  # the most output of one cell that the record stores
 LONGEST_MESSAGE = 4_000
 _ENGINE = "fvc_kernel"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,8 +54,8 @@ class KernelOutcome:
 
     error: StageError | None = None
     died: bool = False
-    return_code: int | None = None  # of the kernel's process; negative for a signal
-    never_started: str | None = None  # why no cell could run
+    return_code: int | None = None  # exit status of a kernel that died; -N if signal N killed it
+    never_started: str | None = None  # the reason if no cell could run
 
     @property
     def exit_code(self) -> int:
@@ -64,13 +65,13 @@ class KernelOutcome:
 
 @dataclass
 class KernelRequest:
-    """What to execute, and where its record and log go; the engine sets ``outcome``."""
+    """Where an execution writes, and in which environment its kernel runs. The engine sets ``outcome`` at the end."""
 
-    record: Path
+    record: Path  # path of the executed notebook
     folder: Path  # the kernel's working directory
     environment: Mapping[str, str]  # all variables that the kernel gets
-    log: Path  # gets what the kernel's process prints outside the notebook; appended
-    on_start: Callable[[int], None] = lambda pid: None
+    log: Path  # text that the kernel's process prints outside the notebook is appended to this file
+    on_start: Callable[[int], None] = lambda pid: None  # called with the kernel's process id
     outcome: KernelOutcome | None = None
 
 
@@ -120,7 +121,14 @@ papermill_engines.register(_ENGINE, KernelEngine)
 
 
 def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, dict[str, Any]]:
-    """Return the checked notebook, and the values given to papermill, converted to the types of their parameters.
+    """Check a notebook and the parameter values that papermill has injected into it.
+
+    Args:
+        notebook: the notebook as an nbformat node, with papermill's metadata.
+        path: the notebook's path, for error messages.
+
+    Returns:
+        The checked notebook, and ``{parameter: value}``, each value converted to the type of its parameter.
 
     Raises:
         UsageError: the notebook does not have a parameter, or a value has the wrong type.
@@ -130,14 +138,17 @@ def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, di
 
 
 class Record(NotebookExecutionManager):  # type: ignore[misc]
-    """The executed notebook, and its file, which is replaced atomically when a cell changes and every few seconds."""
+    """The executed notebook, and its file.
+
+    The file is replaced atomically when a cell begins or ends, and every 5 seconds while a cell prints.
+    """
 
     def __init__(self, notebook: NotebookNode, path: Path) -> None:
         super().__init__(notebook, str(path), progress_bar=False, autosave_cell_every=SAVE_SECONDS)
         notebook.metadata.papermill["output_path"] = str(path).replace(".partial.ipynb", ".ipynb")
 
     def save(self, **_: Any) -> None:
-        """Replace the file, and ignore a full disk; only the last save, in ``notebook_complete``, raises."""
+        """Replace the file, and ignore errors such as a full disk; ``notebook_complete`` raises them at the end."""
         with contextlib.suppress(OSError):
             temporary = temporary_of(Path(self.output_path))
             temporary.write_bytes(self._content())  # not fsynced: a power cut ends the kernel as well
@@ -156,7 +167,12 @@ class Record(NotebookExecutionManager):  # type: ignore[misc]
 
 
 class KernelManager(AsyncKernelManager):
-    """Start a kernel of this interpreter on sockets in ``folder``; ``process`` is its process."""
+    """Starts a kernel with this Python interpreter, and talks to it over sockets in ``folder``.
+
+    Args:
+        folder: a private folder with a short path.
+        on_start: called with the kernel's process id as soon as the process exists.
+    """
 
     process: Popen[bytes]
 
@@ -173,7 +189,7 @@ class KernelManager(AsyncKernelManager):
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """Run the cells, and limit the outputs of a cell to 4 MB; what a cell prints beyond that goes to ``log``."""
+    """Runs the cells of ``record`` in a kernel. A cell's outputs are limited to 4 MB; further text goes to ``log``."""
 
     def __init__(self, record: Record, manager: KernelManager, log: BinaryIO) -> None:
         options = {"startup_timeout": START_TIMEOUT_SECONDS, "iopub_timeout": LAST_OUTPUTS_SECONDS, "log": _LOG}
@@ -207,9 +223,13 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
     def output(
         self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
     ) -> NotebookNode | None:
-        """Append an output of a cell.
+        """Append the output in the kernel's message ``msg`` to ``outs``, the outputs of a cell.
 
-        Beyond the cell's limit printed text goes to the log, and other outputs are dropped; a note says so.
+        Beyond 4 MB per cell, printed text goes to the log, and other outputs are dropped, except errors. A note in the
+        record says so.
+
+        Returns:
+            The new output; None if it was left out.
         """
         content, is_printed = msg["content"], msg["msg_type"] == "stream"
         before = self._used
@@ -219,7 +239,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             return shown
         if is_printed:
             self._log.write(content["text"].encode("utf-8", "replace"))
-        if before <= SHOWN_BYTES:  # the first that is left out
+        if before <= SHOWN_BYTES:  # this output is the first one that is left out
             note = f"\n[too much for this record; {Path(self._log.name).name} has what is printed from here on]\n"
             outs.append(nbformat.v4.new_output("stream", name="stderr", text=note))
         return None

@@ -1,7 +1,7 @@
 """The engine of ``papermill --engine fvc``, which executes one task of a run as ``run_notebooks.py`` does.
 
-A task is one notebook of a run, or one fold of it. The notebook's parameters name the run. The run folder looks the
-same, whichever of the two commands wrote it.
+A task is one notebook of a run, or one fold of it. The notebook's parameters name the run. Both commands
+write the same files into the run folder.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Decide which tasks a command runs and why, and move the files of a stage away before it runs again.
 
-A stage is one notebook of a run; a task is a stage, or one fold of it. A stage is up to date when its parameters, its
-inputs and its code are the same, and its outputs are as it wrote them. A change of the library's code alone does not
-repeat a training. Files of earlier attempts are moved, never deleted.
+A stage is one notebook of a run; a task is a stage, or one fold of it. A task is up to date when its parameters, inputs
+and code have not changed since it finished, and its outputs are as it wrote them. A training is not repeated if only
+the library's code has changed. Files of earlier attempts are moved, never deleted.
 """
 
 import graphlib
@@ -25,20 +25,20 @@ from fvc_lib.services.tasks import STAGES, TASKS, Stage
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What the result of a stage depends on."""
+    """Everything that the result of a task depends on. A finished task with an equal fingerprint need not run again."""
 
-    parameters: dict[str, object]  # the fields of the configuration that the stage reads
-    inputs: dict[str, str]  # SHA-256 of each file of the run that it reads, by path in the run folder
+    parameters: dict[str, object]  # values of the configuration's fields that the stage reads
+    inputs: dict[str, str]  # SHA-256 of each file that the task reads; the keys are paths in the run folder
     notebook: str  # digest of the notebook's cells
     code: dict[str, str]  # SHA-256 of each module that the notebook depends on; empty for a training
-    corpus: str  # digest of the corpus's listing if the stage reads the corpus
+    corpus: str  # digest of the corpora's files; empty if the stage reads other stages' tables instead
 
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
-    """Return what ``task`` would depend on if it ran now; the digest of a missing input is empty."""
+    """Return the fingerprint that ``task`` would have if it ran now; the digest of a missing input is empty."""
     stage = task.stage
     parameters = config.values_read_by(stage, notebook.parameters)
-    # Outputs of stages that it reads only with this configuration.
+    # Outputs of further stages, which the stage reads only with some configurations.
     further = stage.reads(config) - set(stage.needs)
     written = [path for other in STAGES if other.name in further for path in other.outputs(run, None)]
     inputs = [*stage.inputs(run, task.fold), *written]
@@ -56,8 +56,8 @@ def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) 
 
     Args:
         task: the task.
-        fingerprint: what it depended on; None if ``use_mlops_pipeline`` is false. The task then does not count as
-            finished.
+        fingerprint: the task's fingerprint when it began. None, for runs without ``use_mlops_pipeline``: the digests
+            are recorded, but the task does not count as finished.
         run: the run.
     """
     folder = run.training_checkpoints(task.stage.name, task.fold)
@@ -74,13 +74,13 @@ def is_finished(task: Task, run: RunPaths) -> bool:
 
 
 def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_final: bool = True) -> str | None:
-    """Return why ``task`` has to run, in words; None if it is up to date.
+    """Return the reason why ``task`` has to run, for example ``the corpus changed``; None if it is up to date.
 
     Args:
         task: the task.
-        now: what it depends on now.
+        now: the task's present fingerprint.
         run: the run.
-        inputs_are_final: whether to compare its inputs; false while an earlier stage is about to write them.
+        inputs_are_final: whether to compare the task's inputs; False while an earlier stage is about to write them.
     """
     record = read_document(run.stage_checkpoint(task.stage.name, task.fold))
     if not record.get("fingerprint"):
@@ -115,9 +115,10 @@ def _corpora(config: RunConfig) -> list[str]:
 
 
 def corpus_record(config: RunConfig) -> dict[str, str]:
-    """Return ``name`` and ``listing_sha256`` of a run's corpora, without reading a video.
+    """Return ``{"name": ..., "listing_sha256": ...}`` of a run's corpora, without reading a video.
 
-    Both depend neither on the order of the corpora nor on the machine or folder that has them.
+    The name joins the corpora's names by `` + ``, and ``listing_sha256`` is a digest of their files. Neither depends on
+    the order of the corpora, or on the machine or folder that has them.
     """
     sample = TASKS[config.task].sample
     records = sorted((_corpus_name(corpus) or sample, _listing_hash(corpus)) for corpus in _corpora(config))
@@ -126,7 +127,10 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
 
 
 def _corpus_name(corpus: str) -> str:
-    """Return the name of a corpus's folder, or ``folder/file`` for a manifest; empty for the sample corpus."""
+    """Return the name of a corpus's folder, or ``folder/file`` for a manifest (a table of videos).
+
+    The name of the built-in sample corpus is empty.
+    """
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps its own name
     if not corpus:
         return ""
@@ -139,12 +143,15 @@ _LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from 
 
 
 def _listing_hash(corpus: str, *, times: bool = False) -> str:
-    """Return a digest of a manifest's bytes, or of the paths and sizes of a folder's files or a pattern's tars.
+    """Return a digest by which a change of a corpus's files is noticed.
+
+    The digest of a manifest (a table of videos) is the digest of its bytes. The digest of a folder or of a pattern of
+    tars covers the path and size of every file.
 
     Args:
         corpus: path of the corpus; empty for the sample corpus, whose digest is empty.
-        times: whether the digest depends on the files' modification times; else on the bytes of files that may hold
-            labels.
+        times: for a folder or pattern. True: cover the files' modification times, too. False: cover the content of
+            files that may hold labels, such as CSV files, too.
     """
     path = Path(corpus)
     if not corpus or not (path.is_dir() or is_pattern(path)):
@@ -172,14 +179,15 @@ def _files_in(path: Path) -> list[Path]:
 
 
 def content_chosen(config: RunConfig) -> dict[str, Any]:
-    """Return ``{parameter: content digest}`` for the parameters that name a file of the user's."""
+    """Return ``{parameter: digest of its file}`` for the parameters whose value is a file of the user's."""
     return {name: digest for name, value in config.relevant().items() if (digest := config.identity(name)) != value}
 
 
 def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: RunConfig) -> None:
-    """Record the code of a training before it begins.
+    """Record the code of a training before it begins; do nothing for a task that does not train.
 
-    If an earlier attempt used other cells or other files of the user's, its files are moved away first.
+    If an earlier attempt used other notebook cells or other files of the user's, the files of that attempt are moved
+    away first.
     """
     if not task.stage.trains:
         return
@@ -191,9 +199,9 @@ def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: 
 
 
 def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
-    """Return a line about those of the ``finished`` trainings whose library code has changed; empty if there are none.
+    """Return a line that names the finished trainings whose library code has changed since; empty if there are none.
 
-    The line names the changed functions and the command that repeats the trainings.
+    The line also has the names of the changed functions, and the command that repeats these trainings.
     """
     changed = {
         task.key: functions
@@ -213,7 +221,7 @@ def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
 
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Move every file of ``tasks`` to ``superseded/<number>/``, where the number is a new one."""
+    """Move every file of ``tasks`` to ``superseded/<number>/`` in the run folder; every call uses a new number."""
     number = 1 + max((int(path.name) for path in run.superseded.glob("*") if path.name.isdecimal()), default=0)
     for path in (path for task in tasks for path in written_by(run, task) if path.exists()):
         target = run.superseded / str(number) / path.relative_to(run.root)
@@ -245,18 +253,18 @@ def _logs(run: RunPaths, task: Task) -> list[Path]:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task, and whether and why this command runs it."""
+    """One task of a run, with the decision whether this command runs it."""
 
     task: Task
     run: bool  # whether this command runs it
-    reason: str
-    finished_before: bool = False  # whether it has ever finished, even with other parameters or code
-    redo: bool = False  # whether its earlier files are moved away before anything runs
-    only_if_changed: bool = False  # whether it is skipped if the stages before it write the same files again
+    reason: str  # why it runs, or why not, in words
+    finished_before: bool = False  # whether the task has ever finished, even with other parameters or code
+    redo: bool = False  # whether the task's earlier files are moved away before any task runs
+    only_if_changed: bool = False  # whether the task is skipped if the stages before it write the same files again
 
 
 def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, Notebook]:
-    """Read and check the stages' notebooks; return them by stage name.
+    """Read and check the stages' notebooks, and return ``{stage name: notebook}``.
 
     Raises:
         UsageError: a notebook is missing or broken.
@@ -281,11 +289,11 @@ def make_plan(
         notebooks: the notebooks by stage name.
         config: the parameters.
         run: the run; None: a new run, in which everything runs.
-        only: the only stage to run.
+        only: the only stage to run; None: no restriction.
         start: a stage to run even if it is finished, with all stages that depend on it.
-        force: stages that count as unfinished.
-        tasks: keys of the tasks of this command, while other jobs do the others; None: all.
-        stages: all stages.
+        force: stages that run even if they are finished.
+        tasks: keys of the tasks that this command may run, while other jobs run the other tasks; None: all tasks.
+        stages: all stages that FVC has.
 
     Raises:
         UsageError: a task of ``tasks`` needs another task that is neither finished nor in ``tasks``.
@@ -318,7 +326,11 @@ def make_plan(
 
 
 def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[PlannedTask]:
-    """Return ``plan``, in which the tasks outside ``keys`` do not run, because other jobs run them."""
+    """Return ``plan`` without running the tasks outside ``keys``, which are left to other jobs.
+
+    Raises:
+        UsageError: a task of ``keys`` needs an unfinished task outside ``keys``.
+    """
     needed = needed_tasks([planned.task for planned in plan])
     unfinished = {planned.task.key: planned.reason for planned in plan if planned.run}
     for key in sorted(keys & unfinished.keys()):
@@ -355,7 +367,7 @@ class Schedule:
 
     Args:
         plan: every task of the run.
-        straight: run the tasks one after the other in the plan's order.
+        straight: whether to run the tasks one after the other in the plan's order, even if they could overlap.
     """
 
     def __init__(self, plan: Sequence[PlannedTask], *, straight: bool = False) -> None:
@@ -370,7 +382,10 @@ class Schedule:
         return not self._left
 
     def next(self) -> Task | None:
-        """Return a task whose needed tasks are all done; None if none may begin now. A task is returned once."""
+        """Return a task that may begin, because all tasks that it needs are done; None if there is none now.
+
+        Every task is returned once.
+        """
         self._ready += self._graph.get_ready()
         while self._ready:
             key = self._ready.pop(0)

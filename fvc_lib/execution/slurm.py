@@ -1,8 +1,8 @@
 """SLURM: turn a run's tasks into jobs with batch scripts, submit them, and read the queue.
 
 A task is one notebook of a run (a stage), or one fold of it. Consecutive stages share a job. The folds of a stage are
-an array of jobs, and so are its shards (shares of its files). What a task needs becomes a dependency of its job.
-``slurm/site.conf`` has the cluster's settings; bash reads it, here and in the jobs.
+an array of jobs, and so are its shards (shares of its files). If a task needs another task, its job depends on the
+other task's job. ``slurm/site.conf`` has the cluster's settings; bash reads this file, here and in the jobs.
 """
 
 import json
@@ -49,7 +49,10 @@ class SlurmError(FvcError):
 
 
 class Site(BaseModel):
-    """The settings of ``site.conf``, which explains every setting. Memory is in MiB."""
+    """The cluster's settings, from a file such as ``slurm/site.conf``, whose comments explain them.
+
+    ``memory`` is in MiB per process.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,7 +90,7 @@ class Site(BaseModel):
 
 
 def read_site(path: Path | None = None) -> Site:
-    """Return the settings in a site file, as bash reads them.
+    """Return the settings in a site file, with the values that bash gives its variables.
 
     Args:
         path: the file; None: the file that ``FVC_SITE`` names, else ``slurm/site.conf`` of the checkout.
@@ -128,19 +131,19 @@ class SlurmJob(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    name: str  # of its script and in the queue
-    stages: tuple[str, ...]  # in the order they run
-    folds: tuple[int, ...] | None = None  # the tasks of the array, ascending; None: no array
-    memory_mib: int = 0  # on one node
-    cpus: int = 1  # of one process
-    needs: tuple[str, ...] = ()  # names of the jobs (not arrays) that must succeed before it begins
-    after: tuple[str, ...] = ()  # names of the jobs, mostly arrays, that must have ended, even with a failure
-    ranks: int = 1  # processes that share one fold's training
+    name: str  # name of the script, and of the job in SLURM's queue
+    stages: tuple[str, ...]  # names of the stages that the job runs, in this order
+    folds: tuple[int, ...] | None = None  # numbers of the array's folds or shards, ascending; None: no array
+    memory_mib: int = 0  # memory on each node
+    cpus: int = 1  # cores of each process
+    needs: tuple[str, ...] = ()  # names of the jobs (not arrays) that must succeed before this job begins
+    after: tuple[str, ...] = ()  # names of the jobs (mostly arrays) that must end before it, even with a failure
+    ranks: int = 1  # number of processes that share one fold's training
     nodes: int = 1  # number of nodes that the ranks are spread over
-    gpus: int = 0  # on one node
+    gpus: int = 0  # number of GPUs on each node
     trains: bool = False
-    shards: int = 0  # number of shards of its only stage, one per array task; 0: the array has folds
-    command: tuple[str, ...] = ()  # arguments of run_notebooks.py, if it runs no stage; without a shard's number
+    shards: int = 0  # number of shards of the job's only stage, one per array task; 0: the array has folds
+    command: tuple[str, ...] = ()  # arguments of run_notebooks.py if the job runs no stage, without a shard's number
     job_id: str = ""  # SLURM's id of the job, or of the whole array
 
 
@@ -149,11 +152,12 @@ def plan_jobs(
 ) -> list[SlurmJob]:
     """Return the jobs that run ``tasks``, sorted so that a job follows the jobs that it needs.
 
-    Stages without folds share a job as long as no array lies between them. A stage with folds is an array with one
-    task per fold. The shards of a stage are an array before the job of its notebook, which does the rest.
-    A job that needs an array begins when the array has ended, even with a failure. The reason: SLURM reports a fold as
-    failed if it killed one of its processes for memory, even if the fold finished. If a fold is really not finished,
-    the job that needs it says so and ends.
+    Stages without folds share a job as long as no array lies between them. A stage with folds becomes an array with one
+    array task per fold. The shards of a stage become an array before the job of the stage's notebook.
+
+    A job that needs an array begins when the array has ended, even with a failure. SLURM also reports a fold as failed
+    if the fold finished but one of its processes was killed for memory. If a fold is really unfinished, the job that
+    needs the fold reports an error and ends.
     """
     sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(tasks, stages, sharded)
@@ -183,10 +187,15 @@ def plan_jobs(
 
 
 def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
-    """Return the stages of each job. Jobs are sorted by the number of arrays that must end before them.
+    """Return a list of stages for each job. Jobs are sorted by the number of arrays that must end before them.
 
-    Stages without folds after the same number of arrays share a job. A stage with folds has a job of its own, and so
-    has a stage without folds that trains and needs other stages. ``sharded`` has the names of the stages with shards.
+    Stages without folds share a job if the same number of arrays must end before them. A stage with folds gets a
+    separate job. So does a stage without folds that trains and needs other stages.
+
+    Args:
+        tasks: the tasks to run.
+        stages: all stages that FVC has.
+        sharded: names of the stages whose shards run as an array before their notebook.
     """
     by_name = {stage.name: stage for stage in stages}
 
@@ -214,7 +223,10 @@ def _job(
     name: str, group: Sequence[Stage], config: RunConfig, site: Site, *, folds: tuple[int, ...] | None = None,
     ranks: int | None = None,
 ) -> SlurmJob:  # fmt: skip
-    """Return a job for the stages ``group``; only a job that trains gets several ranks and GPUs."""
+    """Return a job, without dependencies, that runs the stages ``group`` one after the other.
+
+    Only a job that trains gets GPUs. ``ranks`` None: ``num_ranks`` of the configuration if the job trains, else 1.
+    """
     trains = any(stage.trains for stage in group)
     ranks = ranks or (config.num_ranks if trains else 1)
     nodes = -(-ranks // (site.ranks_per_node or ranks))
@@ -241,14 +253,17 @@ def _shards_job(stage: Stage, config: RunConfig, site: Site, num_shards: int) ->
 def jobs_of_files(
     stage: Stage, config: RunConfig, site: Site, *, num_files: int, command: Sequence[str]
 ) -> list[SlurmJob]:
-    """Return the jobs of a command that judges files: an array of shards if there are several files, and a last job.
+    """Return the jobs of a command that judges files.
+
+    Several files are divided into shards (shares), which become an array. A last job, after the array, runs the command
+    for all files. One file gets only the last job.
 
     Args:
         stage: the stage whose memory, cores and GPUs the jobs get.
         config: the parameters.
         site: the cluster's settings.
-        num_files: how many files there are.
-        command: arguments of run_notebooks.py; a shard also gets ``--shard`` and its number.
+        num_files: the number of files to judge.
+        command: arguments of run_notebooks.py; a job of the array also gets ``--shard`` and the number of its shard.
     """
     whole = _job(stage.name, [stage], config, site, ranks=1).model_copy(update={"command": tuple(command)})
     if (shards := min(site.shard_tasks, num_files)) < 2:
@@ -268,17 +283,18 @@ def script_path(job: SlurmJob, run: RunPaths) -> Path:
 def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> str:
     """Return the text of a job's batch script: settings as ``#SBATCH`` lines, then a call of a script in ``slurm/``.
 
-    Plain bash can run the same file, and ignores the settings as comments. The job starts in the current folder, so
+    The script also runs without SLURM: for bash the settings are comments. The job starts in the current folder, so
     that relative paths keep their meaning.
 
     Args:
         job: the job.
         run: its run.
         site: the cluster's settings.
-        home: the checkout.
+        home: the folder of FVC's checkout.
 
     Raises:
-        UsageError: a path has a line break, or the run folder a backslash, which SLURM forbids in a log's path.
+        UsageError: a path has a line break, or the run folder's path has a backslash, which SLURM forbids in a log's
+            path.
     """
     if "\\" in str(run.slurm):
         raise UsageError(f"{str(run.slurm)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
@@ -328,7 +344,9 @@ def _call(job: SlurmJob, run: RunPaths, scripts: Path) -> str:
 
 
 def sbatch_quoted(text: str) -> str:
-    """Return ``text`` quoted as one word of an ``#SBATCH`` line, where quotes work but nothing is expanded.
+    """Return ``text`` quoted as one word of an ``#SBATCH`` line.
+
+    SLURM knows quotes on such a line, but does not expand variables.
 
     Raises:
         UsageError: ``text`` has a line break.
@@ -345,7 +363,7 @@ def sbatch_quoted(text: str) -> str:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """Return the output of ``command`` without the last line end.
+    """Run ``command``, and return its standard output without the last line end.
 
     Raises:
         SlurmError: the command is missing, failed, or did not end within a minute.
@@ -372,13 +390,13 @@ def output_of(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of one job or array task, in SLURM's words."""
+    """The state of one job or array task, as ``squeue`` prints it."""
 
-    job_id: str  # ``12``, or ``12_3`` of an array
-    name: str  # the job's
+    job_id: str  # ``12`` for a job, ``12_3`` for task 3 of array 12
+    name: str  # the job's name
     state: str  # ``PENDING``, ``RUNNING``, ``COMPLETED`` and so on
-    nodes: str  # where it runs; may be empty
-    reason: str  # why it waits or ended so; may be ``None``
+    nodes: str  # names of the nodes that it runs on; may be empty
+    reason: str  # why it waits or how it ended; the text ``None`` if there is no reason
 
     @property
     def ended(self) -> bool:
@@ -393,7 +411,7 @@ def submitted_jobs(run: RunPaths) -> list[SlurmJob]:
     """Return all jobs that were ever submitted for ``run``, oldest first.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file ``submitted.json``, which lists the jobs, is damaged.
     """
     path = run.slurm / "submitted.json"
     try:
@@ -409,7 +427,7 @@ def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
 
     Args:
         run: the run.
-        must_answer: raise an error if the queue does not answer; else return no states.
+        must_answer: True: raise an error if the queue does not answer. False: return an empty list then.
 
     Raises:
         DataError: the record of the submitted jobs is damaged.
@@ -429,7 +447,10 @@ def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
 
 
 def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
-    """Return the ``sbatch`` command that submits ``job``; ``ids`` maps names of earlier jobs to SLURM's ids."""
+    """Return the ``sbatch`` command that submits ``job`` with its dependencies.
+
+    ``ids`` maps the names of the jobs submitted before to SLURM's job ids.
+    """
     waits = [f"afterok:{':'.join(ids[name] for name in job.needs)}"] if job.needs else []
     waits += [f"afterany:{':'.join(ids[name] for name in job.after)}"] if job.after else []
     options = [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] if waits else []
@@ -447,10 +468,10 @@ def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
 
 
 def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
-    """Write the scripts into the run folder and submit them in order; after an error cancel those submitted.
+    """Write the batch scripts of ``jobs`` into the run folder, and submit them in order.
 
     Returns:
-        The jobs with ``job_id`` set; ``needs`` and ``after`` hold ids in place of names.
+        The jobs with ``job_id`` set; ``needs`` and ``after`` hold job ids instead of names.
 
     Raises:
         UsageError: jobs of this run still wait or run.

@@ -20,10 +20,10 @@ from fvc_lib.services.tasks import STAGES, Stage
 
 @dataclass(frozen=True)
 class Task:
-    """One execution of one notebook: a stage, or one fold of it."""
+    """A part of a run: a stage (one notebook), or one fold of a stage that runs once per outer fold."""
 
     stage: Stage
-    fold: int | None
+    fold: int | None  # number of the outer fold, from 0; None for a stage without folds
 
     @property
     def key(self) -> str:
@@ -32,7 +32,7 @@ class Task:
 
 
 def stages_of(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Stage]:
-    """Return those of ``stages`` that a run with ``config`` has."""
+    """Return the stages that a run with ``config`` has, in the order of ``stages``."""
     return [stage for stage in stages if config.task in stage.tasks and stage.when(config)]
 
 
@@ -58,8 +58,8 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
     """Return every task of a run, sorted so that a task follows the tasks that it needs.
 
-    Stages that do not need each other are sorted by name. A run with ``annotations_only`` has no videos, and so only
-    the stages that need no other stage.
+    Stages that do not need each other are sorted by name. With ``annotations_only`` the corpus has no videos, so the
+    run has only the stages that need no other stage.
     """
     stages = stages_of(config, stages)
     if config.annotations_only:
@@ -74,9 +74,9 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
 
 
 def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:
-    """Return ``{key of a task: keys of the tasks that it needs}``.
+    """Return ``{key of a task: keys of the tasks that must be done before it}``.
 
-    With ``straight`` a task needs only the task before it in ``tasks``.
+    If ``straight`` is true, the tasks form a chain: each needs only the task before it in ``tasks``.
     """
     if straight:
         return {task.key: {tasks[place - 1].key} if place else set() for place, task in enumerate(tasks)}
@@ -84,10 +84,10 @@ def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, 
 
 
 def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
-    """Return the one stage whose name or number is ``text`` (``03``, ``03b``), or whose name contains it.
+    """Return the stage whose name or number (``03``, ``03b``) is ``text``, else the one whose name contains ``text``.
 
     Raises:
-        UsageError: no stage or several stages fit; the message lists the names.
+        UsageError: no stage or several stages fit; the message lists the names of all stages.
     """
     names = [stage.name for stage in stages]
     exact = [stage for stage in stages if text in (stage.name, stage.name.partition("_")[0])]
@@ -98,12 +98,13 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
 
 
 def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
-    """Return the keys of the tasks that ``texts`` name.
+    """Return the keys of the tasks of a run that ``texts`` name.
 
-    A text is a task's key, or a stage's name, number or part of the name, which stands for all tasks of the stage.
+    A text is the key of one task, or the name, number or a part of the name of a stage. A stage stands for all its
+    tasks.
 
     Raises:
-        UsageError: a text names no task, a stage of another task, or a part of a name fits several stages.
+        UsageError: a text fits no stage or several stages, or the run does not have the stage.
     """
     every = {task.key: task for task in tasks_in_order(config)}
     found: set[str] = set()
@@ -117,7 +118,7 @@ def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
     return frozenset(found)
 
 
-# Parameters of notebooks that are no fields of RunConfig.
+# Meanings of the notebooks' parameters that are no fields of RunConfig.
 STAGE_PARAMETERS = {
     "run_dir": "set by the runner; empty: the newest run; new: a new one",
     "fold": "set by the runner: the outer fold, from 0",
@@ -160,16 +161,18 @@ class Notebook:
 
     @property
     def source_hash(self) -> str:
-        """A digest of the code cells, without docstrings, comments and the parameters cell."""
+        """A digest of the code cells. Docstrings, comments and the parameters cell do not change it."""
         return sha256_of_json([functions_in(cell) for cell in self.cells])
 
 
 def read_notebook(path: Path) -> Notebook:
-    """Read and check ``path``.
+    """Read and check the notebook file ``path``.
+
+    The checks are needed because papermill would run a wrong notebook with wrong values.
 
     Raises:
-        UsageError: the file is missing or unreadable, not exactly one cell is tagged ``parameters``, or that cell has
-            more than assignments of literals. papermill accepts such notebooks, and would run them with wrong values.
+        UsageError: the file is missing or unreadable, not exactly one cell is tagged ``parameters``, or the tagged cell
+            has other statements than assignments of literals.
     """
     import nbformat  # takes a second to load
 
@@ -197,10 +200,13 @@ def notebook_of(document: Any, path: Path) -> Notebook:
 
 
 def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values``, each converted to the type of its parameter; papermill checks neither names nor types.
+    """Return ``values`` (``{parameter: value}``), each value converted to the type of its parameter.
+
+    papermill itself checks neither names nor types.
 
     Raises:
-        UsageError: neither the parameters cell nor the configuration has a name, or a value cannot be converted.
+        UsageError: a name is neither in the parameters cell nor a field of the configuration, or a value cannot be
+            converted.
     """
     known = {**notebook.parameters, **RunConfig.model_fields}
     for name, value in values.items():
@@ -219,10 +225,11 @@ def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str,
 
 
 def parse_parameters(source: str, path: Path) -> dict[str, Any]:
-    """Return names and literal values of a parameters cell, in order.
+    """Return ``{name: value}`` of the assignments in ``source``, the text of a parameters cell, in order.
 
     Raises:
-        UsageError: a statement other than ``name = literal`` or ``name: type = literal``.
+        UsageError: the cell has a statement other than ``name = literal`` or ``name: type = literal``. The message
+            names the notebook ``path``.
     """
     try:
         statements = ast.parse(source).body
