@@ -17,17 +17,19 @@ from fvc_lib.services.tables import csv_for_people
 ANSWER = "answer.txt"
 _TABLES = ("numbers", "common", "controls", "shuffled", "differences", "slices", "thresholds", "coverage", "floors")
 FILES = (ANSWER, *(f"{name}.csv" for name in _TABLES))
-# Reals that a rate needs at least, by the metric that is NaN with fewer.
+# Fewest real videos that a metric needs. With fewer, the metric is NaN.
 _NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_1_percent": 1000}
 
 # --- Sentences
 
 
 def answer(audit: Audit) -> list[str]:
-    """Return sentences on the first detector: its ROC AUC, rivals, controls, floor, worst slice and threshold.
+    """Return sentences on the first detector of ``audit``, which is the one with the highest ROC AUC.
 
-    A control is a simple predictor, such as one that sees metadata alone. The floor is how well the detector tells two
-    sources of real videos apart.
+    They compare it with the other detectors and with the controls, and name its floor, its worst slice and its error
+    rates at a threshold. A control is a simple predictor, such as one that sees metadata alone. The floor is the ROC
+    AUC with which the scores tell two sources of real videos apart. A slice holds the videos with one value of a
+    property, such as one generator.
     """
     first, number = audit.detectors[0], len(audit.detectors)
     ends = audit.compared(first)
@@ -42,7 +44,10 @@ def answer(audit: Audit) -> list[str]:
 
 
 def _videos_of(audit: Audit, detector: str) -> str:
-    """Return text that counts the videos and groups on which ``Audit.compared`` measures ``detector``."""
+    """Return the numbers of videos and groups behind ``Audit.compared`` as text.
+
+    Examples: ``96 videos in 24 groups``, and ``the 90 of 96 videos that all answered, in 24 groups``.
+    """
     number, groups, who = audit.num_common, audit.num_common_groups, "all"
     if audit.common.is_empty():
         rows = audit.numbers.filter(detector=detector, metric=MAIN_METRIC)
@@ -105,7 +110,11 @@ def _worst_slice(audit: Audit, first: str) -> list[str]:
 
 
 def _threshold(audit: Audit, first: str) -> list[str]:
-    """Return a sentence on the threshold that the settings ask for; by default that of 1 % false alarms."""
+    """Return a sentence on the error rates at the threshold of ``Settings.decides_at``.
+
+    For the default ``best``, the threshold for 1 % false alarms is reported instead. If that threshold is not
+    available, the list is empty.
+    """
     how = audit.settings
     point = "fpr=0.01" if how.decides_at == "best" else how.decides_at
     rows = audit.thresholds.filter("is_resolved", detector=first, point=point).drop_nulls("fpr")
@@ -122,9 +131,9 @@ def cautions(audit: Audit, *, has_groups: bool, notes: Sequence[str] = ()) -> li
     """Return the limits of the audit's numbers, one sentence for each limit.
 
     Args:
-        audit: the numbers.
-        has_groups: whether the table of videos states groups.
-        notes: sentences that come first.
+        audit: the outcome of ``audit_scores``.
+        has_groups: whether the user's table of videos has a column of groups.
+        notes: further sentences, which are returned first.
     """
     lines, first, main = list(notes), audit.detectors[0], metric_name(MAIN_METRIC)
     if not has_groups:
@@ -185,9 +194,14 @@ def main_table(audit: Audit) -> pl.DataFrame:
 
 
 def metric_table(audit: Audit, *, of_ranking: bool) -> pl.DataFrame:
-    """Return metrics of every detector on the videos that it answered, as text with intervals.
+    """Return one row per detector and one column per metric, as text with intervals.
 
-    They are the ranking metrics, or else those that need a threshold or a probability.
+    Each detector is measured on the videos that it scored.
+
+    Args:
+        audit: the outcome of ``audit_scores``.
+        of_ranking: whether to return the metrics of ranking, such as ROC AUC. If False, return the metrics of decisions
+            at a threshold and of probabilities.
     """
     metrics = RANKING_METRICS if of_ranking else (*DECISION_METRICS, *PROBABILITY_METRICS)
     known = audit.numbers.filter(pl.col("metric").is_in(list(metrics))).drop_nulls("value")
@@ -200,9 +214,12 @@ def metric_table(audit: Audit, *, of_ranking: bool) -> pl.DataFrame:
 
 
 def write_tables(audit: Audit, folder: Path, limits: Sequence[str] = ()) -> list[Path]:
-    """Write the answer and every table with rows as CSV into ``folder``; return the files.
+    """Write ``answer.txt``, and every table of ``audit`` that is not empty as CSV. Return the paths.
 
-    ``limits`` are the sentences of ``cautions``. They stand below the answer in ``answer.txt``.
+    Args:
+        audit: the outcome of ``audit_scores``.
+        folder: folder to write into, which is created if it is missing.
+        limits: sentences of ``cautions``. They are written below the answer in ``answer.txt``.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,7 +1,8 @@
 """The numbers of an audit of anyone's scores, with intervals over groups.
 
-A detector is judged on the videos that it answered. Detectors are compared on the videos that all of them answered,
-with the same random draws of groups.
+A detector answers a video by giving it a score. Each detector is judged on the videos that it answered. Detectors are
+compared on the videos that all of them answered. A half-sample is a random half of the groups; all intervals come from
+half-samples.
 """
 
 from collections import Counter, defaultdict
@@ -50,7 +51,7 @@ FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 SMALL_BELOW_GROUPS = 20
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 _MOST_SLICES = 12
-_NEED_VIDEOS = {METADATA_ONLY, LENGTH_ONLY}  # controls without which no detector is above all controls
+_NEED_VIDEOS = {METADATA_ONLY, LENGTH_ONLY}  # without these controls, no detector counts as above all controls
 
 Groups = npt.NDArray[np.object_]
 Mask = npt.NDArray[np.bool_]
@@ -60,12 +61,14 @@ Row = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Settings:
-    """How an audit computes.
+    """Settings of an audit.
 
     Attributes:
-        decides_at: the rule that chooses a threshold: ``best``, ``fpr=0.01`` or ``cost=5:1``. Each half of the groups
-            chooses the threshold of the other half. Or ``threshold=0.5``, a threshold that comes with the scores.
-        replicates: number of half-samples (random halves of the groups) behind each interval.
+        decides_at: a rule that chooses a threshold, or a threshold that comes with the scores. Rules are ``best``
+            (highest balanced accuracy), ``fpr=0.01`` and ``cost=5:1`` (false alarm to miss). The groups are split into
+            two halves, and the rule chooses the threshold of each half on the other one. ``threshold=0.5`` gives the
+            threshold itself.
+        replicates: number of half-samples behind each interval.
         seed: seed of every random draw.
         confidence: coverage of every interval, such as 0.95.
 
@@ -87,7 +90,7 @@ class Settings:
 
     @property
     def threshold(self) -> float | None:
-        """The threshold that comes with the scores; None: ``decides_at`` is a rule."""
+        """The threshold that comes with the scores. None if ``decides_at`` is a rule."""
         name, _, number = self.decides_at.partition("=")
         return float(number) if name == "threshold" else None
 
@@ -110,7 +113,11 @@ _COLUMNS = {
 
 
 def _frame(rows: Sequence[Row], columns: str) -> pl.DataFrame:
-    """Return ``rows`` as a frame, NaN as null; ``columns`` are names, with a key of ``_KINDS`` after a colon."""
+    """Return ``rows`` as a frame in which NaN is null.
+
+    ``columns`` holds column names separated by spaces. A key of ``_KINDS`` may follow a name, as in
+    ``num_videos:count``. Other columns are Float64.
+    """
     parts = [column.partition(":") for column in columns.split()]
     return pl.DataFrame(rows, {name: _KINDS[kind] for name, _, kind in parts}, orient="row").fill_nan(None)
 
@@ -123,19 +130,22 @@ class Audit:
     common videos are those that all detectors answered.
 
     Attributes:
-        detectors: names, the highest main metric on the common videos first.
+        detectors: names of the detectors, the one with the highest main metric first.
         numbers: all metrics of each detector on the videos that it answered.
         common: the main metric on the common videos. Empty if the detectors cannot be compared.
-        controls: each control (a simple predictor) next to each detector on the same videos. ``is_above`` says whether
-            the detector is above the control.
-        shuffled: ROC AUC after labels were dealt to other groups: mean over the deals, and their range.
+        controls: the main metric of each control (a simple predictor) and of each detector, on the same videos.
+            ``is_above`` says whether the detector is above the control.
+        shuffled: ROC AUC of each detector after labels were shuffled between groups 200 times. ``value`` is the mean
+            over the shuffles; ``low`` and ``high`` are quantiles of them.
         differences: the main metric of ``second`` minus that of ``first``, for all pairs. ``holm_p`` is adjusted for
             all pairs.
-        slices: the main metric on parts of the videos, worst first. ``called_share`` is the share called fake.
-        floors: how well scores tell the reals of two sources apart.
+        slices: the main metric on slices of the videos, lowest first. A slice has one generator, one source of reals or
+            one corpus. ``called_share`` is the share of the slice that is called fake.
+        floors: the ROC AUC, at least 0.5, with which each detector's scores tell the reals of two sources apart.
         thresholds: shares called fake, among reals (``fpr``) and fakes (``tpr``). They are measured on the half of the
             groups that did not choose the threshold.
-        coverage: number of answered videos. ``auc_if_wrong`` counts every video without an answer as a mistake.
+        coverage: number of videos that each detector answered. ``auc_if_wrong`` is the ROC AUC if every video without
+            an answer counts as a mistake.
         num_common: number of common videos.
         num_common_groups: number of groups of the common videos.
         num_videos: number of videos in the table.
@@ -164,10 +174,10 @@ class Audit:
         return ends_of(self.numbers.filter(detector=detector, metric=metric)) or (None, None, None)
 
     def compared(self, detector: str) -> Ends:
-        """Return ``(value, low, high)`` of the main metric, on the common videos if detectors were compared there.
+        """Return ``(value, low, high)`` of the main metric of ``detector``, on the common videos if possible.
 
-        Otherwise the videos are those that ``detector`` answered. There, a detector that skips hard videos would look
-        better than the others.
+        If the detectors were not compared on common videos, it is measured on the videos that ``detector`` answered.
+        Common videos are fairer: on the others, a detector that skips hard videos looks better.
         """
         return ends_of(self.common.filter(detector=detector)) or self.interval(detector)
 
@@ -176,14 +186,14 @@ class Audit:
         return self.coverage.filter(detector=detector)[column].item()
 
     def honest_controls(self, detector: str) -> pl.DataFrame:
-        """Return the rows of ``controls`` of a detector that have a value and no leaking split."""
+        """Return the rows of ``controls`` of a detector, without undefined values and without leaking splits."""
         is_honest = ~pl.col("source").is_in(list(DISHONEST_CONTROLS))
         return self.controls.filter(is_honest, detector=detector).drop_nulls("value")
 
     def above_controls(self, detector: str) -> bool | None:
-        """Return whether a detector is above every honest control.
+        """Return whether a detector is above every row of ``honest_controls``.
 
-        None if it is above all that were computed, but controls that need the videos are missing.
+        Return None if it is above all of them, but a control that needs the videos (metadata, clip length) is missing.
         """
         honest = self.honest_controls(detector)
         if not honest["is_above"].all():
@@ -192,7 +202,7 @@ class Audit:
 
 
 def ends_of(rows: pl.DataFrame) -> Ends | None:
-    """Return ``(value, low, high)`` of the first row; None without rows."""
+    """Return ``(value, low, high)`` of the first row. Return None if there are no rows."""
     return rows.select("value", "low", "high").row(0) if rows.height else None
 
 
@@ -227,12 +237,18 @@ class _Rows:
         return len(set(self.groups.tolist()))
 
     def drawn(self, measures: Sequence[tuple[Metric, npt.ArrayLike]]) -> ReplicateValues:
-        """Return the values of ``measures`` on these rows and in each half-sample; all measures share the draws."""
+        """Return the values of ``measures`` on these n rows and in each half-sample.
+
+        ``measures`` are pairs of a metric and its input (n,). All measures use the same half-samples.
+        """
         how = self.how
         return replicate_values(self.labels, measures, self.groups, replicates=how.replicates, seed=how.seed)
 
     def ends(self, measures: Sequence[tuple[Metric, npt.ArrayLike]]) -> list[tuple[Any, ...]]:
-        """Return ``(value, low, high, n, number of groups)`` of each measure."""
+        """Return ``(value, low, high, number of rows, number of groups)`` of each pair in ``measures``.
+
+        A pair consists of a metric and its input (n,).
+        """
         return [interval.row() for interval in intervals_of(self.drawn(measures), self.how.confidence)]
 
 
@@ -248,10 +264,10 @@ def audit_scores(
     Args:
         videos: ``video_id label group_id generator real_source corpus``. A video with a null group is a group of its
             own.
-        scores: one Float64 column per detector, null where it did not answer; rows as in ``videos``.
-        how: the settings; None: the defaults.
-        controls: maps the name of a control to a frame with ``fold`` and ``score``. Rows are as in ``videos``, null
-            where the control has no score.
+        scores: one Float64 column per detector. Row i belongs to row i of ``videos``. Null means no answer.
+        how: the settings. None: the defaults.
+        controls: maps the name of a control to a frame with the columns ``fold score``. Row i belongs to row i of
+            ``videos``. A null score means that the control has no score for the video.
 
     Raises:
         ValueError: lengths differ, or there is only one label.
@@ -301,7 +317,15 @@ def group_ids(videos: pl.DataFrame) -> Groups:
 
 
 def _of_detector(videos: pl.DataFrame, column: FloatArray, rows: _Rows) -> dict[str, list[Row]]:
-    """Return by the name of a table the rows of one detector, whose scores (N,) are ``column``, without its name."""
+    """Return the rows of one detector for each table of ``Audit``, as a dict from table name to rows.
+
+    The rows do not contain the name of the detector, which is the first column of each table.
+
+    Args:
+        videos: as in ``audit_scores``, N rows.
+        column: scores (N,) of the detector, NaN where it did not answer.
+        rows: the videos that the detector answered.
+    """
     scores, how = column[rows.places], rows.how
     tail = (1 - how.confidence) / 2
     aucs = shuffled_label_aucs(rows.labels, scores, rows.groups, num=200, seed=how.seed)
@@ -327,10 +351,15 @@ def _of_detector(videos: pl.DataFrame, column: FloatArray, rows: _Rows) -> dict[
 
 
 def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool]]:
-    """Return by operating point the thresholds of the rows, float64 (n,), and whether its reals resolve the point.
+    """Return a dict from operating point, such as ``fpr=0.01``, to ``(thresholds, is_resolved)``.
 
-    Each half of the groups gets the threshold that the other half chooses. Without both labels in each half there is no
-    threshold.
+    ``thresholds``, float64 (n,), holds the threshold of each row. Each half of the groups gets the threshold that was
+    chosen on the other half. ``is_resolved`` says whether there are enough reals for the point. If a half lacks a
+    label, only a threshold that comes with the scores is returned.
+
+    Args:
+        scores: float64 (n,), the scores of ``rows``.
+        rows: the n videos that the detector answered.
     """
     limits, how = {}, rows.how
     half = halves(rows.labels, rows.groups, seed=how.seed)
@@ -348,7 +377,16 @@ def _limits(scores: FloatArray, rows: _Rows) -> dict[str, tuple[FloatArray, bool
 def _measures(
     scores: FloatArray, limits: Mapping[str, tuple[FloatArray, bool]], how: Settings
 ) -> dict[tuple[str, ...], tuple[Metric, FloatArray]]:
-    """Return all measures of a detector by ``(metric,)``, and by ``(operating point, "fpr" or "tpr")``."""
+    """Return a dict from a key to a pair of a metric function and its input (n,).
+
+    The key is ``(metric,)``, or ``(operating point, "fpr")`` and ``(operating point, "tpr")``. Metrics of probabilities
+    are left out if a score is outside [0, 1].
+
+    Args:
+        scores: float64 (n,), the scores of one detector.
+        limits: the outcome of ``_limits``.
+        how: the settings of the audit.
+    """
     measures: dict[tuple[str, ...], tuple[Metric, FloatArray]] = {}
     inputs = dict.fromkeys(RANKING_METRICS, scores)
     for point, (limit, _) in limits.items():
@@ -363,10 +401,16 @@ def _measures(
 
 
 def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, rows: _Rows) -> Iterator[Row]:
-    """Yield rows of ``Audit.slices``; ``called`` (n,) is 1 for a video called fake, None: not known.
+    """Yield rows of ``Audit.slices`` without the name of the detector.
 
     The fakes of a generator are measured against all reals, and the reals of a source against all fakes. A corpus is
     measured with its own reals and fakes.
+
+    Args:
+        videos: the n videos that the detector answered.
+        scores: float64 (n,).
+        called: int (n,), 1 for a video that is called fake. None: there is no threshold.
+        rows: labels and groups of the n videos.
     """
     for by, label in (("generator", 1), ("real_source", 0), ("corpus", None)):
         sliced = np.ones(rows.labels.size, bool) if label is None else rows.labels == label
@@ -383,9 +427,10 @@ def _slices(videos: pl.DataFrame, scores: FloatArray, called: IntArray | None, r
 
 
 def _slice_names(column: pl.Series, sliced: Mask) -> Groups:
-    """Return the name of the slice of each row, object (n,).
+    """Return the name of the slice that each row belongs to, object (n,).
 
-    All but the 12 most frequent values in the ``sliced`` rows become ALL_OTHERS. A null is NOT_KNOWN.
+    The name is the value in ``column``. Only the 12 values that are most frequent in the rows where ``sliced``, bool
+    (n,), is True keep their names. Other values become ``ALL_OTHERS``, and null becomes ``NOT_KNOWN``.
     """
     counts = Counter(column.filter(pl.Series(sliced)).drop_nulls())
     frequent = sorted(counts, key=lambda value: (-counts[value], value))[:_MOST_SLICES]
@@ -410,7 +455,8 @@ def _floors(sources: Groups, scores: FloatArray, rows: _Rows) -> Iterator[Row]:
 def _coverage(labels: IntArray, scores: FloatArray) -> Row:
     answered = ~np.isnan(scores)
     known = scores[answered]
-    worst = np.where(labels == 1, known.min() - 1, known.max() + 1)  # a fake below all, a real above all
+    # The worst scores: fakes rank below all answered videos, reals above them.
+    worst = np.where(labels == 1, known.min() - 1, known.max() + 1)
     auc_if_wrong = roc_auc(labels, np.where(answered, scores, worst))
     num_fake = labels[answered].sum()
     return known.size, answered.mean(), known.size - num_fake, num_fake, auc_if_wrong
@@ -420,7 +466,10 @@ def _coverage(labels: IntArray, scores: FloatArray) -> Row:
 
 
 def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) -> Iterator[Row]:
-    """Yield rows of ``Audit.differences``, one for each pair of detectors; Holm's p is corrected for all pairs."""
+    """Yield rows of ``Audit.differences``, one for each pair of detectors.
+
+    ``drawn`` holds the ROC AUC of the detectors in the order of ``names``. Holm's method adjusts p for all pairs.
+    """
     pairs = list(combinations(range(len(names)), 2))
     differences = [paired_difference(drawn, *pair, confidence=how.confidence) for pair in pairs]
     adjusted = holm([difference.p_value for difference in differences]).tolist()
@@ -432,11 +481,11 @@ def _differences(names: Sequence[str], drawn: ReplicateValues, how: Settings) ->
 def _controls(controls: Mapping[str, pl.DataFrame], columns: Mapping[str, FloatArray], rows: _Rows) -> Iterator[Row]:
     """Yield rows of ``Audit.controls``, one for each detector and control.
 
-    Both are measured on the videos of ``rows`` for which the control has a score.
+    Detector and control are measured on the videos of ``rows`` for which the control has a score.
 
     Args:
         controls: as in ``audit_scores``.
-        columns: scores (N,) of the detectors.
+        columns: maps the name of a detector to its scores (N,).
         rows: the videos on which detectors are compared.
     """
     for source, frame in controls.items():

@@ -1,7 +1,7 @@
 """The live dashboard: widgets choose runs, metrics, folds and smoothing, and panels show the choice.
 
-Panels are ordinary notebook displays that are redrawn in place. A notebook that runs without a front end therefore
-holds the same figures for the default choice. The panels are those that ``fvc_lib.analysis.figures.*`` registers.
+Panels are ordinary notebook displays that are redrawn in place. A notebook that is executed without a browser therefore
+contains the same figures, drawn for the default choice. The modules ``fvc_lib.analysis.figures.*`` register the panels.
 """
 
 import asyncio
@@ -27,7 +27,13 @@ _SEVERAL = ("runs", "metrics", "folds")
 
 
 class Dashboard:
-    """Widgets, and the panels that they redraw. ``selection`` is the present choice."""
+    """Widgets with the reader's choice, and panels that show it.
+
+    Attributes:
+        runs_dir: folder of all runs.
+        selection: what the reader has chosen to see.
+        widgets: maps a name to an ipywidget. Empty before ``make_widgets``.
+    """
 
     def __init__(self, runs_dir: Path, selection: Selection) -> None:
         self.runs_dir = runs_dir
@@ -35,7 +41,7 @@ class Dashboard:
         self.widgets: dict[str, Any] = {}
         self._panels = panels.panels()
         self._handles: list[Any] = []
-        self._shown: list[str] = []  # of each panel, as JSON
+        self._shown: list[str] = []  # the content that each panel shows now, as JSON
         self._is_offering = False
         self._task: asyncio.Task[None] | None = None
 
@@ -82,7 +88,10 @@ class Dashboard:
         return ipw.VBox([*chosen.values(), ipw.HBox(list(below.values()))])
 
     def offer(self) -> None:
-        """Fill the lists of the widgets with the runs, metrics and folds on disk, and select the present choice."""
+        """Fill the lists of the widgets with the runs, metrics and folds on disk, and mark ``selection`` in them.
+
+        Before ``make_widgets`` the method does nothing.
+        """
         if not self.widgets:
             return
         runs, chosen = list_runs(self.runs_dir)[::-1], self.selection.runs
@@ -115,9 +124,10 @@ class Dashboard:
     # --- Redrawing
 
     def choose(self, **changes: Any) -> Selection:
-        """Change fields of the selection, redraw the panels that depend on them, and return the selection.
+        """Change fields of ``selection``, redraw the panels that depend on them, and return the new selection.
 
-        If the run in detail changes, all its folds and the default metrics of its task are selected.
+        ``changes`` maps fields of ``Selection`` to values. If another run is shown in detail, all its folds and the
+        default metrics of its task are selected.
         """
         before = self.selection.detailed
         self.selection = replace(self.selection, **changes)
@@ -172,7 +182,7 @@ class Dashboard:
                         self._show(number, bundle)
                 await asyncio.sleep(LIVE_SECONDS)
             self.refresh()
-        except Exception as error:  # noqa: BLE001  # shown to the reader; a task would hide it
+        except Exception as error:  # noqa: BLE001  # an asyncio task would hide it
             note = f"Refreshing stopped: {clean_text(f'{type(error).__name__}: {error}')}"
         self.widgets["note"].value = note
         self._task = None
@@ -180,9 +190,11 @@ class Dashboard:
 
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
-    """Return the dashboard over ``runs_dir``. As the last expression of a notebook cell it displays itself.
+    """Return the dashboard, which displays itself as the last expression of a notebook cell.
 
-    ``run`` names the run in detail. None: the newest.
+    Args:
+        runs_dir: folder of all runs.
+        run: name of the run to show in detail. None: the newest.
 
     Raises:
         UsageError: ``run`` fits no run or several.

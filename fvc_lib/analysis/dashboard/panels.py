@@ -24,12 +24,12 @@ from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import TASKS
 
 MOST_METRICS = 3  # with learning curves at once
-QUICK_REPLICATES = 500  # of bands: a redraw must feel immediate; the results notebook's own have more
+QUICK_REPLICATES = 500  # half-samples behind a band; few, because a redraw must feel immediate
 NOTHING = "\N{ZERO WIDTH SPACE}"  # an empty output would be a gap in the numbering of displays
-_MOST_RUNS = 8  # chosen by default
+_MOST_RUNS = 8  # the most runs that are chosen by default
 
 Bundle = dict[str, Any]
-Shown = Any  # a figure, a table or a text; plotly has no types
+Shown = Any  # a figure, a table or a text; plotly has no type hints
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Selection:
 
 
 def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
-    """Return a selection of ``run`` (None: the newest) and the newest other runs of its experiment.
+    """Return a selection of at most eight runs: ``run``, shown in detail, and the newest others of its experiment.
+
+    ``run`` is a name or path. None: the newest run in ``runs_dir``.
 
     Raises:
         UsageError: there is no such run.
@@ -72,7 +74,7 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
     """Return the metrics whose learning curves are shown by default for the run's task (``TaskSpec.curves``).
 
-    Of the metrics that match a pattern with ``*``, the first logged one is used.
+    A pattern with ``*`` stands for the first metric by name that matches it and was logged.
     """
     logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
     names = [fnmatch.filter(logged, name)[:1] if "*" in name else [name] for name in TASKS[task_of(run)].curves]
@@ -103,7 +105,10 @@ class Panel:
     tasks: tuple[str, ...] = ()
 
     def bundle(self, selection: Selection) -> Bundle:
-        """Return the panel's content by mimetype. If the run in detail has another task, it is an invisible text."""
+        """Return a dict from mimetype to the panel's content for ``selection``.
+
+        If the panel is not for the task of the run in detail, the content is invisible.
+        """
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
         shown = self.draw(selection) if is_meant else NOTHING
         if isinstance(shown, go.Figure):
@@ -141,18 +146,21 @@ def panels() -> tuple[Panel, ...]:
 
 
 def task_of(run: RunPaths) -> str:
-    """Return the task of ``run``."""
+    """Return the task of ``run``: ``video``, ``image`` or ``video_text``."""
     return run_task(run_parameters(run))
 
 
 def confidence_of(selection: Selection) -> float:
-    """Return the coverage of the intervals in the tables of the run in detail."""
+    """Return the coverage, such as 0.95, of the intervals in the tables of the run in detail."""
     confidence = run_parameters(selection.detailed).get("confidence")
     return confidence if isinstance(confidence, float) else RunConfig().confidence
 
 
 def table_of(selection: Selection, name: str) -> pl.DataFrame:
-    """Return a table (``queries.SQL_TABLES``) of the run in detail, empty where the file is missing or unreadable."""
+    """Return a table of the run in detail. It is empty if the file is missing or unreadable.
+
+    ``name`` is a key of ``queries.SQL_TABLES``, such as ``results``.
+    """
     return SQL_TABLES[name]([selection.detailed]).frame
 
 
