@@ -1,7 +1,7 @@
 """Share out GPUs: how many trainings run at once, with how many ranks, and which GPUs a training gets.
 
-A rank is one of the processes that share a training. ``num_ranks auto`` becomes a number once, when a run is made. With
-T trainings at once and G GPUs, a training gets one rank if T >= G, else G // T ranks, and a GPU for every rank.
+A rank is one of the processes that share a training. The parameter value ``num_ranks auto`` is replaced by a number
+when a run is made. With T trainings at once and G GPUs the number is 1 if T >= G, else G // T. Every rank gets a GPU.
 """
 
 import os
@@ -22,8 +22,8 @@ FOLD_BYTES = 2_000_000_000
 def folds_at_once(config: RunConfig) -> int:
     """Return the default number of folds to train at once, at least 1.
 
-    On CPUs: as many as there are cores for all their ranks, and ``FOLD_BYTES`` of memory per fold. On GPUs: as many as
-    there are GPUs for all their ranks.
+    On CPUs every rank needs a core, and every fold needs ``FOLD_BYTES`` of memory. On GPUs every rank needs a GPU. The
+    number is never larger than the number of trainings. It is 1 without ``use_mlops_pipeline``.
     """
     if not config.use_mlops_pipeline:
         return 1
@@ -35,20 +35,23 @@ def folds_at_once(config: RunConfig) -> int:
 
 
 def on_gpu(config: RunConfig) -> bool:
-    """Return whether trainings with ``config`` use a GPU; a guess from the system, without loading torch."""
+    """Return whether trainings with ``config`` use a GPU.
+
+    With ``device auto`` this is a guess from the system's GPUs, because torch is not loaded.
+    """
     return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(visible_gpus()))
 
 
 def training_gpus(config: RunConfig) -> list[str]:
-    """Return the names of the GPUs that trainings with ``config`` share; empty if they use no GPU."""
+    """Return the names of the GPUs that the trainings of a run with ``config`` share; empty if they use no GPU."""
     return visible_gpus() if on_gpu(config) and not config.of_features else []
 
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them.
 
-    Without the variable: the numbers of all GPUs of the machine. As in CUDA, the list ends before an invalid name:
-    empty, ``-1``, or ``NoDevFiles``, which SLURM writes for a job without GPUs.
+    If the variable is not set, these are the numbers of all GPUs of the machine. As in CUDA, the list ends before the
+    first invalid name. Invalid are an empty name, ``-1`` and ``NoDevFiles``, which SLURM writes for jobs without GPUs.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -57,9 +60,10 @@ def visible_gpus() -> list[str]:
 
 
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
-    """Return how many trainings of several ranks may run at once without sharing a GPU; None: there is no limit.
+    """Return how many trainings may run at once so that no two of their ranks share a GPU.
 
-    In a SLURM job with several nodes it is 1, because the ranks of a training are spread over all nodes.
+    The number is None (no limit) if a training has one rank or uses no GPU. It is 1 in a SLURM job with several nodes,
+    because the ranks of a training are spread over all nodes.
     """
     here = training_gpus(config)
     if config.num_ranks < 2 or not here:
@@ -73,10 +77,11 @@ def ranks_chosen_here(config: RunConfig, jobs: int | None = None) -> tuple[RunCo
 
     Args:
         config: the parameters.
-        jobs: the number of ``--jobs``; None: ``auto``.
+        jobs: the value of ``--jobs``, the number of folds to train at once; None: ``auto``.
 
     Returns:
-        The configuration, and a sentence with the reason; empty if ``num_ranks`` is a number.
+        The configuration with a number, and a sentence that explains the number. The sentence is empty if ``num_ranks``
+        was a number already.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""

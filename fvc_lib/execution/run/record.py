@@ -37,7 +37,8 @@ RECORDED_PACKAGES = (
     "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
     "torch", "torchvision",
 )  # fmt: skip
-# Another version of these, another processor or another number of threads can change the order of additions.
+# Packages whose version can change the order of additions, and with it the last bits of a sum. So can another processor
+# or another number of threads.
 BITS_DEPEND_ON = ("python", "numpy", "torch")
 _SLURM = {
     "job_id": "SLURM_JOB_ID", "array_task_id": "SLURM_ARRAY_TASK_ID", "nodes": "SLURM_JOB_NODELIST",
@@ -47,14 +48,14 @@ _SLURM = {
 
 @dataclass(frozen=True)
 class CodeState:
-    """The version of the code: a commit, and the patch of what has changed since."""
+    """The version of the code: a commit, and a patch with the changes since that commit."""
 
     commit: str | None = None  # full hash of HEAD; None outside a git checkout
-    changed_since_commit: bool | None = None
-    patch: bytes = b""  # for ``git apply``; left out if it has more than 4 MiB
+    changed_since_commit: bool | None = None  # None outside a git checkout
+    patch: bytes = b""  # input for ``git apply``; empty if nothing changed, or if it would exceed 4 MiB
 
     def record(self) -> dict[str, object]:
-        """Return the fields for ``run.json``; ``patch_sha256`` (hex, or None) replaces the patch."""
+        """Return the fields for ``run.json``. In place of the patch: ``patch_sha256``, hex, or None without a patch."""
         fields = asdict(self)
         patch = fields.pop("patch")
         return {**fields, "patch_sha256": hashlib.sha256(patch).hexdigest() if patch else None}
@@ -62,7 +63,7 @@ class CodeState:
 
 def code_state(checkout: Path = CHECKOUT) -> CodeState:
     """Return the state of the code in ``checkout``; an empty state if git fails or ``checkout`` is no git checkout."""
-    # Variables of a git command that started this process must not lead to another repository.
+    # If git has started this process, git's environment variables name another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*arguments: str) -> bytes:
@@ -97,7 +98,10 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware() -> dict[str, object]:
-    """Return host, processor, cores, memory and its limit in bytes, and GPUs, without loading torch."""
+    """Return a description of this machine: host, processor, cores, memory and its limit in bytes, and GPUs.
+
+    torch is not loaded for it.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     return {
@@ -114,7 +118,7 @@ def hardware() -> dict[str, object]:
 
 
 def slurm_job() -> dict[str, str] | None:
-    """Return the properties of this process's SLURM job as text, with ``job_id``; None outside a SLURM job."""
+    """Return ``{property: text}`` of this process's SLURM job, such as ``job_id``; None outside a SLURM job."""
     facts = {name: os.environ[variable] for name, variable in _SLURM.items() if os.environ.get(variable)}
     return facts if "job_id" in facts else None
 
@@ -131,13 +135,14 @@ def gpus() -> list[str]:
 def repeat_commands(code: CodeState, params: Path, patch: Path, *, command: str = "") -> list[str]:
     """Return shell commands that repeat a run from any checkout of the project.
 
-    The last bits depend on ``OMP_NUM_THREADS``; the command sets it as in this process.
+    The last bits of results depend on ``OMP_NUM_THREADS``. So the commands set the value that this process has.
 
     Args:
         code: the version of the run's code.
         params: the run's YAML file of parameters.
         patch: the file with the patch of ``code``.
-        command: the command that made the run, if parameters alone do not suffice, as for a fork; else empty.
+        command: the command that made the run, if its parameters alone do not suffice to repeat it. A fork (a run that
+            copied finished stages of another run) needs it. Empty: not needed.
     """
     threads = os.environ.get("OMP_NUM_THREADS")
     run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
@@ -149,7 +154,10 @@ def repeat_commands(code: CodeState, params: Path, patch: Path, *, command: str 
 
 
 def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
-    """Return the versions and hardware of an attempt on which the last bits of a sum depend."""
+    """Return the versions and hardware on which the last bits of an attempt's sums depend.
+
+    ``attempt`` is an item of ``attempts`` in ``run.json``, which has one item for every command that worked on the run.
+    """
     machine = attempt["hardware"]
     threads = machine["omp_num_threads"] or (attempt["slurm"] or {}).get("cpus_per_task") or machine["cores"]
     return {
@@ -164,7 +172,9 @@ def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
 def run_hash(config: RunConfig, corpus: Mapping[str, str] | None = None) -> str:
     """Return a hash of a configuration and its corpora, which is the same on any machine.
 
-    ``corpus`` is the result of ``corpus_record``; None: it is computed here.
+    Args:
+        config: the configuration.
+        corpus: the result of ``corpus_record(config)``; None: computed by this function.
     """
     return sha256_of_json([config.config_hash, corpus or corpus_record(config)])
 
@@ -183,8 +193,8 @@ def begin_run(
         config: the run's parameters.
         command: the command that was typed.
         prepare: called with the new folder before ``run.json`` is written; its result is added to ``run.json``.
-        state: the status until a process works on the run.
-        submits: whether this command only submits jobs.
+        state: the run's status until a process works on it.
+        submits: whether this command only submits jobs to SLURM and computes nothing.
 
     Raises:
         UsageError: the experiment's name cannot be the name of a folder.
@@ -219,16 +229,21 @@ def begin_run(
 
 
 def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits: bool = False) -> list[str]:
-    """Add an attempt to ``run.json``, and its parameters (memory, device, workers) to ``params.yaml``.
+    """Record in ``run.json`` that a command resumes the run, and write ``config`` into ``params.yaml``.
 
-    The attempt is compared with the last one that computed. If versions, processor or threads differ, ``differs`` of
-    the attempt has ``{name: [before, now]}``. Then ``bit_equal_resume`` becomes false and stays so: the run is no
-    longer guaranteed to equal an uninterrupted run bit for bit. If the commit or the patch differs, ``code_differs``
-    has both. An attempt that only ``submits`` jobs computes nothing and is not compared. Several jobs may call this at
-    the same time.
+    The new item of ``attempts`` is compared with the last attempt that computed. If versions, processor or threads
+    differ, its field ``differs`` is ``{name: [before, now]}``. ``bit_equal_resume`` of the run then becomes false for
+    good: the run may differ from an uninterrupted run in the last bits. If the commit or the patch has changed since the
+    last attempt, ``code_differs`` has the old and new value. Several jobs may call this function at the same time.
+
+    Args:
+        run: the run.
+        config: the run's parameters, of which some (memory, device, workers) may be new.
+        command: the command that was typed.
+        submits: whether the command only submits jobs. It computes nothing then, and its versions are not compared.
 
     Returns:
-        The differences of versions and hardware in words; empty if there are none.
+        A text for each difference of versions and hardware, such as ``torch 2.4 -> 2.5``; empty if there is none.
 
     Raises:
         DataError: ``run.json`` cannot be read, or another process has locked it for too long.
@@ -252,7 +267,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
 
 
 def record_corpus(run: RunPaths) -> None:
-    """Add the corpus's fingerprint to ``run.json`` if the run has an index (table of its files).
+    """Add the corpus's fingerprint (``_indexed``) to ``run.json``, if the run already has an index of its files.
 
     A damaged ``run.json`` is not changed.
     """
@@ -280,11 +295,11 @@ def read_run_record(run: RunPaths) -> dict[str, Any]:
 
 
 def _indexed(run: RunPaths) -> dict[str, object]:
-    """Return what the run's index (table of its files) says about the corpus.
+    """Return a fingerprint of the corpus, computed from the run's index (the table of its files).
 
     Returns:
-        ``fingerprint``, a SHA-256 over the sorted content hashes of the files; for videos also ``corpora``, their
-        names. Empty if there is no index, or one without files.
+        ``fingerprint``, a SHA-256 over the sorted content hashes of the files. For a corpus of videos also ``corpora``,
+        a list of the corpora's names. Empty if there is no index, or if the index has no files.
     """
     import polars as pl
 

@@ -1,7 +1,7 @@
 """Run the planned tasks, several at once if they do not need each other, and write their status.
 
-A task is one notebook of a run, or one fold of it. It is executed in a kernel, which is a process of its own, and a
-thread here waits for the kernel. The main thread begins tasks, forwards signals and draws the terminal.
+A task is one notebook of a run, or one fold of it. The notebook runs in a kernel, which is another process, and a
+thread of this process waits for the kernel. The main thread begins tasks, forwards signals and draws the terminal.
 """
 
 import io
@@ -33,14 +33,15 @@ from fvc_lib.services.run_paths import RunPaths
 
 SHOW_SECONDS = 0.3
 PLAIN_INTERVAL_SECONDS = 30.0
-_SAME_SIGNAL_SECONDS = 1.0  # a cluster may send one signal twice: to the batch shell, which forwards it, and to us
+# A cluster may send one signal twice: to the batch shell, which forwards it, and to this process.
+_SAME_SIGNAL_SECONDS = 1.0
 _STOPPED_CODES = (STOPPED, 130, 143)
 
 
 class Terminal:
-    """Writes lines that stay and, on a terminal, one live line per running task below them. Thread-safe.
+    """Writes permanent lines and, on a terminal, one live line per running task below them. Thread-safe.
 
-    A live line is never wider than the terminal, so that the cursor reaches the first by moving up as many lines.
+    Live lines are redrawn in place. They are cut to the terminal's width, so that a live line never takes two rows.
 
     Args:
         stream: where to write; None: standard output.
@@ -54,16 +55,16 @@ class Terminal:
         self._last_plain = time.monotonic()
 
     def line(self, text: str) -> None:
-        """Write one line that stays. It replaces the live lines, which the next ``show`` draws again."""
+        """Write one permanent line in place of the live lines, which the next ``show`` draws below it."""
         with self._lock:
             self._write(f"{text}\n", 0)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show the lines of the running tasks: redrawn in place on a terminal, else printed every 30 s."""
+        """Show one line per running task: redraw them on a terminal, else print them at most every 30 s."""
         with self._lock:
             if self._live:
                 columns, rows = shutil.get_terminal_size()
-                # In the last column some terminals wrap; lines beyond the screen could not be erased.
+                # Some terminals wrap after the last column, and lines above the screen could not be erased.
                 lines = [line[: max(1, columns - 1)] for line in lines[: max(1, rows - 1)]]
                 self._write("\n".join(lines), len(lines))
             elif time.monotonic() - self._last_plain >= PLAIN_INTERVAL_SECONDS:
@@ -82,14 +83,14 @@ class Terminal:
 
 
 class Runner:
-    """Runs the tasks of a run, or some of them, and locks them meanwhile.
+    """Runs all tasks of a run, or some of them. They are locked against other processes meanwhile.
 
     Args:
         run: the run.
-        config: its parameters.
+        config: the run's parameters.
         notebooks: the notebooks by stage name.
         terminal: where to show progress; None: standard output.
-        jobs: the largest number of tasks at once; None: ``folds_at_once``.
+        jobs: the largest number of tasks at once; None: the result of ``folds_at_once``.
         only_tasks: keys of the tasks to run, while other jobs run the other tasks; None: all tasks.
     """
 
@@ -119,8 +120,8 @@ class Runner:
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Lock the run, run the plan that ``make_plan`` returns, and return the exit code.
 
-        After the first failure no other task begins, and running tasks continue to their end. The first signal asks
-        every running task to save and leave, the second signal kills them.
+        ``make_plan`` is called after the run is locked. After the first failure no other task begins, and running tasks
+        continue to their end. The first signal asks every running task to save and leave. The second kills them.
 
         Raises:
             UsageError: another process works on this run.
@@ -188,7 +189,10 @@ class Runner:
         return bool(self._running)
 
     def _is_up_to_date(self, task: Task) -> bool:
-        """Return whether ``task`` can be skipped, now that its inputs are final; if it cannot, move its files away."""
+        """Return whether ``task`` can be skipped, now that its inputs are final.
+
+        Its status gets the decision. If the task has to run again, its earlier files are moved away.
+        """
         now = fingerprint.fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
         stage = read_status(self.run).stage(task.key)
         stage.reason = fingerprint.reason_to_run(task, now, self.run)
@@ -201,10 +205,10 @@ class Runner:
         return stage.reason is None
 
     def _environment(self, task: Task) -> dict[str, str]:
-        """Return the environment variables by which the kernels share memory, cores and GPUs.
+        """Return environment variables for the kernel of ``task``, so that kernels share memory, cores and GPUs.
 
-        The number of threads is limited only outside SLURM jobs and without a GPU. If there are more GPUs than ranks,
-        a training gets the group of GPUs that the fewest running trainings use.
+        The number of threads is limited only if the run is not shared with other jobs, and trains without a GPU. If
+        there are more GPUs than ranks, a training gets the group of GPUs that the fewest running trainings use.
         """
         shares = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
         ranks = self.config.num_ranks
@@ -229,7 +233,7 @@ class Runner:
         self._running[pool.submit(self._run_task, at_work, stage)] = at_work
 
     def _run_task(self, at_work: TaskRun, stage: StageStatus) -> StageStatus:
-        """Run a notebook, record that it is finished, and return its completed status; called in a thread."""
+        """Run a task's notebook in the calling thread, record a success, and return the completed ``stage``."""
         task, run, config = at_work.task, self.run, self.config
         fingerprint.begin_training_state(run, task, at_work.notebook, config)
         # Without use_mlops_pipeline only digests of the files are recorded, not what they depend on.
@@ -271,7 +275,7 @@ class Runner:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal; a repetition of the first signal within a second is ignored."""
+        """Record a signal. Within a second after the first signal, further ones are ignored, except SIGINT."""
         now = time.monotonic()
         if not self._signals:
             self._first_signal = now

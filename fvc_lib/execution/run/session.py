@@ -34,7 +34,14 @@ BETWEEN_CELLS_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a task: ``done`` of ``total`` units of the work ``what``; ``part`` names the unit in work."""
+    """The progress of a task.
+
+    Attributes:
+        what: name of the work's units, for example ``steps`` or ``videos``.
+        done: number of finished units.
+        total: number of all units.
+        part: description of the unit that is being processed; may be empty.
+    """
 
     what: str
     done: int
@@ -43,7 +50,7 @@ class Progress:
 
 
 def progress_path(run: RunPaths, stage: str, fold: int | None) -> Path:
-    """Return the path of a task's progress file."""
+    """Return the path of the progress file of a stage, or of one fold of it; ``fold`` None: a stage without folds."""
     return run.logs / f"{stage_key(stage, fold)}.progress.json"
 
 
@@ -56,7 +63,10 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def file_reporter(path: Path, what: str) -> Report:
-    """Return a callback ``(done, total, part)`` that writes ``path`` at most twice a second, and at the end."""
+    """Return a callback ``(done, total, part)`` that writes the progress of the work ``what`` into the file ``path``.
+
+    It writes at most every 0.5 s, and always when ``done`` reaches ``total``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     last = -WRITE_INTERVAL_SECONDS
 
@@ -74,7 +84,7 @@ def file_reporter(path: Path, what: str) -> Report:
 
 
 def bar_reporter(what: str) -> Report:
-    """Return a callback ``(done, total, part)`` that draws a bar in a live notebook or terminal."""
+    """Return a callback ``(done, total, part)`` that draws a bar with the name ``what`` in a notebook or terminal."""
     from tqdm.auto import tqdm
 
     bar = tqdm(desc=what)
@@ -91,18 +101,33 @@ def bar_reporter(what: str) -> Report:
 
 
 def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
-    """Return the progress callback ``(done, total, part)`` of a notebook without folds; see ``reporter_to``."""
+    """Return a callback ``(done, total, part)`` for the work ``what`` of a stage without folds; see ``reporter_to``."""
     return reporter_to(progress_path(run, stage, None), what)
 
 
 def reporter_to(path: Path, what: str) -> Report:
-    """Return a progress callback: a bar in a live notebook, else a file ``path``, which the command shows."""
+    """Return a callback ``(done, total, part)`` for the work ``what``.
+
+    In a live notebook it draws a bar. Else it writes the file ``path``, from which ``run_notebooks.py`` shows progress.
+    """
     return file_reporter(path, what) if ATTEMPT_VARIABLE in os.environ else bar_reporter(what)
 
 
 @dataclass
 class StageSession:
-    """One open notebook: its run, configuration and logs."""
+    """One open notebook: its run, configuration and logs.
+
+    Attributes:
+        stage: name of the stage, which is the notebook's name.
+        paths: the run.
+        config: the run's configuration.
+        parameters: names of the configuration's fields in the notebook's parameters cell.
+        fold: number of the outer fold, from 0; None for a stage without folds.
+        attempt: number of the task's attempt, from 1.
+        headless: whether ``run_notebooks.py`` executes the notebook; else a user does, in JupyterLab.
+        memory: the sampler that logs the memory of this process.
+        stop_requested: whether a signal has asked the stage to stop.
+    """
 
     stage: str
     paths: RunPaths
@@ -113,10 +138,13 @@ class StageSession:
     headless: bool
     memory: MemorySampler
     stop_requested: bool = False
-    _polling: bool = False  # whether the stage polls ``stop``: then a signal only sets the flag, else it ends the cell
+    _polling: bool = False  # whether the stage calls ``stop``; if so, a signal does not end the running cell
 
     def settings(self) -> pl.DataFrame:
-        """Return the notebook's parameters, one per row: columns parameter, value (of the run) and meaning."""
+        """Return a table of the notebook's parameters with columns ``parameter value meaning``; all are texts.
+
+        The values are those of the run.
+        """
         values = self.config.model_dump(mode="json")
         columns = {
             "parameter": list(self.parameters),
@@ -129,8 +157,8 @@ class StageSession:
         """Read a table of the run and check it against its schema.
 
         Args:
-            table: the table's name in ``RunPaths``, such as ``index`` or ``predictions``.
-            fold: the fold, if there is one table per fold; None: the fold of this notebook.
+            table: name of the table's path in ``RunPaths``, such as ``index`` or ``predictions``.
+            fold: number of the fold, for a table that exists once per fold; None: the fold of this notebook.
             without: names of columns to leave out.
 
         Raises:
@@ -143,7 +171,7 @@ class StageSession:
         return read_table(*self._table(table, fold), without)
 
     def write(self, table: str, rows: pl.DataFrame) -> None:
-        """Write a table of the run after checking it against its schema; see ``read``."""
+        """Check ``rows`` against the schema of ``table``, then write them; ``table`` is a name as in ``read``."""
         from fvc_lib.services.tables import write_table
 
         path, schema = self._table(table, None)
@@ -167,31 +195,37 @@ class StageSession:
         )
 
     def progress(self, what: str) -> Report:
-        """Return the progress callback ``(done, total, part)`` of this notebook; see ``reporter_to``."""
+        """Return a callback ``(done, total, part)`` for the work ``what`` of this notebook; see ``reporter_to``."""
         return reporter_to(progress_path(self.paths, self.stage, self.fold), what)
 
     def stop(self) -> bool:
-        """Return whether the stage shall stop. After the first call a signal only sets this flag and ends no cell."""
+        """Return whether a signal has asked the stage to stop.
+
+        After the first call, a signal no longer ends the running cell: the stage has to call this method regularly.
+        """
         self._polling = True
         return self.stop_requested
 
     def check(self, claim: str, holds: bool) -> None:
-        """Print ``claim`` with a check mark.
+        """Print ``claim``, a sentence about the results, with a check mark if it ``holds``.
 
         Raises:
-            DataError: ``holds`` is false.
+            DataError: ``holds`` is false; the message has the claim.
         """
         if not holds:
             raise DataError(f"check failed: {claim}. The record above shows the values; nothing after it was run.")
         print(f"✓ {claim}")
 
     def close(self, *written: Path) -> pl.DataFrame:
-        """Close the logs; the last call of every notebook.
+        """Close the logs, and print the peak memory; every notebook ends with this call.
+
+        Args:
+            written: paths of the files that the notebook has written.
 
         Returns:
-            The files ``written``: columns file (relative to the run folder) and size_bytes.
+            A table of these files with columns ``file`` (path relative to the run folder) and ``size_bytes``.
         """
-        gc.collect()  # so that the log's last line shows what the notebook really keeps
+        gc.collect()  # so that the log's last line does not count objects that nobody uses
         self.memory.close()
         print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")
         return pl.DataFrame(
@@ -203,7 +237,14 @@ class StageSession:
         )
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: end the running cell; between cells send the signal again, so that it ends the next cell."""
+        """Handle a signal that asks the stage to stop.
+
+        If the stage calls ``stop``, only ``stop_requested`` is set. Between two cells the signal is sent again a moment
+        later, so that it ends the next cell.
+
+        Raises:
+            StoppedError: a cell is running, and the stage does not call ``stop``. The error ends the cell.
+        """
         self.stop_requested = True
         if self._polling:
             return
@@ -220,13 +261,15 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
     Args:
         stage: the notebook's name without suffix.
-        namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
-            ``fold``, and fields of RunConfig. Its ``In``, the sources of the cells run so far, has papermill's values.
-        only_looks: whether the notebook only reads a run. Then it never begins one, and another process may work on it.
+        namespace: ``globals()`` of the notebook right after its parameters cell. It has ``run_dir``, ``fold`` for a
+            stage with folds, and fields of ``RunConfig``. IPython's list ``In`` holds the sources of the cells run so
+            far, among them the cell with papermill's values.
+        only_looks: whether the notebook only reads a run. If so, no run is begun, and another process may work on the
+            run meanwhile.
 
     Raises:
-        UsageError: there is no such run; another process works on it, and the notebook writes into it; a value that
-            the user edited differs from the run's value; or papermill was given an unknown name.
+        UsageError: there is no such run; another process works on the run, and the notebook writes into it; a value
+            that the user edited differs from the run's value; or papermill was given an unknown parameter.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
     attempt, run_dir = os.environ.get(ATTEMPT_VARIABLE), str(namespace["run_dir"])
@@ -248,7 +291,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
                 stage, run_dir, edited, command="interactive, from a notebook", state="interactive"
             )
             which_run.begin_interactive(paths, stage, fold, config)
-        # The run's own memory log stays as it is.
+        # Another file than the memory log of the headless run, which is not changed.
         log, events = paths.logs / f"{key}.jsonl", paths.logs / f"{key}_events.jsonl"
     memory = MemorySampler(log, events=events, mem_gb=config.mem_gb)
     SUSPECTS.read(paths.shards / stage)
@@ -261,7 +304,11 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
 
 def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
-    """Return the run ``run_dir``, or the newest run if it is empty; raise ``UsageError`` if there is no run."""
+    """Return the run ``run_dir``, or the newest run if ``run_dir`` is empty.
+
+    Raises:
+        UsageError: there is no run, or ``run_dir`` is ``new``.
+    """
     runs_dir = Path(resolve_config(values).runs_dir)
     if run_dir == "new" or not (run_dir or list_runs(runs_dir)):
         begin = command_text("-p", "corpus", "PATH")
@@ -270,7 +317,7 @@ def _run_to_look_at(run_dir: str, values: Mapping[str, Any]) -> RunPaths:
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` or one of its callers is a cell; the namespace of cells is ``__main__``."""
+    """Return whether ``frame`` or one of its callers is a notebook cell, whose namespace is ``__main__``."""
     while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
         frame = frame.f_back
     return frame is not None

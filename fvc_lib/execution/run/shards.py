@@ -1,9 +1,10 @@
 """Shards: shares of a stage's files, which several processes handle at the same time.
 
 A shard stores its results (probe results, clips and features) under the content hash of the file, in the caches that
-the stage's notebook reads. So the notebook's tables do not depend on the shards. A shard that died does only what is
-missing. If a shard dies twice in a row, the files in work at that time are then handled one at a time. A file that
-kills the shard while it is handled alone is rejected.
+the stage's notebook reads. So the notebook's tables do not depend on the number of shards. If the process of a shard
+dies, the next process for this shard does only the missing files. If it dies twice in a row, the files that were being
+processed at that time are then processed one at a time. A file that kills the process while it is processed alone is
+rejected.
 """
 
 import hashlib
@@ -27,17 +28,17 @@ _ALONE_AFTER = 2  # deaths in a row
 
 @dataclass(frozen=True)
 class Shard:
-    """Share ``number`` (from 0) of the ``of`` shares into which a stage's files are divided."""
+    """One of ``of`` shares into which a stage's files are divided; ``number`` counts from 0."""
 
     number: int
     of: int
 
     @classmethod
     def named(cls, text: str) -> Self:
-        """Parse a text such as ``3/16``, counted from 0.
+        """Return the shard that a text such as ``3/16`` names: number 3, counted from 0, of 16 shards.
 
         Raises:
-            UsageError: ``text`` does not have this form, or the number is not less than the count.
+            UsageError: ``text`` does not have this form, or the number is not less than the number of shards.
         """
         number, _, of = text.partition("/")
         if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
@@ -45,7 +46,10 @@ class Shard:
         return cls(int(number), int(of))
 
     def has(self, text: str) -> bool:
-        """Return whether the file with path or content hash ``text`` is in this shard; it is in exactly one."""
+        """Return whether a file belongs to this shard. Every file belongs to exactly one of the ``of`` shards.
+
+        ``text`` identifies the file: its path or its content hash.
+        """
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
         return int.from_bytes(digest[:8], "big") % self.of == self.number
 
@@ -55,14 +59,14 @@ class Shard:
 
 @dataclass
 class ShardRecord:
-    """The progress of one shard since its last start. Files are paths as the workers get them."""
+    """The progress of one shard since its last start. Files are given by the paths that the workers get."""
 
     state: Literal["running", "done", "stopped", "failed"] = "stopped"
     done: int = 0
     total: int = 0
-    deaths: int = 0  # number of times in a row that its process died
-    in_hand: list[str] = field(default_factory=list)  # files in work; written from the first death on
-    alone: list[str] = field(default_factory=list)  # files to handle one at a time
+    deaths: int = 0  # number of times in a row that the shard's process died
+    in_hand: list[str] = field(default_factory=list)  # files being processed; recorded after the first death only
+    alone: list[str] = field(default_factory=list)  # files to process one at a time, because one may kill the process
     given_up: list[str] = field(default_factory=list)  # rejected files
 
 
@@ -72,7 +76,7 @@ def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
 
 
 def read_shard(path: Path) -> ShardRecord:
-    """Return the record in ``path``; if it is missing or damaged, the record of a shard that has not begun."""
+    """Return the record in ``path``; an empty record if the file is missing or damaged."""
     try:
         return ShardRecord(**read_json_object(path))
     except TypeError:
@@ -80,13 +84,17 @@ def read_shard(path: Path) -> ShardRecord:
 
 
 class ShardAtWork:
-    """The record of the shard that this process works on."""
+    """Keeps the record of the shard that this process works on, in the file ``path``.
+
+    If the record says ``running`` at the start, the earlier process has died. A file that was being processed alone at
+    that time is then rejected.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         before = read_shard(path)
         self._now = ShardRecord("running", given_up=before.given_up)
-        if before.state == "running":  # it died
+        if before.state == "running":  # the earlier process died
             self._now.deaths = before.deaths + 1
             given_up = {*before.given_up, *(set(before.in_hand) & set(before.alone))}
             alone = {*before.alone, *(before.in_hand if self._now.deaths >= _ALONE_AFTER else ())} - given_up
@@ -95,13 +103,16 @@ class ShardAtWork:
         self._write()
 
     def report(self, done: int, total: int, part: str = "") -> None:
-        """Record how many files are done; ``part`` is ignored."""
+        """Record that ``done`` of ``total`` files are finished; ``part`` is ignored. Written at most every 0.5 s."""
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:
             self._write()
 
     def note_in_hand(self, files: Sequence[str]) -> None:
-        """Record the files that are being processed; if the process dies now, one of them killed it."""
+        """Record the paths of the files that are being processed now.
+
+        If the process dies, the cause is likely to be one of them. They are written only if the process died before.
+        """
         self._now.in_hand = list(files)
         if self._now.deaths:
             self._write()
@@ -122,7 +133,9 @@ class ShardAtWork:
 
 @contextmanager
 def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
-    """Lock a shard and keep its record while this process works on it.
+    """Lock a shard during the block, and yield its record, in which the block notes progress.
+
+    At the end the record says ``done``, or how the block ended otherwise.
 
     Raises:
         UsageError: another process works on the shard or on the whole run.
@@ -143,7 +156,7 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
 
 
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
-    """Return one line on a stage's shards: number of shards done, number of files done, and the rejected files."""
+    """Return one line on the ``of`` shards of a stage: finished shards, finished files, and rejected files."""
     records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]
     done, total = sum(record.done for record in records), sum(record.total for record in records)
     line = f"{stage} shards: {sum(record.state == 'done' for record in records)} of {of} done"

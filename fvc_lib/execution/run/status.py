@@ -1,9 +1,9 @@
 """``status.json``, the state of a run and of each of its tasks, and the locks of the processes that work on them.
 
-A task is one notebook of a run (a stage), or one fold of it. Processes lock the file before they change it, so that
-jobs never overwrite each other's tasks. The locks come from the package ``filelock``: the operating system frees the
-lock of a process that has died. On a file system that has no locks, the existence of a file is the lock; a host that
-crashes leaves that file behind.
+A task is one notebook of a run (a stage), or one fold of it. Processes lock ``status.json`` before they change it, so
+that jobs never overwrite each other's tasks. The locks come from the package ``filelock``. The operating system frees
+the lock of a process that has died. On a file system without locks, the existence of a file is the lock; if the host
+crashes, that file stays behind.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.records.digests import document_damage, write_document
 from fvc_lib.services.run_paths import RunPaths, is_held
 
-_PATIENCE_SECONDS = 0.5  # is_worked_on holds a lock for an instant
-RECORD_SECONDS = 20.0  # for a process that writes a record, which takes milliseconds
+_PATIENCE_SECONDS = 0.5  # how long to wait for a lock, because is_worked_on takes it for an instant
+RECORD_SECONDS = 20.0  # how long to wait for another process that writes a record, which takes milliseconds
 # "waiting": the remaining tasks belong to jobs that have not begun. "interactive": the run was begun from a notebook.
 # "requeue": it was stopped and can be resumed.
 RunState = Literal["running", "done", "failed", "interrupted", "requeue", "waiting", "interactive"]
@@ -39,8 +39,8 @@ class StageError(BaseModel):
 
     name: str
     message: str
-    cell: int | None = None  # execution number of the cell: n in ``In [n]``
-    exit_code: int | None = None  # attribute of its class; None for errors of other libraries
+    cell: int | None = None  # execution number of the cell, n in ``In [n]``; 0 or None if unknown
+    exit_code: int | None = None  # attribute of the exception's class; None for errors of other libraries
 
 
 class StageStatus(BaseModel):
@@ -50,7 +50,7 @@ class StageStatus(BaseModel):
 
     state: StageState = "pending"
     attempts: int = 0  # number of starts
-    reason: str | None = None  # why it runs, or what ended it
+    reason: str | None = None  # why the task runs, or what ended it
     started_utc: str | None = None
     finished_utc: str | None = None
     duration_seconds: float | None = None
@@ -59,15 +59,15 @@ class StageStatus(BaseModel):
     last_step: str | None = None  # last progress, for example ``steps 12/40``
     last_metric: str | None = None  # last measurement, for example ``loss 0.31 at step 12 of epoch 3``
     killed_by: str | None = None  # the signal that ended the kernel, for example ``SIGKILL``
-    oom_kills: int | None = None  # processes that the system killed for memory meanwhile
-    advice: str | None = None  # what to change before the next try, a sentence
+    oom_kills: int | None = None  # number of processes that the system killed for memory during the attempt
+    advice: str | None = None  # a sentence that says what to change before the next attempt
     host: str | None = None
-    job_id: str | None = None  # of SLURM, ``123`` or ``123_4``
-    error: StageError | None = None  # the exception that ended it
+    job_id: str | None = None  # id of the SLURM job, ``123`` or ``123_4``
+    error: StageError | None = None  # the exception that ended the task
 
 
 class RunStatus(BaseModel):
-    """The state of a run. If it is ``shared``, ``follow_tasks`` computes the state from the tasks."""
+    """The state of a run. For a run that several jobs share, ``follow_tasks`` computes the state from the tasks."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -75,14 +75,14 @@ class RunStatus(BaseModel):
     state: RunState = "running"
     started_utc: str
     finished_utc: str | None = None
-    duration_seconds: float | None = None  # summed over attempts; of a shared run over its tasks
+    duration_seconds: float | None = None  # sum over the attempts; for a shared run the sum over its tasks
     peak_rss_bytes: int | None = None
     exit_code: int | None = None
-    shared: bool = False  # whether several jobs work on it, each on other tasks
+    shared: bool = False  # whether several jobs work on the run, each on different tasks
     stages: dict[str, StageStatus] = Field(default_factory=dict)
 
     def stage(self, key: str) -> StageStatus:
-        """Return the status of task ``key``; add a pending one if there is none."""
+        """Return the status of the task ``key``. If there is none, add one with state ``pending``."""
         return self.stages.setdefault(key, StageStatus())
 
     def write(self, run: RunPaths) -> None:
@@ -90,7 +90,11 @@ class RunStatus(BaseModel):
         write_document(run.status_json, self.model_dump(mode="json"))
 
     def follow_tasks(self) -> None:
-        """Set state, exit code, end and duration of a shared run from its tasks."""
+        """Set state, exit code, time of the end and duration of a shared run from its tasks.
+
+        A running task makes the run ``running``; else a failed task makes it ``failed``; else an interrupted task makes
+        it ``requeue`` or ``interrupted``. It is ``done`` if all tasks are done, otherwise ``waiting``.
+        """
         stages = list(self.stages.values())
         bad = [stage for state in ("failed", "interrupted") for stage in stages if stage.state == state]
         self.state, self.exit_code = "waiting", None
@@ -111,7 +115,7 @@ def read_status(run: RunPaths) -> RunStatus:
     """Return the status of ``run``.
 
     Raises:
-        DataError: ``status.json`` cannot be read or is damaged, or there is no run.
+        DataError: ``status.json`` cannot be read or is damaged, or the folder is not a run.
     """
     try:
         document = json.loads(run.status_json.read_text())
@@ -119,7 +123,7 @@ def read_status(run: RunPaths) -> RunStatus:
     except FileNotFoundError as error:
         if not run.run_json.is_file():
             raise DataError(f"{run.root}: no run: it has neither status.json nor run.json.") from error
-        # Nothing depends on it: the stages' own records tell which are finished.
+        # The lost file does no harm: the records of the stages show which stages are finished.
         return RunStatus(run_id=run.run_id, state="interrupted", started_utc=utc_now())
     except (OSError, ValueError, TypeError, ValidationError) as error:
         raise DataError(
@@ -135,7 +139,7 @@ def updated_status(run: RunPaths) -> Iterator[RunStatus]:
     """Yield the status of ``run`` to be changed, and write it after the block.
 
     Raises:
-        DataError: as in ``read_status``, or another process keeps the file locked for too long.
+        DataError: as in ``read_status``, or another process keeps the file locked for ``RECORD_SECONDS``.
     """
     with record_held(run.status_json):
         status = read_status(run)
@@ -148,7 +152,7 @@ def updated_status(run: RunPaths) -> Iterator[RunStatus]:
 
 
 def put_stage(run: RunPaths, key: str, stage: StageStatus) -> None:
-    """Write the status of one task."""
+    """Replace the status of the task ``key`` in ``status.json`` by ``stage``."""
     with updated_status(run) as status:
         status.stages[key] = stage
 
@@ -159,7 +163,7 @@ def begin_work(run: RunPaths, plan: Sequence[PlannedTask], own: frozenset[str] |
     Args:
         run: the run, which this process has locked.
         plan: every task of the run.
-        own: keys of the tasks of this process; None: all.
+        own: keys of the tasks that this process may run; None: all tasks.
     """
     with updated_status(run) as status:
         status.shared = own is not None
@@ -178,7 +182,13 @@ def begin_work(run: RunPaths, plan: Sequence[PlannedTask], own: frozenset[str] |
 
 
 def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
-    """Write into ``status.json`` how this process ended, and add ``seconds``, its duration."""
+    """Write into ``status.json`` how this process ended.
+
+    Args:
+        run: the run.
+        exit_code: the exit code of this process.
+        seconds: how long this process worked on the run; added to the run's duration.
+    """
     with updated_status(run) as status:
         status.duration_seconds = round((status.duration_seconds or 0.0) + seconds, 3)
         all_done = all(stage.state == "done" for stage in status.stages.values())
@@ -188,7 +198,10 @@ def end_work(run: RunPaths, exit_code: int, seconds: float) -> None:
 
 
 def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Write that ``run`` waits for jobs that will work on ``tasks``. The caller holds the run's lock."""
+    """Write into ``status.json`` that ``tasks`` wait for jobs, and that several jobs share the run.
+
+    The caller must hold the run's lock.
+    """
     with updated_status(run) as status:
         for task in tasks:
             stage = status.stage(task.key)
@@ -197,10 +210,12 @@ def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
 
 
 def status_now(run: RunPaths) -> RunStatus:
-    """Return the status of ``run``; a running task or run without a living process becomes interrupted.
+    """Return the status of ``run``, corrected for processes that have died. The file is not changed.
+
+    A task or run that is recorded as running, but that no process works on, is returned as interrupted.
 
     Raises:
-        DataError: as ``read_status``.
+        DataError: as in ``read_status``.
     """
     status = read_status(run)
     for key, stage in status.stages.items():
@@ -218,7 +233,11 @@ def status_now(run: RunPaths) -> RunStatus:
 
 @contextmanager
 def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[None]:
-    """Lock all of ``run``; or lock only its tasks ``keys``, so that other jobs can work on the other tasks.
+    """Lock the run during the block, or only some of its tasks, so that other jobs can work on the other tasks.
+
+    Args:
+        run: the run.
+        keys: keys of the tasks to lock; None: lock the whole run.
 
     Raises:
         UsageError: another process has locked the run or one of the tasks; the message names the process.
@@ -234,7 +253,7 @@ def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[Non
                 raise _refusal(path) from error
             with contextlib.suppress(OSError):  # a full disk does not keep `clean` from making room
                 path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
-        # Look only after taking our own: of two processes that start together, at most one goes on.
+        # Check the other locks after taking ours, so that of two processes that start together at most one goes on.
         for path in _of_tasks(run) if keys is None else [_whole(run)]:
             if is_held(path):
                 raise _refusal(path)
@@ -246,7 +265,7 @@ def record_held(path: Path) -> Iterator[None]:
     """Lock the record ``path`` while it is read, changed and written.
 
     Raises:
-        DataError: another process has kept the lock for ``RECORD_SECONDS``.
+        DataError: another process has held the lock for ``RECORD_SECONDS``.
     """
     lock = FileLock(path.with_name(f"{path.name}.lock"), timeout=RECORD_SECONDS, poll_interval=0.02)
     try:

@@ -1,7 +1,8 @@
 """Execute one task: run its notebook, watch the kernel, find out how it ended, and write its record.
 
-A task is one notebook of a run, or one fold of it. The record is the executed notebook. If a cell fails, the exit code
-is the attribute ``exit_code`` of its exception. If the kernel dies, it is 137 or 138.
+A task is one notebook of a run, or one fold of it. The record is the executed notebook. If a cell fails, the task's
+exit code is the attribute ``exit_code`` of the exception. If the kernel dies, the exit code is 137 (killed, mostly for
+memory) or 138.
 """
 
 import errno
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 STOPPED = StoppedError.exit_code
 SAMPLE_INTERVAL_SECONDS = 0.2
-LEAST_SECONDS = 3.0  # before the time left is estimated
+LEAST_SECONDS = 3.0  # how long a task must run before the remaining time is estimated
 _LOOK_BYTES = 256_000
 _LONGEST_MESSAGE = 2_000
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -54,7 +55,11 @@ ERROR_MARKER_TAG = "papermill-error-cell-tag"  # papermill removes cells with it
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` with this checkout on PYTHONPATH, and with allocator settings, which torch reads at start."""
+    """Return the environment variables of a kernel.
+
+    They are ``environ``, with this checkout first on PYTHONPATH, and with settings of the memory allocator, which torch
+    reads at its start.
+    """
     path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
     quiet = {"PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # else ipykernel's debugger writes a warning into the first cell
     return {**quiet, **allocator_environment(environ), **environ, "PYTHONPATH": path}
@@ -67,10 +72,10 @@ def job_id(environ: Mapping[str, str]) -> str | None:
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """Return how many processes of this process's control group the system has killed for memory.
+    """Return how many processes of this process's control group (cgroup) the system has killed for memory.
 
-    The innermost group that has a counter is read; None if no group has one. ``root`` has the folders ``proc`` and
-    ``sys``.
+    The number comes from the innermost group that counts such kills. It is None if no group counts them. ``root`` is
+    the folder that contains ``proc`` and ``sys``.
     """
     for _, folder in control_groups(root):
         for counter in ("memory.events", "memory.oom_control"):  # of version 2 and 1
@@ -94,9 +99,14 @@ def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_loss(path: Path, attempt: int) -> str | None:
-    """Return the last loss of ``attempt`` in the metric log, for example ``loss 0.31 (train) at step 12 of epoch 3``.
+    """Return the last loss in a metric log as text, for example ``loss 0.31 (train) at step 12 of epoch 3``.
 
-    None if the attempt has logged no loss. A value that is not finite is shown as ``nan``.
+    Args:
+        path: the metric log, a JSONL file.
+        attempt: number of the attempt whose losses count.
+
+    Returns:
+        The text, in which a value that is not finite is ``nan``. None if the attempt has logged no loss.
     """
     for row in rows_from_the_end(path):
         if row.get("attempt") == attempt and row.get("metric") == "loss":
@@ -106,15 +116,18 @@ def last_loss(path: Path, attempt: int) -> str | None:
 
 
 class KernelWatch:
-    """Measures the resident memory of a process and its children every 0.2 s in a thread, until ``stop``.
+    """Measures the resident memory of a kernel's process and its children every 0.2 s in a thread, until ``stop``.
 
-    ``peak_rss_bytes`` is the largest value of two: the measured sum over all these processes, and the kernel process's
-    high-water mark (Linux: VmHWM). A stage resets that mark when its phase changes.
+    Attributes:
+        pid: process id of the kernel; None before ``start``.
+        rss_bytes: the last measurement: the sum over the process and its children.
+        peak_rss_bytes: the maximum so far, of the sums and of the kernel process's high-water mark (Linux: VmHWM).
+            A stage resets the mark when its phase changes.
     """
 
     def __init__(self) -> None:
         self.pid: int | None = None
-        self.rss_bytes = 0  # now
+        self.rss_bytes = 0
         self.peak_rss_bytes = 0
         self._stop = threading.Event()
         self._oom_kills = oom_kills()
@@ -132,13 +145,16 @@ class KernelWatch:
             self._thread.join()
 
     def signal_kernel(self, number: signal.Signals) -> None:
-        """Send a signal to the kernel's process, if it lives."""
+        """Send the signal ``number`` to the kernel's process, if the process exists."""
         if self.pid is not None:
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(self.pid).send_signal(number)
 
     def oom_kills(self) -> int | None:
-        """Return how many processes were killed for memory since this watch was made; None without a counter."""
+        """Return how many processes the system has killed for memory since this object was made.
+
+        None if the system does not count them; see the function ``oom_kills``.
+        """
         now = oom_kills()
         return None if now is None or self._oom_kills is None else max(0, now - self._oom_kills)
 
@@ -156,9 +172,9 @@ class TaskRun:
 
     Args:
         run: the run.
-        config: its parameters.
+        config: the run's parameters.
         task: the task.
-        notebook: its notebook.
+        notebook: the task's notebook.
         attempt: the number of this attempt, from 1.
         extra_environment: variables that the kernel gets in addition to the variables of this process.
     """
@@ -182,12 +198,14 @@ class TaskRun:
         name, fold = task.stage.name, task.fold
         self._record, self._metrics = run.partial_notebook(name, fold), run.metrics(name, fold)
         self._progress_path = progress_path(run, name, fold)
-        self._progress_path.unlink(missing_ok=True)  # an earlier attempt's does not count
-        self._counted = ("", 0)  # the work that progress counts, and its total
-        self._first = (0.0, 0)  # when it was first seen, and how much was done then
+        self._progress_path.unlink(missing_ok=True)  # the file of an earlier attempt would be wrong
+        self._counted = ("", 0)  # name of the units that progress counts, and their total
+        self._first = (0.0, 0)  # time of the first progress on these units, and number of units finished then
 
     def execute(self, stage: StageStatus) -> None:
-        """Run the notebook and write into ``stage`` how it ended; rename the record after a success.
+        """Run the notebook, and write into ``stage`` how it ended.
+
+        After a success the record gets its final name. Otherwise a cell is added to it that explains what happened.
 
         Raises:
             OSError: the record or the log cannot be written.
@@ -217,12 +235,15 @@ class TaskRun:
             record_end(self._record, [what_happened(stage), where_it_was(stage), what_next(self.run, stage)], stage)
 
     def signal(self, number: int) -> None:
-        """Ask the kernel to save and leave, or kill it at the second call."""
+        """Ask the kernel to save and leave; the second call kills it.
+
+        ``number`` is the signal that this process got. It is kept for the exit code.
+        """
         self._signals.append(number)
         self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
 
     def line(self) -> str:
-        """Return the task's progress line: key, time, progress, time left, memory, loss.
+        """Return the task's progress line: key, elapsed time, progress, remaining time, memory, and last loss.
 
         The most important parts come first, because a narrow terminal cuts the end.
         """
@@ -232,7 +253,8 @@ class TaskRun:
             parts.append(f"{progress.what} {progress.done}/{progress.total}")
             if (progress.what, progress.total) != self._counted:
                 self._counted, self._first = (progress.what, progress.total), (now, progress.done)
-            seconds, done = now - self._first[0], progress.done - self._first[1]  # the pace of this attempt
+            # Units that an earlier attempt has finished do not count for the speed.
+            seconds, done = now - self._first[0], progress.done - self._first[1]
             if done and seconds >= LEAST_SECONDS:
                 parts.append(f"{_clock(seconds / done * (progress.total - progress.done))} left")
         parts.append(f"{self._watch.rss_bytes / 1e9:.2f} GB, peak {self._watch.peak_rss_bytes / 1e9:.2f}")
@@ -260,12 +282,12 @@ class TaskRun:
 
     def _kernel_started(self, pid: int) -> None:
         self._watch.start(pid)
-        if self._signals:  # it came while the kernel started, which cannot handle one yet
+        if self._signals:  # a signal came while the kernel started; a starting kernel cannot handle signals
             self._watch.signal_kernel(signal.SIGKILL)
 
 
 def _clock(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds, for example ``0:03:05``."""
+    """Return a duration in hours, minutes and seconds as text, for example ``0:03:05``."""
     return str(timedelta(seconds=round(seconds)))
 
 
@@ -285,9 +307,9 @@ def judge(
     Args:
         stage: the status to complete.
         outcome: the engine's result.
-        kills: number of processes that the system killed for memory in the control group; None without a counter.
-        peak_bytes: the largest memory of the kernel and its children.
-        outputs: files that must exist after a success.
+        kills: number of processes that the system killed for memory in the control group; None if unknown.
+        peak_bytes: the peak resident memory of the kernel and its children.
+        outputs: files that must exist after a success; if one is missing, the task has failed.
         signals: the signals that were sent to the kernel, in order.
     """
     error, code = outcome.error, outcome.return_code or 0
@@ -335,16 +357,16 @@ def signal_name(number: int) -> str:
 
 
 def advice_after(stage: StageStatus, config: RunConfig, samples: Path, environ: Mapping[str, str]) -> str | None:
-    """Return a sentence that says what to change before the next attempt, mostly to save memory.
+    """Return advice on what to change before the next attempt, mostly to save memory.
 
     Args:
         stage: how the task ended.
         config: the run's parameters.
-        samples: the task's memory log, whose last line has the phase in which it died.
+        samples: the task's memory log; its last line has the phase in which the task died.
         environ: the kernel's environment variables.
 
     Returns:
-        The sentence; None if nothing has to change, or if the error's message already says it.
+        A sentence; None if nothing has to change, or if the error's message already has the advice.
     """
     memory_error = stage.error is not None and "Memory" in stage.error.name
     if stage.state == "interrupted":
@@ -359,14 +381,15 @@ def advice_after(stage: StageStatus, config: RunConfig, samples: Path, environ: 
     if stage.error is not None and stage.error.exit_code is not None:
         return None
     ran_out = ran_out_in(next((str(row.get("phase")) for row in rows_from_the_end(samples)), ""))
-    # A model on features takes no batches.
+    # A model on precomputed features has no batches, whose size the advice for batches would change.
     return memory_advice("elsewhere" if ran_out == "batch" and config.of_features else ran_out)
 
 
 def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
-    """Return the terminal's lines on how ``task`` ended.
+    """Return the lines that the terminal shows when ``task`` has ended.
 
-    One line for a success; else three: what happened, where, and the command that continues.
+    A success has one line. Otherwise there are three: what happened, where it happened, and the command that continues
+    the run.
     """
     first = f"{task.key:<28} {stage.state:<12} {stage.duration_seconds or 0.0:7.1f} s"
     if stage.state == "done":
@@ -392,13 +415,16 @@ def what_happened(stage: StageStatus) -> str:
 
 
 def where_it_was(stage: StageStatus) -> str:
-    """Return one line with the last step, the last metric and the peak memory."""
+    """Return one line that shows how far the task came: last step, last metric and peak memory."""
     peak = f"peak memory {(stage.peak_rss_bytes or 0) / 1e9:.2f} GB"
     return "; ".join([*filter(None, (stage.last_step, stage.last_metric)), peak])
 
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
-    """Return a line with the command that continues the run; after a usage or data error also the one for a fork."""
+    """Return a line with the command that continues the run.
+
+    After a usage error or data error the line also has the command that begins a new run with other values.
+    """
     submitted = stage.job_id and run.slurm.is_dir()
     command = command_text("--resume", run.root, *(["--executor", "slurm"] if submitted else []))
     if stage.advice:
@@ -412,9 +438,9 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
 
 
 def record_end(record: Path, lines: Sequence[str], stage: StageStatus) -> None:
-    """Write into the notebook ``record`` how its task ended: a first cell with ``lines``.
+    """Insert a cell with ``lines``, which say how the task ended, at the top of the executed notebook ``record``.
 
-    The cell has papermill's tag for errors, so that papermill removes it when the notebook is executed again.
+    The cell has papermill's tag for errors, so papermill removes the cell when the notebook is executed again.
     """
     notebook = nbformat.from_dict(json.loads(record.read_text(encoding="utf-8", errors="replace")))
     title, color = ("Stopped", "#b26a00") if stage.state == "interrupted" else ("Failed", "#b71c1c")

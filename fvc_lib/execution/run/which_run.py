@@ -1,8 +1,8 @@
 """Find the run that a command or notebook works on: resumed, forked, or begun from a notebook.
 
-A run never changes into another experiment. A fork is a new run with changed parameters. It copies the finished stages
-that do not depend on the changed parameters; an unfinished training starts again. An interactive notebook works on the
-newest run, with the parameters of that run.
+Parameters that decide a run's results never change. A fork is a new run with other values of such parameters. It copies
+the finished stages that do not depend on the changed parameters; an unfinished training starts again. A notebook that a
+user opens works on the newest run, with the parameters of that run.
 """
 
 import shutil
@@ -43,9 +43,9 @@ Change = tuple[object, object]
 class GivenValues:
     """The parameters that a command was given."""
 
-    names: frozenset[str]  # names set anywhere, also in the environment
-    written: frozenset[str]  # names set on the command line or in a params file, which are meant for this command
-    config: RunConfig
+    names: frozenset[str]  # all names that were set, in the environment, in a params file or on the command line
+    written: frozenset[str]  # names set on the command line, or in a params file and not in the environment
+    config: RunConfig  # the values of all parameters
 
 
 def given_values(
@@ -54,7 +54,13 @@ def given_values(
     values: Sequence[tuple[str, str]] = (),
     options: Mapping[str, Any] | None = None,
 ) -> GivenValues:
-    """Merge a command's params files, YAML texts, ``values`` (pairs of name and text) and options; later ones win.
+    """Merge the parameters that a command was given. A later source wins over an earlier one.
+
+    Args:
+        params_files: YAML files of parameters.
+        yaml_texts: parameters as YAML texts.
+        values: pairs of a parameter's name and its value as text.
+        options: typed values of further parameters.
 
     Raises:
         UsageError: a name is unknown, a value does not have the parameter's type, or a file cannot be read.
@@ -77,7 +83,7 @@ def given_values(
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return ``config`` with absolute paths, because a kernel works in the notebooks' folder."""
+    """Return ``config`` with absolute paths, because the kernels run in the notebooks' folder, not in the user's."""
     changed: dict[str, Any] = {}
     for name, declared in DECLARED.items():
         if declared.path and (value := getattr(config, name)):
@@ -95,7 +101,11 @@ def _demo_params(task: str) -> Path:
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
-    """Return a warning if the demo's values are used on the user's own corpus, or the reverse; else an empty text."""
+    """Return a warning if parameters and corpus do not fit together; else an empty text.
+
+    There are two cases: the demo's params file is used with a corpus of the user's; or the built-in sample corpus is
+    used without the demo's params file, with the default task and model.
+    """
     task, path = TASKS[config.task], _demo_params(config.task)
     uses_demo = path.resolve() in [file.resolve() for file in params_files]
     is_default = task.name == DEFAULT_TASK and config.model == RunConfig.model_fields["model"].default
@@ -110,15 +120,15 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
 
 
 def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str], remedy: str = "") -> RunConfig:
-    """Return the run's configuration with the command's values, if they may change between attempts.
+    """Return the configuration with which a command resumes ``run``: the run's values, updated by the command's.
 
-    If the command says ``num_ranks auto``, the number of the run stays.
+    If the command says ``num_ranks auto``, the run keeps its number of ranks.
 
     Args:
         run: the run.
         given: the command's values.
-        arguments: the arguments as typed, from which the error's text makes the command of a fork.
-        remedy: a sentence for the error; empty: the advice for the command line.
+        arguments: the command's arguments as typed. The error's message shows them with ``--fork`` added.
+        remedy: a sentence of advice for the error's message; empty: the advice for the command line.
 
     Raises:
         UsageError: a given parameter differs from the run's value and could change its results.
@@ -139,10 +149,12 @@ def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str]
 
 
 def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
-    """Return the run's configuration with all values of the command, for a new run in the same experiment.
+    """Return the configuration of a fork of ``run``: the run's values, updated by all values of the command.
+
+    The fork is a new run in the same runs folder and experiment.
 
     Raises:
-        UsageError: no value differs, or a process works on the run.
+        UsageError: no value differs from the run's, or a process works on the run.
     """
     own = run_config(run)
     if is_worked_on(run):
@@ -159,16 +171,20 @@ def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
 
 
 def _with_written(own: RunConfig, given: GivenValues) -> RunConfig:
-    """Return ``own`` with the values written for this command.
+    """Return ``own``, a run's configuration, updated by the values that were given to the command.
 
-    Values of the environment count only for parameters that may change when a run is resumed, such as memory.
+    Values from the environment count only for parameters that may change when a run is resumed, such as memory.
     """
     names = (given.written | (given.names & MAY_CHANGE_ON_RESUME)) - OF_THE_FOLDER
     return own.model_copy(update={name: getattr(given.config, name) for name in names})
 
 
 def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
-    """Return ``{name: (old, new)}``, JSON values, for the parameters that differ, except those of the run's folder."""
+    """Return ``{name: (old, new)}`` for the parameters in which two configurations differ; the values are JSON values.
+
+    Parameters that decide only the run's folder, such as ``experiment``, are left out. So is a file that was moved, if
+    its content is the same.
+    """
     before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
     names = [name for name in before if name not in OF_THE_FOLDER]
     changed = [name for name in names if before[name] != after[name] and own.identity(name) != wanted.identity(name)]
@@ -176,17 +192,18 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
 
 
 def in_words(changed: Mapping[str, Change]) -> str:
-    """Return the changes as text, for example ``epochs 3 -> 5; model 'frame_cnn' -> 'mc3'``."""
+    """Return the result of ``changes`` as text, for example ``epochs 3 -> 5; model 'frame_cnn' -> 'mc3'``."""
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
 def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
-    """Return the finished tasks that a fork copies.
+    """Return the finished tasks whose files a fork copies.
 
-    A finished training whose inputs may come out the same is copied, too. The fork's plan decides whether it runs.
+    A finished training is also copied if its inputs are about to be computed again, since they may be the same. The
+    fork's plan then decides whether the training runs.
 
     Args:
-        plan: the ancestor's plan with the new configuration, made without ``only``, ``start`` and ``force``.
+        plan: the plan of the forked run with the new configuration, made without ``only``, ``start`` and ``force``.
     """
     return [
         planned.task for planned in plan
@@ -195,7 +212,7 @@ def tasks_of_fork(plan: Sequence[PlannedTask]) -> list[Task]:
 
 
 def take_over(ancestor: RunPaths, fork: RunPaths, copied: Sequence[Task]) -> None:
-    """Copy all files of the tasks ``copied`` of the run ``ancestor`` into the run ``fork``."""
+    """Copy all files and statuses of the tasks ``copied`` from the run ``ancestor`` into the run ``fork``."""
     before, status = read_status(ancestor), read_status(fork)
     for task in copied:
         for path in written_by(ancestor, task):
@@ -220,9 +237,9 @@ def open_run(
 
     Args:
         stage: the notebook's name.
-        run_dir: the run; empty: the newest run with the stage's kind of task (video, image or video_text), or a new
-            run if there is none; ``new``: a new run.
-        values: the values that the user has set.
+        run_dir: name or path of the run. Empty: the newest run with the stage's kind of task (video, image or
+            video_text), or a new run if there is none. ``new``: a new run.
+        values: ``{parameter: value}`` of the parameters that the user has set.
         command: the command that was typed, for the run's record.
         state: the status of a new run.
 
@@ -269,7 +286,12 @@ def open_run(
 
 
 def edited_values(cell: Mapping[str, Any], task: str | None) -> dict[str, Any]:
-    """Return the values of a parameters cell that differ from the defaults of ``task``."""
+    """Return ``{parameter: value}`` for the values of a parameters cell that differ from the defaults.
+
+    Args:
+        cell: names and values in the cell.
+        task: the kind of task whose defaults count (video, image or video_text); None: the default task.
+    """
     of_task = {"task": task} if task else {}
     defaults, there = (resolve_config({**values, **of_task}, environ={}) for values in ({}, cell))
     return {name: getattr(there, name) for name in cell if getattr(there, name) != getattr(defaults, name)}
@@ -288,7 +310,11 @@ def as_text(value: object) -> str:
 
 
 def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
-    """Check the names in the cell that papermill has injected; ``inputs`` are the sources of the cells run so far.
+    """Check the parameter names in the cell that papermill has injected into a notebook.
+
+    Args:
+        stage: name of the notebook.
+        inputs: sources of the cells that have run so far.
 
     Raises:
         UsageError: a name is neither a configuration field nor a stage's parameter; the message has a similar name.
@@ -300,10 +326,12 @@ def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
 
 
 def begin_interactive(run: RunPaths, stage: str, fold: int | None, config: RunConfig) -> None:
-    """Check that nobody works on the run; record the code of a training that has not begun before.
+    """Prepare a notebook that a user runs: check that no other process works on the run.
+
+    If the stage trains and this training has not begun before, the training's code is recorded.
 
     Raises:
-        UsageError: another process works on the run, or it has no such fold.
+        UsageError: another process works on the run, or the run has no such fold.
         OSError: the run folder cannot be written.
     """
     if is_worked_on(run):
