@@ -233,8 +233,8 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
 
     The new item of ``attempts`` is compared with the last attempt that computed. If versions, processor or threads
     differ, its field ``differs`` is ``{name: [before, now]}``. ``bit_equal_resume`` of the run then becomes false for
-    good: the run may differ from an uninterrupted run in the last bits. If the commit or the patch has changed since the
-    last attempt, ``code_differs`` has the old and new value. Several jobs may call this function at the same time.
+    good: the run may differ from an uninterrupted run in the last bits. If the commit or the patch differs from the
+    last attempt's, ``code_differs`` has the old and new value. Several jobs may call this function at the same time.
 
     Args:
         run: the run.
