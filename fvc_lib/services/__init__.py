@@ -1,1 +1,4 @@
-"""Config, run paths, table schemas, memory, checkpoints, metric log, atomic files. Imports nothing of ours."""
+"""Services that all other packages use: configuration, run paths, table schemas, memory, checkpoints, atomic files.
+
+This package imports no other package of ``fvc_lib``.
+"""

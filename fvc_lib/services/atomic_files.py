@@ -1,7 +1,7 @@
-"""Replace files atomically: a reader sees the old version or the new one.
+"""Replace files atomically: a reader sees the complete old version or the complete new one.
 
 A file is written under a temporary name in the same folder, fsynced, and moved over the target with ``os.replace``;
-then the folder is fsynced. Written in place, 25 of 30 kills left an unreadable file.
+then the folder is fsynced. When files were written in place instead, 25 of 30 killed writers left an unreadable file.
 """
 
 import contextlib
@@ -33,14 +33,20 @@ _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(\\))")
 
 
 def escape_text(text: str) -> str:
-    r"""Return ``text`` as valid UTF-8, reversibly: surrogate-escaped bytes become ``\xNN``, a backslash ``\\``."""
+    r"""Return ``text`` as valid UTF-8: surrogate-escaped bytes become ``\xNN``, and a backslash becomes ``\\``.
+
+    The result is unambiguous; ``path_from_text`` turns it back into the original.
+    """
     if text.isascii() and "\\" not in text:  # nearly every name
         return text
     return os.fsencode(text.replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
 
 
 def message_text(text: str) -> str:
-    """Return ``text`` as valid UTF-8 for people to read; unlike ``escape_text`` it cannot be turned back."""
+    r"""Return ``text`` as valid UTF-8 for messages to people.
+
+    Surrogate-escaped bytes become ``\xNN``, but backslashes stay, so the original cannot be recovered.
+    """
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
@@ -72,14 +78,17 @@ def utc_now() -> str:
 
 
 def this_host() -> str:
-    """Return a text from host name and pid namespace; pids are unique among processes with the same text."""
+    """Return a text that identifies this host and pid namespace, such as ``node7-4026531836``.
+
+    A pid identifies one process among all running processes for which this function returns the same text.
+    """
     name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]
     namespace = Path("/proc/self/ns/pid")  # not on macOS
     return f"{name}-{namespace.stat().st_ino if namespace.exists() else 0}"
 
 
 def process_lives(pid: int) -> bool:
-    """Return whether a process of this host, of any user, has the number ``pid``."""
+    """Return whether a process with number ``pid``, of any user, runs on this host."""
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -87,15 +96,15 @@ def process_lives(pid: int) -> bool:
     return True
 
 
-# Host, thread and process in the name: two writers of one target never share a temporary, wherever they run, and the
-# sweep recognises a dead writer's by its pid. A name without a host belongs to this machine.
+# The name of a temporary file holds host, thread and process. So two writers of one target never share a temporary
+# file, and ``sweep_temporaries`` sees from the pid whether the writer still runs. No host in the name: this machine.
 _TEMPORARY = re.compile(r"^\..+?(?:\.@(?P<host>[^.]+)\.\d+)?\.(?P<pid>\d+)\.tmp$", re.DOTALL)
-# This host cannot see whether a process of another host lives. No write leaves its file unchanged for a day.
+# This host cannot see whether a process of another host runs. No running writer leaves its file unchanged for a day.
 _FOREIGN_SECONDS = 24 * 3600.0
 
 
 def _fsync(path: Path) -> None:
-    """Make a file's content, or renames and new names in a folder, survive a power cut."""
+    """Make the content of a file survive a power cut; for a folder, its new and renamed entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -104,7 +113,10 @@ def _fsync(path: Path) -> None:
 
 
 def temporary_of(path: Path) -> Path:
-    """Return a temporary path in the folder of ``path``, unique to this thread; ``sweep_temporaries`` can remove it."""
+    """Return a path for a temporary file in the folder of ``path``, unique to this thread.
+
+    ``sweep_temporaries`` recognises and removes such a file after its process has ended.
+    """
     # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
     stem = os.fsdecode(os.fsencode(path.name)[:160])
     return path.parent / f".{stem}.@{this_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
@@ -142,7 +154,10 @@ def write_bytes(path: AnyPath, content: bytes) -> None:
 
 
 def write_text(path: AnyPath, content: str) -> None:
-    """Replace ``path`` with UTF-8 ``content`` atomically; lone surrogates (undecodable names) stay."""
+    """Replace ``path`` with ``content`` atomically, encoded in UTF-8.
+
+    Surrogate escapes, which stand for undecodable bytes of file names, are written as the original bytes.
+    """
     write_bytes(path, content.encode("utf-8", "surrogateescape"))
 
 
@@ -152,7 +167,7 @@ def write_json(path: AnyPath, value: Any) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in ``path``; an empty one if the file is missing or torn."""
+    """Return the JSON object in ``path``; an empty dict if the file is missing, invalid or holds no object."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -161,19 +176,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def as_mapping(value: object) -> dict[str, Any]:
-    """Return ``value`` if it is a JSON object, else an empty one."""
+    """Return ``value`` if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
 def as_text(value: object) -> str | None:
-    """Return ``value`` if it is a text of more than white space, else None."""
+    """Return ``value`` if it is a text with a character other than white space, else None."""
     return value if isinstance(value, str) and value.strip() else None
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:
-    """Remove temporaries of dead writers anywhere under ``folder``; return their paths.
+    """Remove temporary files left anywhere under ``folder`` by processes that have ended; return their paths.
 
-    A temporary of another host is removed after a day without a change.
+    Whether a process of another host still runs is unknown here. Its file is removed after a day without a change.
     """
     swept = []
     for path in sorted(folder.rglob(".*.tmp")):
@@ -215,9 +230,10 @@ def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
 
 
 def content_digest(path: AnyPath) -> str:
-    """Return the SHA-256 of a file, or of names and contents of the files directly in a folder.
+    """Return the SHA-256 of the content at ``path``, in hexadecimal.
 
-    Return an empty text if ``path`` does not exist.
+    For a folder it covers the names and contents of the files directly in it, without hidden files.
+    It is an empty text if ``path`` does not exist.
     """
     path = Path(path)
     if path.is_dir():
@@ -227,9 +243,9 @@ def content_digest(path: AnyPath) -> str:
 
 
 def content_hash(path: Path, num_bytes: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of its first ``num_bytes``; empty where there is no file.
+    """Return the SHA-256 of a file, or of its first ``num_bytes``, in hexadecimal; empty if there is no such file.
 
-    The file is read again only when it has changed.
+    The result is cached, and the file is read again only after it has changed.
     """
     if not path.is_file():
         return ""
@@ -240,7 +256,7 @@ def content_hash(path: Path, num_bytes: int | None = None) -> str:
     return _hash_of(path, num_bytes, (status.st_dev, status.st_ino, status.st_size, *changed))
 
 
-# A file changed again within so short a time after it was hashed might show the same times.
+# File times are coarse: a file that changes twice within this time may show the same times, so it is not cached.
 _SETTLED_NS = 2_000_000_000
 
 
@@ -250,6 +266,6 @@ def _hash_of(path: Path, num_bytes: int | None, status: tuple[int, ...]) -> str:
 
 
 def sha256_of_json(value: Any) -> str:
-    """Return the SHA-256 of a JSON value, in hexadecimal; key order and spacing do not count."""
+    """Return the SHA-256 of a JSON value, in hexadecimal; the order of keys does not change it."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -3,8 +3,8 @@
 A checkpoint file is complete or absent, is verified when it is read, and belongs to one configuration and data set.
 
 A folder holds ``latest_checkpoint.pt``, ``previous_checkpoint.pt`` (the one before) and ``best_model.safetensors``
-(a copy of the best weights in the latest checkpoint). torch and safetensors load files with flipped bits silently, so
-every file has a SHA-256 of its content. After the end of a training only history and best model are stored.
+(a copy of the best weights in the latest checkpoint). torch and safetensors do not notice flipped bits, so every file
+holds a SHA-256 of its content. After the end of a training, the latest checkpoint holds only history and best model.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ _logger = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(FvcError):
-    """A checkpoint file must not be used: its digest is wrong, or torch cannot load it safely."""
+    """A checkpoint file is unusable: its digest is wrong, or torch cannot load it without running code from it."""
 
 
 class CheckpointReadError(FvcError):
-    """A checkpoint file could not be read because of the memory or the disk; it may be undamaged."""
+    """A checkpoint file could not be read because memory ran out or the disk failed; the file may be undamaged."""
 
 
 class CheckpointWriteError(FvcError):
@@ -48,20 +48,20 @@ class CheckpointWriteError(FvcError):
 
 
 class CheckpointMismatchError(UsageError):
-    """A checkpoint was made by another configuration or from other data. Exit code 2."""
+    """A checkpoint was made with another configuration, network or data set. Exit code 2."""
 
 
-# --- Documents in torch's format, with the SHA-256 of all before it as the last 64 bytes, which torch ignores
+# --- Documents: files of ``torch.save``, followed by their SHA-256 as 64 hexadecimal digits, which torch ignores
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` and its digest to ``path``, not atomically.
+    """Write ``document`` to ``path`` in torch's format, followed by its SHA-256. The write is not atomic.
 
     Raises:
         OSError: the file cannot be written.
     """
     before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)  # they cost more than the digest that replaces them
+    torch.serialization.set_crc32_options(False)  # the digest replaces the checksums and takes less time
     try:
         with path.open("wb") as stream:
             torch.save(dict(document), stream)
@@ -80,7 +80,11 @@ def append_digest(path: Path) -> None:
 
 
 def load_document(path: Path, wanted_format: int = _FORMAT) -> dict[str, Any]:
-    """Verify the digest of ``path`` and return its document; refuse a pickle that would run code.
+    """Verify the SHA-256 of the file at ``path`` and return the document that ``write_document`` wrote.
+
+    Args:
+        path: the file. A pickle in it that would run code is refused.
+        wanted_format: the value that the document must have under ``format``.
 
     Raises:
         DamagedCheckpointError: wrong digest, not loadable without running code, or not ``wanted_format``.
@@ -103,7 +107,7 @@ def load_document(path: Path, wanted_format: int = _FORMAT) -> dict[str, Any]:
 
 
 def why_not_loaded(error: Exception) -> str:
-    """Return the reason why ``torch.load`` refused a file, without torch's advice to load it unsafely."""
+    """Return the reason why ``torch.load`` raised ``error``, without torch's advice to load the file unsafely."""
     if named := re.search(r"GLOBAL (\S+)", str(error)):
         return f"it holds objects of {named[1]}, which can run code when they are loaded"
     if "TorchScript" in str(error):
@@ -114,9 +118,9 @@ def why_not_loaded(error: Exception) -> str:
 
 
 def _refusal(path: Path, error: Exception) -> FvcError:
-    """Return the error to raise for ``path``.
+    """Return the error to raise after reading ``path`` failed with ``error``.
 
-    It is ``CheckpointReadError`` for missing memory or a disk error, else ``DamagedCheckpointError``.
+    It is ``CheckpointReadError`` if memory ran out or the disk failed, else ``DamagedCheckpointError``.
     """
     if isinstance(error, OSError | MemoryError) or "alloc" in str(error).lower():
         return CheckpointReadError(
@@ -130,7 +134,10 @@ def _refusal(path: Path, error: Exception) -> FvcError:
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the hex SHA-256 of the names, shapes, dtypes and bits of ``weights``, on any device."""
+    """Return the SHA-256 of the names, shapes, dtypes and bits of ``weights``, in hexadecimal.
+
+    The tensors may be on any device; the device does not change the result.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -157,7 +164,12 @@ def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], descrip
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights by name that ``write_weights_with_digest`` wrote; raises like ``load_document``."""
+    """Return the weights, by name, from a file that ``write_weights_with_digest`` wrote.
+
+    Raises:
+        DamagedCheckpointError: the file is missing, has a wrong digest, is not loadable, or holds NaN.
+        CheckpointReadError: memory ran out or the disk failed; the file may be undamaged.
+    """
     try:
         weights = safetensors.torch.load_file(path)
         with safetensors.safe_open(path, "pt") as opened:
@@ -190,8 +202,10 @@ def tensors_with_nan(weights: Mapping[str, Any]) -> str:
 class CheckpointBinding:
     """The configuration, data and network that a checkpoint belongs to.
 
-    ``config`` has the JSON values and not only their hash, so that messages can show what changed. ``network`` has the
-    ``name`` of the trained class, its ``file`` and a digest of its ``code``; it is empty if unknown.
+    Attributes:
+        config: the JSON values of the configuration, by field. They let messages name the fields that changed.
+        data_fingerprint: a digest of the training data.
+        network: ``name`` of the trained class, its ``file``, and a digest of its ``code``; empty if unknown.
     """
 
     config: Mapping[str, Any]
@@ -199,7 +213,10 @@ class CheckpointBinding:
     network: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Self) -> list[str]:
-        """Return one text per value that differs, such as ``epochs: 20 -> 30``; ``other`` is the new binding."""
+        """Return the changes from this binding to the new one, ``other``, such as ``epochs: 20 -> 30``.
+
+        Configuration and data are compared; the network is not.
+        """
         mine, others = self.config, other.config
         names = [name for name in sorted({*mine, *others}) if mine.get(name) != others.get(name)]
         changed = [f"{name}: {mine.get(name)!r} -> {others.get(name)!r}" for name in names]
@@ -227,7 +244,7 @@ class CheckpointFolder:
         folder: created if missing; temporary files of dead writers are removed.
         binding: written into every file; a file with another binding is refused.
         report: receives one sentence about every damaged file.
-        anew: the command that discards these checkpoints, for messages.
+        anew: the command, for messages, that discards these checkpoints so that training starts over.
     """
 
     def __init__(
@@ -297,8 +314,9 @@ class CheckpointFolder:
     def load(self) -> Checkpoint | None:
         """Return the newest undamaged checkpoint, or None.
 
-        The file of the best model is written again from it, because after a kill it may belong to another checkpoint.
-        A damaged file is renamed to ``<name>.unusable``, so that the next save does not replace a good file with it.
+        The best model in this checkpoint replaces ``best_model.safetensors`` if that file differs from it. The two
+        differ if the process was killed between the two writes. A damaged checkpoint file is renamed to
+        ``<name>.unusable``, so that the next save does not replace a good file with it.
 
         Raises:
             CheckpointReadError: memory ran out or the disk failed; nothing was changed.
@@ -360,14 +378,18 @@ class CheckpointFolder:
         self._best_epoch_on_disk = best_epoch
 
     def drop_previous(self) -> None:
-        """Remove the checkpoint before the latest, after the end of a training."""
+        """Remove ``previous_checkpoint.pt``, which is not needed after the end of a training."""
         (self.folder / PREVIOUS).unlink(missing_ok=True)
 
 
 def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
-    """Return the error message that ``what`` belongs to another network than the one to train.
+    """Return the error message for a stored file that was made with another network.
 
-    ``then`` and ``now`` are values of ``CheckpointBinding.network``. ``anew`` is the command that discards ``what``.
+    Args:
+        what: the stored file, in words.
+        then: ``CheckpointBinding.network`` of the stored file.
+        now: ``CheckpointBinding.network`` of the network that is to be trained.
+        anew: the command that discards the stored file.
     """
     return (
         f"{what} is of the network {then['name']} in {then['file']!r}, and {now['name']} in {now['file']!r} is to be "

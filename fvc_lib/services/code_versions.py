@@ -1,12 +1,12 @@
-"""Find the library's code that a source depends on, and compare it without docstrings and comments.
+"""Find the code of the library that a source text depends on, and compare versions of it by function.
 
-A source depends on every module that it names and on all that these name in turn. A name in a string counts, because
-children are started as ``"fvc_lib.video.clips.making:make_original"``. A package followed by ``.*`` stands for all its
-modules; registries name their folders so. Imports are absolute in this project, and a test keeps them so.
+A source depends on every module that it names, and on all modules that these name in turn. A name in a string counts,
+because child processes are started as ``"fvc_lib.video.clips.making:make_original"``. A package followed by ``.*``
+stands for all its modules; registries name their folders this way. Imports in this project are absolute.
 
 Every training records the versions of the code that trained it, with digests of their functions, in ``code.json`` of
-its checkpoint folder. Changed library code does not repeat a training. A changed network file of the user or a changed
-notebook cell does.
+its checkpoint folder. Digests of functions leave out docstrings and comments. A change of library code does not repeat
+a training. A change of the user's network file or of a notebook cell does.
 """
 
 import ast
@@ -22,16 +22,16 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import content_hash, sha256_of_json
 from fvc_lib.services.records.digests import read_document, write_document
 
-# The runner finds and locks the run before a headless notebook starts. A test shows that stages open without it.
+# Modules that a notebook run by the runner does not execute, because the runner finds and locks the run before.
 NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run.which_run"})
 _MOST_NAMED = 4
 
 
 def code_behind(sources: Iterable[str], *, package: Path | None = None) -> dict[str, str]:
-    """Return the SHA-256 of all files that ``sources`` depend on, by dotted module name, sorted.
+    """Return the SHA-256 of the file of every module that ``sources`` depend on, sorted by dotted module name.
 
     Args:
-        sources: code, for example a notebook's cells.
+        sources: source texts, for example a notebook's cells.
         package: the folder of the package; None: ``fvc_lib``'s.
     """
     package = package or CHECKOUT / "fvc_lib"
@@ -42,7 +42,11 @@ def code_behind(sources: Iterable[str], *, package: Path | None = None) -> dict[
 
 @cache
 def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
-    """Return one SHA-256 of ``module`` and its dependencies in the packages ``within``, for keys of caches.
+    """Return one SHA-256 of ``module`` and the modules that it depends on, as a key for caches.
+
+    Args:
+        module: dotted name of the module.
+        within: dotted names of packages or modules; only dependencies inside them count.
 
     Raises:
         OSError: a module cannot be read.
@@ -69,7 +73,10 @@ _PARSING = threading.Lock()  # in Python 3.11 threads that parse at once may rai
 
 
 def functions_of_module(module: str) -> dict[str, str]:
-    """Return a digest of each function and class of a module of ``fvc_lib``, by name; empty without the module."""
+    """Return a digest per function and class of ``module``, by name; empty if the module does not exist.
+
+    See ``functions_in``. ``module`` is a dotted name in ``fvc_lib``.
+    """
     parts = CHECKOUT.joinpath(*module.split("."))
     path = next((path for path in (parts.with_suffix(".py"), parts / "__init__.py") if path.is_file()), None)
     return _functions_at(path, content_hash(path)) if path else {}
@@ -77,7 +84,7 @@ def functions_of_module(module: str) -> dict[str, str]:
 
 @cache
 def _functions_at(path: Path, digest: str) -> dict[str, str]:
-    """Return the functions of the file at ``path`` whose content has ``digest``."""
+    """Return ``functions_in`` of the file at ``path``. ``digest`` of the content is part of the cache's key."""
     del digest
     return functions_in(path.read_text(encoding="utf-8"))
 
@@ -85,8 +92,8 @@ def _functions_at(path: Path, digest: str) -> dict[str, str]:
 def functions_in(source: str) -> dict[str, str]:
     """Return a digest of each top-level function and each method in ``source``, without docstrings and comments.
 
-    The rest of a class counts under the class's name, and the rest of the module under ``module``. Cells with magic
-    commands, and other text that Python cannot parse, count as they are written.
+    Keys are ``function`` and ``Class.method``. The rest of a class has the key ``Class``, and the rest of the module
+    has the key ``module``. Text that Python cannot parse, such as a cell with magic commands, is digested as written.
     """
     try:
         with _PARSING:
@@ -120,9 +127,9 @@ def in_words(names: Iterable[str]) -> str:
 
 
 def names_in(source: str, package: str) -> frozenset[str]:
-    """Return every dotted name under ``package`` in ``source``: ``a.b``, and ``a.b.c`` of ``from a.b import c``.
+    """Return every dotted name under ``package`` in ``source``, for example ``a.b``.
 
-    Two patterns find them ten times as fast as parsing does.
+    ``from a.b import c`` also gives ``a.b.c``. Two regular expressions do this ten times as fast as a parser.
     """
     dotted, imports = _patterns(package)
     names = set(dotted.findall(source))
@@ -168,7 +175,7 @@ def _files(package: Path) -> dict[str, Path]:
 
 @cache
 def _names_at(path: Path, digest: str, package: str) -> frozenset[str]:
-    """Return the names in the file at ``path`` whose content has ``digest``."""
+    """Return ``names_in`` of the file at ``path``. ``digest`` of the content is part of the cache's key."""
     del digest
     return names_in(path.read_text(encoding="utf-8", errors="replace"), package)
 
@@ -178,7 +185,7 @@ FIELDS = "fvc_lib.services.config.RunConfig"  # a field changed there changes no
 
 
 def note_code(folder: Path, sources: Sequence[str], inputs: Mapping[str, Any]) -> None:
-    """Record in ``folder`` that the current version of the code behind ``sources`` trains.
+    """Add the current version of the library code behind ``sources`` to ``code.json`` in ``folder``.
 
     Args:
         folder: the training's checkpoint folder.
@@ -193,12 +200,12 @@ def note_code(folder: Path, sources: Sequence[str], inputs: Mapping[str, Any]) -
 
 
 def has_inputs(folder: Path, inputs: Mapping[str, Any]) -> bool:
-    """Return whether the training in ``folder`` began with these ``inputs``."""
+    """Return whether the training in ``folder`` began with these ``inputs``, as ``note_code`` recorded them."""
     return bool(read_document(folder / NOTE).get("inputs") == inputs)
 
 
 def changed_functions(folder: Path) -> set[str]:
-    """Return the dotted names of the functions that trained ``folder`` and have changed since.
+    """Return the dotted names of the functions that trained the model in ``folder`` and have changed since.
 
     Modules added since are left out: the code that trained calls none of them.
     """

@@ -53,8 +53,8 @@ _CLIPS, _LABELLED = ("video", "video_text"), ("video", "image")
 _TRAINS = (FOLD_TRAINING, FINAL_TRAINING)
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 CROP_MARGIN = 0.3  # share by which the side of a crop grows
-# Faster rates repeat frames of slow videos, and that becomes the label: at 25 a second the metadata of generated videos
-# of 8 and filmed ones of 25 to 30 told them apart with AUC 0.98 (0.94 at 10), at 8 with 0.51.
+# Generated videos had 8 frames a second, filmed ones 25 to 30. A faster common rate repeats frames of the slow videos,
+# which gives the label away: metadata alone reached AUC 0.98 at 25 a second, 0.94 at 10, and 0.51 at 8.
 RESCALE_RATE = 8  # frames a second that ``rescale`` gives
 
 
@@ -159,7 +159,7 @@ class RunConfig(BaseModel):
     augmentations: Annotated[Names, NameIn(AUGMENTATIONS)] = field(
         ("flip",), "weights", "operations a clip may receive: flip, affine, noise ...", _VIDEO, stages=(AUGMENTATION,)
     )
-    # The stage that writes shards is skipped when a run is resumed, so another value needs a fork.
+    # On resume, the stage that writes shards is skipped if it has finished. So another value needs a fork (a new run).
     clip_source: Literal["store", "shards", "stream"] = field(
         "store", "weights", "store: a file per clip; shards: tar files, read at any place; stream: from end to end",
         _CLIPS, neutral="store", stages=(AUGMENTATION,),
@@ -310,12 +310,12 @@ class RunConfig(BaseModel):
 
     @property
     def num_trainings(self) -> int:
-        """The number of networks that the protocol (the division into training and test videos) trains."""
+        """The number of networks that the run's protocol trains: one in all, or one per fold."""
         return 1 if PROTOCOLS[self.protocol].trains_once else self.num_folds
 
     @property
     def clips(self) -> ClipSettings:
-        """The clip settings; a value of 0 or empty is replaced by the model's, whose file is imported."""
+        """The clip settings; where a field is 0 or empty, the model's value is used. The model's file is imported."""
         of_videos = self.task == DEFAULT_TASK
         seen: dict[str, Any] = {"clips": self.clips_per_video, "crop": self.crop} if of_videos else {}
         seen["margin"] = CROP_MARGIN if seen.get("crop") else 0.0
@@ -323,12 +323,15 @@ class RunConfig(BaseModel):
 
     @property
     def of_features(self) -> str:
-        """The input of the model: ``forensic`` or ``embedding`` features; empty: it is a network on clips."""
+        """The features that the model takes as input: ``forensic`` or ``embedding``; empty for a network on clips."""
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
 
     @property
     def has_frozen_trunk(self) -> bool:
-        """Whether a trunk with given weights computes features that no fold trains, so that they can be cached."""
+        """Whether the model has a trunk with published weights that no fold trains, so that its features can be cached.
+
+        The trunk is the part of a network that computes features.
+        """
         if self.task != DEFAULT_TASK or self.of_features == "forensic" or DETECTORS.file_of(self.model) is not None:
             return False
         spec = DETECTORS.get(self.model)
@@ -337,43 +340,55 @@ class RunConfig(BaseModel):
 
     @property
     def recipe(self) -> str:
-        """The name of the recipe by which ``video.reencode`` re-encodes every video first; empty: none."""
+        """The name of the rule by which ``video.reencode`` re-encodes every video before use; empty: no re-encoding."""
         rescaling = f"rescale_{self.rescale}_at_{RESCALE_RATE}" if self.rescale else ""
         return "_".join(filter(None, ("canonical" if self.canonical else "", rescaling)))
 
     @property
     def config_hash(self) -> str:
-        """The hex SHA-256 of all fields that can change a result; it is equal on any machine."""
+        """The SHA-256, in hexadecimal, of all fields that can change a result; it does not depend on the machine."""
         return sha256_of_json(self._identities(DECLARED.keys() - NOT_HASHED))
 
     @property
     def training_hash(self) -> str:
-        """The hex SHA-256 of the fields that change data or weights; it is equal for a run and its fork."""
+        """The SHA-256, in hexadecimal, of the fields that change data or weights.
+
+        A fork, a new run that takes over the trainings of this one, has the same value.
+        """
         return sha256_of_json(self._identities(STARTS_ANEW - NOT_HASHED))
 
     def training_values(self) -> dict[str, Any]:
-        """Return the values, by field, that the weights depend on besides the data; checkpoints store them."""
+        """Return, by field, the values that change the trained weights; checkpoints store them.
+
+        Fields that change the data are left out.
+        """
         return self._identities(_OF_WEIGHTS)
 
     def values_read_by(self, stage: Stage, offered: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the values on which the result of ``stage`` depends, besides the corpora.
+        """Return, by field, the values on which the result of ``stage`` depends. Paths of corpora are left out.
 
-        They are the fields that declare the stage, the fields ``offered`` in its notebook, and, if it trains, all
-        fields that change weights.
+        They are the fields that declare the stage and the fields ``offered`` as parameters by its notebook. For a stage
+        that trains, all fields that change weights are added.
         """
         read = {name for name, declared in DECLARED.items() if stage.name in declared.stages}.union(offered)
         of_results = {name for name in _COUNTED & read if not DECLARED[name].path}
         return self._identities(of_results | _OF_WEIGHTS if stage.trains else of_results)
 
     def _identities(self, names: Set[str]) -> dict[str, Any]:
-        """Return ``identity`` of the fields ``names`` that this task reads and whose value is not neutral."""
+        """Return ``identity`` of the fields in ``names``, by field.
+
+        Fields that the task does not read, and fields with their neutral value, are left out.
+        """
         values = self.relevant()
         return {
             name: self.identity(name) for name in values if name in names and values[name] != NEUTRAL.get(name, ...)
         }
 
     def identity(self, name: str) -> Any:
-        """Return the JSON value of field ``name`` for hashes: a digest of the content instead of a file's path."""
+        """Return the JSON value that hashes use for field ``name``.
+
+        Where the field names a file of the user, a digest of the content replaces the path.
+        """
         value = self.model_dump(mode="json", include={name})[name]
         if DECLARED[name].content and value:
             return content_digest(Path(value))
@@ -382,11 +397,14 @@ class RunConfig(BaseModel):
         return value
 
     def code_chosen(self, names: Iterable[str]) -> list[str]:
-        """Return the dotted names of the files that register the values of fields ``names``, such as the model."""
+        """Return the dotted names of the library's modules that register the items, such as a model, that fields choose.
+
+        ``names`` are the names of the fields.
+        """
         return [module for name, mark in self._marks(names) for module in mark.files(getattr(self, name))]
 
     def load_chosen(self) -> None:
-        """Import the files of the items that this task's fields choose by name, such as the model.
+        """Import the files of all items that this task's fields choose by name, such as the model.
 
         Raises:
             UsageError: a file cannot be imported; the message has its path and the error.
@@ -404,7 +422,7 @@ class RunConfig(BaseModel):
         return {name: value for name, value in values.items() if self.task in DECLARED[name].tasks}
 
     def to_yaml(self) -> str:
-        """Return the parameters as YAML in field order, each with its meaning as a comment."""
+        """Return the fields that this task reads as YAML, in order: one line per field, with its meaning as a comment."""
         lines = []
         for name, value in self.relevant().items():
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
@@ -417,12 +435,12 @@ def meaning(name: str) -> str:
     return RunConfig.model_fields[name].description or ""
 
 
-# A field without a declaration is an error of whoever adds it: KeyError or TypeError here.
+# A field that was not declared with ``field`` raises KeyError or TypeError here.
 DECLARED: Mapping[str, Declaration] = {
     name: cast(Any, field.json_schema_extra)["declaration"] for name, field in RunConfig.model_fields.items()
 }
 DEFAULTS = {name: field.default for name, field in RunConfig.model_fields.items()}
-# Values, as JSON, that no hash and no binding counts. A later default leaves them alone.
+# Neutral values as JSON, by field: a field with this value is left out of hashes and of checkpoint bindings.
 NEUTRAL: Mapping[str, Any] = {
     name: list(declared.neutral) if isinstance(declared.neutral, tuple) else declared.neutral
     for name, declared in DECLARED.items()

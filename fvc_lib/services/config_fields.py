@@ -1,4 +1,4 @@
-"""Declare fields of the configuration, and convert and check their values."""
+"""Declare fields of the run's configuration, and convert and check their values."""
 
 import dataclasses
 import re
@@ -14,12 +14,12 @@ from fvc_lib.services.registry import FEATURES, Registry
 from fvc_lib.services.tasks import DATA_INDEX, KFOLD_RESULTS, TASKS
 
 # The parts of a run that the value of a field may change:
-#   data      the samples and the part that each plays; checkpoints are bound to the samples themselves
+#   data      the samples and their labels; checkpoints are bound to a digest of the samples, not to the value
 #   weights   the trained weights; checkpoints are bound to the value
 #   results   choices, reports or trainings next to a model, or whether a stage ends well
 #   rounding  how sums are rounded
 #   nothing   places of files, speed, memory
-#   folder    the place of the run itself
+#   folder    the folder of the run itself
 Changes = Literal["data", "weights", "results", "rounding", "nothing", "folder"]
 TRAINED = ("data", "weights")
 _SINGLE_STAGES = tuple(spec.stages[0].name for spec in TASKS.values() if len(spec.stages) == 1)
@@ -27,17 +27,20 @@ _SINGLE_STAGES = tuple(spec.stages[0].name for spec in TASKS.values() if len(spe
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """The attributes of a configuration field, besides its type, default and description."""
+    """The attributes of a configuration field, besides its type, default and description.
+
+    A task is what is learned (``video``, ``image``, ``video_text``); a stage is one notebook of its pipeline.
+    """
 
     changes: Changes
-    tasks: tuple[str, ...]  # tasks that have a stage that reads it
-    stages: frozenset[str]  # stages whose result depends on it
-    hashed: bool  # whether the run's hash counts it
+    tasks: tuple[str, ...]  # tasks that have a stage that reads the field
+    stages: frozenset[str]  # stages whose result depends on the field
+    hashed: bool  # whether the value is part of the run's hash
     resume: bool  # whether a run may be resumed with another value
-    path: bool = False  # whether it names a file or folder
-    variable: str = ""  # the environment variable that sets it
-    content: bool = False  # whether it counts by the content of the file that it names
-    neutral: Any = ...  # the value that hashes and checkpoint bindings leave out; ...: none
+    path: bool = False  # whether the value names a file or folder
+    variable: str = ""  # the environment variable that sets the field
+    content: bool = False  # whether hashes use the content of the named file instead of its path
+    neutral: Any = ...  # a field with this value is left out of hashes and checkpoint bindings; ...: never left out
 
 
 def field(
@@ -52,12 +55,13 @@ def field(
     """Declare a field of ``RunConfig``.
 
     Args:
-        default: the default.
-        changes: what its value may change. It sets the defaults of ``hashed`` and ``resume``.
+        default: the default value.
+        changes: the part of a run that the value may change (see ``Changes``). It sets the defaults of ``hashed`` and
+            ``resume``.
         description: the meaning in one line.
         tasks: names of the tasks that read the field.
-        stages: names of the stages of task video whose results depend on it. The index (for ``data``) and the trainings
-            (for ``weights``) are added. For ``results`` name all stages; the default is 05.
+        stages: names of the stages of task video whose results depend on the field. For ``data`` the index is added.
+            For ``weights`` the trainings need not be named. For ``results`` name all stages; the default is 05.
         options: further attributes of ``Declaration``, and pydantic's own (``ge=0``).
     """
     usual = (*stages, DATA_INDEX) if changes == "data" else tuple(stages)
@@ -76,9 +80,9 @@ _COMMA = re.compile(r",(?![^{}]*\})")
 
 
 def split_names(value: Any) -> Any:
-    """Split text such as ``flip,noise`` or ``[flip, noise]`` into names.
+    """Return text such as ``flip,noise`` or ``[flip, noise]`` as a tuple of names, and a list as a tuple.
 
-    A comma between braces does not split: ``{real,fake}/*.tar`` is one name.
+    A comma between braces does not split: ``{real,fake}/*.tar`` is one name. Other values are returned unchanged.
     """
     if isinstance(value, str):
         listed = value.strip()
@@ -88,7 +92,7 @@ def split_names(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-AUTO_RANKS = 0  # ``num_ranks`` as typed until a run is made, which holds the number that it came to
+AUTO_RANKS = 0  # stands for ``num_ranks auto`` until a run is made; the run then holds the number of ranks
 
 
 def number_or_auto(value: Any) -> Any:
@@ -97,7 +101,7 @@ def number_or_auto(value: Any) -> Any:
 
 
 def split_pairs(value: Any) -> Any:
-    """Convert text such as ``1=fake,0=real``, or a mapping, to a dict in lower case.
+    """Return text such as ``1=fake,0=real``, or a mapping, as a dict of lower-case names to lower-case labels.
 
     Raises:
         ValueError: a name is given twice.
@@ -112,7 +116,7 @@ def split_pairs(value: Any) -> Any:
 
 
 class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a tenth of the time
-    """A YAML loader that refuses a name given twice."""
+    """A YAML loader that raises ``ValueError`` for a mapping with the same key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         names = [str(key.value) for key, _ in node.value]
@@ -131,7 +135,7 @@ class _TextLoader(_OnceLoader):
 
 
 def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
-    """Return the mapping in a YAML ``text``.
+    """Return the mapping in a YAML ``text``; an empty dict for an empty text.
 
     Args:
         text: the YAML text of a user or of a run.
@@ -153,7 +157,10 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class NameIn:
-    """An annotation of a field whose value is a name, or several names, in ``registry``, or ``or_else``."""
+    """An annotation of a field whose value is one name, or several, of items in ``registry``.
+
+    ``or_else`` is one further value that the field accepts, such as an empty text.
+    """
 
     registry: Registry[Any]
     or_else: str | None = None
@@ -162,21 +169,25 @@ class NameIn:
         return [name for name in ([value] if isinstance(value, str) else value) if name != self.or_else]
 
     def check(self, value: Any) -> Any:
-        """Return ``value``, with a user's file as an absolute path; raise ``UsageError`` for an unknown name."""
+        """Return ``value``, with a user's file as an absolute path.
+
+        Raises:
+            UsageError: a name in ``value`` is unknown.
+        """
         checked = [self.registry.check(name) for name in self._names(value)]
         return type(value)(checked) if not isinstance(value, str) else checked[0] if checked else value
 
     def load(self, value: Any) -> None:
-        """Import the files that register ``value``; raise ``UsageError`` with the file and its error."""
+        """Import the files that register the names in ``value``; raise ``UsageError`` with the file and its error."""
         for name in self._names(value):
             self.registry.get(name)
 
     def identity(self, value: Any) -> Any:
-        """Return the value that hashes use: ``value``, with a digest of a user's file."""
+        """Return the value that hashes use: ``value``, with a digest added if it names a user's file."""
         return self.registry.identity(value) if isinstance(value, str) else value
 
     def files(self, value: Any) -> list[str]:
-        """Return the dotted names of the library's files that register ``value``."""
+        """Return the dotted names of the library's modules that register the names in ``value``."""
         return [module for name in self._names(value) for module in self.registry.declared_in(name)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
@@ -184,7 +195,7 @@ class NameIn:
 
 
 def one_of(names: Iterable[str]) -> AfterValidator:
-    """Return a validator that accepts any of ``names``, and else names similar ones."""
+    """Return a validator that accepts the ``names``; its error for another name suggests similar ones."""
     known = tuple(names)
 
     def check(name: str) -> str:
@@ -196,7 +207,7 @@ def one_of(names: Iterable[str]) -> AfterValidator:
 
 
 def matching(pattern: str, words: str) -> AfterValidator:
-    """Return a validator of text that fits ``pattern``; ``words`` describe the wanted text in an error."""
+    """Return a validator for text that fully matches ``pattern``; ``words`` describe the wanted text in its error."""
 
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -207,7 +218,7 @@ def matching(pattern: str, words: str) -> AfterValidator:
 
 
 def zero_or_from(least: int, multiple: int = 1) -> AfterValidator:
-    """Return a validator of pixels: 0, or a ``multiple`` from ``least`` on."""
+    """Return a validator that accepts 0, and multiples of ``multiple`` that are at least ``least``."""
 
     def check(pixels: int) -> int:
         if pixels and (pixels < least or pixels % multiple):
@@ -218,7 +229,11 @@ def zero_or_from(least: int, multiple: int = 1) -> AfterValidator:
 
 
 def known_families(text: str) -> str:
-    """Return names of feature families, sorted and separated by commas, or ``all``; raise ``UsageError``."""
+    """Return the names of feature families in ``text``, sorted and joined by commas, or ``all``.
+
+    Raises:
+        UsageError: a family is unknown.
+    """
     names = set(split_names(text)) or {text}
     return "all" if "all" in names else ",".join(sorted(FEATURES.check(name) for name in names))
 
@@ -229,7 +244,13 @@ _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
 def known_operating_point(text: str) -> str:
-    """Return an operating point in lower case without spaces; raise ``ValueError`` if it is invalid."""
+    """Return the rule ``text`` that chooses a decision threshold, in lower case without spaces.
+
+    It is ``best``, ``fpr=SHARE`` or ``cost=FALSE_ALARM:MISS``.
+
+    Raises:
+        ValueError: the rule is invalid.
+    """
     bare = text.lower().replace(" ", "")
     found = re.fullmatch(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}", bare)
     if not found or any(float(number) <= 0 for number in found.groups() if number) or float(found[1] or 0) >= 1:

@@ -33,8 +33,8 @@ class LeakageError(DataError):
 class StoppedError(BaseException):
     """The work stopped on request, saved its state at a step boundary and can be resumed. Exit code 75.
 
-    Like ``KeyboardInterrupt`` it is no ``Exception``. A signal raises it at any line, for example while a user's file
-    is imported. Code that handles a failed import must not catch it.
+    Like ``KeyboardInterrupt``, it is a ``BaseException`` but no ``Exception``. A signal can raise it at any line, for
+    example while a user's file is imported. Code that handles a failed import must not catch it.
     """
 
     exit_code = 75

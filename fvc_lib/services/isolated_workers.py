@@ -38,9 +38,13 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of the item with index ``position``.
+    """The outcome of one item.
 
-    ``value`` is the function's JSON result, or None if ``failure`` is set; ``detail`` then explains it.
+    Attributes:
+        position: index of the item in ``items``.
+        value: the function's JSON result; None if ``failure`` is set.
+        failure: ``crashed`` or ``timeout``; None for a success.
+        detail: explanation of the failure.
     """
 
     position: int
@@ -56,9 +60,9 @@ class Suspects:
     A file is identified by its path in an item: the item itself, or its ``source``.
 
     Attributes:
-        alone: files that are processed last, while no other item is.
-        given_up: files that are not processed, with the reasons. Their answer is ``crashed``.
-        in_hand: receives the paths of all items in progress, whenever one begins or ends.
+        alone: paths of files that are processed last, one at a time.
+        given_up: files that are not processed any more: reasons by path. Their answer is ``crashed``.
+        in_hand: called with the paths of all items in progress, whenever an item begins or ends; None: not called.
     """
 
     alone: set[str] = field(default_factory=set)
@@ -66,9 +70,9 @@ class Suspects:
     in_hand: Callable[[list[str]], None] | None = None
 
     def read(self, records: Path) -> None:
-        """Replace ``alone`` and ``given_up`` by those in the JSON files of folder ``records``.
+        """Replace ``alone`` and ``given_up`` with the entries of the JSON files in folder ``records``.
 
-        There is one file per shard, a job that does part of the work of a stage.
+        There is one file per shard (a job that does part of the work of a stage).
         """
         self.alone.clear()
         self.given_up.clear()
@@ -79,14 +83,14 @@ class Suspects:
             self.given_up.update(dict.fromkeys(record.get("given_up", ()), reason))
 
 
-SUSPECTS = Suspects()  # of this process
+SUSPECTS = Suspects()  # the suspects that ``run_isolated`` uses in this process
 
 
 def available_cores() -> int:
     """Return how many cores this process may use, at least 1.
 
-    It is the smallest of CPU affinity, the container's quota and ``SLURM_CPUS_PER_TASK``. The last counts because some
-    clusters do not confine a job to the cores that it requested.
+    It is the smallest of CPU affinity, the container's quota and ``SLURM_CPUS_PER_TASK``. SLURM's variable counts
+    because some clusters do not confine a job to the cores that it requested.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
@@ -99,10 +103,11 @@ def available_cores() -> int:
 
 
 def threads_of_a_fold(num_folds: int, num_ranks: int = 1) -> int:
-    """Return the number of threads of one training process: ``OMP_NUM_THREADS``, else its share of the cores.
+    """Return the number of threads of one training process: ``OMP_NUM_THREADS``, else an equal share of the cores.
 
-    All folds of a run get the same number, because the last bits of a sum depend on it. With more threads than cores,
-    the threads would spin and wait for each other.
+    Every one of the ``num_folds`` trainings has ``num_ranks`` processes. All folds of a run get the same number of
+    threads, because the last bits of a sum depend on it. With more threads than cores, threads would wait for each
+    other.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted):
@@ -123,21 +128,21 @@ def run_isolated(
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
 
     There are as many children as cores, items and the memory budget allow, at least one. If one of several children is
-    killed, the cause may be the memory of the others. So half as many children work from then on, and the item is
-    tried once more at the end, alone.
+    killed, the others may have used up the memory. So half as many children work from then on, and the item of the
+    killed child is tried once more at the end, alone.
 
     Args:
         function: ``module:name`` of an importable function from one JSON value to one JSON value. An exception in it
             counts as a crash, so return expected failures as a result.
         items: JSON values.
         workers: at most this many child processes; 0: one per available core.
-        timeout_seconds: time limit of one item, after which its child is killed; or one limit per item.
+        timeout_seconds: time limit of one item, after which its child is killed; or a sequence with one limit per item.
         memory_bytes: limit of a child's address space; None: unlimited.
         worker_bytes: expected resident memory of a child.
         look: called at least every ``LOOK_SECONDS`` while the children work; an exception in it ends them.
 
     Raises:
-        FvcError: a child cannot start; the message has the last line that it wrote.
+        FvcError: a child cannot start; the message has the last line that the child wrote.
     """
     paths = [str(item.get("source", "")) if isinstance(item, dict) else str(item) for item in items]
     alone: set[int] = set()
@@ -198,7 +203,7 @@ def run_isolated(
 
 
 class _Child:
-    """One child process; ``position`` is the index of its item."""
+    """One child process; ``position`` is the index of the item that it works on."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.position = 0
@@ -222,7 +227,7 @@ class _Child:
         self._deadline = time.monotonic() + _START_SECONDS
 
     def begin(self, item: Any, seconds: float) -> None:
-        """Send ``item``, as soon as the child is ready."""
+        """Send ``item`` as soon as the child is ready; ``seconds`` is the time limit for its answer."""
         self._item, self._seconds = json.dumps(item, ensure_ascii=True).encode() + b"\n", seconds
         if self._is_ready:
             self._send()
@@ -234,7 +239,12 @@ class _Child:
             self._items.flush()
 
     def answer(self, *, is_readable: bool) -> Answer | None:
-        """Return the answer if it is complete, late, or will not come; None: wait.
+        """Return the answer, or None if it is not complete yet.
+
+        If the child has died or the time limit has passed, the answer describes this failure.
+
+        Args:
+            is_readable: whether the child's output has data, or has ended.
 
         Raises:
             FvcError: the child cannot start.
@@ -273,7 +283,7 @@ class _Child:
         return ", ".join([how, *[line.strip() for line in lines if line.strip()][-1:]])
 
     def end(self) -> None:
-        """Kill the child and free everything."""
+        """Kill the child, wait for its end and close all files."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):  # an item that was not read

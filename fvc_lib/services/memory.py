@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
-# Of control groups of version 2 (above the second nothing is killed, but everything waits), and of version 1.
+# Limit files of control groups: two of version 2 (above ``memory.high`` processes only become slow), one of version 1.
 _LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
-LIMIT_VARIABLE = "FVC_MEM_GB"  # ``mem_gb``; the runner sets it for kernels and their child processes
+LIMIT_VARIABLE = "FVC_MEM_GB"  # holds ``mem_gb``; the runner sets it for kernels and their child processes
 # How many processes share the budget; the runner sets it for kernels that run at the same time, a launcher for ranks.
 SHARERS_VARIABLE = "FVC_MEMORY_SHARERS"
 
@@ -32,7 +32,7 @@ class MemoryBudget:
         return f"memory budget: {self}"
 
     def divided(self, sharers: int) -> "MemoryBudget":
-        """Return the budget divided by ``sharers``, for one of that many processes."""
+        """Return the equal part of the budget for one of ``sharers`` processes."""
         return self if sharers == 1 else MemoryBudget(self.total_bytes // sharers, f"1/{sharers} of {self}")
 
     def __str__(self) -> str:
@@ -40,20 +40,23 @@ class MemoryBudget:
 
 
 def memory_sharers(environ: Mapping[str, str] | None = None) -> int:
-    """Return how many processes share the memory budget, this one included."""
+    """Return how many processes share the memory budget, including this one.
+
+    ``environ`` is the environment to read; None: this process's.
+    """
     return max(1, _whole((os.environ if environ is None else environ).get(SHARERS_VARIABLE)))
 
 
 def memory_budget(
     mem_gb: float | None = None, *, environ: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> MemoryBudget:
-    """Return the smallest limit of ``mem_gb`` (in 1e9 bytes), the control groups, SLURM and the machine.
+    """Return the smallest limit among ``mem_gb``, the control groups, SLURM and the machine's memory.
 
     Processes that share the budget (``SHARERS_VARIABLE``) get equal parts of it.
 
     Args:
-        mem_gb: limit chosen by the user; None: that of the environment, if any.
-        environ: environment with SLURM's variables; None: this process's.
+        mem_gb: limit chosen by the user, in units of 1e9 bytes; None: ``FVC_MEM_GB``, if set.
+        environ: environment variables to read; None: this process's.
         root: folder that holds ``proc/self/cgroup`` and ``sys/fs/cgroup``.
     """
     environ = os.environ if environ is None else environ
@@ -69,7 +72,7 @@ def memory_budget(
 
 
 def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
-    """Yield SLURM's limits, given in MiB. A value of 0 requests a whole node and is no limit."""
+    """Yield the limits that SLURM's variables state in MiB. A value of 0 requests a whole node and is no limit."""
     if per_node := _whole(environ.get("SLURM_MEM_PER_NODE")):
         yield MemoryBudget(per_node << 20, "SLURM_MEM_PER_NODE")
     if per_cpu := _whole(environ.get("SLURM_MEM_PER_CPU")) * _whole(environ.get("SLURM_CPUS_ON_NODE")):
@@ -77,7 +80,10 @@ def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
-    """Yield the limits of this process's control group and its parents; SLURM often limits the job's group alone."""
+    """Yield the limits of this process's control group and of the groups above it.
+
+    SLURM often sets a limit only on the job's group, which lies above the process's group.
+    """
     for group, folder in control_groups(root):
         for name in _LIMIT_FILES:
             with suppress(OSError):
@@ -87,7 +93,10 @@ def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Yield (path, folder) of every control group that limits this process's memory, the innermost first."""
+    """Yield (path, folder) of every control group that limits this process's memory, the innermost first.
+
+    ``path`` is the group's name, such as ``/slurm/job_1``; ``folder`` has its limit files.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -96,7 +105,7 @@ def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path
         _, controllers, group = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        # Version 1 has a tree for each controller, version 2 one for all.
+        # Version 1 has one tree of folders per controller, version 2 a single tree for all controllers.
         tree = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         path = PurePosixPath("/", group)
         # Inside a container the group's path may lead outside the mount. Then the root of the mount is the group.
@@ -109,7 +118,7 @@ def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-# The memory that a process and its children hold and have held, cheaply enough to be read every second.
+# Measure the current and peak memory of a process and its children, cheaply enough to do so every second.
 
 _PROC = Path("/proc")
 _SHARE_SECONDS = 10.0
@@ -122,16 +131,16 @@ class ProcessMemory:
 
     rss_bytes: int  # the process's resident memory
     high_water_bytes: int  # its peak since the program started, or since ``reset_high_water``
-    tree_bytes: int  # ``rss_bytes`` and the memory of its descendants besides
+    tree_bytes: int  # ``rss_bytes`` plus the memory of its descendants, without pages that they share
 
 
 class ProcessTree:
-    """A process (``pid``; None: this one) with its descendants.
+    """Measure the memory of the process ``pid`` (None: this one) with its descendants.
 
     A forked loader process shares almost all its pages with its parent: four idle children of a process of 540 MB show
     540 MB each. So a child counts without its shared pages (``smaps_rollup``). PSS (proportional set size) would still
-    count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms, so a child's
-    shared bytes are read again only when it has grown or shrunk by 5 MB, or after ten seconds.
+    count a page shared with the parent nearly twice. Reading the page tables of 540 MB takes 10 ms. So a child's shared
+    bytes are read again only when its memory has changed by 5 MB, or after ten seconds.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -139,7 +148,7 @@ class ProcessTree:
         self._shared: dict[int, tuple[float, int, int]] = {}  # time, resident and shared bytes of each child
 
     def measure(self) -> ProcessMemory:
-        """Return the memory held now; zeros for a process that has ended."""
+        """Return the memory that the processes hold now; all values are 0 if the process has ended."""
         rss, high_water = _resident_and_peak(self.pid)
         return ProcessMemory(rss, high_water, rss + sum(self._own_bytes(pid) for pid in _descendants(self.pid)))
 
@@ -158,19 +167,19 @@ def resident_bytes() -> int:
 
 
 def own_bytes() -> int:
-    """Return this process's resident memory without shared pages, in bytes."""
+    """Return this process's resident memory minus the pages that it shares with other processes, in bytes."""
     return resident_bytes() - _shared_bytes(os.getpid())
 
 
 def peak_rss_bytes() -> int:
-    """Return this process's largest resident memory so far: VmHWM, or ``ru_maxrss`` without /proc."""
+    """Return this process's largest resident memory so far, in bytes."""
     return max(_forgotten_peak, _resident_and_peak(os.getpid())[1])
 
 
 def reset_high_water() -> int:
-    """Reset this process's high-water mark to its resident memory, and return the mark in bytes.
+    """Reset this process's high-water mark (peak resident memory) to its current memory, and return the mark in bytes.
 
-    ``peak_rss_bytes`` still considers the mark before. If the system cannot reset the mark, it stays.
+    ``peak_rss_bytes`` remembers the peak before the reset. If the system cannot reset the mark, it stays.
     """
     global _forgotten_peak
     _forgotten_peak = peak_rss_bytes()
@@ -180,7 +189,7 @@ def reset_high_water() -> int:
 
 
 def _resident_and_peak(pid: int) -> tuple[int, int]:
-    """Return resident memory and its peak in bytes; zeros for a process that has ended."""
+    """Return (resident memory, peak of it) of process ``pid`` in bytes; (0, 0) if the process has ended."""
     if not _PROC.is_dir():
         import psutil
 
@@ -227,7 +236,10 @@ def _field_bytes(text: str, name: str) -> int:
 
 
 def give_back_freed() -> None:
-    """Return freed memory of the C library to the system (glibc only); small Python objects are not included."""
+    """Return memory that the C library holds after it was freed to the system (glibc only).
+
+    Memory of small Python objects, which Python itself manages, is not returned.
+    """
     with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -236,30 +248,30 @@ def give_back_freed() -> None:
 # there is one. If several are set, torch 2.13 reads the first in this order.
 ALLOC_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-# For the CPU nothing is set. glibc was tried on steps of r2plus1d, 16 clips of 6 x 112 x 112: MALLOC_ARENA_MAX 1 or 2
-# left the peak where it was (480-530 MB), thresholds of 4 to 32 MiB too; MALLOC_MMAP_THRESHOLD_ or
-# MALLOC_TRIM_THRESHOLD_ of 64 KiB to 1 MiB, or MALLOC_TOP_PAD_ of 64 MiB, lowered it to 430 MB, and a step took 2.3 to
-# 2.8 times the processor time.
+# For the CPU nothing is set. Settings of glibc were measured on steps of r2plus1d with 16 clips of 6 x 112 x 112.
+# MALLOC_ARENA_MAX of 1 or 2, and thresholds of 4 to 32 MiB, did not change the peak (480-530 MB). It fell to 430 MB
+# with MALLOC_MMAP_THRESHOLD_ or MALLOC_TRIM_THRESHOLD_ of 64 KiB to 1 MiB, or MALLOC_TOP_PAD_ of 64 MiB. But then a
+# step took 2.3 to 2.8 times the processor time.
 
 
 def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables to set before torch starts; empty if the user has set one.
+    """Return the environment variables to set before torch starts; empty if the user has set an ``ALLOC_CONF_NAMES``.
 
-    They make memory segments expandable. After an out-of-memory the batches change size, and blocks of the old size
-    would otherwise stay.
+    They make memory segments expandable. After an out-of-memory error, batches change size. Without expandable
+    segments, blocks of the old size would stay allocated.
 
     Args:
-        environ: variables that are set; None: this process's environment.
+        environ: environment variables to read; None: this process's.
     """
     environ = os.environ if environ is None else environ
     is_set = any(environ.get(name) for name in ALLOC_CONF_NAMES)
     return {} if is_set else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-PREFETCHED_BATCHES = 2  # effective batches that are loaded or wait ready per loader process
+PREFETCHED_BATCHES = 2  # effective batches per loader process that are being loaded or are ready for use
 
 
-# The engine reports memory to this protocol and opens no file itself.
+# The training engine reports to a ``MemoryObserver`` and opens no file itself.
 
 EventDetail = str | int | float | bool | None
 PREFLIGHT = "preflight"  # the phase that measures a step, whose memory the training itself does not need
@@ -272,7 +284,7 @@ class DeviceMemory:
     allocated_bytes: int  # held by tensors
     reserved_bytes: int  # held by torch's allocator, cached blocks included
     max_allocated_bytes: int  # the most ``allocated_bytes`` has been
-    total_bytes: int  # of the device, or the part that the process may use
+    total_bytes: int  # the device's memory, or the part that the process may use
     free_bytes: int  # memory that the driver could still give
 
 
@@ -285,23 +297,26 @@ class MemoryObserver(Protocol):
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
     ) -> None:
-        """Receive phase, epoch, batch and step of the training.
+        """Receive the current phase, epoch, batch and step of the training.
 
-        The phases are setup, preflight, train, validation, test, and report after the training. A control's train,
-        validation and test have its prefix.
+        The phases are setup, preflight (one step is measured), train, validation, test, and report after the training.
+        For a control training, train, validation and test have its name in front, such as ``control_train``.
         """
         return
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Record an event of this ``kind``; ``message`` is a sentence, ``details`` are values by name.
+        """Record an event; ``message`` is a sentence, ``details`` are values by name.
 
-        Kinds: ``device``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
-        ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``.
+        ``kind`` is ``device``, ``preflight``, ``out_of_memory``, ``micro_batch`` (its size changed), ``step_restored``,
+        ``near_limit``, ``nonfinite`` or ``loader_restarted``.
         """
         return
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Sample an accelerator as well; ``device`` is its name in the log, such as ``cuda:0``."""
+        """Sample an accelerator's memory as well.
+
+        ``device`` is its name in the log, such as ``cuda:0``; ``probe`` returns its memory at the time of the call.
+        """
         return
 
 
@@ -313,9 +328,9 @@ class NoObserver(MemoryObserver):
 def frozen_garbage() -> Iterator[None]:
     """Within the block, exclude all objects that exist at its beginning from garbage collection.
 
-    Garbage is collected completely before and after the block. Enter it after set-up: a full collection visits every
-    object of every imported module, which takes 0.1 s. Newer objects are still collected, so a cycle that holds tensors
-    is found. A nested block does nothing.
+    Garbage is collected completely before and after the block. Enter the block after set-up: a full collection visits
+    every object of every imported module, which takes 0.1 s. Newer objects are still collected, so a cycle that holds
+    tensors is freed. A nested block does nothing.
     """
     if gc.get_freeze_count():
         yield
@@ -329,8 +344,8 @@ def frozen_garbage() -> Iterator[None]:
         gc.collect()
 
 
-# What ran out of memory: a training step; one sample alone; a loss that compares all samples of an effective batch; the
-# optimizer's step; loader processes; a step that the preflight measures; anything else.
+# The work that ran out of memory, in this order: a training step; one sample alone; a loss that compares all samples of
+# an effective batch; the optimizer's step; loader processes; a step that the preflight measures; anything else.
 RanOut = Literal["batch", "sample", "comparison", "optimizer_step", "loaders", "preflight", "elsewhere"]
 
 _MORE = "more memory (mem_gb, MEMORY in slurm/site.conf, or a larger machine)"
@@ -346,12 +361,12 @@ _REMEDIES: dict[RanOut, str] = {
 
 
 def ran_out_in(phase: str) -> RanOut:
-    """Return the key of ``memory_advice`` for an out-of-memory in ``phase``."""
+    """Return the argument of ``memory_advice`` for an out-of-memory error in ``phase``."""
     if phase.rpartition("_")[2] in ("train", "validation", "test"):
         return "batch"
     return "preflight" if phase == PREFLIGHT else "elsewhere"
 
 
 def memory_advice(ran_out: RanOut) -> str:
-    """Return a sentence that suggests what to change after an out-of-memory in ``ran_out``."""
+    """Return a sentence that suggests what to change after ``ran_out`` ran out of memory."""
     return f"Next, try {_REMEDIES[ran_out]}; or {_MORE}."

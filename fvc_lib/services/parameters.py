@@ -1,4 +1,4 @@
-"""Merge defaults, params files, environment and command line into one configuration, and read that of a run.
+"""Merge defaults, params files, environment and command line into one configuration; read the configuration of a run.
 
 Precedence: defaults < params file < environment < command line. Errors name the field and the remedy.
 """
@@ -22,10 +22,11 @@ from fvc_lib.services.tasks import CROSS_CORPUS, TASKS
 def run_config(run: RunPaths) -> RunConfig:
     """Return the configuration of ``run``, from its ``params.yaml``.
 
-    A field that the file lacks, because it is newer, gets its neutral value instead of the default.
+    A field that is newer than the file, and so missing in it, gets its neutral value instead of the default.
 
     Raises:
         UsageError: the file is invalid.
+        DataError: the file is damaged.
     """
     return resolve_config({**NEUTRAL, **read_params_file(run.params_yaml)}, environ={})
 
@@ -35,7 +36,7 @@ def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
 
     Args:
         path: the file.
-        typed: True for a run's own file; False for a user's, whose values stay text (``read_yaml``).
+        typed: True for the file of a run; False for a user's file, whose values stay text (see ``read_yaml``).
 
     Raises:
         UsageError: the file cannot be read, has no mapping, or a user's file has an invalid name or value.
@@ -54,7 +55,10 @@ def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
 
 
 def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the values of the environment variables in ``ENVIRONMENT`` that are not empty, by field name."""
+    """Return the values that environment variables give to fields, by field name; empty variables are left out.
+
+    ``environ`` is the environment to read; None: this process's.
+    """
     environ = os.environ if environ is None else environ
     return {name: environ[variable] for variable, name in ENVIRONMENT.items() if environ.get(variable)}
 
@@ -73,24 +77,30 @@ def resolve_config(
     command_line: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> RunConfig:
-    """Merge the sources by precedence (defaults < params file < environment < command line) and validate.
+    """Return the validated configuration from all sources; a later source overrides an earlier one.
+
+    The order is: defaults, ``params`` (values of a params file), ``environ``, ``command_line``.
 
     Raises:
         UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
     """
     merged = dict(params or {})
-    _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
+    _validated(merged, "params file")  # a wrong value is an error even if the environment overrides it
     merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
     merged.update(command_line or {})
     return _validated({**_task_defaults(merged.get("task")), **merged}, "parameters")
 
 
 def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
-    """Check that the values of ``config`` fit each other, and that its task reads the fields named in ``given``.
+    """Check that the values of ``config`` fit each other.
+
+    Args:
+        config: the configuration.
+        given: names of the fields that the user has set.
 
     Raises:
-        UsageError: target_corpora without the protocol that has them, or the other way round; more ranks than a step
-            has samples; or a field would be set that the task does not read.
+        UsageError: ``target_corpora`` is set without the protocol cross_corpus, or is missing with it; there are more
+            ranks than samples in a step; or a field in ``given`` is not read by the task and differs from its default.
     """
     foreign: list[str] = []
     if (config.protocol == CROSS_CORPUS) != bool(config.target_corpora):
@@ -115,7 +125,7 @@ def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
 
 
 def _task_defaults(task: Any) -> Mapping[str, Any]:
-    """Return the defaults of ``task`` that differ from the fields' own."""
+    """Return the defaults of ``task`` that replace the defaults of the fields."""
     return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
 
 
