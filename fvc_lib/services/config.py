@@ -397,7 +397,7 @@ class RunConfig(BaseModel):
         return value
 
     def code_chosen(self, names: Iterable[str]) -> list[str]:
-        """Return the dotted names of the library's modules that register the items, such as a model, that fields choose.
+        """Return the dotted names of the library's modules that register the items that fields choose, such as a model.
 
         ``names`` are the names of the fields.
         """
@@ -422,7 +422,7 @@ class RunConfig(BaseModel):
         return {name: value for name, value in values.items() if self.task in DECLARED[name].tasks}
 
     def to_yaml(self) -> str:
-        """Return the fields that this task reads as YAML, in order: one line per field, with its meaning as a comment."""
+        """Return the fields that this task reads as YAML: one line per field, in order, with its meaning as a comment."""
         lines = []
         for name, value in self.relevant().items():
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
