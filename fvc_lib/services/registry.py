@@ -1,4 +1,4 @@
-"""Find the items that parameters choose by name, such as networks.
+"""Find the items, such as networks, that parameters choose by name.
 
 A file registers its items when it is imported. A registry imports the files of its folder when an item is first
 needed. So a new item needs only a new file, and services import no other folder.
@@ -22,12 +22,12 @@ from fvc_lib.services.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
-# Before a name in quotes, in the files that register it.
+# Matches the code directly before the quoted name of an item in a file that registers the item.
 _BEFORE_NAME = r"\.register\(\s*|\b(declaration|_register)\(\s*|\bname\b[^\n=(]*=\s*|\n +(?=\S+:)"
 
 
 class Registry(Generic[T]):
-    """Items by name, in the order of registration, which is that of the folder's files.
+    """Items by name, in the order of registration. Files register in the alphabetical order of their names.
 
     Args:
         kind: the word for an item in messages, such as ``detector``.
@@ -36,10 +36,10 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, folder: str = "") -> None:
         self.kind = kind
-        self.broken: dict[str, str] = {}  # reasons by modules that could not be imported
+        self.broken: dict[str, str] = {}  # modules that could not be imported: error messages by dotted name
         self._folder = folder
         self._items: dict[str, T] = {}
-        self._sources: dict[str, str] = {}  # file and line by name
+        self._sources: dict[str, str] = {}  # file and line that registered an item, by the item's name
         self._filled = False
 
     @overload
@@ -77,12 +77,13 @@ class Registry(Generic[T]):
         return item
 
     def get(self, name: str) -> T:
-        """Return the item called ``name``; for ``timm:resnet50`` the family ``timm:NAME``.
+        """Return the item called ``name``; for a name such as ``timm:resnet50``, the item of the family ``timm:NAME``.
 
-        Import only the files that register ``name``; import all if none of them does.
+        Only files that register ``name`` are imported; if there are none, all files are.
 
         Raises:
-            UsageError: no such item, or its file cannot be imported; the message has the nearest name and all names.
+            UsageError: there is no such item, or its file cannot be imported; the message has similar names and all
+                names.
         """
         label = _family(name)
         if label not in self._items:
@@ -97,17 +98,17 @@ class Registry(Generic[T]):
         raise UsageError(f"{self.kind} {name!r}: unknown.{failed}{near} Known: {', '.join(self._items) or 'none'}.")
 
     def check(self, name: str) -> str:
-        """Return ``name`` if a file of the folder has it, without an import; raises like ``get``."""
+        """Return ``name`` if a file of the folder registers it, without importing the file; raises like ``get``."""
         if not self.declared_in(name):
             self.get(name)
         return name
 
     def identity(self, name: str) -> str:
-        """Return the value that stands for ``name`` in a run's hash."""
+        """Return the text that stands for the item ``name`` in a run's hash."""
         return name
 
     def declared_in(self, name: str) -> list[str]:
-        """Return the dotted names of the files that register ``name`` as a literal, without importing them."""
+        """Return the dotted names of the modules whose source registers ``name`` in quotes; no module is imported."""
         literal = f'"{_family(name)}"'
         declared = re.compile(f"({_BEFORE_NAME}){re.escape(literal)}")
         return [module for module, text in self._texts.items() if literal in text and declared.search(text)]
@@ -117,7 +118,7 @@ class Registry(Generic[T]):
         return [name for name, _ in self.items()]
 
     def items(self) -> list[tuple[str, T]]:
-        """Return (name, item) of all items."""
+        """Return the pairs (name, item) of all items, in the order of registration."""
         self._fill()
         return list(self._items.items())
 
@@ -139,7 +140,7 @@ class Registry(Generic[T]):
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
-        """The source text of every file of the folder by dotted name, sorted."""
+        """The source texts of the folder's files, by dotted name, sorted by path."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
         if spec is None or spec.origin is None:
             return {}
@@ -164,33 +165,46 @@ class FileRegistry(Registry[T]):
     holds = "class"
 
     def file_of(self, name: str) -> Path | None:
-        """Return the path in a name such as ``my_net.py:MyNet``; None if ``name`` has no path. It need not exist."""
+        """Return the path in a name such as ``my_net.py:MyNet``; None if ``name`` has no path.
+
+        The file need not exist.
+        """
         path, _, item = name.rpartition(":")
         return Path(path) if path.endswith(".py") and item.isidentifier() else None
 
     def check(self, name: str) -> str:
-        """Return ``name``, with a user's file as an absolute path; otherwise like ``Registry.check``."""
+        """Return ``name``; the path of a user's file is made absolute, and the file is not read.
+
+        Raises:
+            UsageError: ``name`` is a path without an item, or is not registered.
+        """
         if name.endswith(".py"):
             raise UsageError(f"{self.kind} {name!r}: a file, and no {self.holds} of it. Add :{self.holds.upper()}.")
         path = self.file_of(name)
         return super().check(name) if path is None else f"{path.expanduser().absolute()}:{name.rpartition(':')[2]}"
 
     def identity(self, name: str) -> str:
-        """Return ``name``; for a user's file with a digest of it and of the modules that it imports from its folder."""
+        """Return the text that stands for the item ``name`` in a run's hash.
+
+        For a user's file it contains a digest of the file and of the modules that it imports from its folder.
+        """
         path = self.file_of(name)
         return name if path is None else f"{path.name}:{name.rpartition(':')[2]}@{_digest_of_file(path)}"
 
     def code_files(self, name: str) -> dict[str, Path]:
-        """Return the path of the user's file in ``name`` and of the modules that it imports, by relative path."""
+        """Return the user's file in ``name`` and the modules that it imports from its folder, as paths.
+
+        The keys are paths relative to the file's folder. The result is empty if ``name`` has no path.
+        """
         path = self.file_of(name)
         return {} if path is None else {str(file.relative_to(path.parent)): file for file in _code_of_file(path)}
 
     def declared_in(self, name: str) -> list[str]:
-        """Return the dotted names of the files that register ``name``; none for a user's file (see ``identity``)."""
+        """Return the dotted names of the modules that register ``name``; an empty list for a user's file."""
         return [] if self.file_of(name) else super().declared_in(name)
 
     def _of_file(self, name: str) -> Any:
-        """Return the item of a user's file; None if ``name`` names no file.
+        """Return the item that ``name`` chooses from a user's file; None if ``name`` has no path.
 
         Raises:
             UsageError: the file is missing, cannot be imported, or has no such item.
@@ -209,7 +223,10 @@ class FileRegistry(Registry[T]):
 
 
 def _code_of_file(path: Path) -> list[Path]:
-    """Return a user's file and the modules that it imports from its folder, sorted; all files of a package."""
+    """Return a user's file and the modules that it imports from its folder, directly or through other modules, sorted.
+
+    Of an imported package all files are returned.
+    """
     found: set[Path] = set()
     todo = [path]
     while todo:
@@ -220,12 +237,12 @@ def _code_of_file(path: Path) -> list[Path]:
         try:
             nodes = list(ast.walk(ast.parse(file.read_bytes())))
         except (OSError, SyntaxError, ValueError):
-            continue  # its import says so
+            continue  # importing the file will raise the error
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
         for name in names:
             local = path.parent / name.partition(".")[0]
-            if local.name != "fvc_lib":  # ours counts stage by stage
+            if local.name != "fvc_lib":  # changes of the library are tracked elsewhere (``code_versions``)
                 module = local.with_suffix(".py")
                 todo += [module] if module.is_file() else local.rglob("*.py")
     return sorted(found)
@@ -239,7 +256,7 @@ def _digest_of_file(path: Path) -> str:
 def _import_file(path: Path) -> ModuleType:
     """Import a user's file and return the module; code that is unchanged is imported only once.
 
-    Modules that it imports from its folder have their plain names, and are imported again with it.
+    Modules that the file imports from its folder keep their plain names. They are imported again when the code changed.
 
     Raises:
         ImportError: a module of the folder has the name of a module that this process imported from elsewhere.
@@ -269,23 +286,22 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-# The frames of a clip, and the part of the picture that they show.
+# Views: the rules that choose the frames of a clip, and the part of the picture that they show.
 
 SAMPLING, _FIT = r"uniform|window:([1-9][0-9]{0,3})", r"letterbox|crop(?::(0?\.[1-9][0-9]*))?"
 
 
 @dataclass(frozen=True)
 class View:
-    """The rule by which clips are cut from a video: frames, picture and number.
+    """The rule by which clips are cut from a video: which frames, which part of the picture, how many clips.
 
     Attributes:
         sampling: ``uniform`` (spread over the video) or ``window:STRIDE`` (every STRIDE-th frame of a stretch).
         fit: ``letterbox`` (the whole picture, black bars), ``crop`` (the shorter side resized to the clip's, the middle
             cut out) or ``crop:SHARE`` (the shorter side resized to the clip's side / SHARE; 0.875 is usual).
         clips: number of clips per video.
-        crop: name in ``CROPS`` of the function that finds the part to show; empty: ``fit``
-            is used.
-        margin: share of its side by which that part is enlarged.
+        crop: name in ``CROPS`` of the function that finds the part of the picture to show; empty: ``fit`` is used.
+        margin: share of its side by which the part that ``crop`` found is enlarged.
 
     Raises:
         ValueError: the sampling or fit is unknown.
@@ -305,20 +321,23 @@ class View:
 
     @property
     def stride(self) -> int:
-        """The distance between the frames of a clip, in frames of the video, for ``window:STRIDE``; else 0."""
+        """The distance between neighbouring frames of a clip, in frames of the video; 0 for ``uniform``."""
         return int(self.sampling.partition(":")[2] or 0)
 
     def resized(self, side: int) -> int:
-        """Return the shorter side of the picture before ``side`` is cut out of its middle."""
+        """Return the length in pixels to which the picture's shorter side is resized.
+
+        A square of ``side`` pixels is then cut out of the middle.
+        """
         return int(side / float(self.fit.partition(":")[2] or 1))
 
 
-PLAIN_VIEW = View()  # the whole picture, spread over the video
+PLAIN_VIEW = View()  # the whole picture, in frames spread over the video
 
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """Number of frames of a clip, their side in pixels, and the view."""
+    """The number of frames of a clip, the side of its square frames in pixels, and the view that cuts the clip."""
 
     num_frames: int
     side: int
@@ -342,17 +361,18 @@ class DetectorSpec:
     """The declaration of a network on clips: a complete one (``build``), or a trunk (feature extractor) for a head.
 
     ``build`` returns a network that is initialised from torch's current random state. It maps frames, uint8
-    (B, T, 3, H, W), to logits (B,), positive for fake. Its ``recomputable_blocks()`` are the parts whose activations
-    gradient checkpointing may recompute. ``build_trunk`` returns a network that maps such frames to features: (B, T, F)
-    per frame, or (B, 1, F) per clip. Its ``frame_feature_size`` is F. Task video_text calls the trunk's method
-    ``frame_features`` if it exists.
+    (B, T, 3, H, W), to logits (B,), positive for fake: B clips of T frames. Its ``recomputable_blocks()`` are the parts
+    whose activations gradient checkpointing may recompute.
+
+    ``build_trunk`` returns a network that maps such frames to F features: (B, T, F) per frame, or (B, 1, F) per clip.
+    Its attribute ``frame_feature_size`` is F. Task video_text calls the trunk's method ``frame_features`` if it exists.
     """
 
     name: str  # the value of the parameter ``model``; "timm:NAME" stands for a family
-    family: str  # its origin: own, or a package
+    family: str  # origin of the network: own, user, or the name of a package
     paper: str  # citation
-    licence: str  # licence of its code
-    num_frames: int  # frames of the clips that it was made for
+    licence: str  # licence of the network's code
+    num_frames: int  # frames of the clips that the network was made for
     side: int  # side of these clips in pixels
     normalisation: str  # how the network normalises uint8 pixels, in words
     micro_batch: int  # clips in memory at once if ``batch_size`` is 0: 1 to 8
@@ -360,8 +380,8 @@ class DetectorSpec:
     frame_fit: str = "letterbox"  # ``View.fit`` of its clips
     build: Callable[[], Any] | None = None
     build_trunk: Callable[[TrunkOptions], Any] | None = None
-    bibtex: str = ""  # BibTeX entries of its paper
-    weights: str = ""  # published weights: a hub id, or a package and their name in it
+    bibtex: str = ""  # BibTeX entries of the paper
+    weights: str = ""  # published weights: a hub id, or a package and the weights' name in it
     weights_licence: str = ""  # licence of the weights
     brings_weights: bool = False  # whether the weights come with the installation and are the default
     packages: tuple[str, ...] = ()  # packages that it needs besides the default installation
@@ -375,12 +395,15 @@ class DetectorSpec:
     trunk: str = ""  # for ``embedding``: name of the network that has the trunk
 
     def clips(self, num_frames: int, side: int, sampling: str = "", **view: Any) -> ClipSettings:
-        """Return clip settings; 0 and empty mean the network's values. ``view`` has further arguments of ``View``."""
+        """Return clip settings; 0 and an empty text mean the network's values.
+
+        ``view`` has further attributes of ``View``, by name.
+        """
         seen = View(sampling or self.frame_sampling, self.frame_fit, **view)
         return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
 
 
-# Attributes of a user's class that its declaration takes, and their defaults.
+# Attributes of a user's class that are copied to its ``DetectorSpec``, and their defaults.
 _OF_CLASS: Mapping[str, Any] = {
     "paper": "not stated",
     "bibtex": "",
@@ -397,12 +420,12 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     """The registry of networks, with families (``timm:resnet50``) and users' files (``my_net.py:MyNet``).
 
     A user's class with the attribute ``num_features`` is an encoder, to which a head is added. It maps frames, uint8
-    (B, T, 3, H, W), to features (B, F) or (B, T, F). Any other class must return logits (B,). ``_OF_CLASS`` lists
-    further attributes of the class.
+    (B, T, 3, H, W), to F features, (B, F) or (B, T, F), for B clips of T frames. Any other class must return logits
+    (B,). ``_OF_CLASS`` lists further attributes of the class.
     """
 
     def get(self, name: str) -> DetectorSpec:
-        """Return the declaration of network ``name``; also of a user's class or a family's member."""
+        """Return the declaration of network ``name``: a registered one, a member of a family, or a user's class."""
         spec: Any = self._of_file(name) or super().get(name)
         if isinstance(spec, DetectorSpec):
             return spec if spec.of_name is None else spec.of_name(name)
@@ -417,14 +440,21 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         )
 
     def declared_in(self, name: str) -> list[str]:
-        """Return the dotted names of the files that register ``name`` and, if it uses a trunk's features, the trunk."""
+        """Return the dotted names of the modules that register ``name``.
+
+        A classical model on the features of a trunk has the trunk's name after a colon. Then the modules of the trunk
+        are added.
+        """
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
         is_model = trunk and f"{self._folder}.classical" in ours
         return [*ours, *super().declared_in(trunk)] if is_model else ours
 
     def of_features(self, name: str) -> str:
-        """Return ``DetectorSpec.of_features`` of ``name``: empty for a network, whose file is not imported."""
+        """Return ``DetectorSpec.of_features`` of ``name``: the kind of features that it takes; empty for a network.
+
+        A network's file is not imported.
+        """
         ours = self.declared_in(name)
         is_network = self.file_of(name) is not None or (ours and f"{self._folder}.classical" not in ours)
         return "" if is_network else self.get(name).of_features
@@ -434,15 +464,15 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
 class Crop:
     """A function that finds the part of a clip to show to a network.
 
-    ``find`` takes frames, uint8 (T, H, W, 3), RGB. It returns left, top, width and height in pixels, (4,) for the whole
-    clip or (T, 4) per frame; None if it finds nothing.
+    ``find`` takes T frames, uint8 (T, H, W, 3), RGB. It returns left, top, width and height in pixels: (4,) for the
+    whole clip or (T, 4) per frame. It returns None if it finds nothing.
     """
 
     name: str
     find: Callable[[Any], Any]
-    packages: tuple[str, ...] = ()  # packages that it needs besides the default installation; their versions count
-    code: str = ""  # dotted name of its module
-    remedy: str = ""  # how to get the packages
+    packages: tuple[str, ...] = ()  # packages that ``find`` needs besides the default installation
+    code: str = ""  # dotted name of the module that defines ``find``
+    remedy: str = ""  # a sentence: how to install the packages
 
 
 class CropRegistry(FileRegistry[Crop]):
@@ -451,7 +481,11 @@ class CropRegistry(FileRegistry[Crop]):
     holds = "function"
 
     def get(self, name: str) -> Crop:
-        """Return the crop; raise ``UsageError`` if it needs a package that is not installed."""
+        """Return the crop called ``name``.
+
+        Raises:
+            UsageError: the crop is unknown, or needs a package that is not installed.
+        """
         function = self._of_file(name)
         crop = super().get(name) if function is None else Crop(name, function)
         missing = [package for package in crop.packages if importlib.util.find_spec(package) is None]
@@ -472,17 +506,20 @@ FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features")
 
 
 class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
-    """The registry of backbones (networks on pictures); a detector (network on frames) may also be a backbone."""
+    """The registry of backbones (networks on pictures).
+
+    The names of detectors (networks on frames) are accepted as well.
+    """
 
     def is_own(self, name: str) -> bool:
-        """Return whether this registry has ``name``, which is then no detector."""
+        """Return whether ``name`` is registered here as a backbone, and not as a detector."""
         return _family(name) in self._items or bool(self._own_files(name))
 
     def _own_files(self, name: str) -> list[str]:
         return [module for module, text in self._texts.items() if f'BACKBONES.register("{_family(name)}"' in text]
 
     def get(self, name: str) -> Any:
-        """Return the backbone ``name``, or the ``DetectorSpec`` of a detector."""
+        """Return the function that builds backbone ``name``; for a detector, its ``DetectorSpec``."""
         return super().get(name) if self.is_own(name) else DETECTORS.get(name)
 
     def check(self, name: str) -> str:
@@ -496,13 +533,13 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
             raise UsageError(f"{error} A {self.kind} may also be {' or '.join(self.names())}.{near}") from error
 
     def identity(self, name: str) -> str:
-        """Return the value that stands for ``name`` in a run's hash."""
+        """Return the text that stands for the backbone or detector ``name`` in a run's hash."""
         return name if self.is_own(name) else DETECTORS.identity(name)
 
     def declared_in(self, name: str) -> list[str]:
-        """Return the dotted names of the files that register ``name``."""
+        """Return the dotted names of the modules that register the backbone or detector ``name``."""
         return self._own_files(name) or DETECTORS.declared_in(name)
 
 
-# Every item is a function that builds a backbone from its options.
+# Every item is a function that builds a backbone from ``TrunkOptions``.
 BACKBONES = BackboneRegistry("backbone", "fvc_lib.detectors")

@@ -1,4 +1,4 @@
-"""Names of files and folders of a run, all in one place."""
+"""Name the files and folders of a run, create and find run folders, and expand patterns of tar files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a n
 
 
 def beside_the_code(name: str) -> str:
-    """Return the path of folder ``name`` in the checkout; for an installed package, in the working folder."""
+    """Return the path of folder ``name`` in the checkout; in the working folder if there is no checkout."""
     base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
     return str(base / name)
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock file ``lock``; also True if the file cannot be opened."""
+    """Return whether a process holds the lock file ``lock``; True also if the file cannot be opened."""
     if not lock.exists():
         return False
     try:
@@ -40,7 +40,7 @@ def is_held(lock: Path) -> bool:
 
 
 class _Path:
-    """A path in a run folder, as an attribute of ``RunPaths``."""
+    """An attribute of ``RunPaths`` that returns a fixed path in the run folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class _Path:
         return run.root / self._name
 
 
-CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # folder names that differ from the name of the stage
+CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # stages whose checkpoint folder has another name than the stage
 
 
 class _Named(Protocol):
@@ -57,9 +57,9 @@ class _Named(Protocol):
 
 
 class _PathOf:
-    """A path of a stage, of one fold of it, or of anything else with a name, as a method of ``RunPaths``.
+    """A method of ``RunPaths`` that returns a path for a stage, for one fold of a stage, or for another name.
 
-    ``{}`` in the pattern is replaced by ``stage_key``.
+    ``{}`` in the pattern is replaced by ``stage_key`` of its arguments.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -71,7 +71,7 @@ class _PathOf:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run. A run folder is self-contained and may be copied to another machine."""
+    """The paths of all files of one run. A run folder is self-contained and may be copied to another machine."""
 
     root: Path
 
@@ -93,9 +93,9 @@ class RunPaths:
     code_patch = _Path("code.patch")  # changes of the checkout since its commit when the run began
     report_html = _Path("report.html")  # the offline page of the whole run
     notebooks = _Path("notebooks")  # executed notebooks
-    logs = _Path("logs")  # plain text
+    logs = _Path("logs")  # output of stages, as plain text
     slurm = _Path("slurm")  # the batch scripts of the run, and SLURM's accounting
-    shards = _Path("shards")  # <stage>/<number>_of_<number>.json: how far each shard of a stage is
+    shards = _Path("shards")  # <stage>/<number>_of_<number>.json: progress of a shard (one job of a stage's many)
     superseded = _Path("superseded")  # earlier files of repeated stages: <number>/ and their paths in the run
 
     # Tables that stages exchange; ``services.tables`` has their schemas
@@ -119,10 +119,10 @@ class RunPaths:
     robustness_results = _Path("tables/robustness_results.csv")  # metrics of these scores
     leakage_audit = _Path("tables/leakage_audit.parquet")  # the checks for leaks
     scores = _Path("tables/scores.csv")  # every tested video, mistakes first
-    video_frames = _Path("tables/video_frames.parquet")  # a strip of frames of the first of them
-    results_csv = _Path("tables/kfold_results.csv")  # as kfold_results.feather
+    video_frames = _Path("tables/video_frames.parquet")  # a strip of frames of the first videos in ``scores``
+    results_csv = _Path("tables/kfold_results.csv")  # the same table as kfold_results.feather
     images = _Path("tables/images.parquet")  # usable images, with their part of the split
-    image_targets = _Path("tables/image_targets.parquet")  # their known numbers, one per row
+    image_targets = _Path("tables/image_targets.parquet")  # the images' known numbers, such as calories, one per row
     image_predictions = _Path("tables/image_predictions.parquet")  # classes predicted for the test images
     target_predictions = _Path("tables/target_predictions.parquet")  # numbers predicted for the test images
     video_texts = _Path("tables/video_texts.parquet")  # usable pairs of video and text, with their part of the split
@@ -132,44 +132,47 @@ class RunPaths:
     task_results = _Path("task_results.feather")  # metrics, intervals and controls of tasks without folds
 
     # Files of one stage, or of one fold of it; every file has one writer
-    task_lock = _PathOf("locks/{}.lock")  # held by a job that works on it alone
-    metrics = _PathOf("metrics/{}.jsonl")  # its metric log
-    memory = _PathOf("memory/{}.jsonl")  # its memory samples
-    memory_events = _PathOf("memory/events/{}.jsonl")  # events of its memory
-    stage_log = _PathOf("logs/{}.log")  # output of its kernel and native libraries outside the notebook
+    task_lock = _PathOf("locks/{}.lock")  # held by the job that works on the stage, so that no other job does
+    metrics = _PathOf("metrics/{}.jsonl")  # metric log
+    memory = _PathOf("memory/{}.jsonl")  # memory samples
+    memory_events = _PathOf("memory/events/{}.jsonl")  # events of the memory, such as an out-of-memory
+    stage_log = _PathOf("logs/{}.log")  # output of the kernel and of native libraries outside the notebook
     executed_notebook = _PathOf("notebooks/{}.ipynb")  # the record of a finished stage
     partial_notebook = _PathOf("notebooks/{}.partial.ipynb")  # the record of a running or failed stage
     stage_checkpoint = _PathOf(
         "checkpoints/stage_{}.json"
-    )  # digests of its files, and its fingerprint; exists if it has finished
+    )  # digests of the stage's files, and its fingerprint; exists if the stage has finished
 
     # Files of one fold, or of one disturbance
-    predictions = _PathOf("tables/predictions_fold_{}.parquet")  # predictions of its test videos
-    validation_predictions = _PathOf("tables/validation_predictions_fold_{}.parquet")  # of its inner validation videos
-    fold_checkpoints = _PathOf("checkpoints/fold_{}")  # the folder
-    fold_outcome = _PathOf("checkpoints/fold_{}/outcome.json")  # written last, so a fold with one has finished
-    robustness_scores = _PathOf("robustness/{}.jsonl")  # one line per video
+    predictions = _PathOf("tables/predictions_fold_{}.parquet")  # predictions for the fold's test videos
+    validation_predictions = _PathOf("tables/validation_predictions_fold_{}.parquet")  # for inner validation videos
+    fold_checkpoints = _PathOf("checkpoints/fold_{}")  # checkpoint folder of the fold
+    fold_outcome = _PathOf("checkpoints/fold_{}/outcome.json")  # written last: it exists if the fold has finished
+    robustness_scores = _PathOf("robustness/{}.jsonl")  # scores of disturbed videos, one line per video
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
-        """Return the checkpoint folder of a stage that trains, with or without folds."""
+        """Return the checkpoint folder of a stage that trains; with ``fold``, that of the fold."""
         name = CHECKPOINT_FOLDERS.get(stage, stage)
         return self.root / "checkpoints" / name if fold is None else self.fold_checkpoints(fold)
 
     def stage_outcome(self, stage: str) -> Path:
-        """Return the path of the stage's outcome; it is written last, so a stage with one has finished."""
+        """Return the path of the outcome file of a stage without folds; the file exists if the stage has finished."""
         return self.training_checkpoints(stage) / "outcome.json"
 
 
 def stage_key(stage: str, fold: int | None = None) -> str:
-    """Return the name of a stage, or of one of its folds, in file names, such as ``04_fold_training_fold_2``."""
+    """Return the text for a stage, or for one fold of it, in file names, such as ``04_fold_training_fold_2``."""
     return stage if fold is None else f"{stage}_fold_{fold}"
 
 
 def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
-    """Check that ``new_run`` can create a folder there; return the deepest folder of the path that exists.
+    """Check that ``new_run`` can create runs in ``runs_dir/experiment``.
+
+    Returns:
+        The deepest folder of this path that exists.
 
     Raises:
-        UsageError: ``experiment`` is not a single folder name, or a file or broken link has its path.
+        UsageError: ``experiment`` is not a single folder name, or a part of the path is a file or a broken link.
     """
     if not experiment or experiment != Path(experiment).name or experiment.startswith("."):
         raise UsageError(f"experiment: got {experiment!r}, wanted one folder name without '/' or a leading dot.")
@@ -183,7 +186,7 @@ def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
 def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
     """Create a run folder, named by local time and ``config_hash``, and return its paths.
 
-    If the name is taken, wait for the next second.
+    If a run with this second in its name exists, wait for the next second.
 
     Raises:
         UsageError: ``refuse_runs_folder`` refuses the folder.
@@ -194,7 +197,7 @@ def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         second = time.strftime("%Y%m%d_%H%M%S")
-        # One run a second, whatever its hash: the newest run is the one whose name sorts last.
+        # At most one run per second is created, so that the newest run is the one whose name sorts last.
         if not any(runs_dir.glob(f"*/run_{second}_*")):
             with suppress(FileExistsError):
                 (root := folder / f"run_{second}_{config_hash[:8]}").mkdir()
@@ -242,19 +245,22 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 
 
 def is_pattern(corpus: AnyPath) -> bool:
-    """Return whether ``corpus`` is a pattern with braces or wildcards, and no existing path."""
+    """Return whether ``corpus`` has braces or wildcards and is not an existing path."""
     text = os.fspath(corpus)
     return any(mark in text for mark in "{*?[") and not os.path.lexists(text)
 
 
 def fixed_folder(corpus: AnyPath) -> Path:
-    """Return the folder before the first part with braces or wildcards; names of tars are relative to it."""
+    """Return the part of the path ``corpus`` before its first folder or name with braces or wildcards.
+
+    Names of tars are relative to this folder.
+    """
     fixed = takewhile(lambda part: not set(part) & set("{}*?["), Path(corpus).parent.parts)
     return Path(*fixed)
 
 
 def tars_of(corpus: AnyPath) -> list[Path]:
-    """Return the tars that a pattern names, sorted by name.
+    """Return the tars that the pattern ``corpus`` names, sorted by path.
 
     Raises:
         UsageError: a named tar is missing, wildcards match nothing, or a file is no tar.
@@ -276,7 +282,10 @@ def tars_of(corpus: AnyPath) -> list[Path]:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """Yield the texts that the braces of ``pattern`` stand for, in order; malformed braces stay as they are."""
+    """Yield every text that results from replacing the braces of ``pattern`` by one of their choices, in order.
+
+    Braces hold choices with commas, or a range of numbers such as ``000..099``. Malformed braces stay as they are.
+    """
     braces = _BRACES.search(pattern)
     if braces is None:
         yield pattern

@@ -1,6 +1,6 @@
-"""Logs that a stage writes while it works: metrics and memory, with a warning before memory runs out.
+"""Write the logs of a stage while it works: metrics and memory, with a warning before memory runs out.
 
-JSON lines, one writer per file, readable while they grow and after any crash.
+Logs are JSON lines. A log has one writer, and can be read while it grows and after a crash.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 def _with_digest(body: bytes) -> bytes:
-    """Return a JSON line with a field ``digest``, the first 16 characters of the SHA-256 of ``body``.
+    """Return a JSON line that ends with a field ``digest``: the first 16 characters of the SHA-256 of ``body``.
 
     ``body`` is the line without the closing brace.
     """
@@ -40,7 +40,11 @@ def _with_digest(body: bytes) -> bytes:
 
 
 def checked_row(line: bytes) -> dict[str, Any]:
-    """Return the row of a line with a digest; raise ``ValueError`` if the line is incomplete or damaged."""
+    """Return the JSON object in a line that was written with a digest.
+
+    Raises:
+        ValueError: the line is incomplete or damaged.
+    """
     if _with_digest(line.rpartition(b',"digest":"')[0]) != line.rstrip(b"\n"):
         raise ValueError("the line was changed after it was written")
     row: dict[str, Any] = json.loads(line)
@@ -51,7 +55,7 @@ class _Closing:
     """A base class whose objects call ``close`` at the end of a ``with`` block."""
 
     def close(self) -> None:
-        """Write the remaining lines and close."""
+        """Write the remaining lines and close the file."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -62,14 +66,15 @@ class _Closing:
 
 
 class JsonLines(_Closing):
-    """Append one JSON object per line; each line reaches the operating system before ``append`` returns.
+    """Append JSON objects to a file, one per line.
 
-    Only ``close`` calls fsync: with fsync after every line 224 lines/s are possible instead of 60,000. A process that
-    dies loses no appended line. A machine that dies may leave an incomplete last line; the next writer ends it.
+    A line reaches the operating system before ``append`` returns, so a process that dies loses no appended line. Only
+    ``close`` calls fsync: with fsync after every line 224 lines/s are possible instead of 60,000. A machine that dies
+    may leave an incomplete last line; the next writer ends it.
 
-    A full disk does not stop the writer. The lines that it refuses are lost and counted. A warning says so when the
-    first one is lost, and how many when the disk takes lines again or the file is closed. Use it from one thread at a
-    time.
+    A full disk does not stop the writer. Lines that the disk refuses are lost and counted. A warning is logged for the
+    first lost line. Another warning has the number of lost lines, once the disk takes lines again or the file is
+    closed. Use an object from one thread at a time.
 
     Args:
         path: the file to append to; its folder is created if missing.
@@ -87,7 +92,7 @@ class JsonLines(_Closing):
             self._is_torn = self._stream.read() != b"\n"
 
     def append(self, row: Mapping[str, object], *, digest: bool = False) -> None:
-        """Write ``row`` as one line, with a ``digest`` for ``checked_row`` on request.
+        """Write ``row`` as one line; ``digest`` adds the field that ``checked_row`` checks.
 
         Raises:
             ValueError: a value is NaN or infinite.
@@ -96,7 +101,7 @@ class JsonLines(_Closing):
         self.append_lines(((_with_digest(line[:-1]) if digest else line) + b"\n",))
 
     def append_lines(self, lines: Sequence[bytes]) -> None:
-        """Write ``lines`` at once; every line is a JSON object in ASCII that ends with a line feed."""
+        """Write all ``lines`` together; a line is a JSON object in ASCII that ends with a line feed."""
         block, done = b"\n" * self._is_torn + b"".join(lines), 0
         try:
             while done < len(block):
@@ -112,7 +117,7 @@ class JsonLines(_Closing):
         self._say_lost()
 
     def close(self) -> None:
-        """Flush to the disk and close; further calls do nothing."""
+        """Flush to the disk and close the file; further calls do nothing."""
         if self._stream.closed:
             return
         with self._stream:
@@ -129,10 +134,10 @@ class JsonLines(_Closing):
 
 
 class MetricLog(JsonLines):
-    """A log of a stage's metrics; a line has ``run_id ts step epoch phase metric value flag fold attempt``.
+    """A log of a stage's metrics; a line has the fields in ``COLUMNS``.
 
-    ``ts`` is the time in UTC seconds. Sort lines by step, not by time. A value that is not finite is written as null,
-    with ``flag`` set to ``nan``, ``inf`` or ``-inf``. A full disk is handled as in ``JsonLines``.
+    ``ts`` is the time in seconds (UTC). It may jump, so sort lines by ``step``. A value that is not finite is written
+    as null, with ``flag`` set to ``nan``, ``inf`` or ``-inf``. A full disk is handled as in ``JsonLines``.
     """
 
     def __init__(self, path: Path, *, run_id: str, fold: int | None = None, attempt: int = 1) -> None:
@@ -142,7 +147,7 @@ class MetricLog(JsonLines):
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Append one line per metric, all in one write.
 
-        ``phase`` is train, validation, selection, test or one of ``tasks.CONTROL_TRAININGS``.
+        ``phase`` is train, validation, selection, test or the name of a control training (``tasks.CONTROL_TRAININGS``).
         """
         now, lines = round(time.time(), 3), []
         for name, value in metrics.items():
@@ -158,15 +163,21 @@ WARN_PERCENT = 90.0
 
 
 class MemorySampler(_Closing):
-    """Write the memory held to ``memory/<stage>.jsonl`` from a thread, every second and at changes of phase.
+    """Write memory samples to ``path`` from a thread, once per interval and at every change of phase.
 
-    Lines of device ``cpu`` describe this process. ``allocated_mb`` includes its children (``ProcessTree``), ``rss_mb``
-    does not, and ``total_memory_mb`` is the budget. ``max_allocated_mb`` is the largest value since the phase began. It
-    includes the kernel's high-water mark, which is reset at every change of phase (``reset_high_water``, 0.15 ms).
-    A watched accelerator has separate lines. MB are 1e6 bytes; ``timestamp`` is UTC
-    seconds and may jump, ``elapsed_seconds`` is monotonic.
+    Lines with device ``cpu`` describe this process. ``allocated_mb`` includes its child processes (``ProcessTree``) and
+    ``rss_mb`` does not; ``total_memory_mb`` is the budget. ``max_allocated_mb`` is the largest value since the phase
+    began. It includes the kernel's high-water mark, which is reset at every change of phase (``reset_high_water``, 0.15
+    ms). A watched accelerator has separate lines. MB are 1e6 bytes; ``timestamp`` is UTC seconds and may jump,
+    ``elapsed_seconds`` is monotonic.
 
     A full disk does not end the stage: lines are lost as in ``JsonLines``. After ``close`` nothing is written.
+
+    Args:
+        path: the file for samples.
+        events: the file for events; None: events are not written.
+        mem_gb: limit of the memory in 1e9 bytes, as in ``memory_budget``.
+        interval_seconds: time between two samples.
     """
 
     def __init__(
@@ -201,7 +212,7 @@ class MemorySampler(_Closing):
         self._position = {"phase": phase, "epoch": None, "batch_idx": None, "global_step": None, **position}
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Set the phase and the ``epoch``, ``batch_idx`` and ``global_step`` of the next samples.
+        """Set the phase, and the ``epoch``, ``batch_idx`` and ``global_step``, that the next samples are labelled with.
 
         A change of phase takes a sample before and after, so that a peak belongs to the phase that caused it.
         """
@@ -214,7 +225,10 @@ class MemorySampler(_Closing):
                 self.sample()
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Write one line to the events file, if there is one."""
+        """Write one line to the events file, if there is one.
+
+        ``kind``, ``message`` and ``details`` are those of ``MemoryObserver.event``.
+        """
         flat = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in details.items()
@@ -224,13 +238,16 @@ class MemorySampler(_Closing):
                 self._events.append({**self._stamp(), "kind": kind, "message": message, "details": flat})
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Sample an accelerator as well from now on; ``device`` is its name in the log, such as ``cuda:0``."""
+        """Also sample an accelerator from now on.
+
+        ``device`` is its name in the log, such as ``cuda:0``; ``probe`` returns its memory at the time of the call.
+        """
         with self._lock:
             self._devices[device] = probe
             self.sample()
 
     def sample(self) -> None:
-        """Take one sample of the host and of every watched device, and append the lines."""
+        """Append one sample of this process and one of every watched device."""
         with self._lock:
             if self._closed:
                 return
@@ -246,7 +263,7 @@ class MemorySampler(_Closing):
                     self._write(device, probe(), host.rss_bytes)
 
     def close(self) -> None:
-        """Take a last sample and stop; further calls do nothing."""
+        """Take a last sample, end the thread and close the files; further calls do nothing."""
         if self._closed:
             return
         self._stop.set()
@@ -301,12 +318,12 @@ def _megabytes(num_bytes: int) -> float:
 
 # Callbacks that report the progress of a long piece of work.
 
-# Receives the current part, and how much of it is done and in all; 0 and 0 where that is not known.
+# A callback with the arguments (part of the work, finished units, all units); 0 and 0 if the numbers are not known.
 Tell = Callable[[str, int, int], None]
 
 
 class Report(Protocol):
-    """A callback for work in countable units."""
+    """A callback that receives the progress of work in countable units."""
 
     def __call__(self, done: int, total: int, part: str = "") -> None:
         """Receive that ``done`` of ``total`` units are finished; ``part`` describes the next unit."""

@@ -1,7 +1,8 @@
-"""Schemas of the tables that stages exchange, checked on every write and every read.
+"""Declare the schemas of the tables that stages exchange, and check tables on every write and every read.
 
-``video_id`` names a video by its content, so it is the same on any machine. ``group_id`` has no default: rows of one
-group are never on both sides of a split. Labels are ``real`` and ``fake`` in tables, and 0 and 1 only inside a model.
+``video_id`` identifies a video by its content, so it is the same on any machine. ``group_id`` must be given for every
+row: rows of one group are never on both sides of a split. Labels are ``real`` and ``fake`` in tables, and 0 and 1 only
+inside a model.
 
 The record of a finished stage (``checkpoints/stage_*.json``) lists the SHA-256 of its tables. Every read
 checks it, because a table with a flipped bit may still fit its schema.
@@ -22,12 +23,12 @@ from fvc_lib.services.records.digests import note_rewritten, undamaged_file
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
 LEFT_OUT = "left_out"
-_ROWS_AT_ONCE = 1 << 16  # written to Parquet; an index takes some 3 KiB of memory for each of them
+_ROWS_AT_ONCE = 1 << 16  # rows of a Parquet row group; a row of an index takes some 3 KiB of memory while written
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """The type of a column and the values that it allows.
 
     Attributes:
         dtype: the polars type.
@@ -58,8 +59,8 @@ class TableSchema:
     Attributes:
         name: name of the table.
         columns: the columns by name.
-        key: columns whose values together are unique in each row; may be empty.
-        further: the column that all further columns are like; None: there are no further columns.
+        key: names of columns whose combined values are unique in each row; empty: rows may repeat.
+        further: the type and values of all columns that are not in ``columns``; None: there may be no such columns.
     """
 
     name: str
@@ -69,7 +70,7 @@ class TableSchema:
 
 
 def check_table(frame: pl.DataFrame, schema: TableSchema, origin: str) -> pl.DataFrame:
-    """Return ``frame`` unchanged if it fits ``schema``.
+    """Return ``frame`` unchanged if it fits ``schema``; ``origin`` names the table in messages.
 
     Raises:
         DataError: it does not fit; the message names table and column, with up to five failing values.
@@ -102,7 +103,14 @@ def _problems(frame: pl.DataFrame, schema: TableSchema) -> Iterator[str]:
 
 
 def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None:
-    """Check ``frame`` and replace ``path`` atomically; the suffix chooses Parquet, Feather (Arrow IPC) or CSV."""
+    """Check ``frame`` and replace ``path`` with it atomically.
+
+    The suffix of ``path`` chooses the format: Parquet, Feather (Arrow IPC) or CSV.
+
+    Raises:
+        DataError: ``frame`` does not fit ``schema``.
+        ValueError: the suffix is unknown.
+    """
     path = Path(path)
     check_table(frame, schema, str(path))
     if path.suffix not in {".parquet", ".feather", ".csv"}:
@@ -120,15 +128,15 @@ def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None
 
 
 def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: TableSchema) -> pl.DataFrame:
-    """Return ``data`` (columns by name, rows, or None for no rows) as a frame with the column types of ``schema``.
+    """Return ``data`` as a frame with the columns and types of ``schema``; nothing else of the schema is checked.
 
-    Nothing else of the schema is checked.
+    ``data`` has columns by name, or a sequence of rows; None: the frame has no rows.
     """
     return pl.DataFrame(data, schema=column_types(schema), orient=None if isinstance(data, Mapping) else "row")
 
 
 def column_types(schema: TableSchema) -> dict[str, Any]:
-    """Return the polars type of every column by name."""
+    """Return the polars types of all columns of ``schema``, by name."""
     return {name: column.dtype for name, column in schema.columns.items()}
 
 
@@ -157,10 +165,11 @@ def read_table(path: AnyPath, schema: TableSchema, without: Collection[str] = ()
 
 
 def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
-    """Return ``frame`` as CSV in which a spreadsheet finds no formula: texts like one get an apostrophe in front.
+    """Return ``frame`` as CSV text in which a spreadsheet finds no formula.
 
-    A formula begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return. Numbers stored as text stay unchanged.
-    Use ``write_table`` for tables that a stage reads.
+    A text that a spreadsheet would run as a formula gets an apostrophe in front. A formula begins with ``=``, ``+``,
+    ``-``, ``@``, a tab or a carriage return. Numbers stored as text stay unchanged. Use ``write_table`` for tables that
+    a stage reads.
     """
     text = pl.col(pl.String)
     is_formula = text.str.contains(r"(?s)^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
@@ -187,7 +196,11 @@ _KINDS: Mapping[str, Column] = {
 
 
 def _column(text: str) -> Column:
-    """Return the column of a declaration: a kind or texts such as ``real|fake``, and ``unique`` or ``null``."""
+    """Return the column of a declaration such as ``text null``.
+
+    The first word is a key of ``_KINDS``, or the allowed texts such as ``real|fake``. ``unique`` and ``null`` may
+    follow.
+    """
     kind, *marks = text.split()
     words = kind.split("|")
     column = Column(pl.String, " or ".join(words), lambda value: value.is_in(words)) if "|" in kind else _KINDS[kind]
@@ -195,12 +208,15 @@ def _column(text: str) -> Column:
 
 
 def _table(name: str, key: Sequence[str] = (), /, **columns: str | Column) -> TableSchema:
-    """Return a schema that allows exactly these columns, in this order, with unique rows in the columns ``key``."""
+    """Return a schema that allows exactly these columns, in this order.
+
+    The combined values of the columns in ``key`` are unique in each row; empty: rows may repeat.
+    """
     made = {column: _column(kind) if isinstance(kind, str) else kind for column, kind in columns.items()}
     return TableSchema(name, made, tuple(key))
 
 
-# The video, and the fold that tests it.
+# Columns that identify a video, and the fold that tests it.
 _OF_VIDEO = {"video_id": "text unique", "group_id": "word", "label": "real|fake", "fold": "count"}
 
 
@@ -251,7 +267,7 @@ REJECTED = _table(
     source_id="text null",
     row="int null",  # 1-based data row of the manifest that listed it
     label="text null",
-    reason="text",  # one of a small vocabulary, for counting
+    reason="text",  # one of a few fixed texts, so that reasons can be counted
     detail="text",  # the exact problem and the remedy
 )
 
@@ -260,15 +276,15 @@ FOLDS = _table(
     **_OF_VIDEO,
 )
 
-# The part of each video in each training of the run's protocol. FOLDS has the tested videos and their training.
+# The part of each video in each training of the run's protocol. FOLDS only has the training that tests each video.
 PROTOCOL = _table(
     "protocol",
     ["fold", "video_id"],
     protocol="text",
     fold="count",  # number of the training
-    target="text null",  # of a tested video: a corpus, a generator; null: none
+    target="text null",  # for a tested video: the corpus or generator that the training tests on; null: none
     part="train|validation|test|left_out",
-    # Why it is left out; of another part: the corpus's split has its group in several parts
+    # Why a video is left out; in other parts: a remark that the corpus's split has the video's group in several parts
     reason="text null",
     video_id="text",
     group_id="word",
@@ -321,15 +337,16 @@ PREDICTIONS = _table(
     # The network's output, corrected for the share of fakes in training; score = sigmoid(logit / temperature).
     logit="finite",
     temperature="above_0",  # chosen on inner validation, constant in a fold
-    # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
+    # The shuffled-label control (the same training on labels shuffled by group): its score, and the shuffled label.
     control_score="share null",
     control_label="real|fake null",
-    # The same training on two sources of reals instead of labels: its score, and 1 for the source with fewer videos.
+    # The real-source control (a training that tells two sources of real videos apart): its score, and 1 for a video
+    # of the source with fewer videos, else 0.
     source_score="share null",
     source_label="count null",
 )
 
-# Logits of the network of all groups on the videos that chose its epoch, temperature and threshold.
+# Logits of the final network, which is trained on all groups, on the videos that chose its epoch and temperature.
 FINAL_VALIDATION = _table(
     "final_validation",
     video_id="text unique",
@@ -339,10 +356,10 @@ FINAL_VALIDATION = _table(
     temperature="above_0",
 )
 
-# A run's verdicts on files; null: unknown. There is no verdict on a failure or a copy of a video of the run.
+# A run's verdicts on files; null: unknown. A file that failed, or that is a copy of a video of the run, has none.
 VERDICTS = _table(
     "verdicts",
-    video_id="text null",  # its id in the run if the run has it, else the beginning of its content hash
+    video_id="text null",  # the video's id in the run if the run has the video, else the start of its content hash
     path="text unique",  # absolute
     sha256="text null",
     score="share null",  # probability of fake, mean over folds
@@ -351,7 +368,7 @@ VERDICTS = _table(
     probability="share null",  # of fake, at the requested share of fakes
     verdict="real|fake|undecided null",
     reasons="text",  # one sentence per line
-    model_id="text",  # the run, and a digest of its networks' weights
+    model_id="text",  # name of the run, and a digest of its networks' weights
     failure="text null",
 )
 
@@ -360,9 +377,9 @@ ROBUSTNESS = _table(
     "robustness",
     ["video_id", "level"],
     **{**_OF_VIDEO, "video_id": "text"},
-    threshold="share",  # the fold's, as stored
-    level="text",  # undisturbed, or the recipe's name
-    kind="text",  # levels of one kind differ in strength only
+    threshold="share",  # the stored threshold of the video's fold
+    level="text",  # undisturbed, or the name of the disturbance, such as a re-encoding
+    kind="text",  # kind of disturbance; its levels differ only in strength
     score="share null",  # null: ``failure`` has the reason
     logit="finite null",
     failure="text null",  # why there is no score
@@ -385,7 +402,7 @@ ROBUSTNESS_RESULTS = _table(
     difference_low="number null",
     difference_high="number null",
     p_value="number null",
-    holm_p_value="number null",  # the second is corrected for the number of levels
+    holm_p_value="number null",  # ``p_value`` corrected for the number of levels (Holm)
     num_videos="count",
     num_groups="count",
     num_failed="count",  # videos that have no score at the level
@@ -415,7 +432,7 @@ SCORES = _table(
     trial="text null",  # a sentence if the run is a trial on a part of the corpus
 )
 
-# A strip of frames of the first of them, for the report.
+# Strips of frames of the first videos in SCORES, for the report.
 VIDEO_FRAMES = _table("video_frames", video_id="text unique", group_id="word", jpeg_base64="text")
 
 RESULTS = _table(
@@ -432,18 +449,19 @@ RESULTS = _table(
     num_groups="int",
 )
 
-# For a bundle: out-of-fold scores, and hashes that identify the run's videos. Groups are numbers.
+# For a bundle (a run's networks in one file for other machines): out-of-fold scores, and hashes that identify the run's
+# videos. ``group_id`` is a number as text.
 KNOWN_VIDEOS = _table(
     "known_videos",
     group_id="word",
     label="real|fake",
     content_sha256="sha256",
     perceptual_hash="text null",
-    fold="count null",  # the fold whose network had not seen it; null: no score is stored
+    fold="count null",  # the fold whose network was not trained on the video; null: no score is stored
     score="share null",
     logit="finite null",
     temperature="temperature null",
-    # Calibrated log odds of fake by the network of all groups, if the video chose its epoch; else null.
+    # Calibrated log odds of fake by the final network, if the video was among those that chose its epoch; else null.
     final_logit="finite null",
 )
 KNOWN_FILES = _table("known_files", content_sha256="sha256 unique", part="train|validation|test")
@@ -564,7 +582,7 @@ VIDEO_TEXTS = _table(
     content_sha256="sha256",
 )
 
-# The rank of the first match of each test query.
+# The rank of the first matching candidate for each test query.
 RETRIEVAL_RANKS = _table(
     "retrieval_ranks",
     ["direction", "query_id"],
@@ -585,7 +603,7 @@ CAPTIONS = _table(
     references="text",  # the video's texts, one per line
 )
 
-# In long form, like RESULTS.
+# One row per source, subject and metric.
 TASK_RESULTS = _table(
     "task_results",
     ["source", "subject", "metric"],

@@ -1,7 +1,7 @@
 """Declare the tasks of runs and their stages as plain data.
 
 A stage is the work of one notebook. A task consists of its declaration here and of a folder ``fvc_lib/tasks/NAME/``,
-whose module ``training`` has the function that is named here as ``trainer``. A run has the stages of its task.
+whose module ``training`` defines the function that ``TaskSpec.trainer`` names. A run has the stages of its task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,16 +20,16 @@ FINAL_TRAINING = "04b_final_training"
 KFOLD_RESULTS = "05_kfold_results"
 ANALYSIS_DASHBOARD = "06_analysis_dashboard"
 MEMORY_REPORT = "07_memory_report"
-DETECTOR_COMPARISON = "08_detector_comparison"  # of several runs, and so no stage of one
-ROBUSTNESS = "09_robustness"  # of a finished run, on request
+DETECTOR_COMPARISON = "08_detector_comparison"  # compares several runs, and so is no stage of a run
+ROBUSTNESS = "09_robustness"  # judges a finished run, on request, and so is no stage of a run
 IMAGE_RECOGNITION = "10_image_recognition"
-ENSEMBLE = "11_ensemble"  # of several runs, and so no stage of one
+ENSEMBLE = "11_ensemble"  # combines several runs, and so is no stage of a run
 VIDEO_TEXT = "20_video_text"
-VERDICTS = "30_verdicts"  # of any files by a finished run, and so no stage of it
+VERDICTS = "30_verdicts"  # judges any files by a finished run, and so is no stage of a run
 PREDICTIONS = "predictions"  # likewise, of the other tasks; it has no notebook
 SCORE_AUDIT = "40_score_audit"  # of a table of scores, and so no stage of a run
 
-# Control trainings of a fold: names of checkpoint folders and log phases, and their labels.
+# Control trainings of a fold, which show what a score is worth: names for folders and log phases, and for people.
 SHUFFLED_LABELS, REAL_SOURCES = "control", "sources"
 CONTROL_TRAININGS = {SHUFFLED_LABELS: "shuffled labels", REAL_SOURCES: "two sources of reals"}
 
@@ -37,7 +37,7 @@ Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
 
 def _files(*names: str) -> Files:
-    """Return a function that returns the files of a run that ``RunPaths`` has under ``names``."""
+    """Return a function of a run and a fold that returns the run's paths with these ``names`` in ``RunPaths``."""
     return lambda run, _fold: tuple(getattr(run, name) for name in names)
 
 
@@ -47,21 +47,23 @@ class Stage:
 
     Attributes:
         name: name of the notebook, without suffix.
-        needs: stages that come before this one, if the run has them.
-        inputs, outputs: the files that stages exchange. A stage is finished when its outputs exist and fit their
-            schemas, and its inputs, parameters and code are unchanged.
-        per_fold: whether it runs once per outer fold.
-        sharded: returns for a configuration whether many jobs (shards) may do its work on files or clips in advance,
-            and store the results in caches.
-        trains: whether it trains: uses ranks (processes) and GPUs, and writes checkpoints.
+        needs: names of stages that come before this one, if the run has them.
+        inputs: returns the files that the stage reads, for a run and a fold (None without folds).
+        outputs: returns the files that the stage writes for later stages. The stage is finished when they exist and fit
+            their schemas, and its inputs, parameters and code are unchanged.
+        per_fold: whether the stage runs once per outer fold.
+        sharded: returns for a configuration whether many jobs (shards) may do the stage's work on files or clips in
+            advance, and store the results in caches.
+        trains: whether the stage trains: it uses ranks (processes) and GPUs, and writes checkpoints.
         tasks: names of the tasks whose runs have this stage.
         schemas: names of schemas in ``services.tables``, one per output in order; empty: the outputs are no tables.
-        report_rank: sort key of its section in a report.
-        beside: further files, which not every run has. The stage's record lists them. A repetition moves them away.
+        report_rank: sort key of the stage's section in a report.
+        beside: returns further files, which not every run has. The stage's record lists them. A repetition of the stage
+            moves them away.
         when: returns for a configuration (``RunConfig``) whether the run has this stage.
-        when_words: end of a sentence that says which runs have it; empty: all runs of its tasks.
-        needs_when: further stages that come before it; the function returns for a configuration whether their results
-            are read.
+        when_words: end of a sentence that says which runs have the stage; empty: all runs of its tasks.
+        needs_when: names of further stages that come before this one. The function by name returns for a configuration
+            whether this stage reads their results.
     """
 
     name: str
@@ -81,20 +83,20 @@ class Stage:
 
     @property
     def comes_after(self) -> tuple[str, ...]:
-        """The names of the stages that come before this one, if a run has them."""
+        """The names of all stages that come before this one in a run that has them."""
         return (*self.needs, *self.needs_when)
 
     def reads(self, config: Any) -> set[str]:
-        """Return the names of the stages whose results this one reads in a run with ``config``."""
+        """Return the names of the stages whose results this stage reads in a run with ``config``."""
         return {*self.needs, *(name for name, is_read in self.needs_when.items() if is_read(config))}
 
     @property
     def training_module(self) -> str:
-        """The dotted name of the module that trains; empty for a stage that does not train."""
+        """The dotted name of the module with the training function; empty for a stage that does not train."""
         return training_module(self.tasks[0]) if self.trains else ""
 
     def check_outputs(self, run: RunPaths, fold: int | None) -> None:
-        """Read every output that has a schema.
+        """Read every output of the stage that is a table, and check it against its schema.
 
         Raises:
             DataError: an output is missing, unreadable or does not fit; the message names file, column and values.
@@ -108,32 +110,32 @@ class Stage:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The declaration of a task."""
+    """The declaration of a task: its stages, its training function and its defaults."""
 
-    name: str  # of the task, and of its folder in ``fvc_lib/tasks``
+    name: str  # name of the task, and of its folder in ``fvc_lib/tasks``
     stages: tuple[Stage, ...]  # in the order of their numbers
-    trainer: str  # name of the function in its module ``training``, called as ``train_fold`` is
-    params: str  # stem of the params file that suits its built-in corpus
-    network: str  # the field that names the network
-    synthetic: str  # limits of a number on the built-in corpus: the end of a sentence
-    # Defaults of its runs, which a params file and everything else override.
+    trainer: str  # name of the training function in the task's module ``training``; same arguments as ``train_fold``
+    params: str  # name, without suffix, of the params file that suits the task's built-in corpus
+    network: str  # the configuration field that names the network
+    synthetic: str  # end of a sentence for built-in corpora: the number does not show how well ...
+    # Defaults for runs of the task; every other source of parameters overrides them.
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # Name of the class in its module ``predicting`` that answers for new files (``tasks.predicting.Predictor``).
+    # Name of the class in the task's module ``predicting`` that predicts for new files (a ``Predictor``).
     predictor: str = ""
-    # In order of preference: the beginnings of subject and metric of the headline number, and the judged unit; empty:
-    # results over folds have one.
+    # Rules that find the headline number (the result shown first), the preferred one first: beginning of its subject,
+    # beginning of its metric, and what it counts, such as images. Empty: results over folds define it.
     headline: tuple[tuple[str, str, str], ...] = ()
-    # By the beginning of the subject of the headline number (empty over folds): the controls that it must exceed before
-    # any claim, and the command that computes a missing control.
+    # Controls that the headline number must exceed before any claim: by the beginning of its subject (empty over folds)
+    # the commands that compute a missing control, by the control's name.
     strict_controls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    no_headline: tuple[str, str] = ("", "")  # name of the measure and the judged unit, while there is no number yet
+    no_headline: tuple[str, str] = ("", "")  # metric's name and what it counts, shown while there is no number yet
     sample: str = "built-in corpus"  # name of the built-in corpus in sentences
-    # Metrics whose learning curves tell most, at most three; of those that match a ``*`` the first that was logged.
+    # Names of at most three metrics whose learning curves are shown. A name with ``*`` stands for the first match.
     curves: tuple[str, ...] = ("loss",)
 
     @property
     def training_stage(self) -> Stage:
-        """The first stage that trains."""
+        """The first stage of the task that trains."""
         return next(stage for stage in self.stages if stage.trains)
 
 
@@ -143,7 +145,7 @@ def _is_forensic(config: Any) -> bool:
 
 
 def _has_videos(config: Any) -> bool:
-    """Return whether shards have videos to read: there is a corpus of the user with videos."""
+    """Return whether the run has videos of the user that shards can read."""
     return bool(config.corpus) and not config.annotations_only
 
 
@@ -338,7 +340,8 @@ TASKS: Mapping[str, TaskSpec] = {spec.name: spec for spec in (_VIDEO, _IMAGE, _V
 # The task of a run that names none.
 DEFAULT_TASK = _VIDEO.name
 
-# It reads every memory log. Opening a notebook makes these longer, so they are no inputs that make it run again.
+# The memory report reads all memory logs. They are not among its inputs, because a changed input makes a stage run
+# again and logs grow whenever a notebook is opened.
 _MEMORY_REPORT = Stage(
     MEMORY_REPORT,
     tuple(spec.stages[-1].name for spec in TASKS.values()),
@@ -351,19 +354,19 @@ STAGES = tuple(
     sorted((*(stage for spec in TASKS.values() for stage in spec.stages), _MEMORY_REPORT), key=lambda stage: stage.name)
 )
 TRAINING_STAGES = tuple(stage.name for stage in STAGES if stage.trains)
-# The notebooks that belong to another task than the default one; every other works on that, or on a run of any task.
+# The tasks of all stages that belong to another task than the default one, by the stage's name.
 TASK_OF_STAGE: Mapping[str, str] = {
     stage.name: spec.name for spec in TASKS.values() if spec.name != DEFAULT_TASK for stage in spec.stages
 }
 
 
 def training_module(task: str) -> str:
-    """Return the dotted name of the module that trains ``task``, to be imported late: torch takes seconds."""
+    """Return the dotted name of the module that trains ``task``. Import it only when needed: torch takes seconds."""
     return f"fvc_lib.tasks.{task}.training"
 
 
 # The protocols that divide a corpus into training and test parts. ``fvc_lib/corpus/protocols.py`` applies them.
-# The plan needs only their numbers of trainings, without waiting for tables to load.
+# They are declared here so that the plan of a run can read the number of trainings without loading polars.
 
 KFOLD, OFFICIAL, OFFICIAL_STRICT = "kfold", "official", "official_strict"
 CROSS_CORPUS, LEAVE_ONE_GENERATOR_OUT = "cross_corpus", "leave_one_generator_out"
@@ -374,7 +377,8 @@ LENGTH_MATCHED, METADATA_MATCHED = "length_matched", "metadata_matched"
 class ProtocolSpec:
     """A protocol: a way to divide a corpus into training and test videos.
 
-    There is a single training (``trains_once``) or one per fold. ``meaning`` is the text after a colon in messages.
+    ``trains_once``: there is a single training instead of one per fold. ``meaning`` is the text after a colon in
+    messages.
     """
 
     name: str

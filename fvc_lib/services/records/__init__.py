@@ -1,1 +1,1 @@
-"""Records on the disk, and checks of their digests."""
+"""Records of runs and ensembles on the disk, and checks of their digests."""

@@ -1,9 +1,9 @@
-"""SHA-256 digests of a run's files: a file with a flipped bit can often still be read.
+"""Check the files of a run by their SHA-256, because a file with a flipped bit can often still be read.
 
 The record of a finished stage (``checkpoints/stage_*.json``) lists size and SHA-256 of every file that the stage wrote
-and a later command reads. ``run.json`` has the digest of ``params.yaml``. Records hold their own digest. Checkpoints,
-bundles and cached files carry theirs. ``undamaged_file`` checks one file that is about to be read; ``run_damage``
-checks all of a run.
+and a later command reads. ``run.json`` has the digest of ``params.yaml``. Records, checkpoints, bundles and cached
+files contain a digest of their own content. ``undamaged_file`` checks one file before it is read; ``run_damage``
+checks all files of a run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fvc_lib.services.atomic_files import (
 from fvc_lib.services.errors import DataError, command_text
 
 PARAMS = "params.yaml"
-_LOGS = ("metrics/", "memory/", "notebooks/")  # may grow after the stage: their beginning is compared
+_LOGS = ("metrics/", "memory/", "notebooks/")  # may grow after the stage: only the recorded length is compared
 
 
 def is_log(name: str) -> bool:
-    """Return whether ``name`` is a log of a run, which only people read; its damage does not repeat a stage."""
+    """Return whether the file ``name`` (path in the run) is a log. A damaged log does not make its stage run again."""
     return name.startswith(_LOGS)
 
 
@@ -45,10 +45,15 @@ def listed(paths: Iterable[Path], root: Path) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Listed:
-    """One file that a record of the run in ``root`` lists.
+    """The entry of one file in a record of the run in ``root``.
 
-    ``digests`` are hex SHA-256 values, any of which is right: after a kill, ``params.yaml`` may be the file before.
-    ``num_bytes`` is the size of a log when it was listed; None for other files.
+    Attributes:
+        root: the run folder.
+        record: path of the record.
+        name: path of the file in the run folder.
+        digests: valid values of the SHA-256, in hexadecimal. ``params.yaml`` may have two: after the process was killed
+            between two writes, the file may be the earlier one.
+        num_bytes: size of a log when it was recorded; None for other files.
     """
 
     root: Path
@@ -58,11 +63,11 @@ class _Listed:
     num_bytes: int | None = None
 
     def is_damaged(self) -> bool:
-        """Return whether the file exists and its content differs from the recorded one."""
+        """Return whether the file exists and its content differs from the entry."""
         return content_hash(self.root / self.name, self.num_bytes) not in ("", *self.digests)
 
     def damage(self) -> str:
-        """Return a message for the user: the file is damaged, and the remedy."""
+        """Return the message for a damaged file, with the remedy."""
         remedy = f"Delete it; what wrote it makes it again: {command_text('--resume', self.root)}"
         if self.name == PARAMS:
             fork = command_text("--resume", self.root, "--fork", "-p", "NAME", "VALUE")
@@ -82,7 +87,7 @@ def _records(root: Path) -> list[Path]:
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
-    """Yield the files that undamaged records of the run in ``root`` list."""
+    """Yield the entries of all undamaged records of the run in ``root``."""
     for record in _records(root):
         document = read_document(record)  # nothing of a damaged one: ``run_damage`` says so
         if digests := document.get("params_sha256"):
@@ -92,7 +97,11 @@ def _listed_in(root: Path) -> Iterator[_Listed]:
 
 
 def _listed_as(path: Path) -> _Listed | None:
-    """Return the entry of ``path`` in the records of its run, or None; raises like ``undamaged_file``."""
+    """Return the entry of the file ``path`` in the records of its run; None if it has no entry or belongs to no run.
+
+    Raises:
+        DataError: the record that should have the entry is damaged.
+    """
     path = path.absolute()
     root = next((folder for folder in path.parents if (folder / "run.json").is_file()), None)
     if root is None:
@@ -103,9 +112,9 @@ def _listed_as(path: Path) -> _Listed | None:
 
 
 def note_rewritten(path: Path, content: Path) -> None:
-    """Delete the entry of ``path`` from its record if the file ``content``, which will replace it, differs.
+    """Delete the entry of ``path`` from its record, if the new file ``content`` differs from the entry.
 
-    An interactive notebook calls this.
+    ``content`` is a temporary file that will replace ``path``. An interactive notebook may rewrite a table in this way.
     """
     found = _listed_as(path)
     if found is not None and sha256_of_file(content) not in found.digests:
@@ -122,13 +131,13 @@ def undamaged_content(path: Path) -> bytes:
 
 @contextmanager
 def undamaged_file(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path`` for reading after its digest was compared with the record.
+    """Check the digest of the file ``path`` against the record of its run, and open the file for reading.
 
     The opened content is the checked one, even if another file replaces ``path`` meanwhile.
 
     Raises:
         DataError: the digest differs from the record, or the record is damaged; the message has the remedy.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as stream:
         found = _listed_as(path)
@@ -139,7 +148,10 @@ def undamaged_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def damage_of(path: Path) -> str:
-    """Return a message if the file at ``path`` differs from its record; empty if it does not or has no record."""
+    """Return a message if the file at ``path`` differs from its entry in a record.
+
+    The message is empty if the file does not differ or has no entry.
+    """
     found = _listed_as(path)
     return found.damage() if found is not None and found.is_damaged() else ""
 
@@ -151,7 +163,7 @@ _OWN = "document_sha256"
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` as JSON to ``path`` atomically, with a digest of its content as a further field."""
+    """Write ``document`` as JSON to ``path`` atomically, with a digest of its content as an additional field."""
     known = _content(document)
     write_json(path, {**known, _OWN: sha256_of_json(known)})
 
@@ -168,7 +180,10 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
 
 
 def document_damage(path: Path, document: Mapping[str, Any]) -> str:
-    """Return a message if ``document``, read from ``path``, differs from its digest; empty if not, or without one."""
+    """Return a message if ``document``, which was read from ``path``, does not match the digest in it.
+
+    The message is empty if the digest matches or there is none.
+    """
     if _OWN not in document or _is_whole(document):
         return ""
     return (
@@ -183,7 +198,10 @@ def _damage_of_document(path: Path) -> str:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return what ``write_document`` wrote to ``path``; an empty dict if it is missing, damaged or has no digest."""
+    """Return the document that ``write_document`` wrote to ``path``.
+
+    It is an empty dict if the file is missing, damaged or has no digest.
+    """
     document = read_json_object(path)
     return _content(document) if _is_whole(document) else {}
 
@@ -192,7 +210,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
-    """Return a message for every damaged file of the run in ``root``; ``logs``: check its logs as well."""
+    """Return one message per damaged file of the run in ``root``; ``logs`` includes the logs."""
     documents = map(_damage_of_document, [root / "status.json", *_records(root)])
     files = [entry for entry in _listed_in(root) if logs or not is_log(entry.name)]
     return [*filter(None, documents), *(entry.damage() for entry in files if entry.is_damaged())]

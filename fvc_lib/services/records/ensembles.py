@@ -1,4 +1,4 @@
-"""Read and find ensembles (combined finished runs, the members) on the disk.
+"""Read and find ensembles on the disk. An ensemble combines the scores of several finished runs, its members.
 
 An ensemble's folder has tables at the same paths as a run, but no ``run.json``: it cannot be resumed, and the trained
 weights lie in its members. Its record is written last, so a folder with a record is complete.
@@ -26,11 +26,17 @@ class _Strict(BaseModel):
 
 
 class MemberRecord(_Strict):
-    """One member run: its path relative to the ensemble's folder, its model, and digests.
+    """One member run of an ensemble.
 
-    ``detector`` is an index in ``EnsembleRecord.detectors``; runs that differ only in their seed share a detector.
-    ``weights`` has a digest (``weights_digest``) per fold, and is empty if the run has none. ``predictions`` has a
-    digest per table.
+    Attributes:
+        run_id: name of the run folder.
+        path: path of the run folder, relative to the ensemble's folder.
+        detector: index in ``EnsembleRecord.detectors``; runs that differ only in their seed share a detector.
+        model: the run's model.
+        seed: the run's seed.
+        run_hash: hash of the run's configuration.
+        weights: digest of the weights (``weights_digest``) per fold; empty if the run has no weights.
+        predictions: digest per table of predictions.
     """
 
     run_id: str
@@ -44,10 +50,15 @@ class MemberRecord(_Strict):
 
 
 class FoldRule(_Strict):
-    """The weights that combine the detectors' log odds in one fold, and the score from which a video counts as fake.
+    """The rule by which an ensemble scores the videos of one fold: a weighted sum of the detectors' log odds.
 
-    ``num_videos`` and ``num_groups`` count the data to which stacking was fitted; 0 for a mean. The scores are
-    probabilities for a share of fakes of ``base_rate``; None: unknown.
+    Attributes:
+        weights: weight per detector.
+        intercept: number added to the weighted sum.
+        threshold: score from which a video counts as fake.
+        base_rate: share of fakes for which the scores are probabilities; None: unknown.
+        num_videos: number of videos to which stacking was fitted; 0 for a mean.
+        num_groups: number of groups of these videos; 0 for a mean.
     """
 
     weights: Annotated[list[_Number], Field(min_length=1)]
@@ -59,7 +70,10 @@ class FoldRule(_Strict):
 
 
 class EnsembleRecord(_Strict):
-    """The content of ``ensemble.json``; ``files``: SHA-256 of parameters, results and tables, by path in its folder."""
+    """The content of ``ensemble.json``.
+
+    ``files`` has the SHA-256 of parameters, results and tables, by path in the ensemble's folder.
+    """
 
     format: Literal[1]
     name: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]
@@ -79,16 +93,20 @@ class EnsembleRecord(_Strict):
 
     @property
     def detector_of_member(self) -> list[int]:
-        """The index of every member's detector."""
+        """The index in ``detectors`` of every member."""
         return [member.detector for member in self.members]
 
     @property
     def lead(self) -> int:
-        """The index of the member with the largest weight."""
+        """The index in ``members`` of the member with the largest weight."""
         return max(range(len(self.members)), key=self.weight_of_member)
 
     def weight_of_member(self, number: int) -> float:
-        """Return the weight of member ``number``: its detector's mean over folds, divided by the detector's runs."""
+        """Return the weight of the member with index ``number``.
+
+        It is the weight of the member's detector, averaged over folds and divided by the number of members with this
+        detector.
+        """
         place = self.members[number].detector
         shared = self.detector_of_member.count(place)
         return sum(rule.weights[place] for rule in self.folds) / len(self.folds) / shared
@@ -100,10 +118,10 @@ def is_ensemble(path: str | Path) -> bool:
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord:
-    """Return the record, after checking the digests of the files that it names.
+    """Return the record of the ensemble in ``folder``, after checking the digests of the files that it lists.
 
     Raises:
-        DataError: the record or a file is damaged, or of another version.
+        DataError: the record or a file is missing or damaged, or the record has another format.
     """
     again = "Make the ensemble again: run_notebooks.py ensemble RUN RUN..."
     try:
@@ -117,7 +135,7 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
 
 
 def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
-    """Return the runs of the ensemble in ``folder``.
+    """Return the paths of the member runs of the ensemble in ``folder``.
 
     Raises:
         DataError: a run is missing.
@@ -133,13 +151,16 @@ def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
 
 
 def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
-    """Return all finished ensembles under ``runs_dir``, by name."""
+    """Return all finished ensembles under ``runs_dir``, sorted by name; ``experiment`` may be a pattern."""
     folders = [record.parent.absolute() for record in Path(runs_dir).glob(f"{experiment}/*/{RECORD}")]
     return [RunPaths(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
 
 
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
-    """Return the ensemble with this folder or part of its folder's name, else the run that ``find_run`` returns.
+    """Return the ensemble or run called ``name``.
+
+    An ensemble is named by its path, its folder's name or a unique part of that name that contains ``ensemble``. Any
+    other name is passed to ``find_run``.
 
     Raises:
         UsageError: no ensemble or run fits, or several do.
