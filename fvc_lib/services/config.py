@@ -422,7 +422,7 @@ class RunConfig(BaseModel):
         return {name: value for name, value in values.items() if self.task in DECLARED[name].tasks}
 
     def to_yaml(self) -> str:
-        """Return the fields that this task reads as YAML text, in order; a comment on a field's line has its meaning."""
+        """Return the fields that this task reads as YAML text, in order, each with its meaning as a comment."""
         lines = []
         for name, value in self.relevant().items():
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()

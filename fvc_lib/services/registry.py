@@ -470,7 +470,7 @@ class Crop:
 
     name: str
     find: Callable[[Any], Any]
-    packages: tuple[str, ...] = ()  # packages that ``find`` needs besides the default installation
+    packages: tuple[str, ...] = ()  # further packages that ``find`` needs; cached clips are valid for one version
     code: str = ""  # dotted name of the module that defines ``find``
     remedy: str = ""  # a sentence: how to install the packages
 

@@ -282,7 +282,7 @@ PROTOCOL = _table(
     ["fold", "video_id"],
     protocol="text",
     fold="count",  # number of the training
-    target="text null",  # for a tested video: the corpus or generator that the training tests on; null: none
+    target="text null",  # for a tested video: name of what the training tests on, such as a corpus or generator
     part="train|validation|test|left_out",
     # Why a video is left out; in other parts: a remark that the corpus's split has the video's group in several parts
     reason="text null",
