@@ -1,8 +1,9 @@
 """Make leakage groups: sets of videos that show the same footage and must not be divided by a split.
 
-Two videos are linked by equal stated groups (such as an FVC cascade), equal source ids, equal content, or near
-perceptual hashes. A group is a connected component of these links. They matter: on FVC-2018, an oracle that only
-recognises the cascade scores AUC 0.996 if single videos are split, and 0.5 if these groups are split.
+Two videos are linked by equal stated groups, equal source ids, equal content, or near perceptual hashes. A stated
+group is one that the label source names, such as a cascade (in FVC-2018: a video and its near-duplicates). A leakage
+group is a connected component of these links. Groups matter: on FVC-2018, an oracle that only recognises the cascade
+scores AUC 0.996 if single videos are split, and 0.5 if whole groups are split.
 """
 
 from collections import defaultdict
@@ -21,7 +22,7 @@ class GroupMember:
 
     path: str  # names the file in merge reports; unique
     source_id: str  # name of the video in the label source
-    content_sha256: str | None  # hash of the file's content; None: a row of a label table, with or without a video
+    content_sha256: str | None  # hash of the file's content; None: a row of a label table, no file was read
     stated_group: str | None = None  # the group in the label source, if any
 
 
@@ -29,16 +30,16 @@ class GroupMember:
 class Merge:
     """A link that joined two groups of videos which the label source states as different."""
 
-    group_id: str  # the group they are in now
+    group_id: str  # the joined group, which holds the videos of both
     why: str  # ``same_source``, ``same_content`` or ``near_duplicate``
     evidence: str  # the source id, the start of the content hash, or the two near-duplicate paths
-    first: str  # the stated group, or the path of a video that had none, on one side
-    second: str  # the stated group, or the path of a video that had none, on the other side
+    first: str  # name of one joined group: a stated group, or the path of a video without stated group
+    second: str  # name of the other joined group, likewise
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Result of ``join_groups``: the group id of each member, in their order, and the links that joined groups."""
+    """Result of ``join_groups``: the group id of each member, in the order of members, and the joined groups."""
 
     group_ids: tuple[str, ...]
     merges: tuple[Merge, ...]
@@ -48,7 +49,7 @@ class Components:
     """Connected components of ``count`` items, numbered from 0.
 
     Attributes:
-        label: int64 (count,), equal for items that are connected.
+        label: component of each item, int64 (count,); connected items have equal labels.
     """
 
     def __init__(self, count: int) -> None:
@@ -82,16 +83,16 @@ def join_groups(
 ) -> Grouping:
     """Give every member the id of its connected component.
 
-    A component with one stated group has its name. One with several is named after the first in sorted order, such as
-    ``f138+3 more``. One without a stated group is called ``video <first 16 hex digits of its smallest content hash>``,
-    or ``source <source id>`` if a member has no content. Two videos are not joined because both lack a stated group.
-    Ids and merges do not depend on the order of the arguments.
+    A component with one stated group has the name of that group. A component with several is named after the first in
+    sorted order, such as ``f138+3 more``. A component without a stated group is called ``video <first 16 hex digits of
+    its smallest content hash>``, or ``source <source id>`` if a member has no content. Members without a stated group
+    are not joined to each other for that reason. Ids and merges do not depend on the order of the arguments.
 
     Args:
-        members: the videos; files with one content are separate members.
+        members: the videos; two files of equal content are two members.
         near_duplicates: pairs of positions in ``members`` whose perceptual hashes are near.
-        memberships: (source id, stated group) pairs of the label source, also of videos that are not here: a video
-            listed in two cascades joins them even if it can no longer be fetched.
+        memberships: (source id, stated group) pairs of the label source. They include videos that are not in
+            ``members``: a video listed in two cascades joins them even if it can no longer be fetched.
 
     Raises:
         IndexError: a near-duplicate position is out of range.

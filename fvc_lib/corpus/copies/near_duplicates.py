@@ -1,17 +1,18 @@
 """Find pairs of videos that show the same footage, by their perceptual hashes.
 
 Two videos show the same footage if one looks like a window (the whole picture or a part) of the other in more than half
-of its frames. It may be mirrored. Frames at the same relative times are compared. Because a fifth may have been cut off
-the start, the end or both ends of one video, the frames that are then nearest in time are compared as well.
+of its frames. One of the two may be mirrored. Frames at the same relative times are compared. Because a fifth may have
+been cut off the start, the end or both ends of a video, frames are also paired as they would be nearest in time then.
 
 Candidates are pairs of videos that agree closely in a middle frame at the same relative time. First and last frames are
 not used for this: else thousands of videos with the same title card would all be candidates. If the hashes have looks
-(tiny pictures of frames), these can reject a pair, but never add one.
+(tiny pictures of frames), the looks can reject a pair, but never add one.
 
-Measured with 10 bits on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low rates, other
-sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from either end):
-99.7% and 94.9% of the copies are found and nothing else; without the views of cuts in time, 98.8% and 92.7%. Looks lose
-two of 1,269 and five of 828 of such pairs (32 edits, 40 events and 28 clips).
+Measured with ``max_bits`` 10 on 40 sample events and 41 real clips with 46 edited copies of each (encoders at low
+rates, other sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates, up to a quarter cut from
+either end): 99.7% of the events' copies and 94.9% of the clips' copies are found, and no wrong pair. If only frames at
+the same relative times are compared, 98.8% and 92.7% are found. Looks wrongly reject two of 1,269 pairs of events and
+five of 828 pairs of clips (measured with 32 edits of 40 events and 28 clips).
 """
 
 import itertools
@@ -39,23 +40,24 @@ from fvc_lib.corpus.copies.perceptual_hash import (
     parse_hashes,
 )
 
-_CLOSER_BITS = 3  # a middle frame may differ in this many bits less than the others
+_CLOSER_BITS = 3  # the largest difference of middle frames that agree closely is smaller by this
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # fifths that may have been cut from the start and from the end
 _PAIRS_AT_ONCE = 1 << 16
 _LOOKS_AT_ONCE = 1 << 10
 
-# (4, K): numbers of one and other video, of a window of the other, and whether the one is mirrored. A middle frame of
-# the whole one looks like that window.
+# (4, K), for K pairs of videos: the number of the first video, that of the second video, that of a window of the second
+# video, and 1 if the first video is mirrored, else 0. In a middle frame, the whole first video looks like that window.
 Candidates = npt.NDArray[np.int64]
 _Keys = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.int32]
-# Chooses pairs of a matrix. Arguments: positions of the queries (R,) and entries (C,), and a function that returns
-# (R, K), which pairs with K of the columns are near. Returns the rows and columns (N,), (N,) of the pairs.
+# Chooses pairs of R queries and C entries, which are the rows and columns of a matrix. Arguments: positions of the
+# queries (R,), positions of the entries (C,), and a function. The function takes K column numbers and returns which of
+# these entries are near each query, bool (R, K). Returns (rows, columns) of the N chosen pairs, both (N,).
 Choose = Callable[[Places, Places, Callable[[Places], Flags]], tuple[Places, Places]]
 
-_ALL_PAIRS = 1_250_000  # so few pairs are all compared
-_BLOCKS = ((13_000_000, 3), (150_000, 4), (60_000, 5), (0, 7))  # numbers of blocks for at least that many entries
-_CANDIDATES = 1 << 16  # compared at a time
+_ALL_PAIRS = 1_250_000  # with fewer pairs, all are compared
+_BLOCKS = ((13_000_000, 3), (150_000, 4), (60_000, 5), (0, 7))  # (fewest entries, number of blocks to cut codes into)
+_CANDIDATES = 1 << 16  # pairs of codes that are compared at a time
 _LARGE_PAIRS = 1 << 17  # keys with at least this many pairs are compared as a matrix
 _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
 
@@ -63,17 +65,18 @@ _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
 def near_duplicate_links(
     hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None
 ) -> list[tuple[int, int]]:
-    """Return the fewest index pairs (i < j), ascending, that connect all videos of the same footage.
+    """Return the fewest pairs that connect all videos of the same footage.
 
-    Two frames agree if their codes differ in at most ``max_bits`` of 64 bits. They agree closely if the codes differ in
-    at most ``max_bits - 3`` bits. Besides the hashes, memory takes about 1.5 KiB per video. Time grows with the number
-    of videos to the power of about 1.4 (``docs/measurements.md``), and linearly with the number of copies of one video.
-    Videos that share only one frame take about 30 nanoseconds per pair.
+    A pair (i, j) holds two indices into ``hashes``, i < j; pairs are sorted. Two frames agree if their codes differ in
+    at most ``max_bits`` of 64 bits. They agree closely if the codes differ in at most ``max_bits - 3`` bits. Besides
+    the hashes, memory takes about 1.5 KiB per video. Time grows with the number of videos to the power of about 1.4
+    (``docs/measurements.md``), and linearly with the number of copies of one video. Videos that share only one frame
+    take about 30 nanoseconds per pair.
 
     Args:
         hashes: texts of ``perceptual_hash``; ``None`` (no hash) matches nothing. Their order decides which pairs are
             chosen.
-        max_bits: 0 to 64.
+        max_bits: largest number of differing bits of frames that agree, 0 to 64.
         confirm: decides on pairs whose hashes agree; None: every such pair is linked.
 
     Raises:
@@ -95,9 +98,14 @@ def near_duplicate_links(
 
 
 def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
-    """Return the near-duplicate pairs among files, as positions; of files with equal content only the first is used.
+    """Return pairs of positions that connect near-duplicate files, by ``near_duplicate_links``.
 
-    The list is empty if ``max_bits`` is 0. See ``near_duplicate_links``.
+    Of files with equal content, only the first is in a pair. The list is empty if ``max_bits`` is 0.
+
+    Args:
+        contents: content hash of each file.
+        hashes: perceptual hash of each file, or None.
+        max_bits: see ``near_duplicate_links``.
     """
     if not max_bits:
         return []
@@ -110,14 +118,14 @@ def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits:
 
 
 def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
-    """Return the row numbers of the videos in ``table`` that may show the footage of ``one``.
+    """Return the row numbers, int64, of the videos in ``table`` that may show the footage of the video ``one``.
 
-    They include all videos that ``near_duplicate_links`` would link with it directly.
+    They include all videos that ``near_duplicate_links`` would link directly with ``one``.
 
     Args:
-        table: codes of N videos, (N, T, 30).
-        one: codes of a video, (T, 30).
-        max_bits: as of ``near_duplicate_links``.
+        table: codes of N videos with T frames and 30 windows each, uint64 (N, T, 30).
+        one: codes of a video, uint64 (T, 30).
+        max_bits: see ``near_duplicate_links``.
     """
     closely, near = max(0, max_bits - _CLOSER_BITS), np.zeros(len(table), np.bool_)
     for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
@@ -128,9 +136,10 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
 
 
 def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> Pixels:
-    """Return the number of bits in which ``whole``, mirrored by the bits ``mirror``, and ``part`` differ.
+    """Return the number of bits in which the codes ``whole`` and ``part`` differ, uint8; arguments are broadcast.
 
-    It is 255 if either code is 0 (too plain to be compared).
+    The number is 255 if either code is 0, because that picture is too plain to be compared. The bits ``mirror`` are
+    flipped in ``whole`` first: ``MIRROR_BITS`` mirrors it, 0 leaves it as it is.
     """
     return np.where((whole != 0) & (part != 0), np.bitwise_count(whole ^ mirror ^ part), np.uint8(255))
 
@@ -138,11 +147,11 @@ def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> Pixels:
 class Judge:
     """Decides whether candidates (pairs of videos) show the same footage.
 
-    Videos are numbered among those that have a hash. For the arguments see ``near_duplicate_links``.
+    The N videos that have a hash are numbered from 0. For the arguments see ``near_duplicate_links``.
 
     Attributes:
-        known: position in ``hashes`` of each numbered video.
-        table: codes of the numbered videos, (N, T, 30).
+        known: position in ``hashes`` of each numbered video, int64 (N,).
+        table: codes of the numbered videos with T frames and 30 windows each, uint64 (N, T, 30).
         max_bits: largest difference of agreeing frames, in bits.
         closely: largest difference of closely agreeing frames, in bits.
     """
@@ -155,10 +164,13 @@ class Judge:
         self._confirm = confirm
 
     def hashes_agree(self, candidates: Candidates, looks: SameFootage | None = None) -> Flags:
-        """Return whether more than half of the frames agree, and a middle frame closely, for K candidates, bool (K,).
+        """Return which of K candidates agree in more than half of their frames, and closely in a middle one, bool (K,).
 
-        A candidate agrees if its frames do in any of the ``_time_views``. With ``looks``, the looks must agree in the
-        same view.
+        Frames are paired in each of the ways of ``_time_views``; it is enough if they agree in one of these ways.
+
+        Args:
+            candidates: (4, K), see ``Candidates``.
+            looks: looks of the videos, which must also agree if the frames are paired in the same way.
         """
         one, other, window, is_mirrored = candidates
         mirrors, num_frames = is_mirrored.astype(np.uint64) * MIRROR_BITS, self.table.shape[1]
@@ -181,9 +193,9 @@ class Judge:
         return same
 
     def agree(self, near: Candidates) -> Flags:
-        """Return whether candidates whose hashes agree also agree in their looks and by ``confirm``, bool (K,).
+        """Return which of K candidates whose hashes agree also agree by their looks and by ``confirm``, bool (K,).
 
-        This is expensive.
+        This takes far longer than ``hashes_agree``.
         """
         same = np.ones(near.shape[1], np.bool_)
         for start in range(0, len(same), _LOOKS_AT_ONCE):
@@ -197,17 +209,17 @@ class Judge:
 
 
 def _apart(clusters: Components, candidates: Candidates) -> Candidates:
-    """Return the candidates that are not connected yet."""
+    """Return the candidates whose two videos are in different components."""
     return candidates[:, clusters.label[candidates[0]] != clusters.label[candidates[1]]]
 
 
 def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterator[tuple[int, int]]:
-    """Connect candidates that show the same footage in ``clusters``; yield the pairs that joined two components."""
+    """Connect in ``clusters`` the candidates that show the same footage; yield the pairs that joined two components."""
     for start in range(0, candidates.shape[1], _PAIRS_AT_ONCE):
         near = _apart(clusters, candidates[:, start : start + _PAIRS_AT_ONCE])
         near = near[:, judge.hashes_agree(near)]
         while near.size:
-            # Looks are expensive: only of the fewest pairs that would connect as much as all.
+            # Looks are expensive: compare only the fewest pairs that would connect as many videos as all pairs.
             labels, ends = np.unique(clusters.label[near[:2]], return_inverse=True)
             joined = Components(len(labels))
             is_first = np.array([joined.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
@@ -218,7 +230,9 @@ def _link(clusters: Components, judge: Judge, candidates: Candidates) -> Iterato
 
 
 class _FrameSearch:
-    """Search by one middle frame: whole pictures, plain and mirrored, are looked up among the windows of videos.
+    """Find videos of the same footage by one middle frame.
+
+    The whole pictures of this frame, plain and mirrored, are looked up among the windows of all videos.
 
     Args:
         judge: decides on the candidates.
@@ -236,7 +250,10 @@ class _FrameSearch:
         self._telling = _telling_frames(judge.table.shape[1], frame)
 
     def links(self, clusters: Components) -> Iterator[tuple[int, int]]:
-        """Connect the videos of one footage whose frame agrees closely in ``clusters``; yield the pairs that join."""
+        """Connect in ``clusters`` the videos that show the same footage; yield the pairs that joined two components.
+
+        Only videos that agree closely in the middle frame are candidates.
+        """
         blocks = blocks_for(self._judge.closely, len(self._queries), len(self._codes))
         for number in range(len(blocks)):
             search = BlockSearch(self._codes, blocks, number, self._judge.closely)
@@ -254,17 +271,20 @@ class _FrameSearch:
                 yield from _link(clusters, self._judge, np.concatenate(waiting, axis=1))
 
     def _whole(self, query: Places) -> tuple[Places, Flags]:
-        """Return the videos of queries, (K,), and whether they are mirrored, (K,)."""
+        """Return (videos, is_mirrored) for K positions of queries, both (K,)."""
         is_mirrored = query >= len(self._wholes)
         return self._wholes[query - len(self._wholes) * is_mirrored], is_mirrored
 
     def _window(self, entry: Places) -> tuple[Places, Places]:
-        """Return the videos of entries, (K,), and the numbers of their windows, (K,)."""
+        """Return (videos, windows) for K positions of entries: numbers of videos and of their windows, both (K,)."""
         place, window = np.divmod(self._entry_of[entry].astype(np.int64), len(WINDOWS))
         return self._videos[place], window
 
     def _chooser(self, clusters: Components) -> Choose:
-        """Return a function for ``BlockSearch.pairs`` that skips pairs which are connected or cannot be linked."""
+        """Return the argument ``choose`` for ``BlockSearch.pairs``.
+
+        It leaves out pairs of videos that are connected already, or that cannot show the same footage.
+        """
         table = self._judge.table
 
         def choose(query: Places, entry: Places, near: Callable[[Places], Flags]) -> tuple[Places, Places]:
@@ -285,9 +305,9 @@ class _FrameSearch:
 
 
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
-    """Return pairs of frame indices such that any videos of one footage agree in at least one of these pairs.
+    """Return pairs of frame indices such that two videos of the same footage agree in at least one of the pairs.
 
-    The pair ``(frame, frame)`` is never among them, because it was compared already. Empty for a single frame.
+    The pair ``(frame, frame)`` is left out, because it was compared already. The result is empty for a single frame.
     """
     views = _time_views(num_frames)
     uses = Counter(itertools.chain(*views))
@@ -304,14 +324,15 @@ def _middle_frames(num_frames: int) -> range:
 
 @cache
 def _time_views(num_frames: int) -> tuple[TimeView, ...]:
-    """Return the ways to pair the frames of two videos: the first pairs frames at equal relative times.
+    """Return the ways to pair the frames of two videos, as tuples of (frame of the first, frame of the second).
 
-    The others pair the nearest frames if a fifth was cut off the start, the end or both ends of either video.
+    The first way pairs frames at equal relative times. The others suppose that a fifth was cut off the start, the end
+    or both ends of either video, and pair frames that are nearest in time then.
     """
     last = num_frames - 1
     views = [tuple((frame, frame) for frame in range(num_frames))]
     for start, end in _CUT_FIFTHS:
-        # Where the copy's frames lay in the whole, rounded to the nearest that was sampled; in integers, so exact.
+        # For each frame of the cut copy, the nearest sampled frame of the uncut video; exact integer arithmetic.
         nearest = [(2 * (start * last + (5 - start - end) * frame) + 5) // 10 for frame in range(num_frames)]
         views.append(tuple(enumerate(nearest)))
         views.append(tuple((whole, copy) for copy, whole in enumerate(nearest)))
@@ -328,7 +349,7 @@ def _time_views(num_frames: int) -> tuple[TimeView, ...]:
 
 @dataclass(frozen=True)
 class Block:
-    """``size`` bits of a code from bit ``start`` on. Pairs found by it differ in at most ``radius`` of them."""
+    """``size`` bits of a code from bit ``start`` on. Pairs found by a block differ in ``radius`` of its bits or fewer."""
 
     start: int
     size: int
@@ -346,9 +367,14 @@ class Block:
 
 
 def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block, ...]:
-    """Return the blocks of bits by which pairs that differ in at most ``max_bits`` are found fast.
+    """Return the blocks of bits for a fast search of pairs that differ in at most ``max_bits`` bits.
 
     A single block of size 0 means that all pairs are compared.
+
+    Args:
+        max_bits: largest difference of a pair, in bits.
+        num_queries: number of codes that are looked up.
+        num_entries: number of codes among which they are looked up.
     """
     if num_queries * num_entries < _ALL_PAIRS:
         return (Block(0, 0, 0),)
@@ -368,7 +394,7 @@ def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Keys, _Keys]:
 
     ``positions`` are the indices of the codes before they were sorted.
     """
-    # As one number key and position sort ten times as fast as by argsort.
+    # Numbers that hold key and position are sorted ten times as fast as keys by argsort.
     order = (block.keys(codes) << np.uint64(32)) | np.arange(len(codes), dtype=np.uint64)
     order.sort()
     position = order.astype(np.uint32)  # the lower half
@@ -376,22 +402,28 @@ def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Keys, _Keys]:
 
 
 class BlockSearch:
-    """Search of queries among at most 2**31 entries, by block ``number`` of ``blocks``.
+    """Search for codes near to queries among at most 2**31 codes, by the bits of one block.
 
     Pairs that an earlier block finds are left out, so all blocks together find each pair once.
+
+    Args:
+        entries: codes to search, uint64 (C,).
+        blocks: all blocks of the search (``blocks_for``).
+        number: index of the block to search by.
+        max_bits: largest difference of a pair, in bits.
     """
 
     def __init__(self, entries: Codes, blocks: Sequence[Block], number: int, max_bits: int) -> None:
         self._block, self._earlier, self._max_bits = blocks[number], blocks[:number], max_bits
         self._codes, keys, self._position = _sorted_by(self._block, entries)
-        # Where the entries of each key begin, and at last where all end.
+        # The position of the first entry of each key; the last value is the number of entries.
         all_keys = np.arange((1 << self._block.size) + 1, dtype=np.uint32)
         self._starts = np.searchsorted(keys, all_keys).astype(np.int32)
 
     def pairs(self, queries: Codes, choose: Choose) -> Iterator[tuple[Places, Places]]:
-        """Yield (query positions, entry positions), both (K,), of pairs that differ in at most ``max_bits``.
+        """Yield (query positions, entry positions), both int64 (K,), of K pairs that differ in at most ``max_bits``.
 
-        Where many queries and entries share a key, ``choose`` chooses which pairs to yield.
+        Where many queries and entries share a key, ``choose`` decides which pairs to yield.
         """
         codes, own_keys, position = _sorted_by(self._block, queries)
         _, start_of, times = np.unique(own_keys, return_index=True, return_counts=True)
@@ -412,7 +444,7 @@ class BlockSearch:
                 yield position[query].astype(np.int64), self._position[entry].astype(np.int64)
 
     def _one_by_one(self, queries: Codes, first: _Numbers, counts: _Numbers) -> Iterator[tuple[Places, Places]]:
-        """Yield (query indices, entry indices), both (K,), of the near pairs, as indices into the sorted codes.
+        """Yield (query indices, entry indices), both (K,), of K near pairs, as indices into the sorted codes.
 
         Query i is compared with its candidates: ``counts[i]`` entries from ``first[i]`` on. For speed, all queries are
         compared with the same number of entries at once, and pairs with entries beyond the candidates are dropped.
@@ -456,9 +488,15 @@ class BlockSearch:
     def _in_matrix(
         self, queries: Codes, query: Places, entries: slice, choose: Choose
     ) -> Iterator[tuple[Places, Places]]:
-        """Yield (query positions, entry positions), both (K,), of the near pairs of all queries and some entries.
+        """Yield (query positions, entry positions), both (K,), of near pairs that ``choose`` chooses.
 
-        The first matrices have few rows, so that ``choose`` can skip pairs that these have already connected.
+        The first matrices have few rows. So ``choose`` can skip pairs that the first matrices have connected already.
+
+        Args:
+            queries: codes of the queries, sorted by key.
+            query: positions of the queries before they were sorted.
+            entries: the sorted codes to compare with all queries.
+            choose: see ``Choose``.
         """
         codes, entry = self._codes[entries], self._position[entries].astype(np.int64)
         start, num_rows = 0, 1

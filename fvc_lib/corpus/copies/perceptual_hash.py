@@ -1,18 +1,18 @@
 """Perceptual hashes of videos: near each other for copies of one footage, far apart for different footage.
 
-A hash has 30 codes per sampled frame, one for each window. A window is the whole picture, or a part of it with 95, 90
-or 85% of its height and width and borders at multiples of 5%. A cropped copy therefore resembles one of its source's
+A hash has 30 codes per sampled frame, a code for each window. A window is the whole picture, or a part of it with 95,
+90 or 85% of its height and width and borders at multiples of 5%. A cropped copy therefore resembles one of its source's
 windows, whose borders are at most 2.5% of a side away.
 
 A code is 64 bits: the signs of the 64 lowest DCT coefficients of luma in a window (after Zauner 2010, "Implementation
 and Benchmarking of Perceptual Image Hash Functions", who compares with the median instead). Because signs are used,
 mirroring a picture flips a fixed set of bits.
 
-A frame may also have a look: a tiny picture of 12 x 12 luma and two times 6 x 6 colour values. It tells frames with
-equal codes apart.
+A frame may also have a look: a tiny picture of 12 x 12 luma and two times 6 x 6 colour values. Looks tell different
+frames with equal codes apart.
 
-Measured on 40 sample events and 41 real clips with 46 edited copies of each: with windows of 90% only, 8% fewer copies
-are found, and hardly any copy that is cropped by 15% in a corner.
+All three sizes of windows are needed. Measured on 40 sample events and 41 real clips with 46 edited copies of each:
+with windows of 90% only, 8% fewer copies are found, and hardly any copy that is cropped by 15% in a corner.
 """
 
 import base64
@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 Codes = npt.NDArray[np.uint64]
-Hashes = npt.NDArray[np.uint64]  # (..., T, 30)
-Looks = npt.NDArray[np.uint8]  # (..., T, 216): luma, then (blue - luma) / 2 and (red - luma) / 2, each plus 128
+Hashes = npt.NDArray[np.uint64]  # (..., T, 30): codes of T frames with 30 windows each
+# (..., T, 216), for T frames: 12 x 12 luma, then 6 x 6 (blue - luma) / 2 + 128 and 6 x 6 (red - luma) / 2 + 128.
+Looks = npt.NDArray[np.uint8]
 Grid = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
@@ -32,10 +33,11 @@ Flags = npt.NDArray[np.bool_]
 
 GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
 STEPS = 20  # borders of windows are multiples of a 20th of a side
-_MOST_CUT = 3  # most steps that a window lacks along one axis
-# (begin, end) in steps along one axis, the whole first.
+_MOST_CUT = 3  # most steps that are cut off along one axis
+# (begin, end) of each span in steps along one axis; the first span is the whole side.
 SPANS = tuple((begin, begin + STEPS - cut) for cut in range(_MOST_CUT + 1) for begin in range(cut + 1))
-# Numbers of the spans down and right; the whole picture first. Both sides are cut by the same share.
+# A window is a pair of spans, (down, right), as indices into ``SPANS``; the first window is the whole picture. Height
+# and width are cut by the same share.
 WINDOWS = tuple(
     (down, right)
     for down, (top, bottom) in enumerate(SPANS)
@@ -48,7 +50,7 @@ _FRAME_BYTES = 8 * len(WINDOWS)
 _NOISE_AMPLITUDE = 0.25  # grey levels; the sign of a weaker coefficient is chance
 _MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
 _LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
-_DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
+_DARK_LEVEL = 24.0  # largest mean luma, in all frames, of a row or column that is a black bar
 
 
 def perceptual_hash(frames: Pixels) -> str:
@@ -58,7 +60,7 @@ def perceptual_hash(frames: Pixels) -> str:
     0, which matches nothing.
 
     Args:
-        frames: uint8 (T, 3, H, W) RGB, at the same relative times in all videos that are compared.
+        frames: T RGB frames, uint8 (T, 3, H, W), sampled at the same relative times in all videos that are compared.
 
     Returns:
         T texts joined by ``-``, one per frame: the Base64 of 30 big-endian codes of 64 bits, followed by the look.
@@ -133,9 +135,10 @@ def luma_grids(frames: Pixels) -> Grid:
 
 
 def _picture_span(levels: Grid) -> slice:
-    """Return the slice of rows (or columns) between dark bars, from the largest level of each row in any frame.
+    """Return the slice of rows (or columns) between dark bars; all rows if less than a quarter would remain.
 
-    If less than a quarter would remain, all rows are returned.
+    Args:
+        levels: mean luma of each row (or column), the largest value over all frames, 0 to 255.
     """
     bright = np.flatnonzero(levels > _DARK_LEVEL)
     if len(bright) and 4 * (bright[-1] + 1 - bright[0]) >= len(levels):
@@ -144,7 +147,7 @@ def _picture_span(levels: Grid) -> slice:
 
 
 def grid_average(picture: Grid | Floats | Pixels, side: int) -> Grid:
-    """Return ``picture`` (..., H, W), averaged by area to (..., side, side); it is enlarged if it is smaller."""
+    """Return ``picture`` (..., H, W), averaged by area to (..., side, side); smaller pictures are enlarged."""
     averaged = picture.astype(np.float64)
     for _ in range(2):  # rows, then columns; each pass swaps the two
         averaged = _average_along_rows(np.swapaxes(averaged, -1, -2), side)
@@ -152,7 +155,7 @@ def grid_average(picture: Grid | Floats | Pixels, side: int) -> Grid:
 
 
 def _average_along_rows(picture: Grid, side: int) -> Grid:
-    """Return ``picture`` (..., H, W), averaged along its rows to (..., H, side)."""
+    """Return ``picture`` (..., H, W), with every row averaged to ``side`` values, (..., H, side)."""
     width = picture.shape[-1]
     picture = np.ascontiguousarray(picture)  # sums along contiguous memory are five times as fast
     total = np.zeros((*picture.shape[:-1], width + 1))
@@ -166,7 +169,8 @@ def _average_along_rows(picture: Grid, side: int) -> Grid:
 def _cosines() -> Grid:
     """Return the 12 lowest DCT-II basis functions on each of the 10 spans, (10, 12, 160).
 
-    They are zero outside the span. Their products with a picture are amplitudes in grey levels.
+    The axes are span, frequency and position. Functions are zero outside their span. Their products with a picture are
+    amplitudes in grey levels.
     """
     position, frequency = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE, np.arange(12)[:, None]
     bases = []
@@ -177,11 +181,11 @@ def _cosines() -> Grid:
     return np.stack(bases)
 
 
-# (64, 2): the lowest (vertical, horizontal) frequencies by their sum, without (0, 0).
+# (64, 2): the (vertical, horizontal) frequencies with the lowest sums, without (0, 0).
 _FREQUENCIES: Places = np.array(sorted(np.ndindex(12, 12), key=lambda pair: (sum(pair), pair))[1:65])
 _COSINES = _cosines()
 _BIT_VALUES = np.uint64(1) << np.arange(64, dtype=np.uint64)
-# Mirroring left to right turns the sign of every odd horizontal frequency.
+# Mirroring left to right inverts the sign of the amplitude of every odd horizontal frequency.
 MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
@@ -201,18 +205,18 @@ def _codes(grids: Grid) -> Hashes:
     return np.asarray(np.where(significant >= _MIN_SIGNIFICANT, bits, np.uint64(0)))
 
 
-# --- Pictures: whether two show one photograph, after their hashes were found near. A hash of 64 bits is too little to
-# recognise a single picture. So the thumbnail of one picture is fitted by a window of the other's thumbnail. Brightness
-# and contrast may differ. Small shifts and scales may differ, too; they are fitted by the slopes of the thumbnail (one
-# step of B. D. Lucas and T. Kanade, "An iterative image registration technique", IJCAI 1981). If both pictures are
-# coloured, their colours must vary in the same way. Measured with near_duplicate_bits 10 and 20 kinds of edits of 120
-# drawn dishes: 98.4% of the copies are found, and of 258,120 pairs of different dishes none is joined. Of edited copies
-# of 88 stills from 132 real clips 88.4% are found; all joined stills of different clips show one scene.
+# --- Pictures: decide whether two pictures with near hashes show the same photograph. A hash of 64 bits is too little
+# to recognise a single picture. So the thumbnail of one picture is fitted by a window of the other's thumbnail.
+# Brightness and contrast may differ. Small shifts and scales may differ, too; they are fitted by the slopes of the
+# thumbnail (one step of B. D. Lucas and T. Kanade, "An iterative image registration technique", IJCAI 1981). If both
+# pictures are coloured, their colours must vary in the same way. Measured with near_duplicate_bits 10 and 20 kinds of
+# edits of 120 drawn dishes: 98.4% of the copies are found, and of 258,120 pairs of different dishes none is joined. Of
+# edited copies of 88 stills from 132 real clips 88.4% are found; all joined stills of different clips show one scene.
 
 
 THUMBNAIL_SIDE, COLOUR_SIDE = 24, 8
 _PATCH_SIDE, _COLOUR_PATCH_SIDE = 20, 6
-_LEAST_EXPLAINED = 0.94  # share of the variance of one luma that the other explains
+_LEAST_EXPLAINED = 0.94  # share of the variance of one picture's luma that the other's luma explains
 _LEAST_COLOUR_EXPLAINED = 0.5
 _LEAST_VARIANCE = 1.0  # grey levels squared; with less a picture is too plain to be compared
 _LEAST_COLOUR_VARIANCE = 16.0  # with less, as in a grey picture, colours are not compared
@@ -256,15 +260,15 @@ class SamePictures:
         self._colour = values[:, size:].reshape(-1, 2, COLOUR_SIDE, COLOUR_SIDE)
 
     def __call__(self, one: Places, other: Places, window: Places, is_mirrored: Flags) -> Flags:
-        """Return whether picture ``one`` shows a window of picture ``other``, for K pairs, bool (K,).
+        """Return for each of K pairs whether picture ``one`` shows a window of picture ``other``, bool (K,).
 
         If the window is the whole picture, the pair is also compared in the other order, and one match suffices.
 
         Args:
-            one: (K,), numbers of pictures.
-            other: (K,), numbers of pictures.
-            window: (K,), numbers of windows of ``other`` (``WINDOWS``).
-            is_mirrored: (K,), whether ``one`` is to be mirrored.
+            one: (K,), index in ``thumbnails`` of the first picture of each pair.
+            other: (K,), index in ``thumbnails`` of the second picture of each pair.
+            window: (K,), the window of ``other``, as index into ``WINDOWS``.
+            is_mirrored: (K,), whether ``one`` is mirrored before the comparison.
         """
         same = self._like(one, other, window, is_mirrored)
         back = np.flatnonzero(~same & (window == 0))
@@ -282,9 +286,9 @@ class SamePictures:
 
 
 def _shares(borders: Grid, num_cells: int) -> Floats:
-    """Return a matrix (spans, num_cells) that averages cells over the spans between ``borders``.
+    """Return a matrix (S, num_cells) that averages a row of cells over the S spans between ``borders``, (S + 1,).
 
-    Borders are in cells; each row sums to 1.
+    Borders are ascending and in units of cells. Every row of the matrix sums to 1.
     """
     cells = np.arange(num_cells)
     overlap = (np.minimum(borders[1:, None], cells + 1) - np.maximum(borders[:-1, None], cells)).clip(0)
@@ -293,9 +297,9 @@ def _shares(borders: Grid, num_cells: int) -> Floats:
 
 
 def span_averages(side: int, patch_side: int) -> Floats:
-    """Return matrices that cut each of the 10 spans out of ``side`` cells and average it to ``patch_side`` cells.
+    """Return a matrix for each of the 10 spans, (10, patch_side, side).
 
-    The result is (10, patch_side, side).
+    Multiplied with ``side`` cells, a matrix cuts out its span and averages it to ``patch_side`` cells.
     """
     borders = [side / STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in SPANS]
     return np.stack([_shares(border, side) for border in borders])
@@ -306,12 +310,12 @@ _COLOUR_AVERAGES = span_averages(COLOUR_SIDE, _COLOUR_PATCH_SIDE)
 
 
 def patches(thumbnails: Pixels, averages: Floats, window: Places | None = None) -> Floats:
-    """Return a window of each thumbnail, averaged to a patch.
+    """Return a window of each of K thumbnails, averaged to a patch, float32 (K, [channels,] patch_side, patch_side).
 
     Args:
         thumbnails: (K, side, side) or (K, channels, side, side).
         averages: result of ``span_averages``; decides the side of the patches.
-        window: (K,), numbers of windows; None: the whole thumbnails.
+        window: (K,), windows as indices into ``WINDOWS``; None: the whole thumbnails.
     """
     window = np.zeros(len(thumbnails), np.int64) if window is None else window
     down, right = averages[_DOWN[window]], averages[_RIGHT[window]].transpose(0, 2, 1)
@@ -328,7 +332,7 @@ def mirrored_where(pictures: Floats, is_mirrored: Flags) -> Floats:
 
 
 def _colours_agree(one: Floats, other: Floats) -> Flags:
-    """Return whether the colours (K, 2, 6, 6) of two pictures vary in the same way over the picture, bool (K,).
+    """Return for K pairs of pictures whether their colours (K, 2, 6, 6) vary alike over the picture, bool (K,).
 
     White balance and saturation may differ. A grey picture agrees with every picture.
     """
@@ -340,9 +344,14 @@ def _colours_agree(one: Floats, other: Floats) -> Flags:
 
 
 def _explained(one: Floats, other: Floats) -> Grid:
-    """Return how much of ``one`` a shifted and scaled ``other`` of other contrast explains, as share of variance, (K,).
+    """Return the share of the variance of ``one`` that a least-squares fit of ``other`` explains, (K,).
 
-    The share is 0 if the best fit inverts the contrast, or if ``one`` is too plain.
+    The fit may shift ``other``, scale it and change its contrast. The share is 0 if the best fit inverts the contrast,
+    or if ``one`` is too plain.
+
+    Args:
+        one: luma of K pictures, (K, 20, 20).
+        other: luma of K pictures, (K, 20, 20).
     """
     count = len(one)
     down, right = np.gradient(other, axis=1), np.gradient(other, axis=2)
@@ -364,21 +373,23 @@ def _explained(one: Floats, other: Floats) -> Grid:
 
 # --- Videos. Hashes are signs of luma. So in the frames whose hashes agree, luma, hue (as deviation from the frame's
 # median: a white balance changes nothing) and the change from frame to frame must agree too; plain pictures have
-# stricter limits. Measured with near_duplicate_bits 10: 99.8% and 99.4% of the edited copies of 40 sample events and 28
-# real clips stay linked; of 2,626 linked pairs of different drawn clips 79 do. A pair takes 0.1 ms.
+# stricter limits. Measured with near_duplicate_bits 10: 99.8% of the edited copies of 40 sample events and 99.4% of
+# those of 28 real clips stay linked. Of 2,626 pairs of different drawn clips that hashes link, 79 stay linked. A pair
+# takes 0.1 ms.
 
-TimeView = tuple[tuple[int, int], ...]  # pairs of frames that are compared: one video's, the other's
+TimeView = tuple[tuple[int, int], ...]  # pairs of frame indices to compare: (of the first video, of the second)
 
-# The mean cosine between the colours of both, the correlation within the frames, and that of the changes over time.
+# Least values of two videos that agree: the mean cosine between their colours, the correlation of their luma within
+# frames, and the correlation of their changes over time. _PLAIN_ALIKE is for plain pictures.
 _LEAST_ALIKE = np.array([[0.7], [0.6], [0.45]])
 _PLAIN_ALIKE = np.array([[0.97], [0.97], [0.93]])
-_LEAST_MOTION = 3.0  # grey levels squared; less is noise
-_LEAST_CHROMA = 6.0  # levels; a colour nearer to the frame's median has none
-_LEAST_COLOURED = 100.0  # levels squared over a whole frame; with less it counts as colourless
-_PLAIN_SHARE = 0.35  # a picture is plain if less than this share is off its median
-_PLAIN_LEVELS = 8.0
+_LEAST_MOTION = 3.0  # variance over time in grey levels squared; less is noise
+_LEAST_CHROMA = 6.0  # levels; a colour nearer to the frame's median counts as grey
+_LEAST_COLOURED = 100.0  # levels squared over a whole frame; a frame with less counts as colourless
+_PLAIN_SHARE = 0.35  # a picture is plain if less than this share of its cells differs from its median
+_PLAIN_LEVELS = 8.0  # grey levels by which such a cell differs
 _PLAIN_SATURATION_ALIKE = 0.55
-_PLAIN_MOST_GAIN = 1.8  # ratio of the two contrasts
+_PLAIN_MOST_GAIN = 1.8  # largest ratio of the contrasts of two plain videos that agree
 _LUMA_AVERAGES = span_averages(LOOK_LUMA_SIDE, 10)
 _COLOUR_PLACES = span_averages(LOOK_COLOUR_SIDE, 5)
 
@@ -396,13 +407,14 @@ class SameFootage:
         self._colour = looks[..., luma_bytes:].reshape(*looks.shape[:2], 2, LOOK_COLOUR_SIDE, LOOK_COLOUR_SIDE)
 
     def agree(self, candidates: Places, view: TimeView, is_near: Flags) -> Flags:
-        """Return whether one video shows a window of another, for K pairs, bool (K,).
+        """Return for each of K pairs of videos whether the first video shows a window of the second, bool (K,).
 
         Args:
-            candidates: (4, K), numbers of one and other video, of a window of the other (``WINDOWS``), and whether the
-                one is to be mirrored.
+            candidates: (4, K): the index in ``looks`` of the first video, that of the second video, the window of the
+                second video as index into ``WINDOWS``, and 1 if the first video is mirrored before the comparison.
             view: the T pairs of frame indices to compare.
-            is_near: (K, T), true for pairs of frames whose hashes agree. Only these are compared; every row has one.
+            is_near: (K, T), true for pairs of frames whose hashes agree. Only such frames are compared; every row needs
+                at least one.
         """
         one, other, window, is_mirrored = candidates
         ones, others = map(list, zip(*view, strict=True))
@@ -419,7 +431,7 @@ class SameFootage:
         used = is_near[:, :, None, None, None].astype(np.float32)
         is_plain = np.minimum(*(_share_off_median(values, is_near) for values in luma)) < _PLAIN_SHARE
         first, second = (values - values.mean(axis=(3, 4), keepdims=True) for values in luma)
-        # Stored values are halved.
+        # Stored colour values are halved (see ``Looks``).
         blue_red = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
         hue, saturation = _colours(blue_red, used)
         energy = [_total(values**2 * used) for values in (first, second)]
@@ -440,25 +452,31 @@ def _total(values: Floats) -> Grid:
 def _ratio(part: Grid, whole: Grid) -> Grid:
     """Return ``part / whole``, (K,), or 1 where ``whole`` is nearly 0.
 
-    It is rounded, so that the order in which sums were added does not matter.
+    The ratio is rounded, so that the order in which sums were added does not matter.
     """
     return np.asarray(np.where(whole > 1e-6, part / np.maximum(whole, 1e-6), 1.0).round(6))
 
 
 def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
-    """Return the share of a frame's cells that differ from the frame's median luma, (K,).
+    """Return the share of cells that differ from the median luma of their frame, for K videos, (K,).
 
-    It is the mean over the frames that ``is_near`` marks.
+    Args:
+        luma: (K, T, 1, side, side), for T frames.
+        is_near: (K, T), true for the frames over which the mean is taken.
     """
     off = np.abs(luma - np.median(luma, axis=(3, 4), keepdims=True)) > _PLAIN_LEVELS
     return np.asarray((off.mean(axis=(2, 3, 4)) * is_near).sum(axis=1) / is_near.sum(axis=1))
 
 
 def _colours(colours: Sequence[Floats], used: Floats) -> tuple[Grid, Grid]:
-    """Return (hue, saturation): how similar the colours of two videos are, both (K,).
+    """Return (hue, saturation): how similar the colours are in each of K pairs of videos, both (K,).
 
-    ``hue`` is the mean cosine between the colours of both, weighted by their strength; 1 if either is colourless.
-    ``saturation`` is near 1 for equal hue and equal strength, and lower the more the strengths differ.
+    ``hue`` is the mean cosine between the colours of both videos, weighted by strength; 1 if either is colourless.
+    ``saturation`` is near 1 for equal hue and equal strength. It falls as the strengths differ.
+
+    Args:
+        colours: the colours of the first videos and those of the second, each (K, T, 2, side, side), for T frames.
+        used: 1 for frames that are compared, else 0, (K, T, 1, 1, 1).
     """
     num_used = _total(used)
     shrunk, sizes = [], []
@@ -481,13 +499,14 @@ def _strength(colours: Floats) -> Floats:
 
 
 def _motion_alike(pairs: Sequence[Sequence[Floats]], used: Floats) -> Grid:
-    """Return how similarly two videos change over time, (K,), in luma and colour.
+    """Return how similarly the videos of K pairs change over time in luma and colour, (K,).
 
-    It is the correlation of the frames' deviations from the mean frame; 1 if neither video moves.
+    The value is the correlation of the frames' deviations from the mean frame of their video; 1 if neither video moves.
 
     Args:
-        pairs: the luma of both videos, and the colours of both.
-        used: 1 for frames that are compared, else 0.
+        pairs: the luma of the first and of the second videos, and the colours likewise; each (K, T, channels, side,
+            side), for T frames.
+        used: 1 for frames that are compared, else 0, (K, T, 1, 1, 1).
     """
     num_used = used.sum(axis=1, keepdims=True)
     together, energy = np.zeros(len(used)), np.zeros((2, len(used)))
