@@ -349,7 +349,7 @@ def _time_views(num_frames: int) -> tuple[TimeView, ...]:
 
 @dataclass(frozen=True)
 class Block:
-    """``size`` bits of a code from bit ``start`` on. Pairs found by a block differ in ``radius`` of its bits or fewer."""
+    """A range of ``size`` bits of a code, from bit ``start`` on. Its pairs differ in at most ``radius`` of these bits."""
 
     start: int
     size: int
