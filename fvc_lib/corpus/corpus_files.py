@@ -1,6 +1,10 @@
 """Find and check the files of a corpus, and refuse unusable files and rows with a reason and a remedy.
 
-Names tell which pictures are frames of one video, and which files are parts of one longer video.
+File names tell which pictures are frames of the same video, and which files are parts of the same longer video.
+
+Terms of this module: a label source is the table, lists or folder names that state which videos are real and fake.
+Table text is text in which bytes and characters that UTF-8 cannot hold are escaped (``atomic_files.path_to_text``). A
+REJECTED table lists the files and rows that are not used, with reasons.
 """
 
 import os
@@ -23,7 +27,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import REJECTED, frame_of, write_table
 from fvc_lib.video.decode.file_parts import PICTURES, part_at, picture_names
 
-# Reasons by which no labelled video is lost.
+# Reasons of rejected rows that do not count as the loss of a labelled video.
 NOT_A_LOSS = frozenset((
     "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed",
     "not_opened", "not_in_trial",
@@ -42,21 +46,21 @@ class Refusal:
 class Entry:
     """One labelled file of a corpus, or one row of its label table.
 
-    Text is table text (``atomic_files.path_to_text``).
+    All texts are table text (``atomic_files.path_to_text``).
     """
 
     path: str  # relative to the corpus root, with '/'
-    label: str | None  # label of the file; of a row, its stripped text in lower case, None if empty
-    source_id: str
-    stated_group: str | None = None
-    manipulation: str | None = None
-    platform: str | None = None
-    row: int | None = None  # 1-based data row of the table that listed it
+    label: str | None  # real or fake; for a row of a table: its stripped text in lower case, None if empty
+    source_id: str  # name of the video in the label source
+    stated_group: str | None = None  # leakage group in the label source, if any
+    manipulation: str | None = None  # how a fake was made
+    platform: str | None = None  # where the video was published
+    row: int | None = None  # 1-based data row of the table that lists the file
     origin: str = ""  # file name of that table
     generator: str | None = None  # the program that made a fake; None for reals
     real_source: str | None = None  # where a real video comes from; None for fakes
     official_split: str | None = None  # train, validation or test, by the corpus's own lists
-    attributes: str | None = None  # JSON object of text with further facts
+    attributes: str | None = None  # further facts, as a JSON object that maps names to texts
     links: tuple[str, ...] = ()  # further groups that the file belongs to
     corpus: str = ""  # name of the corpus; ``read_corpus`` fills in what the loader leaves empty
     label_source: str = ""  # name of the loader; ``read_corpus`` fills it in
@@ -64,7 +68,11 @@ class Entry:
 
 @dataclass
 class Rejections:
-    """Collect the rows of the REJECTED table."""
+    """The files and rows that are not used, with reasons; collected while a corpus is read.
+
+    Attributes:
+        rows: rows of the REJECTED table: path, source id, row number, label, reason, detail.
+    """
 
     rows: list[tuple[str, str | None, int | None, str | None, str, str]] = field(default_factory=list)
 
@@ -76,11 +84,11 @@ class Rejections:
         self, path: str, refusal: Refusal, label: str | None = None, row: int | None = None,
         source_id: str | None = None,
     ) -> None:  # fmt: skip
-        """Add a file or row; ``path`` is table text."""
+        """Add a file or row that is not used; ``path`` is table text."""
         self.rows.append((path, source_id, row, label, refusal.reason, message_text(refusal.detail)))
 
     def frame(self, before: pl.DataFrame | None = None) -> pl.DataFrame:
-        """Return the collected rows, and those of ``before``, as a REJECTED table sorted by path and row."""
+        """Return the collected rows and the rows of ``before`` as a REJECTED table, sorted by path and row."""
         new = frame_of(self.rows, REJECTED)
         both = new if before is None else pl.concat([before, new])
         return both.sort("path", "row", "reason", "detail", nulls_last=True)
@@ -106,18 +114,19 @@ def refuse_lost(
     root: AnyPath, what: str, rejected: pl.DataFrame, num_used: int, max_rejected_share: float,
     no_loss: Iterable[str] = NOT_A_LOSS,
 ) -> None:  # fmt: skip
-    """Raise ``DataError`` if nothing of the corpus at ``root`` is usable, or too much is lost.
+    """Raise ``DataError`` if the corpus at ``root`` has nothing usable, or if too large a share of it is lost.
 
     Args:
         root: folder of the corpus, for the message.
         what: what the corpus lists, in the singular, such as "image".
         rejected: REJECTED table.
         num_used: number of usable files or rows.
-        max_rejected_share: largest share, 0 to 1, that may be lost.
+        max_rejected_share: largest share, 0 to 1, of lost and usable rows together that may be lost.
         no_loss: reasons whose rows do not count as lost.
 
     Raises:
-        DataError: see above; the message counts the reasons and has an example of the most frequent one.
+        DataError: nothing is usable, or too much is lost. The message counts the reasons and shows an example of the
+            most frequent reason.
     """
     lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss)))
     share = lost.height / max(1, lost.height + num_used)
@@ -146,7 +155,7 @@ def counted(values: Iterable[str]) -> dict[str, int]:
 
 
 def some_of(names: Sequence[str], limit: int = 20) -> str:
-    """Return the first ``limit`` names, quoted, such as ``'a', 'b' and 3 more``."""
+    """Return the first ``limit`` names, quoted, and the number of the others, such as ``'a', 'b' and 3 more``."""
     return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
 
 
@@ -158,7 +167,7 @@ def counts_text(values: Iterable[str], limit: int = 8) -> str:
 
 
 def joined(*parts: str) -> str:
-    """Join the parts that are not empty by '/'."""
+    """Return the non-empty ``parts``, joined by '/'."""
     return "/".join(filter(None, parts))
 
 
@@ -198,8 +207,8 @@ def is_named_as(kind: Kind, name: str) -> bool:
 class Reading:
     """Options of ``read_corpus``, which hold while a loader reads a corpus (see ``READING``)."""
 
-    allow_outside: bool = False
-    label_map: Mapping[str, str] = field(default_factory=dict)  # lower-case labels to real or fake
+    allow_outside: bool = False  # whether files outside the corpus folder may be used
+    label_map: Mapping[str, str] = field(default_factory=dict)  # maps further labels, in lower case, to real or fake
 
 
 READING = ContextVar("reading", default=Reading())  # noqa: B039 - frozen
@@ -208,13 +217,14 @@ READING = ContextVar("reading", default=Reading())  # noqa: B039 - frozen
 class CorpusFiles:
     """Find listed files, and refuse those outside the corpus unless ``allow_outside`` is set.
 
-    A path is relative to ``root``, or absolute inside it. It may not leave the root by ``..``, even to come back.
-    Symbolic links may point inside the root only.
+    A path is relative to ``root``, or absolute inside ``root``. It may not leave ``root`` by ``..``. Symbolic links may
+    point inside ``root`` only.
 
     Args:
         root: folder of the corpus.
         kind: kind of the files, video or image.
-        allow_outside: take files from anywhere, and enter linked folders; None: the option of ``read_corpus``.
+        allow_outside: accept files from anywhere, and enter linked folders; None: as the option of ``read_corpus``
+        says.
     """
 
     def __init__(self, root: AnyPath, kind: Kind = "video", allow_outside: bool | None = None) -> None:
@@ -226,9 +236,10 @@ class CorpusFiles:
         self._real_prefix = f"{os.path.realpath(root).rstrip(os.sep)}{os.sep}"
 
     def normalized(self, raw: str) -> str | Refusal:
-        """Return ``raw`` as a path relative to the root, without ``.`` and ``..``, or a refusal.
+        """Return the listed path ``raw`` relative to the root, without ``.`` and ``..``, or a refusal.
 
-        The path is not table text. It stays absolute if it is outside the root and that is allowed.
+        The returned path is a plain path, not table text. It stays absolute if it is outside the root and that is
+        allowed.
         """
         if not raw or "\0" in raw:
             return Refusal("no_path", f"got {raw!r} as path; wanted a file name relative to the corpus folder.")
@@ -241,16 +252,16 @@ class CorpusFiles:
         return path
 
     def check(self, path: str) -> Refusal | None:
-        """Return why the normalized ``path`` is unusable; None for a file inside the corpus.
+        """Return why the normalized ``path`` is unusable; None if it is usable.
 
-        A folder of PNG or JPEG pictures, also in a tar, is a video.
+        A folder of PNG or JPEG pictures, also in a tar, counts as a video.
         """
         # Text: a Path for each of 100,000 files would take longer than their stat.
         full = path if path.startswith("/") else f"{self._prefix}{path}"
         try:
             try:
                 mode = os.stat(full).st_mode  # noqa: PTH116
-            except NotADirectoryError:  # it may lead into a tar
+            except NotADirectoryError:  # the path may lead into a tar
                 if self.kind == "image":
                     return Refusal("unreadable", f"{path!r}: pictures in tars are not read. Unpack the tar.")
                 if not picture_names(full):
@@ -273,10 +284,16 @@ class CorpusFiles:
     def walk(
         self, top: str, rejections: Rejections, label: str | None = None, *, pictures: bool = False
     ) -> Iterator[str]:
-        """Yield the paths of files below ``top`` whose extension is that of ``kind``; reject the others.
+        """Yield the paths of files below ``top`` that have an extension of ``kind``; reject the other files.
 
-        Paths are relative to the root and are not table text. With ``pictures``, still pictures are yielded, too,
-        because they may be frames of a video. ``label`` is stored with rejected files.
+        Args:
+            top: folder to search, relative to the root.
+            rejections: receives the rejected files and linked folders.
+            label: label that is stored with rejected files.
+            pictures: also yield still pictures, because they may be frames of a video.
+
+        Yields:
+            Plain paths (not table text) relative to the root.
         """
         for path, is_folder in self.walk_all(top):
             if not is_folder and (is_named_as(self.kind, path) or (pictures and is_picture(path))):
@@ -289,7 +306,8 @@ class CorpusFiles:
     def walk_all(self, top: str) -> Iterator[tuple[str, bool]]:
         """Yield (path, is_linked_folder) for all files and linked folders below ``top`` that are not hidden.
 
-        Linked folders are entered instead of yielded if files outside the corpus are allowed.
+        Paths are relative to the root. If files outside the corpus are allowed, linked folders are searched instead of
+        yielded.
         """
         if (self.root / top).is_symlink() and not self._allow_outside:
             yield top, True
@@ -299,7 +317,7 @@ class CorpusFiles:
             # Hidden names (.DS_Store, ._clip.mp4) are never meant as part of a corpus.
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             real = os.path.realpath(folder)
-            if real in entered:  # by another link, or in a circle
+            if real in entered:  # reached by another link, or links form a circle
                 folders.clear()
                 continue
             entered.add(real)
@@ -311,7 +329,7 @@ class CorpusFiles:
             yield from ((str(below / name), False) for name in visible)
 
     def link_refusal(self, path: str) -> Refusal:
-        """Return the refusal of a linked folder, which could lead out of the corpus or in a circle."""
+        """Return the refusal of the linked folder ``path``, which could lead out of the corpus or in a circle."""
         detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or set -p allow_outside true."
         return Refusal("linked_folder", detail)
 
@@ -340,15 +358,15 @@ def picture_folders(
 ) -> Iterator[tuple[str, list[int], str]]:
     """Yield (folder, positions, problem) for each folder that holds pictures.
 
-    ``positions`` are the indices of its pictures in ``paths``. ``problem`` says that they are not the frames of one
-    video; it is the empty text if they are.
+    ``positions`` are the indices in ``paths`` of the pictures in ``folder``. ``problem`` is empty if these pictures are
+    the frames of one video, else a message that says why they are not.
 
     Args:
-        paths: paths of pictures and other files; the others are skipped.
+        paths: paths of pictures and other files; the other files are skipped.
         facts: the known facts of each path, such as its label; frames of one video must have equal facts.
-        words: labels as the label source writes them. If the folders are named by these words, they are folders of a
-            label and hold many videos, as folders called real and fake do.
-        names_in: called with a folder; returns the names of further files in it.
+        words: labels as the label source writes them. Folders that are named by these words are folders of labels and
+            hold many videos, as folders called real and fake do.
+        names_in: called with a folder; returns the names of further files in that folder.
     """
     folders = defaultdict[str, list[int]](list)
     for place, path in enumerate(paths):
@@ -372,10 +390,15 @@ def picture_folders(
 
 
 def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
-    """Yield (video, positions, problem) for each video of which several paths name parts.
+    """Yield (video, positions, problem) for each video whose parts are named by several paths.
 
-    The names of parts differ in a suffix such as ``_seg3``; a number alone is no such suffix. ``positions`` are the
-    indices of the parts in ``paths``. ``problem`` says that they cannot be parts of one video; it is empty if they can.
+    The names of parts differ in a suffix such as ``_seg3``; a number alone is no such suffix. ``video`` is the name
+    without suffix. ``positions`` are the indices of the parts in ``paths``. ``problem`` is empty if the files can be
+    parts of one video, else a message that says why they cannot.
+
+    Args:
+        paths: paths of files, or other names of videos.
+        facts: the known facts of each path, such as its label; parts of one video must have equal facts.
     """
     families = defaultdict[str, list[int]](list)
     has_part = set()
@@ -389,7 +412,7 @@ def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[t
             families[whole].append(place)
             has_part.add(whole)
     for whole, places in families.items():
-        # Without a part they are files of one name in several formats, as a.mp4 and a.avi.
+        # If no name has a suffix, these are files of one name in several formats, such as a.mp4 and a.avi.
         if whole in has_part and len({paths[place] for place in places}) > 1:
             differ = len({facts[place] for place in places}) > 1
             problem = f"the parts of {whole!r} differ in label, group or another stated fact"
@@ -397,11 +420,10 @@ def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[t
 
 
 def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return (videos, problems), one of each per path.
+    """Return (videos, problems): the video that each path belongs to, and why it could not be joined to one.
 
-    The video of a frame is its folder, that of a part is the common name, and that of any other file is its own path.
-    A problem says why frames or parts could not be joined; it is empty if there is none. For the arguments see
-    ``picture_folders``.
+    The video of a frame is its folder, the video of a part is the common name of the parts, and the video of any other
+    file is the file's path. A problem is a message, or empty. For the arguments see ``picture_folders``.
     """
     videos, problems = list(paths), [""] * len(paths)
     for find in (partial(picture_folders, words=words), part_families):
@@ -412,7 +434,11 @@ def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[s
 
 
 def _are_frames(names: Collection[str]) -> bool:
-    """Return whether ``names`` are of PNG or JPEG files and differ only in numbers, one of them in every name."""
+    """Return whether the files ``names`` can be the frames of one video.
+
+    All must be PNG or JPEG files, and names may differ only in numbers. One of these numbers must be different in all
+    names.
+    """
     stems = [splitext(name)[0] for name in names if name.lower().endswith(PICTURES)]
     if len(stems) < len(names) or len({_DIGITS.sub("0", stem) for stem in stems}) > 1:
         return False

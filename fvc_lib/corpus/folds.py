@@ -1,11 +1,11 @@
 """Divide a corpus into outer folds, into training and validation, or once into train, validation and test.
 
-No split depends on the order of the rows. A leakage group (videos of one footage or source) is never divided, and each
-part gets its share of every label.
+No split depends on the order of the rows. A leakage group (videos that show the same footage or come from the same
+source) is never divided. Every part gets its share of every label.
 
-Balance of folds: if every group has videos of one label only, the numbers of videos of a label in two folds differ by
-at most the size of that label's largest group. If groups hold both labels, no move or swap of groups brings the folds
-nearer to equal shares (in squared deviation). ``balance_table`` shows the result.
+Balance of folds: if every group has videos of one label only, two folds have nearly equal numbers of videos of a label:
+they differ by at most the size of that label's largest group. If groups hold both labels, no move or swap of groups
+brings the folds nearer to equal shares (in squared deviation). ``balance_table`` shows the result.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from fvc_lib.services.tables import FOLDS, LABELS, PARTS, check_table
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-_LACKS_A_CLASS = 1e4  # more than all squared deviations together
+_LACKS_A_CLASS = 1e4  # cost of a part without a class; more than all squared deviations together
 _TINY = 1e-9  # a smaller improvement is rounding noise
 _MOST_LISTED = 20
-_SHARES = {"test": 0.2, "validation": 0.15}  # share of the groups that are left when this part is cut
+_SHARES = {"test": 0.2, "validation": 0.15}  # share of the groups without a part yet that this part gets
 _COUNTS = [(pl.col("label") == label).sum().cast(pl.Int64).alias(label) for label in LABELS]  # numbers of videos
-# Purpose of a random generator; part of its seed, so that no two purposes share draws.
+# Purposes of random generators. The purpose is part of the seed, so that no two purposes share random draws.
 _OUTER, _INNER, _SHUFFLED, GENERATORS_DEALT, MATCHES_DRAWN = range(5)
 
 
@@ -44,12 +44,13 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
     first; then single moves and swaps are made until none helps.
 
     Args:
-        counts: class counts of each group, (G, C). Each class occurs in at least as many groups as there are parts.
-        shares: share of every class wanted in each part, (P,), positive, summing to 1.
+        counts: number of videos (or rows) of C classes in G groups, int64 (G, C). Each class occurs in at least as many
+            groups as there are parts.
+        shares: wanted share of every class in each of P parts, (P,), positive, summing to 1.
         generator: decides only between groups with equal counts and between equally good parts.
 
     Returns:
-        Part of each group, (G,). Every part holds every class.
+        Number of the part of each group, 0 to P - 1, int64 (G,). Every part holds every class.
 
     Raises:
         ValueError: a class occurs in fewer groups than there are parts.
@@ -58,7 +59,7 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
     if (np.count_nonzero(counts, axis=0) < num_parts).any():
         raise ValueError(f"got classes in {np.count_nonzero(counts, axis=0)} groups, wanted at least {num_parts}")
     types, type_of = np.unique(counts, axis=0, return_inverse=True)
-    # Type 0 is the empty group, of which every part has plenty: a move is a swap with it.
+    # Type 0 is the empty group, of which every part has plenty: to move a group is to swap it with an empty one.
     types, type_of = np.vstack([np.zeros_like(types[:1]), types]), type_of.reshape(-1) + 1
     totals = counts.sum(axis=0).astype(np.float64)
     targets = np.outer(shares, totals)
@@ -67,7 +68,7 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
         deviation = (load - targets[part]) / totals
         return np.asarray((deviation**2).sum(axis=-1) + _LACKS_A_CLASS * (load < 0.5).sum(axis=-1))
 
-    order = generator.permutation(num_parts)  # so that of equally good parts not always the first gets a group
+    order = generator.permutation(num_parts)  # else the first of equally good parts would get every group
     sizes = np.bincount(type_of, minlength=len(types))
     placed = np.floor(np.outer(sizes, shares) + _TINY).astype(np.int64)  # (T, P): groups of each type in each part
     load = (placed.T @ types).astype(np.float64)
@@ -79,7 +80,7 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
             load[part] += types[kind]
 
     placed[0] = 1 << 40
-    gain = (types[None, :, :] - types[:, None, :]).astype(np.float64)  # [t, u]: by giving type t for type u
+    gain = (types[None, :, :] - types[:, None, :]).astype(np.float64)  # [t, u]: counts gained by giving t and taking u
 
     def best_swap(a: int, b: int) -> tuple[float, int, int, int, int]:
         change = cost(load[a] + gain, a) - cost(load[a], a) + cost(load[b] - gain, b) - cost(load[b], b)
@@ -102,7 +103,7 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
 
 
 def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
-    """Return ``count`` evenly spaced indices below ``size``, (count,), from a random start.
+    """Return ``count`` evenly spaced indices from 0 to ``size - 1``, int64 (count,), with a random offset.
 
     This is systematic sampling (W. G. Cochran, "Sampling Techniques", 1977).
     """
@@ -116,8 +117,8 @@ def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
 class FoldSplit:
     """The FOLDS rows that train, validate and test one model.
 
-    One outer fold is the test part; training and validation rows are from the other folds. ``leaking`` names groups
-    that the corpus's own split divides; these may be in several parts.
+    One outer fold is the test part. The training and validation rows are from the other folds. ``leaking`` names the
+    groups that the corpus's own split divides. Only these groups may be in several parts.
 
     Raises:
         LeakageError: two parts share a video, or a group that is not ``leaking``.
@@ -137,15 +138,15 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     """Assign every video of the index to one outer fold.
 
     Args:
-        index: table with ``video_id``, ``group_id`` and ``label``, in any order.
-        num_folds: at least 2.
+        index: table with the columns ``video_id``, ``group_id`` and ``label``; the order of rows does not matter.
+        num_folds: number of folds, at least 2.
         seed: chooses between equally good assignments.
 
     Returns:
         FOLDS table sorted by ``video_id``; folds are 0 to ``num_folds - 1`` and each holds both labels.
 
     Raises:
-        DataError: no videos, fewer groups than folds, or a label in fewer groups than folds.
+        DataError: there are no videos, or a label occurs in fewer groups than there are folds.
     """
     videos = index.select("video_id", "group_id", "label").sort("video_id")
     refuse_empty_index(videos)
@@ -158,16 +159,16 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
 
 
 def _balanced(videos: pl.DataFrame, shares: Sequence[float], generator: np.random.Generator) -> dict[str, int]:
-    """Return the number of the part of each group, by ``balance_groups``."""
+    """Map each group id of ``videos`` to the number of its part; see ``balance_groups`` for the arguments."""
     groups = videos.group_by("group_id").agg(_COUNTS).sort("group_id")
     parts = balance_groups(groups.select(LABELS).to_numpy(), np.array(shares), generator)
     return dict(zip(groups["group_id"], parts.tolist(), strict=True))
 
 
 def most_folds(index: pl.DataFrame) -> int:
-    """Return the largest number of folds with both labels: the number of groups of the rarer label.
+    """Return the largest number of folds that can all have both labels: the number of groups of the rarer label.
 
-    Below 2, ``make_folds`` cannot make any folds of this index.
+    If it is below 2, ``make_folds`` cannot make folds of this index.
     """
     return min(index.filter(label=label)["group_id"].n_unique() for label in LABELS)
 
@@ -176,7 +177,7 @@ def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
     """Raise ``DataError`` if ``make_folds`` cannot give every fold both labels.
 
     Raises:
-        DataError: a label in fewer groups than folds.
+        DataError: a label occurs in fewer groups than there are folds.
     """
     most = most_folds(videos)
     if most < num_folds:
@@ -232,9 +233,9 @@ class TrainingRows:
     """The videos that take part in one training, before they are split into parts.
 
     Attributes:
-        folds: FOLDS table of these videos. Rows whose fold is the number of the training are tested.
-        validation: ids of the official validation part; empty: a validation part is made of training groups.
-        leaking: groups that the official split divides.
+        folds: FOLDS table of these videos. The training with number ``fold`` tests the rows of that fold.
+        validation: ids of the videos of the official validation part; empty: some training groups become validation.
+        leaking: groups that the official split divides between parts.
     """
 
     folds: pl.DataFrame
@@ -256,12 +257,12 @@ class TrainingRows:
             fold: the outer fold that becomes the test part; None: the test part is empty.
             inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
             seed: together with ``fold`` chooses between equally good splits.
-            without: ids of videos that are left out.
+            without: ids of videos that are left out of all parts.
 
         Raises:
-            DataError: no such fold, a label in fewer than two of the training groups, or a label missing in the
-                training or validation part of the official split.
-            LeakageError: the folds share other groups.
+            DataError: there is no such fold, a label occurs in fewer than two of the remaining groups, or a label is
+                missing in the training or validation part of the official split.
+            LeakageError: a group that is not in ``leaking`` is in several folds.
         """
         rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))).sort("video_id")
         check_folds(rows, self.leaking)
@@ -298,8 +299,8 @@ class TrainingRows:
 class PartSplit:
     """The part of a split, train, validation or test, that each row belongs to."""
 
-    parts: tuple[str, ...]  # ``train``, ``validation`` or ``test`` of each row, in the order of the rows
-    sources: tuple[str, ...]  # ``official`` where the corpus states this part of the row, else ``made``
+    parts: tuple[str, ...]  # part of each row, train, validation or test, in the order of the rows
+    sources: tuple[str, ...]  # ``official`` if the corpus itself states the part of the row, else ``made``
     notes: tuple[str, ...]  # sentences with the numbers of groups in official and in made parts
 
     @property
@@ -315,10 +316,10 @@ def split_parts(
 
     A stratum is a kind of rows to spread evenly over the parts, such as a class.
 
-    Parts that the corpus states are kept. If the corpus states no test or no validation part, that part is made of
-    groups that are stated as training or have no part. It gets a fixed share of the groups of each stratum (rounded, at
-    least one group), of small and large groups alike. A group with more rows than the part's share stays in train. A
-    stratum with too few groups stays in train. The result depends only on the rows, the groups' names and ``seed``.
+    Parts that the corpus states are not changed. If the corpus states no test or no validation part, that part is made
+    of groups that are stated as training or have no part. It gets a fixed share of the groups of each stratum (rounded,
+    at least one group), of small and large groups alike. A group with more rows than the share of the part stays in
+    train, and so does a stratum with too few groups. The result depends only on the rows, the group names and ``seed``.
 
     Args:
         groups: (N,), the group of each row.
@@ -332,7 +333,7 @@ def split_parts(
         LeakageError: a group is in two parts of the official split; the groups are listed.
     """
     table = pl.DataFrame({"group": groups}).with_columns(
-        # "=": None is no name that a stratum could have.
+        # The prefix "=" makes sure that no stratum has the empty name, which stands for None.
         stratum=("=" + pl.Series(strata, dtype=pl.String)).fill_null(""),
         part=pl.Series(official, dtype=pl.String),
     )
@@ -382,17 +383,17 @@ def _hash(seed: int, *parts: str) -> int:
 
 
 def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
-    """Permute labels among the groups of each fold, so that an honest pipeline scores at chance.
+    """Permute labels among the groups of each fold; an honest pipeline that trains on the result scores at chance.
 
     All videos of a group get the same label. The number of fake groups in a fold stays the same. A group with both
-    labels adds its share of fakes to this number, which is rounded up or down at random.
+    labels adds its share of fakes to this number. The sum is rounded up or down at random.
 
-    Labels are permuted within folds for two reasons. Every fold of at least two groups keeps both labels. And a fold
-    with many fakes in the test part does not leave few for training, which would push pooled scores below chance.
+    Labels are permuted within folds for two reasons. Every fold of at least two groups keeps both labels. And no test
+    fold takes so many fakes that few are left for training, which would push pooled scores below chance.
 
-    Of the old reals and the old fakes in a fold, about the same share becomes fake (a balanced permutation, Southworth,
-    Kim and Owen 2009). A plain permutation agrees with the true labels by chance in some folds. A network that can
-    tell the true labels would then score away from chance without any leak.
+    About the same share of the true reals and of the true fakes in a fold becomes fake (a balanced permutation,
+    Southworth, Kim and Owen 2009). A plain permutation agrees with the true labels by chance in some folds. A network
+    that recognises the true labels would then score above or below chance without any leak.
 
     Returns:
         FOLDS table sorted by ``video_id`` with the same groups and folds.
@@ -404,11 +405,11 @@ def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
     drawn = []
     for members in groups.sort("fold", "group_id").partition_by("fold", maintain_order=True):
         shares = members["fake_share"].to_numpy()
-        # Halves are rounded up or down by chance, so that folds of one mixed group are not all of one label.
+        # Rounded up or down at random: else folds that consist of one group with both labels would all get one label.
         num_fake = int(np.floor(round(float(shares.sum()), 9) + generator.random()))
         if len(shares) >= 2:
             num_fake = min(max(num_fake, 1), len(shares) - 1)
-        # Spread over the groups in the order of their old labels, equal ones in random order.
+        # Fakes are spread evenly over the groups, which are sorted by true label and, within a label, at random.
         order = np.lexsort((generator.permutation(len(shares)), shares))
         is_fake = np.zeros(len(shares), np.bool_)
         is_fake[order[_spread(num_fake, len(shares), generator)]] = True

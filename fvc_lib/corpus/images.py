@@ -1,7 +1,7 @@
 """Build the index of task image: each usable image with its class, numbers, leakage group and part of the split.
 
-Task image learns classes and numbers (such as calories) of single pictures. A leakage group holds copies of one
-picture and pictures of one subject; the split never divides it.
+Task image learns to predict the class and the targets of single pictures; a target is a number such as calories. A
+leakage group holds copies of the same picture and pictures of the same subject. The split never divides a group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +35,12 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, check_table
 
-# Reasons that are no fault of the corpus.
+# Reasons of rejected rows that do not count as loss, because they are no fault of the corpus.
 _NO_LOSS = NOT_A_LOSS | {"copy_across_split", "no_picture", "nothing_to_learn"}
 NO_TARGETS = "none"
 _LISTED = {"path": pl.String, "class_label": pl.String, "stated_group": pl.String, "part": pl.String, "row": pl.Int64}
 _FACTS = {"width": pl.Int64, "height": pl.Int64, "size_bytes": pl.Int64, "content_sha256": pl.String, "copy": pl.Int64}
-_VALUE = "value:"  # begins the names of columns with the known numbers of a target
+_VALUE = "value:"  # prefix of a column with the known values of a target
 _NUMBERS = cs.starts_with(_VALUE)
 _LABELS = cs.by_name("class_label") | _NUMBERS
 
@@ -79,8 +79,8 @@ def index_images(
     Args:
         config: the run's configuration.
         rejected_path: write the REJECTED table here if the corpus is refused.
-        progress: called with (done, total), first for the sample's dishes, then for decoded images.
-        stop: called after each image; true stops, and a later call continues decoding.
+        progress: called with (done, total), first for generated sample dishes, then for decoded images.
+        stop: called after each image; if it returns true, decoding stops, and a later call continues it.
 
     Raises:
         UsageError: the corpus has no known layout or lacks a requested target.
@@ -128,10 +128,11 @@ def index_images(
 
 
 def learnable(images: Sequence[ListedImage], targets: Sequence[str], rejections: Rejections) -> pl.DataFrame:
-    """Return the images that have a class or a number of ``targets``, sorted by path; reject the others.
+    """Return the images that have a class or a value of at least one of ``targets``; reject the others.
 
     Returns:
-        A table with the columns path, class_label, stated_group, part, row, and ``value:NAME`` for each target.
+        A table with the columns path, class_label, stated_group, part, row, and ``value:NAME`` for each target, sorted
+        by path.
     """
     rows = [
         (image.path, image.class_label, image.stated_group, image.part, image.row, *map(image.targets.get, targets))
@@ -155,7 +156,14 @@ def refuse_empty_parts(split: PartSplit) -> None:
 
 
 def reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejections) -> None:
-    """Add ``rows`` (path, row, perhaps class_label) to ``rejections``; ``detail`` gives the text of each row."""
+    """Add ``rows`` to ``rejections``.
+
+    Args:
+        rows: a table with the columns path, row and, if known, class_label.
+        reason: short name of the reason, the same for all rows.
+        detail: expression for the message of each row.
+        rejections: receives the rows.
+    """
     for row in rows.with_columns(detail=detail).iter_rows(named=True):
         rejections.add_file(row["path"], Refusal(reason, row["detail"]), row.get("class_label"), row["row"])
 
@@ -163,11 +171,11 @@ def reject(rows: pl.DataFrame, reason: str, detail: pl.Expr, rejections: Rejecti
 def _readable(
     images: pl.DataFrame, probed: Mapping[str, ProbeResult], near_duplicate_bits: int, rejections: Rejections
 ) -> pl.DataFrame:
-    """Return the images that can be decoded, with the columns of ``_FACTS``; reject the others.
+    """Return the images that can be decoded, with the additional columns of ``_FACTS``; reject the others.
 
-    Images with the same number in the column ``copy`` are copies: equal files or, unless ``near_duplicate_bits`` is 0,
-    pictures with near perceptual hashes and similar thumbnails. A photograph that was saved again, resized, cropped or
-    brightened would be recognised across a split instead of understood.
+    Images with the same number in the column ``copy`` are copies. These are equal files or, unless
+    ``near_duplicate_bits`` is 0, pictures with near perceptual hashes and similar thumbnails. Copies must be known: a
+    model would recognise a photograph from training that was saved again, resized, cropped or brightened for testing.
     """
     paths = images["path"].unique().sort()
     facts_of = {path: facts for path in paths if (facts := probed[path].facts) is not None}
@@ -188,15 +196,15 @@ def _readable(
 
 
 def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.DataFrame, list[str]]:
-    """Return (images, notes); ``images`` have the further columns ``known`` and ``group_id``.
+    """Return (images, notes): ``images`` with the additional columns ``known`` and ``group_id``, and sentences.
 
-    ``known`` is the official part of an image, else that of its stated group, else train. Stated groups that share a
-    copy are joined, and an image without a stated group is grouped with its copies. Copies in different parts of the
-    official split do not join groups, because the training copy is left out later.
+    ``known`` is the official part of an image, else the official part of its stated group, else train. Stated groups
+    that share a copy are joined, and an image without a stated group is grouped with its copies. Copies in different
+    official parts do not join groups, because ``without_copies_across`` leaves out the training copy later.
 
     Args:
         images: the readable images.
-        looked_for: whether near-copies were searched; only affects the notes.
+        looked_for: whether near-copies were searched; if not, a note warns of them.
     """
     of_group = pl.col("part").drop_nulls().min().over("stated_group")
     of_group = pl.when(pl.col("stated_group").is_not_null()).then(of_group)
@@ -220,16 +228,19 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
 
 
 def _rank(part: str) -> pl.Expr:
-    """Return 0 for the test part, 1 for validation, 2 for train, null for null; copies stay in the lowest one."""
+    """Return an expression for the rank of the part in column ``part``: test 0, validation 1, train 2, null for null.
+
+    Of copies in several parts, those in the part of the lowest rank are kept.
+    """
     return pl.col(part).replace_strict({"test": 0, "validation": 1, "train": 2}, return_dtype=pl.Int64)
 
 
 def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
     """Return one image for each file content, sorted by path; reject the others.
 
-    The first by path in the most important part stays: test, then validation, then train. It gets the known class and
-    numbers of all its files. If files of equal content have two classes, or two numbers for one target, all are
-    rejected.
+    Of files with equal content, one in the test part is preferred to one in validation, and that to one in train; then
+    the first path is chosen. It gets the known class and target values of all files of this content. If files of equal
+    content have two classes, or two values of one target, all of them are rejected.
     """
     known = _LABELS.drop_nulls()
     images = images.sort(_rank("part").fill_null(3), "path", "row").with_columns(
@@ -246,15 +257,15 @@ def one_of_each_content(images: pl.DataFrame, rejections: Rejections) -> pl.Data
 
 
 def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: Rejections) -> pl.DataFrame:
-    """Return the rows without copies of footage or pictures of a more important part; reject these.
+    """Return the rows that are not copies of rows in a more important part; reject the copies.
 
-    The test part keeps its files before validation, and validation before train. So the test part is never reduced,
-    and results on an official split remain comparable.
+    Test is more important than validation, and validation is more important than train. So the test part is never
+    reduced, and results on an official split remain comparable.
 
     Args:
         rows: a table with the columns path, row, ``part`` and ``same``.
-        part: column with the part of the official split; rows with null stay.
-        same: column that is equal for copies.
+        part: name of the column with the official part; rows with null stay.
+        same: name of the column that has equal values for copies.
         rejections: receives the rejected rows.
     """
     rank = _rank(part)
@@ -271,7 +282,7 @@ def without_copies_across(rows: pl.DataFrame, part: str, same: str, rejections: 
 
 
 def _targets(images: pl.DataFrame, units: Mapping[str, str]) -> pl.DataFrame:
-    """Return the IMAGE_TARGETS table of ``images``."""
+    """Return the IMAGE_TARGETS table of ``images``: one row per image and known target; ``units`` are by target."""
     long = images.unpivot(_NUMBERS, index=["image_id", "group_id"], variable_name="target").drop_nulls("value")
     long = long.with_columns(pl.col("target").str.strip_prefix(_VALUE))
     long = long.with_columns(unit=pl.col("target").replace_strict(units, return_dtype=pl.String))
@@ -288,7 +299,7 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
         units: unit of each target of the corpus.
 
     Raises:
-        UsageError: the corpus lacks a name, or ``none`` is not alone.
+        UsageError: the corpus lacks a wanted target, or ``none`` is given together with other names.
     """
     if tuple(wanted) == (NO_TARGETS,):
         return {}

@@ -349,7 +349,7 @@ def _time_views(num_frames: int) -> tuple[TimeView, ...]:
 
 @dataclass(frozen=True)
 class Block:
-    """A range of ``size`` bits of a code, from bit ``start`` on. Its pairs differ in at most ``radius`` of these bits."""
+    """The ``size`` bits of a code from bit ``start`` on. A pair differs in at most ``radius`` of these bits."""
 
     start: int
     size: int
