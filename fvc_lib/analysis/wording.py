@@ -66,7 +66,7 @@ def number_text(value: float | None, digits: int = 3) -> str:
     """Return ``value`` with ``digits`` decimals. None gives "not recorded", NaN gives "undefined"."""
     if value is None:
         return NOT_RECORDED
-    return "undefined" if math.isnan(value) else f"{value:z.{digits}f}"  # z: nothing is -0.000
+    return "undefined" if math.isnan(value) else f"{value:z.{digits}f}"  # z: never "-0.000"
 
 
 def interval_text(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
@@ -94,9 +94,9 @@ def megabytes_text(megabytes: float | None) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """Return a number of seconds as text such as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``.
+    """Return a duration in seconds as text such as ``42 s``, ``3 min 05 s`` or ``2 h 14 min``.
 
-    "not recorded" for None, NaN and negative numbers.
+    None, NaN and negative numbers give "not recorded".
     """
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return NOT_RECORDED
@@ -114,13 +114,14 @@ def time_text(utc: str | None) -> str:
 def count_text(count: int, one: str, many: str | None = None) -> str:
     """Return a count with its noun, such as ``1 video``, ``2 videos`` or ``12,000 videos``.
 
-    ``many`` is the plural. None: ``one`` with an "s".
+    ``one`` is the noun in the singular, and ``many`` in the plural. If ``many`` is None, the plural is ``one`` with an
+    "s".
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def clean_text(text: object) -> str:
-    """Return ``text`` on one line. Lone surrogates and control characters are replaced by escapes."""
+    """Return ``text`` on one line. Lone surrogates and control characters become backslash escapes."""
     line = " ".join(str(text).split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return shown.encode("utf-8", "backslashreplace").decode()
@@ -136,12 +137,19 @@ _LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in 
 
 
 def latex_text(text: object) -> str:
-    """Return ``text`` with the special characters of LaTeX escaped, and ``[``, which is special where a row begins."""
+    """Return ``text`` with the special characters of LaTeX escaped.
+
+    ``[`` is escaped too, because LaTeX takes it for an option at the beginning of a table row.
+    """
     return clean_text(text).translate(_LATEX)
 
 
 def latex_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a LaTeX table, which needs the package booktabs. All arguments are LaTeX, so texts must be escaped."""
+    """Return a LaTeX table, which needs the package booktabs.
+
+    ``heads`` are the C headings of columns, and every row has C cells. All arguments are inserted as LaTeX, so plain
+    text must pass ``latex_text`` first.
+    """
     lines = [
         r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}",
         rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule",

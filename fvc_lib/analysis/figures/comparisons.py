@@ -1,6 +1,7 @@
 """Figures and tables that compare results: targets, disturbed videos, detectors, pairs of runs, audits and verdicts.
 
-A target is a corpus or generator that a protocol only tests on.
+A protocol is the rule that splits videos into training and test. A target is a corpus or generator that a protocol uses
+for testing only. A control is a simple predictor that the model must beat.
 """
 
 import plotly.graph_objects as go
@@ -30,12 +31,15 @@ def targets_of(results: pl.DataFrame) -> list[str]:
 
 
 def target_scores(results: pl.DataFrame, target: str) -> tuple[Score, ...]:
-    """Return the ROC AUC of the model and of its controls at one target, the model first."""
+    """Return the ROC AUC of the model and of its controls on the videos of ``target``, the model first.
+
+    ``results`` are rows of tables.RESULTS.
+    """
     return overall_scores(results.filter(scope=f"{TARGET_SCOPE}{target}").with_columns(scope=pl.lit("all")))
 
 
 def target_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per target, the model's lowest ROC AUC first.
+    """Return one row per target in ``results`` (tables.RESULTS), the model's lowest ROC AUC first.
 
     Columns are ``target videos groups``, the ROC AUC of the model and of each control as text with intervals, and
     ``standing`` (whether the model is above its controls).
@@ -54,7 +58,11 @@ def target_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """Return a figure of the ROC AUC at each level of disturbance: undisturbed on top, then the lowest first."""
+    """Return a figure of the ROC AUC at each level, one kind of disturbance (such as blur) at one strength.
+
+    The undisturbed videos are on top. Levels follow by ascending ROC AUC. ``results`` are rows of ROBUSTNESS_RESULTS,
+    and ``confidence`` is the coverage of their intervals.
+    """
     known = results.filter(metric=_MAIN).drop_nulls("value").to_dicts()
     if len(known) < 2:
         return theme.nothing_to_show(f"{_NAME} by level", "No level has been scored.")
@@ -79,9 +87,13 @@ _COSTS = {"milliseconds_per_clip": "Forward pass of one clip (ms)", "num_paramet
 
 
 def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
-    """Return a figure of the ROC AUC of each detector, with its interval, against its ``cost`` on a logarithmic axis.
+    """Return a figure of the ROC AUC of each detector, with its interval, against its cost on a logarithmic axis.
 
     A point is hollow if a run of the detector is not above its controls.
+
+    Args:
+        comparison: the detectors to draw. Those without the cost are left out.
+        cost: ``milliseconds_per_clip`` or ``num_parameters``.
     """
     shown = [detector for detector in comparison.detectors if detector.cost.get(cost)]
     if not shown:
@@ -145,9 +157,10 @@ def detectors_figure(audit: Audit) -> go.Figure:
 
 
 def verdict_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per file: ``file verdict score probability reasons``.
+    """Return one row per judged file: ``file verdict score probability reasons``.
 
-    ``score`` is text with its range over networks. ``table`` holds rows of VERDICTS.
+    ``score`` is text: the mean over the networks of the folds, with the lowest and the highest. ``table`` holds rows of
+    VERDICTS.
     """
     ends = table.select("score", "score_low", "score_high").rows()
     scores = ["" if row[0] is None else interval_text(*row) for row in ends]

@@ -25,7 +25,7 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
 
     Args:
         counts: rows of ``queries.index_counts`` with ``value label num_videos``.
-        by: name of the property.
+        by: name of the property, such as ``codec``.
     """
     if counts.is_empty():
         return theme.nothing_to_show(f"Videos by {by}", "The index has no videos yet.")
@@ -36,8 +36,8 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     value = pl.when(pl.col("value").is_in(shown)).then("value").otherwise(pl.lit("other")).alias("value")
     per_label = dict(counts.group_by("label").agg(number.sum()).iter_rows())
     total = sum(per_label.values())
-    # The share of these videos right by guessing each value's more frequent label. It describes the sample and tests
-    # nothing: the metadata-only control is the test.
+    # The second percentage is the accuracy of guessing the more frequent label of each value. It describes the sample
+    # and tests nothing. The test is the metadata-only control.
     return theme.bar_chart(
         f"Knowing the {by} raises a guess of the label from {max(per_label.values()) / total:.0%} to "
         f"{by_value['most'].sum() / total:.0%} of these videos",
@@ -98,24 +98,29 @@ def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> 
 
 # --- Forensic features: how they follow label, size and codec, and which of them a model relied on
 
-# Numbers of the index that a feature may follow.
+# Properties of a video that a feature may follow, computed from columns of the index.
 TIES = {
     "size": pl.col("width") * pl.col("height"),
     "length": pl.col("num_frames"),
     "bit_rate": pl.col("bits_per_second"),
 }
-STRONG = 0.5  # from this tie on, a feature counts as a proxy
-_FEWEST = 5  # videos
+STRONG = 0.5  # a feature with at least this tie counts as a proxy of the property
+_FEWEST = 5  # fewest videos for a tie
 
 
 def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return how closely each column of ``features`` (FEATURES) follows size, length, bit rate and codec.
+    """Return the ties of each forensic feature to size (width * height), length (frames), bit rate and codec.
+
+    Args:
+        features: rows of FEATURES, one column per feature.
+        index: rows of INDEX, which hold the properties of the videos.
 
     Returns:
         One row per feature: ``feature size length bit_rate codec strongest auc missing``, the strongest tie first. A
-        tie to a number is the absolute rank correlation (Spearman), a tie to the codec the correlation ratio of ranks.
-        Ties are null with fewer than five videos, or if one of the two does not vary. ``auc`` is the ROC AUC of the
-        feature alone, in the direction that makes it at least 0.5. ``missing`` is the share of videos without a value.
+        tie to a number is the absolute rank correlation (Spearman). The tie to the codec is the correlation ratio of
+        ranks. A tie is null with fewer than five videos, or if the feature or the property does not vary. ``auc`` is
+        the ROC AUC of the feature alone, in the direction that makes it at least 0.5; it is null if there is one label
+        only. ``missing`` is the share of videos without a value.
     """
     facts = features.join(index.drop("group_id", "label", strict=False), on="video_id", how="left")
     facts = facts.with_columns(**TIES, codec=pl.col("codec").fill_null(""))
@@ -136,10 +141,10 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 
 
 def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
-    """Return the tie between the feature ``name`` and the column ``other``. With too few values, return None.
+    """Return the tie between the columns ``name``, a feature, and ``other``, a property, of ``known``.
 
-    For a number it is the absolute rank correlation. For the codec it is the root of the share of the variance of ranks
-    that lies between codecs.
+    For a number it is the absolute rank correlation. For the codec it is the square root of the share of the variance
+    of ranks that lies between codecs. Return None with fewer than five videos, or if a column does not vary.
     """
     pairs = known.select(pl.col(name).rank(), other).drop_nulls()
     if pairs.height < _FEWEST or min(column.n_unique() for column in pairs) == 1:
@@ -151,13 +156,13 @@ def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
 
 
 def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
-    """Return a box plot of the features of one family in real and in fake videos.
+    """Return box plots of a family of related forensic features, in real and in fake videos.
 
-    Boxes are quartiles, and whiskers end at 5 and 95 percent.
+    Boxes are quartiles, and whiskers end at the 5th and the 95th percentile.
 
     Args:
         features: rows of FEATURES.
-        family: name of the family.
+        family: name of the family, for titles.
         columns: maps each column of ``features`` to draw to the name of the feature and its unit.
     """
     shown = {column: text for column, text in columns.items() if features[column].count()}

@@ -22,13 +22,14 @@ from fvc_lib.services.errors import FvcError
 from fvc_lib.services.tables import VIDEO_FRAMES, frame_of
 
 Pixels = npt.NDArray[np.uint8]
-ReadPicture = Callable[[Path], Pixels]  # of a file: uint8 (H, W, 3)
-ReadClip = Callable[[str, int], Pixels]  # of a video id and the number of its copy (0: itself): uint8 (T, 3, H, W)
+ReadPicture = Callable[[Path], Pixels]  # takes the path of a file, returns uint8 (H, W, 3)
+# Takes a video id and the number of an augmented copy (0: the video itself), returns uint8 (T, 3, H, W).
+ReadClip = Callable[[str, int], Pixels]
 Row = Mapping[str, Any]
 
 GONE = "cannot be shown any more"
-_SIDE, _FRAME_SIDE = 132, 84  # pixels of the longer side: of a picture, of each frame in a strip
-_FRAMES, _GAP = 5, 3
+_SIDE, _FRAME_SIDE = 132, 84  # longer side in pixels: of a single picture, and of a frame in a strip
+_FRAMES, _GAP = 5, 3  # frames in a strip, and pixels between them
 _MOST_CARDS = 48  # about 250 kB of pictures
 _MOST_STRIPS = 300  # about 1.5 MB in a page
 
@@ -67,12 +68,12 @@ class Gallery(Displayed):
 
 
 def card_html(card: Card) -> str:
-    """Return ``card`` as HTML. Its texts are escaped, and each fills one line."""
+    """Return ``card`` as HTML. Every text of the card is escaped and begins on a line of its own."""
     shows, title, *lines = (escape(clean_text(text)) for text in (card.shows, card.title, *card.lines))
     text = "<br>".join([f"<b>{title}</b>", *lines])
     width, picture = _SIDE, f"<i>{shows} {GONE}</i><br>"
     if card.picture is not None:
-        # As wide as its picture, so that a long text wraps below it.
+        # The card is as wide as its picture, so that a long text wraps below the picture.
         width = max(_SIDE, Image.open(io.BytesIO(card.picture)).width)
         source = f"data:image/jpeg;base64,{base64.b64encode(card.picture).decode()}"
         picture = f'<img alt="{shows}" title="{shows}" src="{source}">'
@@ -108,8 +109,9 @@ def cards_of(rows: pl.DataFrame, picture: Callable[[Row], bytes | None]) -> tupl
     """Return one card per row.
 
     Args:
-        rows: columns ``path``, ``title`` and ``lines`` (a list of texts), and those that ``picture`` reads.
-        picture: returns the JPEG bytes of a row, or None. If it raises, the card says that the file cannot be shown.
+        rows: the columns ``path``, ``title`` and ``lines`` (a list of texts), and those that ``picture`` reads.
+        picture: takes a row and returns JPEG bytes, or None. If there is no picture, or FvcError, OSError or ValueError
+            is raised, the card says that the file cannot be shown.
     """
     cards = []
     for row in rows.iter_rows(named=True):
@@ -129,9 +131,9 @@ def _strip_of(read_clip: ReadClip | None) -> Callable[[Row], bytes | None]:
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
-    """Return a gallery of a batch.
+    """Return a gallery of one batch of B samples.
 
-    ``samples`` are uint8 pictures (B, 3, H, W) or clips (B, T, 3, H, W), ``names`` their B names.
+    ``samples`` are pictures, uint8 (B, 3, H, W), or clips, uint8 (B, T, 3, H, W). ``names`` are the B titles.
     """
     clips = samples if samples.ndim == 5 else samples[:, None]
     cards = [Card(strip(clip, _SIDE), f"sample {name}", name) for name, clip in zip(names, clips, strict=True)]
@@ -155,7 +157,7 @@ def example_images(
     """
     number = pl.format("{} {} {}", "target", pl.col("value").round_sig_figs(4), "unit")
     numbers = targets.group_by("image_id").agg(lines=number)
-    # By id, which comes from the content: an arbitrary choice that is the same everywhere.
+    # Image ids come from the content, so this order is arbitrary, but the same on every machine.
     training = images.filter(part="train").sort("image_id").unique("group_id", keep="first", maintain_order=True)
     turn = pl.int_range(pl.len()).over("class_label")
     shown = training.sort(turn, "class_label", nulls_last=True).head(count)
@@ -169,9 +171,9 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
     """Return a gallery of images whose class was predicted wrongly.
 
     Args:
-        mistakes: rows of ``tables.IMAGE_PREDICTIONS``, shown in this order.
+        mistakes: the rows of ``tables.IMAGE_PREDICTIONS`` to show, in this order.
         num_images: number of all test images.
-        num_wrong: number of all wrongly recognised test images.
+        num_wrong: number of all wrongly recognised test images, shown or not.
         root: folder that the paths of the images are relative to.
         read: returns the pixels of a file.
     """
@@ -185,9 +187,9 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
 
 
 def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """Return a gallery of the first ``count`` test videos by id, with the model's caption and three references each.
+    """Return a gallery of the first ``count`` test videos by id, with the model's captions.
 
-    ``captions`` are rows of ``tables.CAPTIONS``.
+    At most three reference captions are shown below each video. ``captions`` are rows of ``tables.CAPTIONS``.
     """
     references = pl.col("references").str.split("\n")
     rows = captions.sort("video_id").with_columns(
@@ -206,9 +208,9 @@ def mistakes_gallery(
 
     Args:
         predictions: rows of PREDICTIONS of all folds.
-        index: rows of INDEX with ``video_id path``.
-        read_clip: returns the frames of a video. None if the model sees no frames, and then no pictures are shown.
-        count: the most videos.
+        index: rows of INDEX, of which ``video_id path`` are used.
+        read_clip: returns the frames of a video. None: no pictures are shown, as for a model that sees no frames.
+        count: the most videos to show.
     """
     score, threshold = pl.col("score"), pl.col("threshold")
     wrong = predictions.filter((score >= threshold) != (pl.col("label") == "fake"))
@@ -221,9 +223,10 @@ def mistakes_gallery(
 
 
 def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFrame:
-    """Return VIDEO_FRAMES: ``video_id group_id jpeg_base64``, a strip of frames for the first 300 videos of ``scores``.
+    """Return VIDEO_FRAMES with a strip of frames for each of the first 300 videos of ``scores``.
 
-    Videos whose clip cannot be read are left out. Without ``read_clip`` the table is empty.
+    Columns are ``video_id group_id jpeg_base64``. Videos whose clip cannot be read are left out. If ``read_clip`` is
+    None, the table is empty.
     """
     rows: list[tuple[str, str, str]] = []
     videos = scores.select("video_id", "group_id").head(_MOST_STRIPS if read_clip else 0)

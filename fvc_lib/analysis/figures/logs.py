@@ -22,9 +22,9 @@ _PHASE_COLORS = {"train": theme.CONTROL, "validation": theme.MODEL}
 
 
 def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smoothing: float = 0.0) -> go.Figure:
-    """Return a figure with one small panel per stage and fold, with the curves of train and validation.
+    """Return a figure with one small panel per stage and fold, with the curves of training and validation.
 
-    All panels have the same scale.
+    All panels have the same vertical scale.
 
     Args:
         curves: rows of ``queries.learning_curves`` of one run.
@@ -64,7 +64,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
 # --- Memory
 
 _NEAR_FACTOR = 2.5  # a budget further above the peak than this would flatten everything below it
-_MOST_POINTS = 3000  # of a timeline
+_MOST_POINTS = 3000  # drawn points of a timeline
 _EVENT_STYLES = {
     "micro_batch": ("diamond", theme.MODEL),
     "step_restored": ("square", theme.MODEL),
@@ -74,7 +74,10 @@ _EVENT_STYLES = {
 
 
 def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of the highest memory of each stage and phase over the folds. A line spans the folds' peaks."""
+    """Return a figure of the peak memory of each stage and phase, the highest over the folds.
+
+    A line spans the range of the peaks of single folds.
+    """
     if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
     used = pl.col("used_mb")
@@ -95,7 +98,10 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def growth_figure(findings: MemoryFindings) -> go.Figure:
-    """Return a figure of the median memory of each training epoch, with the fitted line. A leak is red."""
+    """Return a figure of the median memory of each training epoch, with a fitted line for each training.
+
+    A training whose memory leaks by ``memory.LEAK_RULE`` is red.
+    """
     points = memory.epoch_medians(findings.usage)
     if points.is_empty():
         return theme.nothing_to_show("Memory from epoch to epoch", "No training epoch has been sampled yet.")
@@ -125,7 +131,7 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
 def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     """Return a figure of memory over time, with marks for events such as an out-of-memory.
 
-    Stages follow each other without the pauses between them.
+    The time axis joins the stages without the pauses between them.
     """
     rows = findings.usage.drop_nulls("seconds")
     if rows.is_empty():
@@ -171,9 +177,9 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
 
 
 def _draw_budget(draw: Callable[..., Any], axis: str, findings: MemoryFindings) -> None:
-    """Add a line at the budget, unless the budget is more than 2.5 times the peak.
+    """Add a line at the memory budget, unless the budget is more than 2.5 times the peak.
 
-    ``draw`` is the method of the figure that adds a line across ``axis``.
+    ``draw`` is the figure's method ``add_vline`` with ``axis`` "x", or ``add_hline`` with ``axis`` "y".
     """
     peak = findings.peak
     if peak is not None and peak["budget_mb"] is not None and peak["budget_mb"] <= _NEAR_FACTOR * peak["used_mb"]:

@@ -33,7 +33,8 @@ _MAIN = headline.HEADLINE_METRIC
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     """Return the model's metrics over all folds: ``metric better by_video by_group fold_mean fold_std``.
 
-    In ``by_video`` every video has the same weight, in ``by_group`` every group. Both are text with intervals.
+    ``better`` is ``higher`` or ``lower``. ``by_video`` and ``by_group`` are text with intervals. In ``by_video`` every
+    video has the same weight, in ``by_group`` every group. ``fold_mean`` and ``fold_std`` are numbers over the folds.
     """
     model = results.filter(source="model")
     texts = [None if row[0] is None else interval_text(*row) for row in model.select("value", "low", "high").rows()]
@@ -50,8 +51,8 @@ _METRIC = (
 
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return every metric over all folds: ``metric better``, and one column for the model and for each control."""
-    # No control has a temperature, so metrics before it are the model's alone; the margin is between two rows.
+    """Return one row per metric over all folds: ``metric better``, a column for the model, and one for each control."""
+    # Only the model has metrics of scores before the temperature. The margin is a difference of two sources.
     of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
     source = pl.col("source").map_elements(wording.source_name, pl.String)
@@ -59,11 +60,12 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | None, int, int]]) -> pl.DataFrame:
-    """Return for each fold the choices of its inner validation part, and the size of its test part.
+    """Return one row per fold: what was chosen on its inner validation part, and the size of its test part.
 
     Args:
         predictions: predictions of all folds.
-        epochs: maps a fold to the chosen epoch, and the numbers of videos and groups in the inner validation part.
+        epochs: maps a fold to ``(chosen epoch, number of videos, number of groups)``. The numbers count the inner
+            validation part.
 
     Returns:
         ``fold temperature threshold num_test_videos num_test_groups called_fake_share epoch num_inner_videos
@@ -101,7 +103,8 @@ def controls_figure(
 ) -> go.Figure:
     """Return a figure of the ROC AUC of the model and of its controls over all folds, with intervals.
 
-    ``verdict`` is the verdict of the run, which becomes the title. None: the title is judged from ``results`` alone.
+    The title is the sentence of ``verdict``, the verdict of the run. If it is None, the verdict is computed from
+    ``results`` alone.
     """
     scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:
@@ -146,9 +149,9 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
 
 
 def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """Return a figure of the ROC AUC in each slice, the videos with one value of a property.
+    """Return a figure of the ROC AUC in each slice. A slice holds the videos with one value of a property.
 
-    Small slices are pale. A slice of one class has no point.
+    Slices with few groups are pale. A slice of one class has no point.
     """
     name = metric_name(_MAIN)
     rows = slices.filter(metric=_MAIN).sort("slice_by", -pl.col("num_videos"), "value")

@@ -58,7 +58,7 @@ class CurveBand:
         low: float64 (G,), pointwise lower ends of the band. All are NaN if a class has fewer than two groups.
         high: float64 (G,), pointwise upper ends, likewise.
         area: exact ROC AUC within folds.
-        fold_heights: float64 (F, G), the curves of the F folds with both classes.
+        fold_heights: float64 (F, G), true positive rates of the F folds that have both classes.
     """
 
     grid: FloatArray
@@ -86,9 +86,9 @@ def roc_band(
 
     Args:
         labels: int (N,), where 1 is fake.
-        scores: float (N,).
-        groups: N group names.
-        folds: int (N,).
+        scores: float (N,), higher for fakes.
+        groups: (N,), the name of the group of each row.
+        folds: int (N,), the fold of each row.
         replicates: number of half-samples of the groups.
         seed: seed of the half-samples.
         confidence: coverage of the band.
@@ -112,10 +112,15 @@ def roc_band(
 
 
 def _mean_curves(weights: FloatArray, labels: IntArray, scores: FloatArray, folds: list[IntArray]) -> FloatArray:
-    """Return true positive rates (R, G), averaged over folds and weighted by pairs of a fake and a real.
+    """Return R mean ROC curves over folds: true positive rates (R, G) at the G false positive rates of ``_GRID``.
 
-    ``weights`` (R, N) are R sets of row weights, ``folds`` the row numbers of the folds. A row is NaN if no fold has
-    both classes.
+    The weight of a fold is its number of pairs of a fake and a real. A curve is NaN if no fold has both classes.
+
+    Args:
+        weights: (R, N), the weights of the N rows for each of the R curves.
+        labels: int (N,), where 1 is fake.
+        scores: float (N,).
+        folds: for each fold, the numbers of its rows.
     """
     total, pairs = np.zeros((len(weights), _GRID.size)), np.zeros(len(weights))
     for rows in folds:
@@ -163,7 +168,7 @@ def roc_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
 
 
 def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, npt.NDArray[Any], IntArray]:
-    """Return labels, scores, groups and folds."""
+    """Return labels (1 is fake), scores, groups and folds of the predictions, (N,) each."""
     scores, groups, folds = (predictions[name].to_numpy() for name in ("score", "group_id", "fold"))
     return fake_labels(predictions), scores, groups, folds
 
@@ -174,16 +179,17 @@ def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, npt.NDArr
 def shares_of(
     parts: Sequence[npt.NDArray[np.bool_]], values: npt.NDArray[Any], groups: npt.NDArray[Any], **how: Any
 ) -> pl.DataFrame:
-    """Return the mean of 0 and 1 ``values`` (N,) in each part of the videos, with an interval over the part's groups.
+    """Return the share of ones among ``values`` in each part of the videos, with an interval over the part's groups.
 
     Args:
-        parts: masks, bool (N,).
-        values: (N,).
-        groups: (N,), group names.
+        parts: one mask, bool (N,), for each part.
+        values: (N,), 0 or 1.
+        groups: (N,), the name of the group of each video.
         how: ``replicates``, ``seed`` and ``confidence`` of ``intervals_over_groups``.
 
     Returns:
-        One row per part: ``share low high num_videos num_groups``. The ends are null in a part of one group.
+        One row per part: ``share low high num_videos num_groups``. ``low`` and ``high`` are null if the part has one
+        group only.
     """
     rows = []
     for part in parts:
@@ -235,8 +241,8 @@ def calibration_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
 def risk_coverage_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
     """Return a figure of the share of wrong decisions if only the surest 10, 20, ... 100 percent are decided.
 
-    A video is the surer, the farther its score is from the threshold of its fold. ``how`` are ``replicates``, ``seed``
-    and ``confidence`` of the intervals.
+    A decision is surer if the score is farther from the threshold of its fold. ``how`` are ``replicates``, ``seed`` and
+    ``confidence`` of the intervals.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")

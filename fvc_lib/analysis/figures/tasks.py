@@ -29,11 +29,15 @@ _MOST_POINTS = 800  # of each target
 
 
 def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
-    """Return every metric of ``subjects`` for the model and its controls. The subject ``target:`` means all targets.
+    """Return one row per metric of ``subjects``, with the values of the model and of its controls.
+
+    Args:
+        results: rows of TASK_RESULTS.
+        subjects: what the metrics are about, such as ``all`` or ``captions``. ``target:`` means all targets.
 
     Returns:
-        ``of metric unit better Model``, one column per control, and ``num_samples num_groups``. Numbers are text with
-        intervals; null means that a control has no such number.
+        ``of metric unit better Model``, one column per control, and ``num_samples num_groups``. ``of`` is the readable
+        subject. Values are text with intervals. Null means that a control has no value for the metric.
     """
     rows = pl.concat([results.clear(), *(results.filter(_about(subject)) for subject in subjects)])
     texts = [_value_text(row) for row in rows.iter_rows(named=True)]
@@ -70,8 +74,13 @@ def _value_text(row: Mapping[str, Any]) -> str:
 def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
     """Return one row per part of the split: ``part split num_rows`` and the columns of ``counted``.
 
-    A key of ``counted`` is the name of a column to return. Its value is the column of ``rows`` whose distinct values
-    are counted. ``split`` says where the split comes from. It is null for an empty part.
+    Args:
+        rows: one row per sample, with ``part`` and ``split_source``.
+        counted: maps the name of a column to return to the column of ``rows`` whose distinct values it counts.
+
+    Returns:
+        ``split`` is ``official`` (published with the corpus), ``made`` or both, joined by a comma. It is null for an
+        empty part.
     """
     counts = rows.group_by("part").agg(
         split=pl.col("split_source").unique().sort().str.join(", "),
@@ -82,7 +91,10 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
 
 
 def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per target: ``target unit num_images num_groups mean std least most``, over ``images``."""
+    """Return one row per target: ``target unit num_images num_groups mean std least most``.
+
+    The statistics are over those ``images`` that have a number for the target.
+    """
     known = targets.join(images.select("image_id"), on="image_id", how="semi")
     value = pl.col("value")
     statistics = {"mean": value.mean(), "std": value.std(), "least": value.min(), "most": value.max()}
@@ -91,15 +103,19 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
-    """Return by target its mean over the training images. The control "mean predictor" always answers this mean."""
+    """Return a dict from target to its mean over the training images.
+
+    The control "mean predictor" predicts this mean for every image.
+    """
     training = target_table(images.filter(part="train"), targets)
     return dict(training.select("target", "mean").iter_rows())
 
 
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per reason of rejection, the most frequent first: ``reason number one_of_them what_and_remedy``.
+    """Return one row per reason for rejecting files, the most frequent first.
 
-    ``one_of_them`` is the path of a rejected file, ``what_and_remedy`` the explanation recorded for a file.
+    Columns are ``reason number one_of_them what_and_remedy``. ``one_of_them`` is the path of an example, the first
+    rejected file with this reason. ``what_and_remedy`` is the explanation that was recorded for it.
     """
     first = {"one_of_them": pl.col("path").first(), "what_and_remedy": pl.col("detail").first()}
     counts = rejected.group_by("reason").agg(number=pl.len(), **first)
@@ -119,9 +135,10 @@ def class_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
-    """Return a confusion matrix: rows are true classes, columns predicted classes, cells the share of the row.
+    """Return a figure of the confusion matrix of the test images.
 
-    If there are more than 32 classes, the 32 with the most mistakes are drawn.
+    Rows are true classes, columns are predicted classes. The shade of a cell is its share of the true class, and the
+    text is the number of images. If there are more than 32 classes, the 32 with the most mistakes are drawn.
     """
     if predictions.is_empty():
         return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
@@ -129,7 +146,7 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     counts = predictions.group_by(true, called).len("count")
     counts = counts.with_columns(share=pl.col("count") / pl.col("count").sum().over(true))
     is_right = float((predictions[true] == predictions[called]).to_numpy().mean())
-    # Each class with its number of mistakes, as the true or as the predicted one.
+    # A mistake counts for two classes: the true one and the predicted one.
     is_wrong = pl.col(true) != pl.col(called)
     sides = [counts.select(pl.col(name).alias("class"), number=pl.col("count") * is_wrong) for name in (true, called)]
     ranked = pl.concat(sides).group_by("class").agg(pl.col("number").sum())
@@ -145,7 +162,7 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
         f"{counted}{cut}; darker: a larger share of the class; numbers: images",
         height=150 + 26 * max(4, len(classes)),
     )
-    # Numbers tell shortened names apart.
+    # Row numbers distinguish classes whose shortened names are equal.
     numbers = [str(number) for number in range(1, len(classes) + 1)]
     ticks = [f"{figure_text(theme.shortened(name, 18))}  {n}" for name, n in zip(classes, numbers, strict=True)]
     drawn.add_heatmap(
@@ -168,7 +185,7 @@ def target_scatter_figure(
     Args:
         predictions: rows of TARGET_PREDICTIONS.
         results: results of the run.
-        means: mean of each target, from ``training_means``.
+        means: maps a target to its mean over the training images (``training_means``).
         confidence: coverage of the intervals.
     """
     if predictions.is_empty():

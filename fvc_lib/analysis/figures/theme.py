@@ -30,7 +30,7 @@ LABEL_COLORS = {"real": REAL, "fake": FAKE}
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7A5C99", "#4D4D4D")
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-# Above the plot on the left; on the right it would lie under the figure's own buttons.
+# The legend stands above the plot on the left. On the right, plotly's buttons would cover it.
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"}
 LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
 _TITLE_CHARACTERS = 88
@@ -82,7 +82,7 @@ def figure(finding: str, subtitle: str, *, height: int = 380) -> go.Figure:
 
 
 def nothing_to_show(what: str, why: str) -> go.Figure:
-    """Return a small figure without data. Its title names ``what`` is missing, its subtitle says ``why``."""
+    """Return a small figure without data that says ``what`` is missing (title) and ``why`` (subtitle)."""
     empty = figure(f"{what}: nothing to show", why, height=150)
     return empty.update_xaxes(visible=False).update_yaxes(visible=False)
 
@@ -104,7 +104,10 @@ def fake_labels(predictions: pl.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def in_groups(count: int, one: str, num_groups: int) -> str:
-    """Return text for a subtitle, such as ``n = 96 videos in 24 groups``."""
+    """Return text for a subtitle, such as ``n = 96 videos in 24 groups``.
+
+    ``one`` is the name of a sample in the singular, such as ``video``.
+    """
     return f"n = {count_text(count, one)} in {count_text(num_groups, 'group')}"
 
 
@@ -160,7 +163,8 @@ def interval_chart(
         rows: the first stands on top.
         names: title of the axis of names.
         values: title of the axis of values.
-        chance: position of a dashed line. The axis then reaches from 0.1 below it to 1. None: no line, from zero.
+        chance: score of guessing, marked by a dashed line. The axis then ends at 1. If None, there is no line, and the
+            axis begins at 0.
     """
     row_height = 42 if any("<br>" in row.tick for row in rows) else 30
     drawn = figure(finding, subtitle, height=150 + row_height * len(rows))
@@ -213,7 +217,7 @@ def bar_chart(
             in ``names`` and ``colors`` are left out.
         colors: colour of each series, in the order of stacking.
         names: names of the bars, the first on top.
-        titles: titles of the axis of names and of the axis of numbers.
+        titles: ``(title of the axis of names, title of the axis of numbers)``.
     """
     drawn = figure(finding, subtitle, height=150 + 34 * max(len(names), 3))
     # Bars stand at numbers: plotly would read HTML in a name, and merge names that are equal when shortened.
@@ -230,9 +234,15 @@ def bar_chart(
 
 
 def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: Any) -> go.Scatter:
-    """Add a line to the figure ``drawn`` and return its trace.
+    """Add a line through the points ``x`` and ``y`` to the figure ``drawn``, and return the trace.
 
-    ``look`` may hold ``dash``, ``width``, ``where`` (row and column of a panel), and any field of the trace.
+    Args:
+        drawn: the figure.
+        x: positions (N,).
+        y: values (N,).
+        name: name in the legend, plain text.
+        color: ``#RRGGBB`` or ``rgba(...)``.
+        look: ``dash``, ``width``, ``where`` (a position from ``panel_grid``), and any field of the trace.
     """
     line = {"color": color, "dash": look.pop("dash", "solid"), "width": look.pop("width", 2)}
     where = look.pop("where", {})
@@ -251,7 +261,7 @@ def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
 
 
 def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
-    """Set axis titles ``x`` and ``y`` and ranges for a figure whose values are shares in [0, 1]. Return the figure."""
+    """Give both axes of a figure of shares the range [0, 1] and the titles ``x`` and ``y``. Return the figure."""
     drawn.update_xaxes(title_text=x, range=[-0.02, 1.02])
     return drawn.update_yaxes(title_text=y, range=[-0.02, 1.04])
 
@@ -277,7 +287,7 @@ def panel_grid(
     drawn = make_subplots(rows=rows, cols=columns, vertical_spacing=spacing, subplot_titles=shown, **axes)
     drawn.update_annotations(font={"size": 12, "color": NEUTRAL})
     drawn.update_layout(figure(finding, subtitle, height=height).layout)
-    # Next to the subtitle: the titles of the panels take the place above them.
+    # The legend stands next to the subtitle, because the titles of the panels are above the panels.
     legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1 - 42 / height, "yref": "container"}
     drawn.update_layout(legend={**legend, "yanchor": "top"})
     return drawn, [{"row": number // columns + 1, "col": number % columns + 1} for number in range(len(titles))]
