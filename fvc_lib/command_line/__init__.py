@@ -1,1 +1,1 @@
-"""What is typed: commands that put the other rooms together for a person at a terminal or a batch script."""
+"""The commands of ``run_notebooks.py``, for a person at a terminal or a batch script."""

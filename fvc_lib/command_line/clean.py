@@ -1,6 +1,7 @@
 """``clean``: delete files that runs and caches no longer need, after a preview.
 
-Only caches and files of runs are deleted, and no link is followed. After a kill the next call does the rest.
+Only caches and files of runs are deleted, and no link is followed. If the command is killed, the next call deletes the
+rest.
 """
 
 import os
@@ -22,24 +23,26 @@ from fvc_lib.services.run_paths import RunPaths, list_runs
 
 _FEATURES = re.compile(r"[0-9a-f]{32}(_[a-z0-9_]+)?")
 _WEIGHTS = (".safetensors", ".pt")
-# Records show which test folds were opened before; best models are the result of hours.
+# Ends of names of superseded files that stay. Records show which test folds were opened; training a model takes hours.
 _STAY_SUPERSEDED = ("best_model.safetensors", ".json")
-Part = tuple[Path, str, int, Callable[[], object]]  # where, a description, bytes, and the function that deletes it
+Part = tuple[Path, str, int, Callable[[], object]]  # folder, description, size in bytes, function that deletes the part
 
 
 def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part]:
-    """Yield what can be deleted of ``run``; nothing if it is unfinished or finished after ``before``.
+    """Yield the part of ``run`` that can be deleted; nothing if there is none.
+
+    A run that is unfinished, damaged or at work has no such part.
 
     Args:
         run: the run.
-        before: time in seconds since 1970.
-        models: whether to yield all trained weights, too.
+        before: only a run that finished before this time counts, in seconds since 1970.
+        models: whether all trained weights can be deleted, too.
     """
     superseded = list(_files(run.superseded))
     paths = {path for path in superseded if not path.name.endswith(_STAY_SUPERSEDED)}
     if models:
         paths |= {path for path in (*superseded, *_files(run.root / "checkpoints")) if path.suffix in _WEIGHTS}
-    with suppress(FvcError, OSError):  # a damaged run is nobody's to delete
+    with suppress(FvcError, OSError):  # nothing of a damaged run is deleted
         is_old = run.status_json.stat().st_mtime <= before
         if paths and is_old and status_now(run).state == "done" and not is_worked_on(run):
             what = f"superseded attempts{' and trained weights' if models else ''}"
@@ -47,7 +50,10 @@ def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part
 
 
 def parts_of_cache(cache: Path, before: float) -> Iterator[Part]:
-    """Yield clips, features and re-encoded videos last used before the time ``before``, in seconds since 1970."""
+    """Yield the parts of the folder ``cache`` that were last used before the time ``before``, in seconds since 1970.
+
+    They are sets of clips, features and re-encoded videos, and folders of forensic measurements.
+    """
     from fvc_lib.video.clips.store import prune_set, stored_sets  # PyAV takes a moment to load
     from fvc_lib.video.features.measuring import FEATURES_FOLDER
 
@@ -67,14 +73,17 @@ def _delete_of_run(run: RunPaths, paths: Collection[Path]) -> None:
 
 
 def _lives(run: RunPaths) -> bool:
-    """Return whether a process works on the run, or it waits for a job or a resumption; True if it cannot be read."""
+    """Return whether a process works on ``run``, or the run waits for a job or a resumption.
+
+    True if the run's status cannot be read.
+    """
     with suppress(FvcError, OSError):
         return status_now(run).state in ("waiting", "requeue") or is_worked_on(run)
     return True
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, without following links."""
+    """Yield the files in ``folder`` and its subfolders, without following links."""
     if not folder.is_symlink():
         for parent, _, names in os.walk(folder):
             yield from (Path(parent, name) for name in names)
@@ -89,11 +98,11 @@ def _files(folder: Path) -> Iterator[Path]:
 @click.option("--models", is_flag=True, help="Also delete the trained weights of finished runs: a clean start.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
-    """Show what can be freed, by run and cache; delete it with --yes.
+    """Show how many MB each run and cache can free; with --yes delete these files.
 
-    Caches: clips, re-encoded videos, features and measurements; they stay while a run is at work or waits. Of finished
-    runs: superseded attempts without their best models and records, and with --models all trained weights. Tables,
-    metrics and reports stay, and so do unfinished runs.
+    Caches hold clips, re-encoded videos, features and measurements. They stay while a run is at work or waits. Of
+    finished runs, files of superseded attempts go, except their best models and records. With --models all trained
+    weights go, too. Tables, metrics and reports stay. Unfinished runs stay as they are.
 
     \b
     python run_notebooks.py clean                        what would go

@@ -33,7 +33,11 @@ _RUNS_DIR = click.option(
 @click.argument("run", default="latest")
 @_RUNS_DIR
 def status(run: str, runs_dir: Path | None) -> None:
-    """Show how far RUN is: 'latest', a run id, a part of one, a run folder, or the --out of a submitted predict."""
+    """Show the state of RUN, of its tasks, and of its SLURM jobs.
+
+    RUN is 'latest', a run id, a part of a run id, a run folder, or the --out folder of a predict command submitted to
+    SLURM.
+    """
     from fvc_lib.analysis.read.runs import run_labels  # polars takes a second to load
 
     folder = RunPaths(Path(run).expanduser().absolute())
@@ -61,7 +65,11 @@ def status(run: str, runs_dir: Path | None) -> None:
 
 
 def _show_jobs(paths: RunPaths) -> list[JobState]:
-    """Print the progress of submitted shards, and the submitted jobs that the queue still lists; return these jobs."""
+    """Print the progress of submitted shards (shares of a stage's files), and the jobs of the run in SLURM's queue.
+
+    Returns:
+        The states of these jobs.
+    """
     shards = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
     for name, number in shards.items():
         click.echo(f"  {shards_line(paths, name, number)}")
@@ -76,13 +84,13 @@ def _show_jobs(paths: RunPaths) -> list[JobState]:
 @click.option("--metric", default="roc_auc", show_default=True, help="The metric that is compared.")
 @_RUNS_DIR
 def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
-    """Compare RUNS (two or more: run ids, parts of them, run folders, or 'latest') on the same videos.
+    """Compare two or more RUNS on the same videos: run ids, parts of run ids, run folders, or 'latest'.
 
-    Shows each pair's difference with an interval over groups, both runs judged on the same draws, and p-values
-    corrected for the number of pairs (Holm 1979). Refuses runs on other videos, labels, groups or folds, and names the
-    difference.
+    For each pair of runs the command shows the difference of the metric with an interval. The groups of videos are
+    resampled, and both runs are judged on the same draws. The p-values are corrected for the number of pairs (Holm
+    1979). Runs whose videos, labels, groups or folds differ are not compared; the output names the difference.
 
-    Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
+    Exit codes: 0 at least one pair was compared, 2 usage, 3 no pair could be compared.
     """
     from fvc_lib.analysis.read import comparison  # sklearn and polars take a second to load
     from fvc_lib.analysis.read.runs import run_labels
@@ -105,7 +113,7 @@ def report_run(run: RunPaths) -> int:
     """Write the run's pages and print its results in a few lines.
 
     Returns:
-        An exit code: 1 if a page could not be written, 3 if a file that the pages show is damaged, else 0.
+        The exit code: 1 if a page could not be written, 3 if a file that the pages show is damaged, else 0.
     """
     from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
     from fvc_lib.analysis.read.headline import run_headline
@@ -133,11 +141,12 @@ def report_run(run: RunPaths) -> int:
 @_RUNS_DIR
 @click.pass_context
 def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
-    """Write RUN's report, a page of each of its records, and the list of all runs; nothing is executed.
+    """Write RUN's report, a page for each of its executed notebooks, and the list of all runs.
 
-    RUN is 'latest', a run id, a part of one, or a run folder. Also while the run is at work, or after it was killed.
+    RUN is 'latest', a run id, a part of a run id, or a run folder. No notebook is executed. The command also works
+    while the run is at work, or after it was killed.
 
-    Exit codes: 0 ok, 1 not written, 3 written, but something it reads is damaged: the lines shown say what.
+    Exit codes: 0 ok, 1 not written, 3 written, but a file that the report reads is damaged; the output names the file.
     """
     context.exit(report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run)))
 
@@ -152,7 +161,9 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
 def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
     """Check packages, torch and its devices, disks and memory.
 
-    Takes a few seconds and changes nothing. Below each problem stands its remedy. Exit code 1 if a run would fail.
+    The checks take a few seconds and change nothing. A remedy stands below each problem.
+
+    Exit codes: 0 a run will work, 1 a run would fail.
     """
     from fvc_lib.execution.doctor import diagnose
 
@@ -167,10 +178,12 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
 @click.command(short_help="List the networks for videos, or show everything about one.")
 @click.argument("name", required=False)
 def detectors(name: str | None) -> None:
-    """List the networks that -p model takes, with parameters, operations, input, weights and whether they run here.
+    """List the networks that -p model takes.
 
-    With NAME, such as r3d_18 or timm:resnet50, everything about one: paper, licences, what to install and to fetch.
-    A network of your own is -p model path/to/my_net.py:MyNet.
+    A row shows the number of parameters, the operations (GFLOPs), the input clip, the weights and their licence, and
+    whether the network runs on this machine. With NAME, such as r3d_18 or timm:resnet50, the command shows everything
+    about one network: paper, licences, packages to install and weights to fetch. A network of your own is -p model
+    path/to/my_net.py:MyNet.
     """
     from fvc_lib.detectors import listing  # torch takes a second to load
     from fvc_lib.services.registry import DETECTORS
@@ -190,10 +203,11 @@ _DETECTOR_ROW = "{:<23.23}  {:<10}  {:<8}  {:<10}  {:<13.13}  {:<34.34}  {}"
 @click.command(short_help="List the forensic features that -p forensic_features true measures.")
 @click.argument("family", required=False)
 def features(family: str | None) -> None:
-    """List the families of forensic features, or the features of FAMILY: columns, units, meanings and papers.
+    """List the families of forensic features and their features; with FAMILY only this family.
 
-    Columns end with the name of the pool over a video's tiles and frames; those of packets do not. With
-    -p feature_families A,B only these families are measured.
+    A feature has a column, a unit and a meaning; a family has a paper. Values of tiles and frames are pooled over a
+    video, and the name of the pool ends the column's name. Features of packets are not pooled. With -p feature_families
+    A,B a run measures only these families.
     """
     from fvc_lib.video.features.family import POOLS, families_named
 
@@ -219,12 +233,13 @@ _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames
     help="As of a run, such as label_map 1=fake,0=real, allow_outside true or num_folds 3. Repeatable.",
 )  # fmt: skip
 def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
-    """List the public corpora that -p corpus takes as they unpack, with their terms and where to get them.
+    """List the public corpora that -p corpus reads as they unpack, with their terms and where to get them.
 
-    With PATH, say what a folder, a manifest or a pattern of tars is recognised as, and count its labels, makers,
-    sources, official parts and groups, before anything runs. No video is opened.
+    PATH is a folder, a manifest (a table of videos) or a pattern of tars. With PATH the command shows which layout it
+    recognises. It counts the videos by corpus, label, generator, manipulation, source of the reals and official part,
+    and the stated groups. No video is opened.
 
-    Exit codes: 0 ok, 2 no corpus, 3 nothing can be trained on it.
+    Exit codes: 0 ok, 2 PATH is no corpus, 3 no detector can be trained on it.
     """
     from fvc_lib.corpus import listing
     from fvc_lib.corpus.corpus_files import counted
@@ -286,11 +301,12 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
 @click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this model, too.")
 @_RUNS_DIR
 def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str | None, runs_dir: Path | None) -> None:
-    """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
+    """Export each RUN to MLflow, finished or not. It needs: make setup-mlflow
 
-    A run becomes one MLflow run: parameters, metrics by step, results with intervals next to their controls, whether it
-    is above them, and the report with its figures. The run folder is only read and stays the reference. Exporting again
-    replaces the earlier export. It needs: make setup-mlflow
+    RUN is 'latest', a run id, a part of a run id, or a run folder. A run becomes one MLflow run with the parameters,
+    the metrics by step, the report with its figures, and the results with intervals. Next to the results are the
+    controls (models that can use only shortcuts), and whether the run is above them. The run folder is only read. A
+    second export of a run replaces the first.
 
     \b
     python run_notebooks.py export-mlflow latest                                     into mlflow.db next to the runs
@@ -300,11 +316,12 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     python run_notebooks.py export-mlflow latest --register news@champion            and into the model registry
     python run_notebooks.py predict models:/news@champion video.mp4                  which predict reads
 
-    --register makes the bundle that export writes a version of the model NAME, as a pyfunc model, and lets ALIAS point
-    at it; the same content again makes no second version. It is for one finished run, of any task.
+    --register makes a bundle of the run, as export does, and registers it as a version of the model NAME (a pyfunc
+    model). ALIAS then points at this version. A bundle with the same content makes no second version. The option is for
+    one finished run, of any task.
 
-    A server's password belongs into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, not into URI, which the
-    list of processes shows. FVC_TRACKER=mlflow exports each run when it ends.
+    User and password of a server belong into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. In URI the list of
+    processes would show them. FVC_TRACKER=mlflow exports each run when it ends.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.mlflow import model_and_alias
 

@@ -1,4 +1,4 @@
-"""The command line: its options and sub-commands; a run needs no sub-command."""
+"""The command line: the options of ``run_notebooks.py``, which begin a run, and its sub-commands."""
 
 import errno
 import re
@@ -34,7 +34,11 @@ EXIT_CODES = (
 
 
 def _unforeseen(error: Exception) -> int:
-    """Print an unforeseen error and the file with its traceback; return 137 if memory ran out, else 1."""
+    """Print an unforeseen error, and write its traceback into a file that the message names.
+
+    Returns:
+        The exit code: 137 if memory ran out, else 1.
+    """
     is_memory, advice = isinstance(error, MemoryError), "This is a defect of FVC, please report it;"
     if is_memory:
         advice = f"Memory ran out in this process. {memory_advice('elsewhere')}"
@@ -48,11 +52,15 @@ def _unforeseen(error: Exception) -> int:
     return 137 if is_memory else 1
 
 
-_CURSOR = re.compile(r"(\r|\x1b\[(\d*[AJK]|\?25[hl]))*")  # progress is drawn again by these, before its text
+# Control characters that stand before the text of a progress line, so that the line is drawn again in place.
+_CURSOR = re.compile(r"(\r|\x1b\[(\d*[AJK]|\?25[hl]))*")
 
 
 class _Terminal:
-    """A text stream that writes control characters as escapes, so that a file's name cannot control the terminal."""
+    """A text stream that writes control characters as readable escape sequences.
+
+    So a file's name cannot control the terminal. Sequences that redraw a progress line (``_CURSOR``) stay.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,7 +81,12 @@ class Commands(click.Group):
     """A group of commands that turns every error into a message and an exit code."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options. If an unknown option is the name of a parameter, the error shows ``-p NAME VALUE``."""
+        """Parse the options.
+
+        Raises:
+            click.NoSuchOption: an option is unknown. If it is the name of a parameter, the message shows how to give
+                the parameter: ``-p NAME VALUE``.
+        """
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -89,7 +102,7 @@ class Commands(click.Group):
         """Return the command that ``args`` begins with.
 
         Raises:
-            UsageError: there is no such command; if it is a path, the message shows how to give a corpus.
+            UsageError: there is no such command. The message also shows how to give a corpus, in case it is a path.
         """
         if self.get_command(ctx, args[0]) is None:
             corpus, near = command_text("-p", "corpus", args[0]), did_you_mean(args[0], self.commands)
@@ -100,7 +113,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command; an error becomes a message and an exit code."""
+        """Run the command. An error becomes a message on standard error and an exit code."""
         with (
             redirect_stdout(cast("TextIO", _Terminal(sys.stdout))),
             redirect_stderr(cast("TextIO", _Terminal(sys.stderr))),

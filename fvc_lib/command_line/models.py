@@ -1,6 +1,7 @@
-"""Open a model that judges files: a finished run, an ensemble, or an exported bundle; and write such a bundle.
+"""Open a model that judges files, and export a run's model as a bundle.
 
-A bundle is a folder that can be used without the run, with a model card (README).
+A model is a finished run, an ensemble of runs, or a bundle. A bundle is a folder with networks and a model card
+(README) that can be used without the run.
 """
 
 from pathlib import Path
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 
 
 def find_model(runs_dir: str | Path, name: str) -> Path:
-    """Return the folder of the bundle, run or ensemble ``name``.
+    """Return the folder of a bundle, run or ensemble.
 
-    ``models:/NAME@ALIAS`` is downloaded from MLflow's model registry into the cache.
+    Args:
+        runs_dir: the folder of all runs.
+        name: path of a bundle; name or path of a run or ensemble; or ``models:/NAME@ALIAS``, which is downloaded from
+            MLflow's model registry into the cache.
 
     Raises:
         UsageError: there is no such bundle, run, ensemble or registered model.
@@ -43,14 +47,15 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
 def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "Predictor":
     """Return the predictor of a bundle, a finished run or an ensemble, of any task.
 
-    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file, with ``values`` by column.
+    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` returns one row per file. ``values`` of a row is
+    ``{column: value}``.
 
     Args:
         path: path of the bundle, run or ensemble, or ``models:/NAME@ALIAS`` of MLflow's registry.
-        allow_code: whether a bundle's own network or crop may run. It is code that the author of the bundle wrote. Not
-            needed for a run, whose code is already on this machine.
-        final: whether a run's network trained on all groups (``train_final``) judges instead of the folds' networks.
-            Not needed for a bundle of that network.
+        allow_code: whether Python code in a bundle may run: a network or a crop that the bundle's author wrote. A run
+            does not need it, because the run's code is already on this machine.
+        final: True: the network that the run trained on all groups (``train_final``) judges. False: the networks of the
+            folds judge. Not needed for a bundle of the network trained on all groups.
 
     Raises:
         UsageError: the path is neither a bundle nor a run, the bundle is damaged or unsafe, or the run is unfinished.
@@ -76,7 +81,11 @@ def load_detector(path: str | Path, *, allow_code: bool = False, final: bool = F
 
 
 def verdict_detector(path: str | Path, *, allow_code: bool = False, final: bool = False) -> "VideoDetector":
-    """Return the detector as ``load_detector`` does; raise ``UsageError`` if the model gives no verdicts."""
+    """Return the detector of a model, loaded as in ``load_detector``.
+
+    Raises:
+        UsageError: as in ``load_detector``, or the model is no video detector and gives no verdicts.
+    """
     from fvc_lib.tasks.video.predicting import VideoDetector
 
     found = load_detector(path, allow_code=allow_code, final=final)
@@ -86,9 +95,10 @@ def verdict_detector(path: str | Path, *, allow_code: bool = False, final: bool 
 
 
 def standing_of_run(run: RunPaths) -> "Standing":
-    """Return how good a run or ensemble is: the first sentences of its report, and its scores next to its controls.
+    """Return how good a run or ensemble is.
 
-    A control is a model that can use only shortcuts, such as the file's metadata.
+    The result has the first sentences of the report, and the scores of the model and of its controls, with intervals. A
+    control is a model that can use only shortcuts, such as the file's metadata.
     """
     from fvc_lib.analysis.pages.answers import worth_of
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline
@@ -146,20 +156,22 @@ _LIMITS = {
 def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> None:
     """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
 
-    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there. Or
-    it is an ensemble: then a bundle of each of its runs lies in members/. Of a run of task image or video_text the
-    bundle has its one network, what its outputs mean, and the run's texts with their embeddings.
+    RUN is 'latest', a run id, a part of a run id, a run folder, or an ensemble. All folds of a run must be trained, and
+    its results must exist. The bundle of an ensemble has a bundle of each of its runs in members/. The bundle of a run
+    of task image or video_text has its one network, the meaning of the network's outputs, and the run's texts with
+    their embeddings.
 
     \b
     python run_notebooks.py export latest
     python run_notebooks.py export latest --to ~/detectors/mine
     python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
 
-    A bundle has the folds' networks (safetensors), how videos are decoded and scores calibrated, the out-of-fold
-    scores, properties of the training videos and hashes by which they are recognised, a model card (README.md), and a
-    SHA-256 of every file, which is checked before loading. It has no video, and no path or name of a video. A network
-    of your own is copied as code, which whoever loads the bundle must allow. A run that is not above its controls is
-    exported as well: the card and every loading say so first.
+    A bundle has the folds' networks (safetensors), the settings for decoding videos and calibrating scores, and the
+    out-of-fold scores. It has properties of the training videos, and hashes by which the videos are recognised. It has
+    a model card (README.md), and a SHA-256 of every file, which is checked before loading. It has no video, and no path
+    or name of a video. A network of your own is copied as code. Who loads the bundle must allow this code. A run that
+    is not above its controls (models that can use only shortcuts) is exported as well. The card and the bundle's
+    predictions then say so first.
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
@@ -172,7 +184,12 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> Non
 
 
 def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tuple[int, str]:
-    """Write the bundle of a run or ensemble: a folder that can be used without the run.
+    """Write the bundle of a run or ensemble into the new folder ``target``.
+
+    Args:
+        run: the run or ensemble.
+        target: path of the bundle.
+        final: whether the bundle gets the network trained on all groups instead of the folds' networks.
 
     Returns:
         The number of networks, and the sentence that says whether the model is better than its controls.
@@ -187,7 +204,7 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
 
     if notes := run_headline(run).notes:
         raise DataError(f"{run.run_id} is not exported: {' '.join(notes)}")
-    # Commands in its sentences name the run instead of folders of this machine.
+    # Commands in the sentences name the run instead of folders of this machine.
     standing, script = standing_of_run(run), str(CHECKOUT / "run_notebooks.py")
     sentences = [
         text.replace(script, "run_notebooks.py").replace(str(run.root), run.run_id) for text in standing.sentences
@@ -202,13 +219,14 @@ def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tup
 def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> str:
     """Return the README of a bundle in the format of the Hugging Face hub: YAML between dashes, then Markdown.
 
-    With ``final`` the card describes the network trained on all groups, and says that the numbers come from the folds.
+    If ``final`` is true, the card describes the network trained on all groups. It says that the numbers were measured
+    with the folds' networks.
     """
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.analysis.wording import clean_text, interval_text
 
     config, headline = run_config(run), run_headline(run)
-    model = clean_text((headline.model or config.model).rpartition("/")[2])  # of a user's file its name alone
+    model = clean_text((headline.model or config.model).rpartition("/")[2])  # a user's file without its folders
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
         circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
@@ -251,7 +269,10 @@ def _final_part(num_networks: int) -> list[str]:
 
 
 def _training(run: RunPaths) -> list[str]:
-    """Return lines on the training: an ensemble's members, or parameters, notes, licences and paper of the network."""
+    """Return lines of Markdown on the training.
+
+    An ensemble has a line per member. A run has lines on the network: number of parameters, notes, licences and paper.
+    """
     from fvc_lib.analysis.wording import clean_text
     from fvc_lib.engine.training_state import TrainingRecord
     from fvc_lib.services.registry import BACKBONES, DETECTORS

@@ -1,1 +1,1 @@
-"""Stages, the notebook engine, run status, the command line."""
+"""Execute runs: stages and plans, the notebook engine, the runner with its status files, and jobs of SLURM."""
