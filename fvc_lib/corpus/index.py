@@ -48,9 +48,9 @@ from fvc_lib.video.reencode import recipe_named
 
 
 def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ...]]:
-    """Return a mapping from source id to group, and the links that joined stated groups.
+    """Return (groups, merges): the leakage group of each source id, and the links that joined stated groups.
 
-    Only the groups that the label source states count; no video is compared. A source without a stated group forms a
+    Only groups that the label source states are used; no video is compared. A source id without a stated group forms a
     group called ``source <source id>``.
     """
     sources = listing.annotations["source_id"].unique().sort().to_list()
@@ -59,12 +59,12 @@ def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ..
 
 
 def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
-    """Return a table ``video_id group_id label`` of the sources whose rows all say real, or all say fake.
+    """Return a table ``video_id group_id label`` of the source ids whose rows agree that they are real, or fake.
 
     ``video_id`` is the source id, because there may be no video. Rows with an empty label are ignored.
 
     Args:
-        annotations: ANNOTATIONS rows.
+        annotations: ANNOTATIONS table: one row for each row of the label source.
     """
     rows = annotations.drop_nulls("label").filter(pl.col("label").n_unique().over("source_id") == 1)
     rows = rows.filter(pl.col("label").is_in(LABELS)).unique("source_id", keep="first", maintain_order=True)
@@ -74,8 +74,8 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
 def listed_videos(listing: Listing) -> pl.DataFrame:
     """Return a table ``video_id group_id label official_split`` with one row per listed video.
 
-    No file is opened. So ``video_id`` is the path, groups are those that the corpus states, and an index of this
-    corpus has at most these rows.
+    No file is opened. So ``video_id`` is the path, and groups are those that the corpus states. An index of this corpus
+    has at most as many videos.
     """
     group_of, _ = group_annotations(listing)
     rows = [(entry.path, group_of[entry.source_id], entry.label, entry.official_split) for entry in listing.entries]
@@ -89,7 +89,7 @@ def listed_videos(listing: Listing) -> pl.DataFrame:
 def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
     """Return the rejected rows that count as the loss of a labelled video.
 
-    Missing videos of FVC-2018 do not count: the corpus consists of annotations, and most of its videos were deleted.
+    Missing videos of FVC-2018 do not count: that corpus consists of annotations, and most of its videos were deleted.
     """
     losses = rejected.filter(~pl.col("reason").is_in(sorted(NOT_A_LOSS)))
     for name, part in (listing.parts or {"": listing}).items():
@@ -106,10 +106,10 @@ def refuse_unusable(listing: Listing, videos: pl.DataFrame, rejected: pl.DataFra
         listing: the corpus that the videos come from.
         videos: usable videos, with the column ``label``.
         rejected: REJECTED table.
-        max_rejected_share: largest share of labelled videos that may be lost.
+        max_rejected_share: largest share of labelled videos that may be lost, 0 to 1.
 
     Raises:
-        DataError: no usable video, videos of one label only, or too many labelled videos lost.
+        DataError: no video is usable, all have the same label, or too many labelled videos are lost.
     """
     losses = _losses(listing, rejected) if videos.height else rejected
     try:
@@ -138,21 +138,21 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
 
 # --- The index.
 
-_ROWS_AT_ONCE = 1 << 13  # rows of the table that are made at a time
-_SAME_AS, _USED = "same content as ", ", which is used."  # around the repr of a path
+_ROWS_AT_ONCE = 1 << 13  # rows of the index that are made at a time
+_SAME_AS, _USED = "same content as ", ", which is used."  # the text of a rejection before and after the repr of a path
 _PROBED = [field.name for field in fields(VideoProbe)]
 _HASHES = ("content_sha256", "perceptual_hash")
 
-Reject = Callable[[Iterable[str], str, str], None]  # rejects paths for a reason, with a detail
+Reject = Callable[[Iterable[str], str, str], None]  # called with (paths, reason, detail); rejects these paths
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """Contents and exclusions of an index, for printing."""
+    """Counts of the videos in an index and of those left out, for printing."""
 
-    num_known: int  # files that were not probed again because they are unchanged
-    summary: pl.DataFrame  # the report as text: ``what value``
-    rejected: pl.DataFrame  # ``reason videos``, most frequent first
+    num_known: int  # number of files that were not probed again because they are unchanged
+    summary: pl.DataFrame  # table ``what value`` of counts as text
+    rejected: pl.DataFrame  # table ``reason videos``: number of rejected files by reason, most frequent first
     notes: tuple[str, ...]  # sentences for the user
 
 
@@ -166,8 +166,8 @@ def build_index(
     """Probe a corpus; write its index, the rejected files, the links between groups, and every annotation.
 
     The tables depend on the files, the labels and the name of the corpus. They do not depend on file order, worker
-    count, working directory or where the corpus lies. Probe results are stored as they come below the cache folder; a
-    killed index continues from them.
+    count, working directory or the place of the corpus. Each probe result is stored below the cache folder at once, so
+    a call that was killed can be repeated and continues there.
 
     Args:
         corpus: folder, manifest, tar or pattern; see ``listing.read_corpus``.
@@ -180,9 +180,9 @@ def build_index(
         progress: called with (done, total) as files are probed, then as they are re-encoded.
 
     Raises:
-        UsageError: a corpus has no known layout, is given twice or lies within another.
-        DataError: after the tables were written: no usable video, only one label, or too many lost; with
-            ``annotations_only``: no row.
+        UsageError: a corpus has no known layout, is given twice or lies within another corpus.
+        DataError: no video is usable, only one label occurs, or too many videos are lost; with ``annotations_only``:
+            the label tables have no row. It is raised after the tables were written.
     """
     work_dir, folder = Path(config.cache_dir) / "index", Path(tables)
     listing = read_corpora(
@@ -237,10 +237,10 @@ def probe_listing(
     chosen: Callable[[str], bool] = lambda _: True,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """Probe the videos of a listing; return the results by path, and how many were stored by an earlier call.
+    """Probe the videos of a listing; return (results by path, number of results that were stored by an earlier call).
 
-    Stored results of a corpus are reused when it is later indexed together with others. Only paths for which
-    ``chosen`` returns true are probed. Progress counts the files of one corpus at a time. For the other arguments see
+    Stored results of a corpus are reused when the corpus is later indexed together with others. Only paths for which
+    ``chosen`` returns true are probed. ``progress`` counts from 0 for each corpus. For the other arguments see
     ``probe_files``.
     """
     results: dict[str, ProbeResult] = {}
@@ -263,9 +263,10 @@ def files_of(listing: Listing) -> dict[str, Path]:
 def _grouped(
     listing: Listing, results: dict[str, ProbeResult], near_duplicate_bits: int, reject: Reject
 ) -> tuple[pl.DataFrame, tuple[Merge, ...]]:
-    """Return (videos, merges): the INDEX columns of the readable files without ids, and the links between groups.
+    """Return (videos, merges): one row per readable file, and the links that joined stated groups.
 
-    Unreadable files are rejected. ``results`` is emptied, so that hashes are not held twice.
+    ``videos`` has the columns of INDEX except ``video_id``. Unreadable files are rejected. Used results are removed
+    from ``results``, so that hashes are not in memory twice.
     """
     entries = []
     for entry in listing.entries:
@@ -274,7 +275,7 @@ def _grouped(
             reject([entry.path], result.reason, result.detail)
         else:
             entries.append(entry)
-    # Files that are left out later link groups, too.
+    # Files that are left out later also count as links between groups.
     members = [
         GroupMember(entry.path, entry.source_id, results[entry.path].content_sha256, entry.stated_group)
         for entry in entries
@@ -293,16 +294,16 @@ def _grouped(
 
 
 def _column(name: str, entries: Sequence[Entry], results: Sequence[ProbeResult]) -> list[object]:
-    """Return the values of an INDEX column: a field of the probes, a hash, or a field of the entries."""
+    """Return the values of the INDEX column ``name``, from a field of the probes, a hash or a field of the entries."""
     if name in _PROBED:
         return [getattr(result.probe, name) for result in results]
     return [getattr(row, name) for row in (results if name in _HASHES else entries)]
 
 
 def _settle_contents(videos: pl.DataFrame, reject: Reject) -> pl.DataFrame:
-    """Return one row for each file content in each corpus: the first. Reject the others.
+    """Return the first row of each file content in each corpus; reject the others as duplicates.
 
-    All files of a content are rejected if they have different labels.
+    Files of equal content with different labels are all rejected.
     """
     is_disputed = pl.col("label").n_unique().over("content_sha256") > 1
     for rows in videos.filter(is_disputed).partition_by("content_sha256", maintain_order=True):
@@ -352,7 +353,7 @@ def _reencoded(
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return (originals, videos): the rows whose files could be re-encoded, with the old and with the new probes.
 
-    Content and pictures, and so ids and groups, stay those of the files as they are.
+    The hashes of content and pictures stay those of the original files, and so do ids and groups.
     """
     path_of = dict(videos.select("content_sha256", "path").iter_rows())
     sources = {content: files[path] for content, path in path_of.items()}
@@ -373,7 +374,7 @@ def _reencoded(
 def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
     """Map each content hash to an id: its first ``length`` hex digits.
 
-    If two hashes begin with the same digits, all ids are longer: as long as is needed to tell them apart.
+    If two hashes begin with the same digits, all ids get more digits, as many as are needed to tell them apart.
     """
     distinct = set(contents)
     while len({content[:length] for content in distinct}) < len(distinct):
@@ -406,11 +407,11 @@ def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame) -> p
     return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
 
 
-_SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
+_SAME_RATE = 0.01  # relative difference of equal frame rates; 23.976 and 24, 29.97 and 30 frames a second differ less
 
 
 def rescaling_note(originals: pl.DataFrame, recipe: str) -> str:
-    """Return a sentence that counts enlarged videos and videos with repeated frames; empty if no height is set.
+    """Return a sentence that counts enlarged videos and videos with repeated frames; empty if nothing was rescaled.
 
     Args:
         originals: INDEX of the files before re-encoding.

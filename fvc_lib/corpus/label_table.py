@@ -1,4 +1,7 @@
-"""CSV and Parquet tables of users, read as text: columns, rows, and the files that rows name."""
+"""Read CSV and Parquet tables that users wrote: columns, rows, and the files that rows name. All cells are text.
+
+A manifest is such a table with one row per file. Table text is text with escapes (``atomic_files.escape_text``).
+"""
 
 import csv
 import difflib
@@ -35,9 +38,9 @@ PART_NAMES = {"train": "train", "training": "train", "validation": "validation",
 SEPARATORS = (",", ";", "\t")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
-# Spellings of "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
+# Texts that mean "no value". With str(NaN), else, all rows without a group would be in one group called "nan".
 MISSING = ("", "nan", "null", "none", "<na>")
-# The facts that must be equal for all frames of a video.
+# Returns the facts of a row that must be equal for all frames of a video.
 _FACTS_OF_A_VIDEO = attrgetter(
     "label", "stated_group", "manipulation", "platform", "generator", "real_source", "official_split"
 )
@@ -49,7 +52,7 @@ class LabelTable:
 
     name: str  # file name, for messages
     columns: tuple[str, ...]  # stripped column names
-    rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: more or fewer cells than the header
+    rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: its number of cells is not the header's
 
     def records(self, rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield (1-based row number, cells by column in lower case) of the well-formed rows; reject the others."""
@@ -64,11 +67,15 @@ class LabelTable:
     def further_columns(self, needed: Sequence[Sequence[str]], optional: Sequence[Sequence[str]] = ()) -> list[str]:
         """Check the columns, and return those that are neither ``needed`` nor ``optional``.
 
-        An item of the arguments holds names of the same meaning, in lower case. The case of columns does not matter. A
-        known name with a suffix, such as ``label_basis``, is not taken for a misspelling.
+        A known name with a suffix, such as ``label_basis``, does not count as a misspelling.
+
+        Args:
+            needed: needed columns. Each item holds names with the same meaning, in lower case, such as ``("group",
+                "group_id")``; the table needs one of them, in any case.
+            optional: optional columns, likewise.
 
         Raises:
-            UsageError: a needed column is missing, two columns mean the same, or a name looks like a misspelt one.
+            UsageError: a needed column is missing, two columns mean the same, or a column looks like a misspelt name.
         """
         lower, known = [column.lower() for column in self.columns], tuple(chain(*needed, *optional))
         for names in (*needed, *optional):
@@ -99,8 +106,8 @@ class FileRow:
     number: int  # 1-based
     path: str  # table text, relative to the root of the corpus
     refusal: Refusal | None  # why the file is unusable; None: it is usable
-    cells: Mapping[str, str]  # text by column in lower case
-    name: str  # name of the row, for messages
+    cells: Mapping[str, str]  # maps the name of a column, in lower case, to the text of its cell
+    name: str  # name of the row in messages, such as ``manifest.csv row 3``
 
     def refused(self, other: Refusal | None = None) -> Refusal | None:
         """Return ``refusal``, else ``other``, with the row's name in its detail; None if both are None."""
@@ -111,7 +118,7 @@ class FileRow:
 def file_rows(
     table: LabelTable, files: CorpusFiles, rejections: Rejections, path_columns: Sequence[str]
 ) -> Iterator[FileRow]:
-    """Yield the well-formed rows of a manifest with their files looked up.
+    """Yield the well-formed rows of a manifest, after checking whether their files are usable.
 
     Args:
         table: the manifest.
@@ -137,10 +144,10 @@ def join_frames(
     words: Iterable[str],
     rejections: Rejections,
 ) -> tuple[list[Entry], list[str | Refusal], tuple[str, ...]]:
-    """Replace the rows that name pictures in one folder by a single row for the video of these frames.
+    """Replace the rows that name pictures in the same folder by a single row for the video of these frames.
 
-    Pictures in a folder may not be frames of one video, such as pictures with two labels. Then a row that states a
-    group remains as a video of one frame, and a row without a group is refused.
+    If the pictures in a folder cannot be frames of one video (for example, they have two labels), rows that state a
+    group remain, each as a video of one frame. Rows that state no group are refused then.
 
     Args:
         files: access to the files of the corpus.
@@ -150,7 +157,8 @@ def join_frames(
         rejections: receives refused pictures, and missing pictures of a video.
 
     Returns:
-        The remaining rows, the path or refusal of each remaining row, and at most one note.
+        (rows, places, notes): the remaining rows, the path or refusal of each remaining row, and at most one sentence
+        for the user.
     """
 
     def names_in(folder: str) -> Iterable[str]:
@@ -183,15 +191,16 @@ def join_frames(
 
 
 def cell_text(cells: Mapping[str, str], *columns: str) -> str | None:
-    """Return the text of the first of ``columns`` that has a value, stripped, as table text; None if none has."""
+    """Return the stripped text of the first of ``columns`` that has a value, as table text; None if none has."""
     values = (cells.get(column, "").strip() for column in columns)
     return next((escape_text(value) for value in values if value.lower() not in MISSING), None)
 
 
 def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
-    """Return (part, refusal): the part of the split that ``cells`` state.
+    """Return (part, refusal): the part of the split that the ``cells`` of a row state.
 
-    The part is train, validation, test, or None for empty cells. The refusal is None unless the cell has other text.
+    The part is train, validation, test, or None for empty cells. If the cell has other text, the part is None and the
+    refusal says why; else the refusal is None.
     """
     text = cell_text(cells, *SPLIT_COLUMNS)
     if text is None or text.lower() in PART_NAMES:
@@ -202,11 +211,11 @@ def stated_part(cells: Mapping[str, str]) -> tuple[str | None, Refusal | None]:
 def entry_of(
     cells: Mapping[str, str], path: str, label: str | None, row: int, origin: str
 ) -> tuple[Entry, Refusal | None]:
-    """Return (entry, refusal): the entry that a manifest's ``cells`` describe, and why its part is unknown, if so.
+    """Return (entry, refusal): the entry that the cells of a row describe, and the refusal of an unknown part, or None.
 
     Args:
-        cells: text by column in lower case; only known columns are read.
-        path: table text; also the source id of the entry.
+        cells: text of each cell by column name in lower case; unknown columns are ignored.
+        path: path of the file as table text; also becomes the source id of the entry.
         label: label of the entry.
         row: 1-based number of the data row.
         origin: file name of the table.
@@ -230,9 +239,9 @@ def entry_of(
 
 
 def tables_in(folder: AnyPath) -> list[str]:
-    """Return the sorted names of the tables in ``folder``; empty if it is no folder.
+    """Return the sorted file names of the tables in ``folder``; empty if ``folder`` is no folder.
 
-    If there are tables called ``manifest``, in CSV or Parquet, only these are returned.
+    If there is a ``manifest.csv`` or ``manifest.parquet``, other tables are left out.
     """
     names = sorted(path.name for path in Path(folder).glob("[!.]*") if path.suffix.lower() in SUFFIXES)
     return [name for name in names if name in PREFERRED_NAMES] or names
@@ -241,7 +250,7 @@ def tables_in(folder: AnyPath) -> list[str]:
 def find_table(corpus: AnyPath, accepted: str) -> Path:
     """Return the path of the manifest: ``corpus`` itself if it is a file, else the only table in that folder.
 
-    ``accepted`` describes a manifest, for messages.
+    ``accepted`` is a sentence that describes a manifest; it ends the message of the error.
 
     Raises:
         UsageError: the folder holds no table, or several.
@@ -257,9 +266,9 @@ def find_table(corpus: AnyPath, accepted: str) -> Path:
 def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     r"""Read a table as text: UTF-8 (BOM allowed) or UTF-16 text, or Parquet.
 
-    Bytes that are not UTF-8 become surrogate escapes, so that they still name their file. With a ``separator`` of one
-    character cells are quoted as in CSV (RFC 4180). With several, as in ``a.mp4 ||| he said "go"``, a quote is a
-    letter, each line is a row, and space around a cell is dropped.
+    Bytes that are not UTF-8 become surrogate escapes, so that a path with such bytes still names its file. With a
+    ``separator`` of one character, cells are quoted as in CSV (RFC 4180). With a longer separator, as in
+    ``a.mp4 ||| he said "go"``, quotes are ordinary characters, each line is a row, and space around cells is dropped.
 
     Args:
         path: path of the table.
@@ -267,7 +276,8 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
             the header; ``\t`` is a tab.
 
     Raises:
-        UsageError: unreadable, of another format, without header, with a column named twice, or an unusable separator.
+        UsageError: the table is unreadable, has another format, no header or two columns of the same name, or the
+            separator is unusable.
     """
     path, separator = Path(path), separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):
@@ -291,7 +301,7 @@ _Lines = list[list[str]]
 
 
 def _text_lines(path: Path, separator: str) -> _Lines:
-    """Return the cells of each line that is not empty."""
+    """Return the cells of each line that is not empty, the header included; see ``read_label_table``."""
     content = path.read_bytes()
     is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = content.decode("utf-16", "replace") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
@@ -311,7 +321,8 @@ def _text_lines(path: Path, separator: str) -> _Lines:
         ) from error
 
 
-# Limits of the cells of a Parquet table in memory: a small file can unpack to gigabytes.
+# A Parquet table may take this many bytes plus this many times the size of its file: small files can unpack to
+# gigabytes.
 _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
 
 
@@ -323,7 +334,7 @@ def _parquet_lines(path: Path) -> _Lines:
     most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
     too_large = UsageError(f"{path.name}: its cells take more than {most >> 20:,} MiB, too much for its size.")
     try:
-        with path.open("rb") as stream:  # by its name, '[' and '*' in it would be a pattern
+        with path.open("rb") as stream:  # polars would take '[' and '*' in the name of a file for a pattern
             facts = pq.read_metadata(stream)
             if sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)) > most:
                 raise too_large
@@ -331,7 +342,7 @@ def _parquet_lines(path: Path) -> _Lines:
             frame = pl.read_parquet(stream)
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
-    # The file holds repeated texts once.
+    # Checked again, because the file holds repeated texts only once.
     if sum(frame[name].str.len_bytes().sum() for name in frame.columns if frame.schema[name] == pl.String) > most:
         raise too_large
     return [frame.columns, *(list(map(_cell, row)) for row in frame.iter_rows())]

@@ -4,8 +4,8 @@ A label source states which videos are real and which are fake: a table, lists, 
 ``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
 
 Several corpora are joined to one listing. Its root is a folder with a link to each corpus, and its paths begin with the
-name of the corpus. Equal names of groups in two corpora mean two groups. Published corpora are the exception: their
-groups mean the same everywhere (such as the YouTube video behind a sequence), so equal names mean one group.
+name of the corpus. A group name that occurs in two corpora stands for two different groups. Published corpora are the
+exception: their group names mean the same everywhere (such as the YouTube video that a sequence was cut from).
 """
 
 import json
@@ -57,14 +57,14 @@ class Listing:
 
     @property
     def shown(self) -> str:
-        """The folders of the corpora, for messages."""
+        """The folders of the corpora, joined by commas, for messages."""
         return ", ".join(str(part.root) for part in (self.parts or {"": self}).values())
 
     @cached_property
     def memberships(self) -> tuple[tuple[str, str], ...]:
-        """The distinct pairs (source id, group), sorted.
+        """The distinct pairs (source id, group) of the corpus, sorted.
 
-        A group is stated by the label source, linked by an entry, or read from names (``parts_by_name``).
+        They include the groups that the label source states, the ``links`` of entries, and ``parts_by_name``.
         """
         stated = self.annotations.filter(pl.col("stated_group").is_not_null()).select("source_id", "stated_group")
         linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
@@ -72,9 +72,10 @@ class Listing:
 
     @cached_property
     def parts_by_name(self) -> Mapping[str, str]:
-        """Map source ids to a group for sources whose names say that they are parts of one video.
+        """The group of each source id whose name says that it is a part of a longer video.
 
-        For example, ``talk_seg1.mp4`` and ``talk_seg2.mp4`` share a group. Sources with a stated group are left out.
+        For example, ``talk_seg1.mp4`` and ``talk_seg2.mp4`` have the same group. Source ids with a stated group are
+        left out.
         """
         alone = self.annotations.group_by("source_id").agg(pl.col("stated_group").count()).filter(stated_group=0)
         sources = alone["source_id"].sort().to_list()
@@ -83,14 +84,14 @@ class Listing:
 
 
 def attributes_text(values: Mapping[str, str]) -> str | None:
-    """Return ``values`` as the JSON text of the column ``attributes``, with sorted keys; None if empty."""
+    """Return ``values`` as JSON text with sorted keys, for the column ``attributes``; None if ``values`` is empty."""
     return json.dumps(dict(values), sort_keys=True, ensure_ascii=False) if values else None
 
 
 def listing_of_files(
     files: CorpusFiles, kind: str, entries: Iterable[Entry], rejections: Rejections, notes: Iterable[str] = ()
 ) -> Listing:
-    """Return the listing of a corpus without a table, whose labels come from the files' places.
+    """Return the listing of a corpus without a table, whose labels come from the folders of the files.
 
     Args:
         files: access to the files of the corpus.
@@ -115,14 +116,14 @@ def listing_of_rows(
 ) -> Listing:
     """Return the listing of a table of labels: one entry per source that has a file and one label, real or fake.
 
-    A source with two different labels is unusable, even if only one of them is real or fake: a clip listed as ``fake``
-    and ``debunked`` may be neither. Rows with an empty label do not count as different.
+    A source (a source id) whose rows have two different labels is unusable, even if only one label is real or fake: a
+    clip listed as ``fake`` and ``debunked`` may be neither. Rows with an empty label do not count as different.
 
     Args:
         files: access to the files of the corpus.
         kind: name of the loader.
         rows: all rows of the label source.
-        places: the path of each row's file as table text, or a refusal.
+        places: for each row, the path of its file as table text, or a refusal.
         rejections: receives each unusable row.
         notes: sentences for the user.
     """
@@ -170,11 +171,11 @@ class CorpusLoader:
         recognises: returns whether a folder or file has the layout, without opening a video.
         read: lists the corpus. A loader of videos takes the path and returns a ``Listing``; one of images takes the
             ``CorpusFiles`` and the path and returns an ``ImageListing``.
-        lacks: called for a path that has no known layout. Returns a sentence that names the missing parts, or
-            the empty text if the path does not resemble it.
-        rank: layouts are tried in this order; 0 for an unmistakable one.
-        title: name of a published corpus. Its groups are called by names that mean the same in every folder and in
-            other published corpora.
+        lacks: called for a path that has no known layout. Returns a sentence that names what the path lacks for this
+            layout, or the empty text if the path does not resemble the layout.
+        rank: layouts of lower rank are tried first; 0: a layout that cannot be mistaken for another one.
+        title: full name of a published corpus; empty for other layouts. The group names of published corpora mean the
+            same in every folder and in other published corpora.
         corpus: name of the corpus in tables; empty: the name of its folder or manifest.
         expected: where a published corpus has its videos, by label. A corpus without videos of one of these labels is
             refused as incompletely unpacked.
@@ -205,10 +206,10 @@ def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
 
 
 def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
-    """Return the layout that ``corpus`` has.
+    """Return the loader of the layout that ``corpus`` has.
 
     Raises:
-        UsageError: it has none or cannot be read; the message names all layouts.
+        UsageError: ``corpus`` has no known layout or cannot be read. The message names all layouts.
     """
     loaders = by_rank(registry)
     own = ", or ".join(loader.accepted for loader in loaders if not loader.title)
@@ -243,12 +244,12 @@ def read_corpus(
 
     Args:
         corpus: a folder, a manifest file, a tar or a pattern of tars (``tars_of``).
-        allow_outside: take listed files outside the corpus folder, and follow links.
-        label_map: labels of a table, in lower case, that mean real or fake.
+        allow_outside: accept listed files outside the corpus folder, and follow links.
+        label_map: maps further labels of a table, in lower case, to real or fake.
 
     Raises:
-        UsageError: it does not exist, cannot be read or has no known layout.
-        DataError: it has no usable label, or is a published corpus that was unpacked halfway.
+        UsageError: the corpus does not exist, cannot be read or has no known layout.
+        DataError: the corpus has no usable label, or is a published corpus that was not unpacked completely.
     """
     corpus = Path(corpus)
     token = READING.set(Reading(allow_outside, label_map or {}))
@@ -285,13 +286,13 @@ def _name_of(corpus: Path) -> str:
 
 
 def stated_label(cell: str) -> str | None:
-    """Return the label that a cell states: in lower case, then translated by ``label_map``; None if it is empty."""
+    """Return the label in a cell, in lower case and translated by ``label_map``; None if the cell is empty."""
     text = escape_text(cell.strip().lower())
     return READING.get().label_map.get(text, text) or None
 
 
 def label_map_hint(option: str = "-p label_map") -> str:
-    """Return a sentence on the ``option`` that translates the labels of a table."""
+    """Return a sentence that tells the user to set ``option``, which translates the labels of a table."""
     return f"Say what labels mean, such as: {option} 1=fake,0=real."
 
 
@@ -307,12 +308,12 @@ def read_corpora(
 ) -> Listing:
     """Join several corpora to one listing, without opening a video.
 
-    The order of the corpora does not matter. A single corpus is listed as by ``read_corpus``.
+    The order of the corpora does not matter. For a single corpus the result is that of ``read_corpus``.
 
     Args:
         corpora: folders, manifests, tars and patterns of tars.
-        links: folder that receives the links to several corpora. None: no link is made, and the paths of the listing
-            cannot be opened.
+        links: folder that receives a folder with links to the corpora. None: no links are made, and the paths of the
+            listing cannot be opened.
         allow_outside: see ``read_corpus``.
         label_map: see ``read_corpus``.
 
@@ -364,9 +365,9 @@ def _refuse_listed_twice(parts: Iterable[Listing]) -> None:
 
 
 def place(name: str, path: str) -> str:
-    """Return the path, in a joined listing, of the file ``path`` of corpus ``name``; unchanged for an empty name.
+    """Return the path that the file ``path`` of corpus ``name`` has in a joined listing: ``name/path``.
 
-    Both paths are table text. An absolute path, outside of the corpus, stays as it is.
+    If ``name`` is empty or ``path`` is absolute (outside the corpus), the path is unchanged. Paths are table text.
     """
     return path if path.startswith("/") else joined(name, path)
 
@@ -374,8 +375,8 @@ def place(name: str, path: str) -> str:
 def _placed(part: Listing, called: Mapping[str, str]) -> Listing:
     """Return ``part`` with the name of its corpus before its paths, source ids and stated groups.
 
-    Names of corpora are replaced as the mapping ``called`` says. Groups of published corpora stay as they are, because
-    they mean the same in every corpus.
+    ``called`` maps the name of each corpus to its name in the joined listing. Groups of published corpora are not
+    renamed, because they mean the same in every corpus.
     """
     name = called[part.name]
     own = "" if CORPORA.get(part.kind).title else f"{name}: "
