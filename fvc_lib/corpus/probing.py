@@ -1,6 +1,6 @@
 """Probe many videos or images in worker processes, and store each result as soon as it is known.
 
-To probe a file is to decode it and to record its properties and hashes. A call that is killed can be repeated, and
+To probe a file is to decode it and to record its properties and hashes. A call that was killed can be repeated and
 continues from the stored results. Workers are processes, so a decoder that crashes or hangs costs only one file.
 """
 
@@ -39,15 +39,15 @@ from fvc_lib.video.reencode import recipe_named, reencode_files, reencoded_path
 
 # --- One untrusted file, in a worker process. Every worker imports this module, so its imports are few.
 
-HASH_FRAMES = 6
+HASH_FRAMES = 6  # frames per video that are decoded and hashed
 HASH_SIZE = 160  # side in pixels of the square that frames are decoded to
 
 
 def probe_file(path_text: str) -> dict[str, Any]:
-    """Return the properties and hashes of a video file, or why it is unusable.
+    """Return the properties and hashes of the video file ``path_text``, or why it is unusable.
 
-    The keys are ``probe``, ``content_sha256`` and ``perceptual_hash``; for an unusable file, ``reason`` and ``detail``.
-    Six frames are decoded, so a file with damaged frames fails now and not in the middle of a run.
+    The keys are ``probe``, ``content_sha256`` and ``perceptual_hash``. For an unusable file they are ``reason`` and
+    ``detail``. Six frames are decoded, so a file with damaged frames fails now and not in the middle of a run.
     """
     path = Path(path_text)
     try:
@@ -66,7 +66,12 @@ def _unusable(error: VideoError | StillImageError) -> dict[str, Any]:
 
 
 def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
-    """Return the result of ``probe_file`` for a video whose probe and clip of six frames are known already.
+    """Return the result of ``probe_file`` for a video that is decoded already.
+
+    Args:
+        path: the video file.
+        probe: properties of the file.
+        clip: the six frames of the file to hash.
 
     Raises:
         OSError: the file can no longer be read.
@@ -82,9 +87,10 @@ def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
 
 
 def probe_image(path_text: str) -> dict[str, Any]:
-    """Decode an image file; return its properties, hash and thumbnail, or why it is unusable.
+    """Decode the image file ``path_text``; return its properties, hash and thumbnail, or why it is unusable.
 
-    The keys are ``facts``, ``perceptual_hash`` and ``thumbnail``, or for an unusable file ``reason`` and ``detail``.
+    The keys are ``facts``, ``perceptual_hash`` and ``thumbnail``. For an unusable file they are ``reason`` and
+    ``detail``.
     """
     try:
         facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
@@ -96,8 +102,8 @@ def probe_image(path_text: str) -> dict[str, Any]:
     return {"facts": asdict(facts), "perceptual_hash": hash_of_grids(grids), "thumbnail": thumbnail}
 
 
-Progress = Callable[[int, int], None] | None
-State = dict[str, int] | None  # size in bytes and modification time of a file; None: it cannot be read
+Progress = Callable[[int, int], None] | None  # called with (done, total)
+State = dict[str, int] | None  # ``size_bytes`` and ``mtime_ns`` of a file; None: the file cannot be read
 
 # --- Stored results, valid while the file and the code that made them are unchanged.
 
@@ -106,34 +112,34 @@ State = dict[str, int] | None  # size in bytes and modification time of a file; 
 class ProbeResult:
     """Result of probing one file: its properties and hashes, or ``reason`` and ``detail`` if it is unusable."""
 
-    path: str
-    probe: VideoProbe | None = None  # of a video
-    content_sha256: str = ""  # of a video
+    path: str  # table text, relative to the probed folder; empty if re-encoding failed
+    probe: VideoProbe | None = None  # properties of a video; None for images and unusable files
+    content_sha256: str = ""  # hash of the content of a video; for images see ``facts``
     perceptual_hash: str | None = None
-    reason: str = ""
-    detail: str = ""
-    facts: ImageFacts | None = None  # of an image
-    thumbnail: str = ""  # of an image
+    reason: str = ""  # why the file is unusable, a short name such as ``truncated``; empty: it is usable
+    detail: str = ""  # sentences for the user on that reason
+    facts: ImageFacts | None = None  # properties of an image; None for videos and unusable files
+    thumbnail: str = ""  # small picture of an image, as text; empty for videos
 
     @property
     def lasts(self) -> bool:
-        """Whether probing the same content again would give the same result, so that it may be stored."""
+        """True if probing the same content again would give the same result, so that the result may be stored."""
         return not self.reason or self.reason in _LASTING
 
     @classmethod
     def read(cls, path: str, values: Mapping[str, Any]) -> "ProbeResult":
-        """Return the result of a path from a worker's answer or a stored line.
+        """Return the result for ``path`` from ``values``: the answer of a worker, or a stored line.
 
         Raises:
-            KeyError: a value is missing.
-            TypeError: a property is unknown.
+            KeyError: a key is missing in ``values``.
+            TypeError: a property of the file is unknown.
         """
         if values.get("reason"):
             return cls(path, reason=values["reason"], detail=values["detail"])
         if "facts" in values:
             facts = ImageFacts(**values["facts"])
             return cls(path, facts=facts, perceptual_hash=values["perceptual_hash"], thumbnail=values["thumbnail"])
-        # A million videos have few codecs: one text for all of one name.
+        # A million videos have few codecs: equal names share one text in memory.
         probe: dict[str, Any] = dict(values["probe"])
         probe |= {name: sys.intern(text) for name, text in probe.items() if isinstance(text, str)}
         return cls(path, VideoProbe(**probe), values["content_sha256"], values["perceptual_hash"])
@@ -143,11 +149,11 @@ class ProbeResult:
 class FileKind:
     """Settings for probing files of one kind."""
 
-    store: str  # first part of the name of the file with stored results
-    function: str  # ``module:name`` run in the workers; it returns the input of ``ProbeResult.read``
-    timeout_seconds: float  # per file; a slower one is rejected as ``timeout``
-    library: str  # version of the decoding library; results of another version are not used
-    code: tuple[str, ...]  # modules that make a result; results of other code are not used
+    store: str  # prefix of the names of the files with stored results
+    function: str  # ``module:name`` of the function that workers call; it returns the input of ``ProbeResult.read``
+    timeout_seconds: float  # longest time per file; a file that takes longer is rejected with the reason ``timeout``
+    library: str  # version of the decoding library; stored results of another version are not used
+    code: tuple[str, ...]  # modules that make a result; stored results of other versions of them are not used
 
 
 _HASHING = "fvc_lib.corpus.copies.perceptual_hash"
@@ -159,7 +165,8 @@ IMAGE_FILES = FileKind(
     "images", f"{__name__}:probe_image", 60.0, PIL.__version__,
     ("fvc_lib.video.decode.still_image", _HASHING, __name__),
 )  # fmt: skip
-# Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may pass and are not stored.
+# Reasons that lie in the content of a file. Results with other reasons (permissions, a crash, a busy machine) are not
+# stored, because the file may be usable later.
 _LASTING = frozenset({"no_video", "no_image", "truncated", "corrupt", "refused", "unsupported"})
 
 
@@ -180,14 +187,15 @@ def probe_files(
         kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
         root: the corpus folder.
         paths: table texts relative to ``root``.
-        work_dir: receives results as JSON lines, one file per corpus folder and ``writer``; all are read.
-        workers: processes; 0: one per available core.
+        work_dir: folder of stored results. They are JSON lines in one file per corpus folder and ``writer``. The files
+            of all writers are read.
+        workers: number of processes; 0: one per available core.
         progress: called with (done, total) after each file.
-        stop: called after each file; true stops.
-        writer: name of this process among several that probe the same corpus; empty: the only one.
+        stop: called after each file; if it returns true, probing stops.
+        writer: name of this process if several processes probe the same corpus; empty: this is the only one.
 
     Returns:
-        The result of each path, and the number of results that were stored before.
+        (results, num_known): the result of each path, and the number of results that were stored before.
 
     Raises:
         StoppedError: ``stop`` returned true; a later call continues.
@@ -222,7 +230,8 @@ def probe_files(
 def file_state(path: Path) -> State:
     """Return ``size_bytes`` and ``mtime_ns`` of a file, a member of a tar or a folder of pictures.
 
-    A folder has the total size of its pictures and the latest modification time. None if it cannot be read.
+    A folder has the total size of its pictures and the latest modification time of folder and pictures. The result is
+    None if ``path`` cannot be read.
     """
     try:
         parts = parts_of(path)
@@ -234,9 +243,9 @@ def file_state(path: Path) -> State:
 
 
 def _stored(version: str, stores: Iterable[Path], states: Mapping[str, State]) -> dict[str, ProbeResult]:
-    """Return the stored results, by path, of files that still have the size and modification time in ``states``.
+    """Return the stored results by path, for files whose stored size and modification time are those in ``states``.
 
-    Damaged and outdated lines are skipped. Of several lines for one path the last is used.
+    Damaged lines and lines of another ``version`` are skipped. Of several lines for one path the last is used.
     """
     known: dict[str, ProbeResult] = {}
     for store in filter(Path.is_file, stores):
@@ -267,8 +276,8 @@ def measured_again(
         recipe: see ``video.reencode.recipe_named``.
         cache_dir: keeps the re-encoded files.
         work_dir: keeps the probe results.
-        workers: processes; 0: one per core.
-        progress: called with (done, total) after each file that was re-encoded.
+        workers: number of processes; 0: one per core.
+        progress: called with (done, total) after each re-encoded file.
         writer: see ``probe_files``.
 
     Returns:
@@ -294,7 +303,7 @@ def measured_again(
         result = results[name]
         if result.probe is None:
             result = ProbeResult("", reason="not_reencoded", detail=f"{result.reason}: {result.detail}")
-        elif rate:  # the wanted rate exactly: the last bit of a quotient would tell how long a video is
+        elif rate:  # exactly the wanted rate: the rounding error of a quotient would reveal the length of a video
             result = replace(result, probe=replace(result.probe, frames_per_second=float(rate)))
         again[content] = result
     return again

@@ -1,12 +1,12 @@
 """Make the protocol table of a run: the part of every video in every training, checked before anything trains.
 
-A protocol divides a corpus into videos that are trained on, tested and left out. A run has one or several trainings
-(folds), and each training has other test videos. No protocol tests a video twice.
+A protocol is a rule that divides a corpus into videos that are trained on, tested and left out. A run has one or
+several trainings (folds) with different test videos. No protocol tests a video twice.
 
-``official`` uses the split that the corpus comes with, because published numbers were made with it. A leakage group
-(videos of one person or source, near-duplicates) that this split divides is a leak. Every row of such a group carries
-the reason, and ``check_protocol`` lets only these groups pass. ``official_strict`` removes the leaks: it leaves out
-validation videos of tested groups, and training videos of tested or validation groups.
+``official`` uses the split that the corpus comes with, because published numbers were made with it. If this split
+divides a leakage group (videos of the same person or source, near-duplicates), that is a leak. Every row of a divided
+group states this as its reason, and ``check_protocol`` tolerates only these groups. ``official_strict`` removes the
+leaks: it leaves out validation videos of tested groups, and training videos of tested or validation groups.
 
 ``cross_corpus`` trains on some corpora and tests on the others (the targets). A target is tested on its official test
 list, or on all its videos if it has none. A training video whose group is also tested is left out.
@@ -15,8 +15,8 @@ list, or on all its videos if it has none. A training video whose group is also 
 assigned to one fold, and every fold has one generator as its target. A fold tests the reals and the target's fakes in
 its groups. It trains on the other folds' groups, except the target's fakes. Names mean the same generator if they
 differ only in case or punctuation. A name with ``+`` means that several generators made the fake. Fakes that share a
-generator with the target are not trained on. With more folds than generators, those with most groups are tested in
-several folds. With fewer folds, only those with most groups are tested, and the others are trained on.
+generator with the target are not trained on. If there are more folds than generators, the generators with most groups
+are tested in several folds. If there are fewer folds, only the generators with most groups are tested.
 
 ``length_matched`` and ``metadata_matched`` use videos whose metadata do not reveal the label. This is coarsened exact
 matching (S. Iacus, G. King and G. Porro, "Causal inference without balance checking: coarsened exact matching",
@@ -48,7 +48,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, did_you_mean
 from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT, PARTS, PROTOCOL, check_table
 
-# A video that stands in several corpora counts once, except where a target or an official list is tested whole.
+# Protocols that use a file content once if several corpora hold it. The others test a corpus or an official list whole.
 _CONTENTS_ONCE = (names.KFOLD, names.LEAVE_ONE_GENERATOR_OUT, names.LENGTH_MATCHED, names.METADATA_MATCHED)
 _SAME_CONTENT = "the same file content as another corpus's, which takes part"
 _NOT_LISTED = "not in its corpus's official test list"
@@ -59,15 +59,17 @@ HELD_OUT = "made by the generator held out, and its group is not tested here"
 SHARES = "made by several generators, one of which is held out"
 OTHER = "its group is tested here, and it is not made by the generator held out"
 _UNMATCHED = "no video of the other label is left that is like it"
-_FEWEST_GROUPS = 2  # of fakes of a generator that is tested
-_SHORTEST_ALIKE = 3  # letters; shorter names lie in others by chance
+_FEWEST_GROUPS = 2  # a generator is tested only if its fakes are in at least this many groups
+_SHORTEST_ALIKE = 3  # letters; shorter names are contained in other names by chance
 LENGTH = ("num_frames", "duration_seconds")
 _METADATA = (*LENGTH, "codec", "width", "height")
-CELLS_PER_OCTAVE = (1, 2, 4, 8, 16, 0)  # 0: equal values only
-_CHANCE = 0.55  # with few videos an interval holds chance whatever the value is
+CELLS_PER_OCTAVE = (1, 2, 4, 8, 16, 0)  # numbers of cells per doubling of a value, tried in turn; 0: equal values only
+# Largest AUC that counts as chance. The interval alone does not decide: with few videos it always contains 0.5.
+_CHANCE = 0.55
 
-# Returns the AUC, and the low end of its interval, of a classifier that sees the named columns alone.
-# Arguments: the index's rows that are taken, their folds, and the columns.
+# Measures how well metadata predict the label. Arguments: rows of the index, their FOLDS table, and names of columns.
+# Returns the AUC of a classifier that sees these columns only, and the low end of its confidence interval. Both are
+# None if they cannot be computed.
 Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | None, float | None]]
 
 
@@ -75,22 +77,24 @@ Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | No
 
 
 def _with_parts(rows: pl.DataFrame, is_tested: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
-    """Return ``rows`` with the columns ``part`` and ``reason``; rows with a reason are left out.
+    """Return ``rows`` with the additional columns ``part`` and ``reason``; rows with a reason have the part left_out.
 
     Args:
         rows: one row for each video and training.
-        is_tested: whether a row without a reason is tested; else it is trained on.
-        reason: why a row is left out, or null.
+        is_tested: expression; true for rows that are tested if they have no reason. The other rows are trained on.
+        reason: expression for the reason why a row is left out, or null.
     """
     part = pl.when(reason.is_not_null()).then(pl.lit(LEFT_OUT)).when(is_tested).then(pl.lit("test"))
     return rows.with_columns(part=part.otherwise(pl.lit("train")), reason=reason)
 
 
 def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
-    """Return the columns of a protocol table for the official split.
+    """Return ``index`` with the additional columns fold, part, reason and target, for the official split.
+
+    With ``strict``, videos that would leak are left out (protocol ``official_strict``).
 
     Raises:
-        DataError: the corpus has no official split, or one without a training or a test part.
+        DataError: the corpus has no official split, or the split has no training or no test part.
     """
     parts = set(index["official_split"].drop_nulls())
     if not {"train", "test"} <= parts:
@@ -112,7 +116,7 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
 
 
 def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
-    """Return why ``targets`` cannot be tested in a run of these ``corpora``, else the empty text."""
+    """Return why the corpora ``targets`` cannot be tested in a run on ``corpora``; the empty text if they can."""
     if unknown := [name for name in targets if name not in corpora]:
         near, listed = did_you_mean(unknown[0], corpora), some_of(list(corpora)) or "one without a name"
         return f"target_corpora: {unknown[0]!r} is none of this run's corpora.{near} They are: {listed}."
@@ -125,7 +129,7 @@ def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
 
 
 def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
-    """Return the columns of a protocol table that tests on the corpora ``targets``.
+    """Return ``index`` with the additional columns fold, part, reason and target; ``targets`` are tested.
 
     Raises:
         DataError: a target is no corpus of the run or lacks a label, or no corpus is left to train on.
@@ -152,7 +156,10 @@ def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
 
 
 def _plain(name: str) -> str:
-    """Return the generators in a name with ``+``, as letters and digits in lower case, sorted and joined by ``+``."""
+    """Return a generator's name in lower case without punctuation; names joined by ``+`` are sorted.
+
+    For example, ``Wav2Lip+Face-Swap`` becomes ``faceswap+wav2lip``.
+    """
     parts = {"".join(filter(str.isalnum, part.casefold())) for part in name.split("+")} - {""}
     return "+".join(sorted(parts)) or name
 
@@ -160,8 +167,8 @@ def _plain(name: str) -> str:
 def _generators(index: pl.DataFrame) -> pl.DataFrame:
     """Return a table ``video_id group_id label spelled plain generator``, sorted by video.
 
-    ``spelled`` is the generator in the index, or the manipulation if there is none; null for reals. ``plain`` is that
-    name without case and punctuation. ``generator`` is the most frequent spelling of the plain name.
+    ``spelled`` is the generator of a fake in the index, else the manipulation; null for reals. ``plain`` is this name
+    without case and punctuation. ``generator`` is the most frequent spelling among the videos with equal ``plain``.
     """
     made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
     spelled = pl.when(pl.col("label") == "fake").then(made)
@@ -174,9 +181,9 @@ def _generators(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return a sentence for each pair of generators' names of which one contains the other.
+    """Return a sentence for each pair of generator names in which one name contains the other.
 
-    Case and punctuation do not count.
+    Case and punctuation are ignored. The sentence says whether the two names count as one generator.
     """
     names_of = {name: _plain(name) for name in sorted(_generators(index)["spelled"].drop_nulls().unique())}
     sentences = []
@@ -190,12 +197,12 @@ def alike_names(index: pl.DataFrame) -> list[str]:
 
 
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
-    """Return the target generator of each fold, those with most groups first.
+    """Return the target (the generator that is tested) of each fold, generators with most groups first.
 
     If there are more folds than generators, generators with many groups are the target of several folds.
 
     Raises:
-        DataError: fewer than two generators, or too few groups for the number of folds.
+        DataError: there are fewer than two generators, or their fakes are in too few groups for ``num_folds``.
     """
     counts = _generators(index).drop_nulls("generator").group_by("generator").agg(pl.col("group_id").n_unique())
     usable = counts.filter(pl.col("group_id") >= _FEWEST_GROUPS)
@@ -241,10 +248,16 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
 
 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
-    """Return the fold of each group: a fold whose target made a fake in the group, or any fold if there is none.
+    """Return the number of the fold of each group.
 
-    Groups that fit fewest folds are assigned first, then those with most videos. A group with reals goes to the fold
-    that has the fewest groups with reals, any other group to the fold with the fewest groups of tested fakes.
+    A group goes to a fold whose target made a fake in the group, or to any fold if there is no such fold. Groups that
+    fit fewest folds are assigned first, then those with most videos. Of the fitting folds, a group with reals gets the
+    one with the fewest groups with reals. Any other group gets the one with the fewest groups of tested fakes.
+
+    Args:
+        videos: table of ``_generators``.
+        targets: the generator that each fold tests.
+        seed: decides the order of groups of equal size.
 
     Raises:
         DataError: fewer groups with real videos than folds.
@@ -284,8 +297,8 @@ def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tell
         index: INDEX table.
         protocol: ``length_matched`` or ``metadata_matched``; decides which columns are matched.
         num_folds: number of folds.
-        seed: decides which of several alike videos are used, and their folds.
-        tells: measures how well the matched columns predict the label.
+        seed: decides which of several videos with similar metadata are used, and the folds.
+        tells: measures how well the matched columns predict the label; see ``Tells``.
 
     Raises:
         DataError: too few reals and fakes have similar metadata, or the matched columns still reveal the label.
@@ -308,10 +321,10 @@ def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tell
 
 
 def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
-    """Return the FOLDS table of the chosen videos, with a real and its matched fake in the same fold.
+    """Return the FOLDS table of the table ``chosen`` (see ``matched_videos``), with matched pairs in the same fold.
 
-    If they were in two folds, a model would learn from the metadata of one the wrong label for the other. If pairs
-    connect too many groups for even folds, pairs may be separated; groups never are.
+    If a real and its matched fake were in two folds, a model would learn from the metadata of one video the wrong label
+    for the other. If pairs connect so many groups that folds would be uneven, pairs may be separated; groups never are.
     """
     groups, pairs = (chosen[name].rank("dense").cast(pl.Int64) - 1 for name in ("group_id", "pair"))
     num_groups = groups.n_unique()
@@ -328,10 +341,10 @@ def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame
 
 
 def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.DataFrame:
-    """Choose equally many reals and fakes from every cell (videos of similar values).
+    """Choose equally many reals and fakes from every cell; a cell holds the videos with similar values in ``columns``.
 
-    Videos are drawn at random, but a second video of a group is drawn only when all groups of the cell have one. So as
-    many groups as possible are kept.
+    Videos are drawn at random. But a second video of a group is drawn only after one video of every group in the cell.
+    So the chosen videos are of as many groups as possible.
 
     Args:
         index: INDEX rows.
@@ -359,8 +372,8 @@ def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, se
 def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) -> pl.DataFrame:
     """Return a table ``video_id group_id label home fold part target reason`` with one row per video and training.
 
-    Training ``fold`` tests the videos of that fold and trains on the others. Videos that are not in ``folds`` are left
-    out of all trainings.
+    ``home`` is the fold of the video in ``folds``, ``fold`` the number of the training. A training tests the videos
+    whose home is its fold and trains on the others. Videos that are not in ``folds`` are left out of all trainings.
     """
     trainings = pl.DataFrame({"fold": range(num_folds)}, schema={"fold": pl.Int64})
     rows = index.select("video_id", "group_id", "label", target=pl.lit(None, pl.String))
@@ -383,8 +396,8 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
         tells: measures how well columns of the index predict the label; see ``Tells``.
 
     Raises:
-        DataError: the corpus does not fit the protocol; the message names what is missing.
-        LeakageError: a group would be trained on and tested.
+        DataError: the corpus does not fit the protocol; the message says what is missing.
+        LeakageError: a training would both train and test on a group.
     """
     refuse_empty_index(index)
     name, num_folds, whole = config.protocol, config.num_folds, index
@@ -416,7 +429,8 @@ def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
     The index will have no more videos and groups than the listing, so a run would fail later for the same reason.
 
     Raises:
-        DataError: no usable file, files of one label only, too many files lost, or too few groups for the protocol.
+        DataError: no file is usable, all have the same label, too many are lost, or there are too few groups for the
+            protocol.
     """
     if config.annotations_only:
         return
@@ -465,14 +479,14 @@ def _by_training(table: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
 
 
 def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
-    """Return the FOLDS table of the tested videos, each with the training that tests it, sorted by ``video_id``."""
+    """Return the FOLDS table of the tested videos, sorted by ``video_id``; ``fold`` is the training that tests each."""
     return table.filter(pl.col("part") == "test").select(*FOLDS.columns).sort("video_id")
 
 
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
     """Return the videos that take part in training ``fold``.
 
-    In ``folds``, tested videos have the number ``fold``, and all others ``fold + 1``.
+    In the table ``folds`` of the result, tested videos have the number ``fold``, and all others ``fold + 1``.
     """
     rows = table.filter((pl.col("fold") == fold) & (pl.col("part") != LEFT_OUT))
     number = pl.when(pl.col("part") == "test").then(fold).otherwise(fold + 1)
@@ -491,7 +505,7 @@ def all_rows(table: pl.DataFrame) -> TrainingRows:
 
 
 def sentence(table: pl.DataFrame) -> str:
-    """Return a line of text on a PROTOCOL table: its name, and the number of tested videos."""
+    """Return a sentence on a PROTOCOL table: name and meaning of the protocol, and the number of tested videos."""
     name, tested, all_videos = table["protocol"][0], folds_tested(table).height, table["video_id"].n_unique()
     return f"{name}: {names.PROTOCOLS[name].meaning}. {tested} of {all_videos} videos are tested."
 
@@ -499,10 +513,11 @@ def sentence(table: pl.DataFrame) -> str:
 def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     """Return a table ``fold target train validation test left_out`` with one row per training.
 
-    The last four columns are numbers of videos.
+    ``target`` names what the training tests: a generator, corpora or ``official test``; it is empty for other
+    protocols. The last four columns are numbers of videos.
 
     Raises:
-        DataError: too few groups for a validation part.
+        DataError: there are too few groups for a validation part.
     """
     rows, share = [], config.inner_validation_share
     for fold, part in _by_training(table):
@@ -529,8 +544,8 @@ def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
 def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
     """Return a table ``group_id train validation test paths`` of the groups that the official split divides.
 
-    ``train``, ``validation`` and ``test`` are numbers of videos; ``paths`` names up to four of them. The table is
-    empty if there is no official split.
+    ``train``, ``validation`` and ``test`` are numbers of videos. ``paths`` names up to four videos of the group with
+    their parts. The table is empty if there is no official split.
     """
     counts = ((pl.col("official_split") == part).sum().cast(pl.Int64).alias(part) for part in PARTS)
     known = index.drop_nulls("official_split").sort("official_split", "path")
