@@ -25,7 +25,8 @@ from fvc_lib.services.tasks import CONTROL_TRAININGS
 PROCESS = "process"  # the place of main memory; an accelerator's is its name, such as ``cuda:0``
 NEAR_LIMIT_PERCENT = 90.0
 
-MIN_EPOCHS = 5  # with one warm-up epoch left out; fewer orders could be chance more often than once in twenty times
+# The first epoch is left out as warm-up. Fewer than four others would rise by chance more often than 1 time in 20.
+MIN_EPOCHS = 5
 MIN_MB_PER_EPOCH = 2.0
 MIN_GROWN_SHARE = 0.05
 SIGNIFICANCE = 0.05
@@ -38,7 +39,7 @@ LEAK_RULE = (
 
 @dataclass(frozen=True)
 class MemoryFindings:
-    """The memory of a run's stages; any frame may be empty.
+    """The memory of a run's stages. A frame without rows means that nothing was recorded.
 
     Attributes:
         usage: one row per sample and place, as ``memory_usage`` returns it.
@@ -58,23 +59,33 @@ class MemoryFindings:
 
     @property
     def peak(self) -> dict[str, Any] | None:
-        """The row of ``peaks`` with the highest memory in the place that came nearest to its budget; None if empty."""
+        """The row of ``peaks`` with the highest memory of the place that came nearest to its budget.
+
+        None if ``peaks`` is empty.
+        """
         of_place = pl.col("usage_percent").max().over("place").fill_null(-1)
         highest = self.peaks.sort(of_place, "used_mb", descending=True).head(1)
         return next(highest.iter_rows(named=True), None)
 
     @property
     def out_of_memory(self) -> pl.DataFrame:
-        """One row per out-of-memory; ``micro_batch_next`` is the micro-batch after it."""
+        """One row per out-of-memory event.
+
+        ``micro_batch`` is the number of samples per forward pass when memory ran out, ``micro_batch_next`` the number
+        that was tried next.
+        """
         rows = self.events.filter(kind="out_of_memory")
         columns = "stage fold phase epoch global_step happened_in micro_batch micro_batch_next"
         return rows.select(columns.split())
 
 
 def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:
-    """Return the memory findings of a run, without the stages in ``leave_out``.
+    """Return the memory findings of ``run``, from what it has recorded so far.
 
-    If ``folds`` are given, only they are included.
+    Args:
+        run: the run.
+        leave_out: names of stages to leave out.
+        folds: outer folds to include. Empty: all folds, and the stages without folds.
     """
     samples, events = memory_samples([run]), memory_events([run])
     chosen = ~pl.col("stage").is_in(list(leave_out))
@@ -88,8 +99,8 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
     """Return one row per sample and place: ``run_id stage fold attempt line seconds phase epoch batch_idx global_step
     place used_mb budget_mb usage_percent between``.
 
-    If the high-water mark rose above the samples, an additional row with ``between`` true holds it. Its phase is that
-    of the sample before.
+    The high-water mark is the largest memory so far, also between samples. If it rises above the sampled memory, an
+    additional row with ``between`` true holds it. That row has the phase and the epoch of the preceding sample.
     """
     query = """
         WITH known AS (
@@ -152,8 +163,8 @@ def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
     """Return the growth of memory in each training: ``run_id stage fold attempt place phase num_epochs slope_mb
     level_mb verdict``.
 
-    ``slope_mb`` is in MB per epoch. ``level_mb`` is the fitted line at epoch 0. ``verdict`` is that of
-    ``judged_growth``.
+    The last four columns are the outcome of ``judged_growth``. ``slope_mb`` is in MB per epoch, and ``level_mb`` is the
+    value of the fitted line at epoch 0.
     """
     schema = {
         "run_id": pl.String, "stage": pl.String, "fold": pl.Int64, "attempt": pl.Int64, "place": pl.String,
@@ -194,7 +205,8 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Return predicted and measured peak of each training: ``run_id stage fold attempt place predicted_mb measured_mb
     error_percent``.
 
-    On an accelerator, the memory of the accelerator is compared. ``measured_mb`` is null until training begins.
+    For a training on an accelerator, both numbers are the accelerator's memory. ``measured_mb`` is null until training
+    begins.
     ``error_percent`` is positive if the prediction was too high.
     """
     query = """
@@ -229,13 +241,16 @@ def where_text(row: Mapping[str, Any]) -> str:
 
 
 def phase_text(phase: str | None) -> str:
-    """Return the readable name of a phase: ``control_train`` becomes ``train (shuffled labels)``, ``_`` a space."""
+    """Return the readable name of a phase, such as ``train (shuffled labels)`` for ``control_train``.
+
+    In the name of any other phase, the last ``_`` becomes a space. None gives "not recorded".
+    """
     name, _, part = (phase or "not recorded").rpartition("_")
     return f"{part} ({CONTROL_TRAININGS[name]})" if name in CONTROL_TRAININGS else f"{name} {part}".strip()
 
 
 def peak_sentence(findings: MemoryFindings) -> str:
-    """Return a sentence on the peak, its share of the budget, and its stage and phase."""
+    """Return a sentence on the peak memory, its share of the budget, and the stage and phase where it occurred."""
     peak = findings.peak
     if peak is None:
         return "No memory samples are recorded"
@@ -282,7 +297,10 @@ def prediction_sentence(findings: MemoryFindings) -> str:
 
 
 def memory_facts(findings: MemoryFindings) -> tuple[tuple[str, str], ...]:
-    """Return facts about memory for the head of a report, as pairs of name and text; empty if nothing is recorded."""
+    """Return facts about memory for the head of a report, as pairs ``(name, text)``.
+
+    A fact is left out if there is nothing to report, such as no out-of-memory.
+    """
     facts = {
         "Memory": peak_sentence(findings) if findings.peak is not None else "",
         "Out of memory": out_of_memory_sentence(findings) if findings.out_of_memory.height else "",

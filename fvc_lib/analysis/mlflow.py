@@ -1,12 +1,17 @@
-"""Export a run to MLflow after the fact, and bundles to its model registry; the run folder is only read.
+"""Export what a run has recorded to MLflow, and register bundles in MLflow's model registry.
 
-A run becomes one MLflow run in an experiment of the same name. The tag ``fvc.run_key`` identifies it. A new export of
-the same run replaces the earlier one, which goes to MLflow's trash. After an export that was killed, export again.
+A bundle is a folder with a trained detector. The folder of the run is only read. A run becomes one MLflow run in an
+experiment of the same name, identified by the tag ``fvc.run_key``. A new export of the same run replaces the earlier
+one, which goes to MLflow's trash. If an export was killed, run it again.
 
-Keys of metrics: ``fold_0/train/loss`` as notebook 04 logged them (``STAGE/phase/metric`` of other stages);
-``all/model/roc_auc`` with ``/low`` and ``/high`` for results over all folds, ``all/metadata_only/roc_auc`` for a
-control, ``target/NAME/model/roc_auc`` for one target of a protocol, ``fold_0/model/roc_auc`` for an outer fold;
-``test/model/all/top1`` for a task without folds.
+Keys of metrics (a control is a simple predictor that the model must beat):
+
+- ``fold_0/train/loss``: logged in the training of a fold. Other stages log ``STAGE/phase/metric``.
+- ``all/model/roc_auc``: result over all folds. Keys with ``/low`` and ``/high`` hold the ends of its interval.
+- ``all/metadata_only/roc_auc``: result of a control.
+- ``fold_0/model/roc_auc``: result of an outer fold.
+- ``target/NAME/model/roc_auc``: result on a target, a corpus or generator that the run only tests on.
+- ``test/model/all/top1``: result of a task without folds.
 """
 
 import contextlib
@@ -57,7 +62,7 @@ from fvc_lib.services.tasks import FOLD_TRAINING
 MAX_KEY, MAX_TEXT = 240, 6_000
 RUN_KEY = "fvc.run_key"
 _TABLES = ("results", "task_results", "predictions", "slices", "leakage_audit")
-# A state that is missing here, such as "stopped without a word", is KILLED.
+# MLflow's name for each state of a run. Any other state, such as "stopped without a word", becomes KILLED.
 _STATUSES = {
     "done": "FINISHED", "by hand": "FINISHED", "interactive": "FINISHED", "failed": "FAILED", "running": "RUNNING",
     "waiting": "RUNNING", "pending": "RUNNING", "requeue": "RUNNING",
@@ -79,8 +84,8 @@ class RunContent:
         params: parameters by name, as text.
         tags: tags by name, as text.
         points: metric values, at most one per key and step.
-        files: the report, plotly.js, parameters and records.
-        tables: CSV text by path of the artifact.
+        files: paths of the report, plotly.js, the parameters and other files of the run that exist.
+        tables: maps the path of an artifact to its CSV text.
         notes: sentences on files that could not be read.
     """
 
@@ -134,9 +139,10 @@ def run_content(run: RunPaths) -> RunContent:
 
 @functools.cache
 def key_of(*parts: str) -> str:
-    """Return the key of ``parts``, joined by ``/``.
+    """Return ``parts`` joined by ``/``, as a key that MLflow accepts.
 
-    A character that MLflow refuses becomes ``_xHEX_``. A key that is too long is cut, and ends with a digest.
+    A character that MLflow refuses becomes ``_xHEX_``, with its code point in hexadecimal. A key of more than
+    ``MAX_KEY`` characters is cut, and ends with a digest of the full key.
     """
     # ':' is legal on a POSIX server and not on a Windows one; '..' would disappear from a path.
     escaped = (
@@ -148,7 +154,10 @@ def key_of(*parts: str) -> str:
 
 
 def stored_text(value: object) -> str:
-    """Return ``value`` as text: a string unchanged, any other value as JSON; lone surrogates and NUL are escaped."""
+    """Return ``value`` as text that MLflow can store: strings as they are, other values as JSON.
+
+    Lone surrogates and NUL characters are escaped.
+    """
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
@@ -158,9 +167,15 @@ def _milliseconds(utc: object) -> int:
 
 
 def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFrame, ended: int) -> list[Point]:
-    """Return the logged metrics, and each result with the ends of its interval; the last of equal key and step counts.
+    """Return the logged metrics and the results as points. Of several with the same key and step, the last is returned.
 
-    Results, and log lines without a time, get the time ``ended`` (milliseconds).
+    A result gives up to three points: its value and both ends of its interval.
+
+    Args:
+        curves: rows of ``queries.learning_curves``.
+        results: rows of RESULTS.
+        task_results: rows of TASK_RESULTS.
+        ended: end of the run in milliseconds since 1970, the time of results and of log lines without a time.
     """
     place = pl.when(stage=FOLD_TRAINING).then(pl.format("fold_{}", "fold")).otherwise("stage").fill_null("")
     time = (pl.col("ts") * 1000).round().cast(pl.Int64, strict=False).clip(0, 2**50).fill_null(ended)
@@ -182,7 +197,11 @@ def _points(curves: pl.DataFrame, results: pl.DataFrame, task_results: pl.DataFr
 
 
 def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags of a run; MLflow shows the tag ``mlflow.note.content`` as Markdown at the top of its page."""
+    """Return the tags of a run as text by name.
+
+    The tag ``mlflow.note.content`` holds verdict and cautions, which MLflow shows as Markdown at the top of the run's
+    page. ``record`` is the content of ``run.json``.
+    """
     verdict = headline.verdict
     attempts = as_list(record.get("attempts")) or [{}]
     code = as_mapping(as_mapping(attempts[-1]).get("code"))
@@ -217,14 +236,14 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> list[str]:
 
     Raises:
         UsageError: MLflow is not installed.
-        TrackingError: MLflow refused or cannot be reached; the same command repeats the export.
+        TrackingError: MLflow refused or cannot be reached. The export can be run again.
     """
     content = run_content(run)
     with connected(tracking_uri) as client:
         experiment = experiment_id(client, content.experiment, tracking_uri)
         earlier = list(client.search_runs([experiment], f"tags.`{RUN_KEY}` = '{content.tags[RUN_KEY]}'"))
         _export(client, experiment, content)
-        for other in earlier:  # only now: at every moment MLflow holds one complete export, if it ever did
+        for other in earlier:  # after the new export, so that MLflow always holds a complete one
             client.delete_run(other.info.run_id)
     replaced = f" in place of {count_text(len(earlier), 'earlier export')}" if earlier else ""
     what = f"{count_text(len(content.points), 'metric value')} exported{replaced}"
@@ -284,18 +303,18 @@ def model_and_alias(text: str) -> tuple[str, str]:
 def register_bundle(
     bundle: Path, name: str, alias: str, *, experiment: str, run_id: str, tracking_uri: str
 ) -> tuple[str, bool]:
-    """Register ``bundle`` as a version of the model ``name``; the same content makes no second version.
+    """Register ``bundle`` as a version of the model ``name``. If a version has the same content, no new one is created.
 
     Args:
         bundle: folder of an exported bundle (a detector with its weights).
         name: name of the registered model, which is created if it is missing.
-        alias: alias that points at the version from now on; empty: none.
+        alias: alias, such as ``champion``, that will point to the version. Empty: none is set.
         experiment: MLflow experiment that holds the bundle's files.
         run_id: id of the run that was exported.
         tracking_uri: address of MLflow, a database or a server.
 
     Returns:
-        The version, and whether it was created by this call.
+        ``(version, is_new)``: the number of the version as text, and whether this call created it.
 
     Raises:
         UsageError: MLflow is not installed.
@@ -345,11 +364,17 @@ def _load_pyfunc(path: str) -> _ServedBundle:
 def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
     """Return the cached folder of the bundle ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
 
-    A bundle is downloaded once, but an alias is resolved in every call. Here the SHA-256 of ``digests.json`` is
-    checked; all other files are checked when the bundle is loaded.
+    The bundle is downloaded only if the cache does not hold it. An alias is resolved in every call. Of the files, only
+    ``digests.json`` is checked here (SHA-256). The others are checked when the bundle is loaded.
+
+    Args:
+        uri: address of the bundle in the model registry.
+        tracking_uri: address of MLflow, a database or a server.
+        cache_dir: folder below which bundles are cached.
 
     Raises:
-        UsageError: MLflow is not installed, there is no store, or ``uri`` does not name a registered bundle.
+        UsageError: MLflow is not installed, there is no store at ``tracking_uri``, or ``uri`` does not name a
+            registered bundle.
         FvcError: the downloaded bundle differs from the one that was registered.
         TrackingError: MLflow refused or cannot be reached.
     """
@@ -385,26 +410,26 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
     return folder
 
 
-# --- MLflow, loaded only when it is asked for: quiet, without telemetry, and with no password in its messages
+# --- MLflow, imported only when needed, without log output and telemetry, and without passwords in its messages
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
-    # What is too long is named in the report; MLflow would cut it.
+    # A value that is too long must be an error. MLflow would cut it.
     "MLFLOW_TRUNCATE_LONG_VALUES": "false",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # A pool would keep connections open to a file that nobody talks to any more.
+    # A pool would keep connections to the database open after the export.
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
-    # MLflow's seven tries against a server that is away take four minutes, at the end of a run that is finished.
+    # By default MLflow tries seven times to reach a server, which would delay the end of a run by four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
 }
 
 
 class TrackingError(FvcError):
-    """MLflow refused a request or cannot be reached; the same command repeats the export."""
+    """MLflow refused a request or cannot be reached. The same command can be run again."""
 
 
 def default_tracking_uri(runs_dir: Path, environ: Mapping[str, str] = os.environ) -> str:

@@ -39,7 +39,12 @@ _HEATED, _HEATED_SIDE, _MOST_OPACITY = 4, 168, 0.72
 
 @dataclass(frozen=True)
 class Known:
-    """Out-of-fold scores of the run's videos, float64: of the real and of the fake ones."""
+    """Scores of the run's videos with known labels, each from the network that did not train on the video.
+
+    Attributes:
+        reals: float64 (R,), scores of the R real videos.
+        fakes: float64 (F,), scores of the F fake videos.
+    """
 
     reals: Floats
     fakes: Floats
@@ -76,9 +81,9 @@ def data_uri(frame: Pixels, side: int) -> str:
 
 
 def frame_pictures(clips: Pixels) -> dict[str, Any]:
-    """Return at most 12 frames of ``clips``, uint8 (N, T, 3, H, W), evenly spread.
+    """Return at most 12 evenly spread frames of ``clips``, uint8 (N, T, 3, H, W): N clips of T frames.
 
-    Keys are ``pictures`` (data URIs) and ``number`` (of all frames, N * T).
+    The keys of the dict are ``pictures`` (data URIs of the frames) and ``number`` (N * T, the number of all frames).
     """
     frames = clips.reshape(-1, *clips.shape[2:])
     chosen = theme.thinned(len(frames), _FRAMES)
@@ -86,18 +91,20 @@ def frame_pictures(clips: Pixels) -> dict[str, Any]:
 
 
 def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float) -> Any:
-    """Return the values that the template needs to draw the score over time.
+    """Return the values that the template needs to draw the score over time, or None with fewer than two windows.
 
-    Return None if there is a single window.
-
-    A window is a part of the video that the networks score. W is the number of windows, K that of networks.
+    A window is a part of the video that the networks score. There are W windows and K networks.
 
     Args:
         begins: (W,), start of each window in seconds.
         ends: (W,), end of each window in seconds.
-        scores: (W, K), scores in [0, 1].
+        scores: (W, K), the score of each window by each network, in [0, 1].
         middles: uint8 (W, 3, height, width), the middle frame of each window.
         seconds: length of the video in seconds.
+
+    Returns:
+        A dict with the mean over networks as a line, the range over networks as a band, frames below the curve, and the
+        window with the highest mean.
     """
     if len(begins) < 2:
         return None
@@ -125,14 +132,14 @@ def _points(xs: Floats, ys: Floats) -> str:
 
 
 def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
-    """Return the values that the template needs to draw frames of a clip without and with a heat map.
+    """Return the values that the template needs to draw frames of a clip, without and with a heat map over them.
 
-    At most four frames are drawn, from different stretches of frames with the same map.
+    Consecutive frames often have the same map. At most four frames are drawn, each with another map.
 
     Args:
         clip: uint8 (T, 3, H, W).
-        values: (T, H, W), the map in [0, 1].
-        top: the fall of the logit where the map is 1.
+        values: (T, H, W), the heat map, in [0, 1]. It is higher where hiding a pixel's area lowers the logit of fake more.
+        top: decrease of the logit that a value of 1 stands for.
     """
     begins = np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1
     middles = (np.append(0, begins) + np.append(begins, len(values)) - 1) // 2
@@ -145,7 +152,7 @@ def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
 
 
 def heated(frame: Pixels, values: Floats) -> Pixels:
-    """Return ``frame``, uint8 (3, H, W), in grey under a colour whose opacity grows with ``values`` (H, W)."""
+    """Return ``frame``, uint8 (3, H, W), in grey, covered by a colour. ``values`` (H, W) in [0, 1] set its opacity."""
     color = np.frombuffer(bytes.fromhex(theme.FAKE[1:]), np.uint8)[:, None, None]
     cover = _MOST_OPACITY * values[None]
     grey = frame.mean(0, keepdims=True)
@@ -158,7 +165,8 @@ def heated(frame: Pixels, values: Floats) -> Pixels:
 def worth_of(run: RunPaths) -> tuple[str, ...]:
     """Return sentences on how far the results of a run without folds can be trusted.
 
-    They are its verdict against the controls, its cautions, and every main score of its task with the controls.
+    They are the run's verdict, its cautions, and every main score of its task. The verdict says whether the model is
+    above its controls (simple predictors), and every score is given next to those of the controls.
     """
     task = run_task(run_parameters(run))
     results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame

@@ -14,8 +14,8 @@ from fvc_lib.analysis import wording
 from fvc_lib.analysis.figures.theme import STANDING_COLORS
 from fvc_lib.metrics.declaration import declaration
 
-PLOTLY = "application/vnd.plotly.v1+json"  # what a notebook stores of a figure
-# The name of a column carries its unit: suffix, unit in the heading, and how a value is written.
+PLOTLY = "application/vnd.plotly.v1+json"  # mimetype of a figure that a notebook stores
+# Each entry: suffix of a column's name, unit for the heading, and the function that formats a value.
 _BY_SUFFIX: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("_bytes", "", wording.bytes_text),
     ("_seconds", "", wording.duration_text),
@@ -27,7 +27,7 @@ _HEADINGS = {
     "run_id": "Run", "video_id": "Video", "group_id": "Group", "peak_rss_bytes": "Peak memory", "auc": "ROC AUC",
     "score_low": "from", "score_high": "to",
 }  # fmt: skip
-# JupyterLab aligns every cell to the right; only a cell's own style overrides that.
+# JupyterLab aligns every cell to the right. Only a style attribute of the cell overrides it.
 _LEFT = ' style="text-align:left"'
 _INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]( [★☆])?$"
 
@@ -49,11 +49,12 @@ class HtmlTable(Displayed):
     Attributes:
         frame: the rows.
         caption: one sentence above the table, plain text.
-        names: headings by column. Other headings are made from the column's name.
+        names: maps a column to its heading. Other headings are made from the names of the columns.
         digits: decimals of fractional numbers without a unit.
         max_rows: the most rows that are shown. Further rows are only counted below the table.
         missing: text that stands for null.
-        links: by column, the address of each row relative to the page. An empty address makes no link.
+        links: maps a column to the addresses, relative to the page, that its cells link to. An empty address makes no
+            link.
         stacks: whether a phone shows the cells of a row one below the other, for long texts.
     """
 
@@ -129,9 +130,9 @@ class HtmlTable(Displayed):
 
 
 def _unit_of(name: str) -> tuple[str, str, Callable[[float], str]]:
-    """Return suffix, unit for the heading, and formatting function of a column, from the ending of its name.
+    """Return the entry of ``_BY_SUFFIX`` for the column ``name``: ``(suffix, unit for the heading, function)``.
 
-    Metrics and unknown endings give two empty texts and ``str``.
+    The function formats a value as text. Metrics and unknown suffixes give ``("", "", str)``.
     """
     units = () if declaration(name) else _BY_SUFFIX
     return next((unit for unit in units if name.endswith(unit[0])), ("", "", str))
@@ -156,7 +157,7 @@ class HtmlSentences(Displayed):
 
 
 def figure_bundle(figure: go.Figure) -> dict[str, Any]:
-    """Return a figure by mimetype: plotly's JSON for browsers, and its title as plain text."""
+    """Return a dict from mimetype to content: the figure as plotly's JSON, and the title as plain text."""
     spec = figure.to_plotly_json()
     title = figure.layout.title.text or "figure"
     content = {"data": spec["data"], "layout": spec["layout"], "config": {"displaylogo": False}}
@@ -181,7 +182,10 @@ def only_shows() -> Iterator[None]:
 
 
 def show_bundle(bundle: dict[str, Any]) -> Any:
-    """Display ``bundle`` (content by mimetype) in the notebook, and return a handle that can update the display."""
+    """Display ``bundle`` in the notebook, and return a handle that can update the display.
+
+    ``bundle`` maps mimetypes to content.
+    """
     from IPython.display import display  # only a notebook needs it
 
     return display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]  # IPython is half typed

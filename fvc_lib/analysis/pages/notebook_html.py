@@ -29,8 +29,8 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import undamaged_content
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-END_TAG = "papermill-error-cell-tag"  # of the cell in which the runner says how the notebook ended
-_KINDS = ("text/html", "image/png", "image/jpeg", "image/gif", "image/webp", "text/markdown")  # the best first
+END_TAG = "papermill-error-cell-tag"  # tag of the cell in which the runner reports how the notebook ended
+_KINDS = ("text/html", "image/png", "image/jpeg", "image/gif", "image/webp", "text/markdown")  # in this preference
 _NOTHING = "\N{ZERO WIDTH SPACE}"  # the text of a display that is empty for now
 _REMARKS = {
     "pending": "This cell never ran.",
@@ -51,7 +51,7 @@ _ATTRIBUTES = frozenset(
 _SCRIPT_OR_STYLE = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>&#182;</a>')
-# Addresses that a link may have: the web, a page of a judged video, or a log seen from the folder of the notebooks.
+# Allowed targets of links: the web, the page of a judged video, and a log (relative to the folder of the notebooks).
 _LINK = re.compile(
     r"((?i:https?://|mailto:)|#).*|videos/\d{4,}_[\w-]*\.html|\.\./logs/([\w-][\w.-]*/)*[\w-][\w.-]*", re.ASCII
 )
@@ -120,9 +120,9 @@ def render_notebook(path: Path, prefix: str) -> NotebookHtml:
 
 
 def _take_title(cells: list[Any], name: str) -> str:
-    """Remove the first heading from ``cells`` and return its text. Without a heading return ``name``.
+    """Remove the first level-1 heading from ``cells`` and return its text. Without a heading return ``name``.
 
-    If ``name`` ends in a fold, the fold is added to the heading.
+    ``name`` is the file name of the notebook without ending. If it ends in ``_fold_2``, the text ends in ", fold 2".
     """
     for cell in cells:
         heading = _TITLE.search(cell.source) if cell.cell_type == "markdown" else None
@@ -134,7 +134,10 @@ def _take_title(cells: list[Any], name: str) -> str:
 
 
 def _best(data: dict[str, Any]) -> tuple[str, Any]:
-    """Return mimetype and content of the richest form of an output that needs neither kernel nor network."""
+    """Return ``(mimetype, content)`` of the preferred form of an output that needs neither kernel nor network.
+
+    ``data`` maps the mimetypes of one output to contents. Of an empty display or a widget, only plain text is returned.
+    """
     if isinstance(data.get(PLOTLY), dict):
         return PLOTLY, data[PLOTLY]
     plain = str(data.get("text/plain") or data.get("text/latex") or "")
@@ -159,10 +162,10 @@ def clean_html(html: str) -> Markup:
 
 
 def figure_html(spec: dict[str, Any], name: str) -> Markup:
-    """Return the HTML element of a stored plotly figure, which the page's script draws.
+    """Return HTML for a stored plotly figure, which the page's script draws.
 
-    Title and subtitle become text above the figure, because text wraps on a narrow screen. Without data only they are
-    shown.
+    Title and subtitle become text above the figure, because text wraps on a narrow screen. For a figure without data,
+    only title and subtitle are returned.
 
     Args:
         spec: plotly's JSON with ``data`` and ``layout``.

@@ -25,7 +25,7 @@ PLOTLY_FILE = "plotly.min.js"  # one file for all pages of a folder
 
 
 def render(template: str, **values: object) -> Markup:
-    """Return the HTML of ``template`` with ``values``."""
+    """Return the HTML of the file ``template`` in ``TEMPLATES``, filled with ``values``."""
     return Markup(_environment().get_template(template).render(**values))
 
 
@@ -55,9 +55,12 @@ def _environment() -> jinja2.Environment:
 
 
 def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> Markup:
-    """Return HTML that draws a score with its interval on a scale from 0 to 1. Without a value it is empty.
+    """Return HTML that draws a score with its interval on a scale from 0 to 1.
 
-    ``control`` is the position of a mark; None: no mark.
+    Args:
+        score: the score. If its value is missing or not finite, the HTML is empty.
+        control: value of a control (a simple predictor) to mark on the scale. None: no mark.
+        color: CSS colour of the bar.
     """
     if score.value is None or not math.isfinite(score.value):
         return Markup()
@@ -85,7 +88,7 @@ def write_page(
     """
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
-    # Exactly these scripts may run, and plotly.js next to the page.
+    # The policy allows only these scripts and plotly.js, the file next to the page.
     allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
     allowed += ["'self'", "file:"] if has_figures else []
     policy = (

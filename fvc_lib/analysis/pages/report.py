@@ -38,24 +38,27 @@ from fvc_lib.services.tables import REJECTED, SCORES, VIDEO_FRAMES
 from fvc_lib.services.tasks import STAGES
 
 MOST_VIDEOS = 50_000  # in the report's table; a row takes some 150 bytes
-PAGE_ROWS = 50  # shown at once
-# Of the table of all videos: name in the script, heading, class
+PAGE_ROWS = 50  # rows of the table that are shown at once
+# Columns of the table of all videos: name in the script, heading, and CSS class.
 _VIDEO_COLUMNS = (
     ("path", "Video", "path"), ("label", "Label", "label"), ("right", "Decided", "right-or-wrong"),
     ("score", "Score", "number score"), ("spread", "Spread", "number spread"),
     ("threshold", "Threshold", "number threshold"), ("fold", "Fold", "number fold"), ("group", "Group", "group"),
 )  # fmt: skip
 _PARTIAL = ".partial"
-# The answer first, then the way to it.
+# Stages in the order of the report: results first, then the steps that led to them.
 _SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
 _HEADS = ("Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory")
 
 
 @dataclass(frozen=True)
 class Section:
-    """One record in a report.
+    """One record (an executed notebook) in a report.
 
-    ``key`` names the stage and fold. ``stage`` is its entry in the run's status, empty if there is none.
+    Attributes:
+        key: name of the stage and fold, such as ``04_fold_training_fold_2``.
+        notebook: the rendered notebook.
+        stage: entry of the stage in the run's status: state, times, memory and error. Empty if there is none.
     """
 
     key: str
@@ -64,7 +67,7 @@ class Section:
 
     @property
     def alarm(self) -> str:
-        """Sentences on the error and the cells that never ran. Empty if the record is complete."""
+        """Sentences on the error of the notebook and on its cells that never ran. Empty if it ran to its end."""
         notebook, stage = self.notebook, self.stage
         if not notebook.num_never_ran and not notebook.error and stage.get("state") not in ("failed", "interrupted"):
             return ""
@@ -90,9 +93,9 @@ class Section:
 
 
 def write_run_report(run: RunPaths) -> None:
-    """Write ``report.html`` of a run from its present records. Without a record no file is written.
+    """Write ``report.html`` of ``run`` from the records that exist now. Without any record no file is written.
 
-    The newest record of each stage and fold is shown.
+    Of several records of the same stage and fold, the newest is shown.
 
     Raises:
         OSError: the file cannot be written.
@@ -155,9 +158,10 @@ def _rank(name: str) -> tuple[bool, int, str]:
 
 
 def videos_html(run: RunPaths) -> Markup | str:
-    """Return the HTML table of all tested videos. If the run has none, return notes on unreadable tables.
+    """Return an HTML table of all tested videos of ``run``, with scores and decisions.
 
-    At most the first ``MOST_VIDEOS`` videos are shown. A note says so.
+    Without tested videos, return only notes on tables that could not be read, or an empty text. If there are more than
+    ``MOST_VIDEOS`` videos, only the first are shown, and a note says so.
     """
     stored, pictured = read_tables([("", run.scores)], SCORES), read_tables([("", run.video_frames)], VIDEO_FRAMES)
     notes = [*stored.notes, *pictured.notes]
@@ -205,7 +209,7 @@ def provenance_html(run: RunPaths) -> Markup:
     record = read_json_object(run.run_json)
     attempts = [as_mapping(attempt) for attempt in as_list(record.get("attempts"))]
     first = attempts[0] if attempts else {}
-    # A login node that submitted the jobs computed nothing.
+    # Show the machine that computed. An attempt that only submitted jobs ran on a login node.
     worked = next((attempt for attempt in attempts if not attempt.get("submits")), first)
     rows = []
     for number, attempt in enumerate(attempts, start=1):
@@ -231,7 +235,10 @@ def provenance_html(run: RunPaths) -> Markup:
 
 
 def _facts(recorded: Mapping[str, Any]) -> dict[str, object]:
-    """Return recorded values as readable values by readable name. Empty values are left out."""
+    """Return a dict from readable names to readable values, such as ``Memory`` to ``16.00 GB`` for ``memory_bytes``.
+
+    Empty values are left out.
+    """
     facts: dict[str, object] = {}
     for name, value in recorded.items():
         shown = value
@@ -256,7 +263,7 @@ def write_runs_index(runs_dir: Path) -> Path:
     Comparisons and ensembles are linked above the list.
 
     Raises:
-        DataError: there is another file of this name; it is not overwritten.
+        DataError: ``index.html`` exists, but is no list of runs. It is not overwritten.
         OSError: the file cannot be written.
     """
     output = runs_dir / "index.html"
