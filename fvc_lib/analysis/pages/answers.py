@@ -138,7 +138,7 @@ def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
 
     Args:
         clip: uint8 (T, 3, H, W).
-        values: (T, H, W), the heat map, in [0, 1]. It is higher where hiding a pixel's area lowers the logit of fake more.
+        values: (T, H, W), the heat map, in [0, 1]. It is higher where hiding the area lowers the logit of fake more.
         top: decrease of the logit that a value of 1 stands for.
     """
     begins = np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1

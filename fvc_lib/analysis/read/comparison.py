@@ -62,17 +62,20 @@ from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING
 
 ENSEMBLE = "the ensemble"
-_DATA = ("video_id", "group_id", "label", "fold")  # runs must share these columns to be compared
-Refusal = tuple[str, str]  # name of a run that is not compared, and the reason with a remedy
+_DATA = ("video_id", "group_id", "label", "fold")  # columns of predictions that must be equal in all compared runs
+Refusal = tuple[str, str]  # (name of a run that is not compared, reason with a remedy)
 
-# --- Which runs can be compared: trained to the end, on true labels, without a leak, with whole predictions
+# --- Which runs can be compared: fully trained, on true labels, without a leak, and with predictions for all folds
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedRun:
     """A run or an ensemble that can be compared.
 
-    ``predictions`` (``tables.PREDICTIONS``) hold all folds, ordered by ``video_id``.
+    Attributes:
+        name: name of the run: its id, or its path if another run has the same id.
+        run: the run's folder.
+        predictions: rows of PREDICTIONS of all folds, ordered by ``video_id``.
     """
 
     name: str
@@ -113,8 +116,9 @@ class JudgedRun:
 def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[list[JudgedRun], list[Refusal]]:
     """Read ``runs``, and return those that can be compared and a refusal for each other run.
 
-    A run that is given twice is read once. With ``finished`` a run must also have ended, and its results must follow
-    from its predictions.
+    Args:
+        runs: the runs. A run that occurs twice is read once.
+        finished: whether a run must also have ended, with results that agree with its predictions.
     """
     different = list({run.root.resolve(): run for run in runs}.values())
     judged, refusals = [], []
@@ -201,8 +205,11 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
 def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, seed: int) -> ReplicateValues:
     """Return ``metric`` of each run on all videos and in each half-sample of the groups.
 
-    All runs must have the same videos, labels, groups and folds (``with_data_of_first``). They share the half-samples.
-    ``metric`` is a key of ``METRICS``, and ``seed`` that of the half-samples.
+    Args:
+        runs: runs with the same videos, labels, groups and folds (``with_data_of_first``).
+        metric: a key of ``METRICS``.
+        replicates: number of half-samples, which are the same for all runs.
+        seed: seed of the half-samples.
     """
     scored = [(metric, run.predictions["score"], run.predictions["threshold"]) for run in runs]
     return replicates_over_folds(runs[0].predictions, scored, replicates=replicates, seed=seed)
@@ -211,12 +218,14 @@ def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, se
 def replicates_over_folds(
     videos: pl.DataFrame, scored: Sequence[tuple[str, pl.Series, pl.Series]], *, replicates: int, seed: int
 ) -> ReplicateValues:
-    """Return several metrics on all videos and in each half-sample of the groups, which they share.
+    """Return several metrics on all N videos and in each half-sample of the groups.
 
     Args:
-        videos: columns ``label group_id fold``. If ``target`` has several values, a metric is the mean over them.
-        scored: for each number the metric (a key of ``METRICS``), the scores and the thresholds of all videos.
-        replicates: number of half-samples.
+        videos: N rows with ``label group_id fold``. If a column ``target`` has several values, each metric is the mean
+            of its values on the single targets (corpora or generators).
+        scored: one tuple ``(metric, scores, thresholds)`` for each metric to compute. ``metric`` is a key of
+            ``METRICS``. Scores and thresholds have N values, in the order of ``videos``.
+        replicates: number of half-samples, which are the same for all metrics.
         seed: seed of the half-samples.
     """
     folds, targets = videos["fold"].to_numpy(), None
@@ -239,7 +248,8 @@ class PairComparison:
         second: name of the second model.
         difference: the difference with its interval over groups.
         holm_p_value: p-value, adjusted for all pairs of the comparison by Holm's method.
-        is_shown: whether ``holm_p_value`` is at most 1 - confidence, and nothing else forbids the claim.
+        is_shown: whether ``holm_p_value`` is at most 1 - confidence, and no other reason forbids the claim. Such
+            reasons are a trial (a run on part of its corpus), or a better model that is not above its controls.
         finding: the result as a sentence.
     """
 
@@ -270,8 +280,8 @@ class Comparison:
         metric: name of the metric that was compared.
         confidence: coverage of the intervals. A difference is shown if its Holm p is at most 1 - confidence.
         values: maps the name of a run or detector to the metric with its interval.
-        pairs: the differences between two names.
-        spread: maps a name to the smallest and the largest value of a single run.
+        pairs: the compared pairs of names, with their differences.
+        spread: maps a name to the smallest and the largest value of its single runs.
         refusals: names of runs that are not compared, with reasons.
     """
 
@@ -293,15 +303,15 @@ def _compare(
     seed: int,
     confidence: float,
 ) -> Comparison:
-    """Compare pairs of names by the mean of the metric over the runs of a name, with Holm's adjustment.
+    """Compare pairs of detectors by the mean of the metric over their runs, with Holm's adjustment of p-values.
 
     If a run is a trial (on part of its corpus), no pair counts as shown.
 
     Args:
-        named: the runs of each name.
-        pairs: two names for each pair, the first model first.
+        named: maps the name of a detector to its runs.
+        pairs: the pairs of names to compare. A difference is the second minus the first.
         metric: a key of ``METRICS``.
-        limits: by name a reason why no difference counts as shown in its favour.
+        limits: maps a name to the reason why no difference counts as shown in favour of that detector.
         replicates: number of half-samples of the groups.
         seed: seed of the half-samples.
         confidence: coverage of the intervals.
@@ -325,7 +335,7 @@ def _compare(
     trial = next(filter(None, (trial_text(run_parameters(run.run)) for run in runs)), "")
     compared = []
     for pair, difference, p_value in zip(pairs, differences, adjusted, strict=True):
-        # A share of 1 in 20 is 0.05, not 0.050000000000000044.
+        # Rounded, because 1 - 0.95 is 0.050000000000000044.
         is_shown = p_value <= round(1 - confidence, 12)
         finding = _finding(PairComparison(*pair, difference, p_value, is_shown, ""), metric)
         limit = limits.get(pair[difference.value > 0], "") if is_shown else ""
@@ -358,10 +368,10 @@ def compare(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare every pair of ``runs``.
+    """Compare every pair of ``runs`` in one metric.
 
-    Runs with other videos, labels, groups or folds than the first run are refused. Intervals and p-values tell how the
-    result may change with other videos. They do not cover another training, because each run was trained once.
+    Runs with other videos, labels, groups or folds than the first run are refused. Intervals and p-values describe how
+    the differences may vary with the choice of videos. They do not cover the variation between trainings.
 
     Args:
         runs: two or more.
@@ -409,8 +419,8 @@ MARKS = (
 COSTS = (
     "num_parameters", "num_trained",
     "milliseconds_per_clip",  # one forward pass of one clip on this machine
-    "peak_rss_bytes", "peak_device_bytes",  # of the trainings' processes, the largest
-    "training_seconds",  # of all folds of the model, mean over runs
+    "peak_rss_bytes", "peak_device_bytes",  # the maximum over the processes of training
+    "training_seconds",  # sum over the folds of the model, mean over runs
 )  # fmt: skip
 MeasureCosts = Callable[[Sequence[RunConfig]], Sequence[Mapping[str, float]]]
 
@@ -424,8 +434,8 @@ class Detector:
         runs: the runs, ordered by seed.
         num_above_controls: number of runs that are above every control.
         intervals: maps a metric to the mean over the runs, with an interval over groups.
-        spread: maps a metric to the smallest and the largest value of a run.
-        cost: the entries of ``COSTS`` that are known.
+        spread: maps a metric to the smallest and the largest value of a single run.
+        cost: maps the known entries of ``COSTS`` to their values.
         marks: maps a metric to ``BEST`` or ``HIGHEST`` if the detector has the best value, else to an empty text.
     """
 
@@ -493,17 +503,18 @@ def compare_detectors(
 ) -> DetectorComparison:
     """Compare the detectors of ``runs`` with a reference detector.
 
-    Intervals and p-values tell how results may change with other videos. The spread over runs tells how they may change
-    with another training.
+    Intervals and p-values describe how results may vary with the choice of videos. The spread over runs describes how
+    they may vary with the seed of the training.
 
     Args:
         runs: finished runs and ensembles.
         reference: a run of the reference detector; None: the first run that can be compared.
         replicates: number of half-samples of the groups.
         confidence: coverage of every interval.
-        without_run: pairs of a name and a reason, for combinations that have no run; they are listed as left out.
-        measure_costs: returns for each network the entries of ``COSTS`` that it knows. The costs of a detector are the
-            sums over its networks.
+        without_run: pairs ``(name, reason)`` of wanted combinations of parameters that have no run. The outcome lists
+            them as left out.
+        measure_costs: takes the configurations of a detector's networks, and returns for each a dict from entries of
+            ``COSTS`` to values. The costs of a detector are the sums over its networks. None: nothing is measured.
 
     Raises:
         DataError: ``reference`` cannot be compared, or nothing is left to compare.
@@ -511,7 +522,7 @@ def compare_detectors(
     judged, refusals = judged_runs([reference, *runs] if reference else runs, finished=True)
     if reference and (not judged or judged[0].run.root.resolve() != reference.root.resolve()):
         raise DataError(f"the reference cannot be compared. {refusals[0][1]}")
-    # Counted twice, a training would look certain: of several runs of one training the newest counts.
+    # Of several runs of the same training only the newest counts: copies would hide the variation between trainings.
     newest: dict[tuple[str, int], JudgedRun] = {}
     for run in judged:
         key = run.detector, run.config.seed
@@ -584,10 +595,10 @@ def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[st
 
 
 def _mark(compared: Comparison, name: str) -> str:
-    """Return ``BEST`` or ``HIGHEST`` if ``name`` has the best value of two or more, else an empty text.
+    """Return the mark of ``name``: ``BEST`` or ``HIGHEST`` if it has the best value of two or more, else an empty text.
 
-    ``BEST`` needs a shown difference from every other name. The p-values are corrected for all pairs, because the name
-    was chosen for its value.
+    ``BEST`` needs a shown difference from every other name. Its p-values must be adjusted for all pairs, because which
+    name is best is only known after looking at the values.
     """
     best = max if direction(compared.metric) == "higher" else min
     values = [interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
@@ -604,10 +615,10 @@ class Members:
     """Runs that make one ensemble.
 
     Attributes:
-        runs: the runs in the order given.
-        detectors: for each run the position of its detector in ``names``. Runs that differ in their seed alone have the
-            same detector.
-        names: names of the detectors.
+        runs: the runs, in the order in which the user named them.
+        detectors: the position of each run's detector in ``names``. Runs that differ in their seed alone have the same
+            detector.
+        names: names of the detectors, without repetition.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -623,7 +634,8 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
     """Read ``runs`` and check that they can be one ensemble.
 
     Raises:
-        UsageError: there are fewer than two different runs, one of them is an ensemble, or a training comes twice.
+        UsageError: there are fewer than two different runs, a run is an ensemble, or two runs have the same training
+            parameters and seed.
         DataError: a run is damaged or not finished, or runs differ in videos, labels, groups, folds, protocols or
             operating points.
     """
@@ -657,12 +669,18 @@ def against_members(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare the ensemble in ``folder`` with each member, the member with the highest ROC AUC first.
+    """Compare an ensemble with each member, the member with the highest ROC AUC first.
 
     The best member is chosen on the same videos, which favours it. If the ensemble is not above its controls, no
     difference counts as shown in its favour.
 
-    ``headline`` is that of the ensemble. ``replicates``, ``seed`` and ``confidence`` are those of ``compare``.
+    Args:
+        folder: folder of the ensemble.
+        members: its members.
+        headline: the headline of the ensemble, with its verdict against the controls.
+        replicates: number of half-samples of the groups.
+        seed: seed of the half-samples.
+        confidence: coverage of the intervals.
 
     Raises:
         DataError: the folder's tables are missing or damaged.
@@ -678,7 +696,10 @@ def against_members(
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
-    """Return sentences: the ROC AUC of the ensemble, whether it beats its best member, and its verdict."""
+    """Return sentences: the ROC AUC of the ensemble, whether it beats its best member, and its verdict.
+
+    ``comparison`` is the outcome of ``against_members``, and ``headline`` is that of the ensemble.
+    """
     best = comparison.pairs[0]
     numbers = {name: interval_text(*interval.row()[:3]) for name, interval in comparison.values.items()}
     number = f"ROC AUC {numbers[ENSEMBLE]}; its best member, {best.first}, has {numbers[best.first]}."

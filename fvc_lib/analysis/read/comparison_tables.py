@@ -48,7 +48,10 @@ HEADINGS = {
 
 
 def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return one row per detector for readers: texts with units, and the mark behind the ROC AUC."""
+    """Return one row per detector for readers: ROC AUC with interval and mark, difference from the reference, costs.
+
+    Most values are text with units. ``number_table`` has the numbers.
+    """
     by_name, rows = {pair.second: pair for pair in comparison.differences}, []
     for detector in comparison.detectors:
         pair, cost = by_name.get(detector.name), detector.cost
@@ -90,7 +93,10 @@ def metric_table(comparison: DetectorComparison) -> pl.DataFrame:
 
 
 def run_table(runs: Sequence[tuple[JudgedRun, str]]) -> pl.DataFrame:
-    """Return one row per pair of a run and the name of its detector: its ROC AUC and verdict."""
+    """Return one row per run: its ROC AUC with interval, and its verdict against the controls.
+
+    ``runs`` are pairs of a run and the name of its detector (``runs_of``).
+    """
     rows = []
     for run, detector in runs:
         verdict = run.headline.verdict
@@ -108,15 +114,19 @@ def runs_of(comparison: DetectorComparison) -> list[tuple[JudgedRun, str]]:
 
 
 def left_out_table(comparison: DetectorComparison) -> pl.DataFrame:
-    """Return ``run_id why`` for the runs that are not compared."""
+    """Return one row per run that is not compared: ``run_id why``."""
     return pl.DataFrame(comparison.left_out, {"run_id": pl.String, "why": pl.String}, orient="row")
 
 
 def weight_table(names: Sequence[str], rules: Sequence[FoldRule]) -> pl.DataFrame:
     """Return one row per fold of an ensemble: the rule that combines the detectors' scores.
 
-    Columns are ``fold``, the number of videos and groups that the rule was fitted on, the weight of each detector, and
-    ``intercept threshold``.
+    Columns are ``fold fitted_on in_groups``, the weight of each detector, and ``intercept threshold``. The rule was
+    fitted on ``fitted_on`` videos in ``in_groups`` groups.
+
+    Args:
+        names: names of the detectors, in the order of the weights.
+        rules: the rule of each fold.
     """
     rows = [
         (fold, rule.num_videos, rule.num_groups, *rule.weights, rule.intercept, rule.threshold)

@@ -59,17 +59,18 @@ from fvc_lib.services.tasks import (
 
 HEADLINE_METRIC = "roc_auc"
 CHANCE_AUC = 0.5
-# The score of a split by rows, shown to make that leak visible; no verdict compares with it.
+# Controls that leak: videos of one group lie on both sides of their split. They show how much that leak would add to a
+# score, and no verdict compares the model with them.
 DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 METADATA_ONLY = "metadata_only"
 LENGTH_ONLY = "length_only"
-REAL_SOURCE_FLOOR = "real_source_floor"  # of the model's own scores
-REAL_SOURCE_CONTROL = "real_source_control"  # of the same detector trained on the sources
+REAL_SOURCE_FLOOR = "real_source_floor"  # the model's scores, measured on two sources of reals
+REAL_SOURCE_CONTROL = "real_source_control"  # the same detector, trained to tell the two sources of reals apart
 MARGIN = "margin_over_floor"
 _MORE_REALS = (
     "To do about it: test on another corpus (-p protocol cross_corpus); or add reals from where the fakes come from."
 )
-# By the control that the model is not above.
+# Advice for each control that the model is not above.
 _REMEDIES = {
     METADATA_ONLY: (
         "To do about it: train and test on videos alike in codec, size and length (-p protocol metadata_matched); or "
@@ -88,9 +89,13 @@ Standing = Literal["above control", "not above control", "not shown", "no result
 
 @dataclass(frozen=True)
 class Score:
-    """The score of the model or of a control, with the ends of its interval if they were computed.
+    """The score of the model or of a control.
 
-    ``source`` is ``model`` or the name of a control.
+    Attributes:
+        source: ``model`` or the name of a control.
+        value: the score. None: undefined.
+        low: lower end of the interval. None: not computed.
+        high: upper end of the interval. None: not computed.
     """
 
     source: str
@@ -111,12 +116,14 @@ class Measure:
     Attributes:
         name: name of the metric.
         one: name of a sample in the singular, such as ``video``.
-        chance: the score of guessing; None if it depends on the corpus.
+        chance: the score of guessing. None if it depends on the corpus.
         remark: a sentence on the limits of the score.
-        is_split_in_folds: whether folds cover all samples; else only a test part was judged.
-        strict_controls: the controls that must have a value before the model can be above its controls. Maps the name
-            of a control to the command that computes it.
-        leaks: a sentence on the leaks of the official split that the run used; empty if there are none.
+        is_split_in_folds: whether every sample was judged, in the test part of a fold. If False, only one test part was
+            judged.
+        strict_controls: maps the name of a control to the command that computes it. All of these must have a value
+            before the model can count as above its controls.
+        leaks: a sentence on the leaks of the official split (the one that the corpus publishes). Empty: none, or the
+            run used another split.
     """
 
     name: str
@@ -160,7 +167,8 @@ class MeasuredScores:
         notes: sentences on files that cannot be read.
         cautions: sentences on the limits of the scores.
         earlier: the earlier attempt that made the scores; empty if the last attempt made them.
-        margin: score of the model minus that of the detector trained to tell sources of reals apart.
+        margin: score of the model minus that of the detector trained to tell sources of reals apart. None: not
+            computed.
     """
 
     measure: Measure
@@ -180,7 +188,13 @@ class MeasuredScores:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the model is above its controls, with a sentence that says why and the control that decided."""
+    """Whether the model is above its controls.
+
+    Attributes:
+        standing: the verdict.
+        sentence: the verdict and its reason as a sentence.
+        best_control: the control that decided the verdict, else the one with the highest score. None: there is none.
+    """
 
     standing: Standing
     sentence: str
@@ -189,9 +203,9 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportHeadline(MeasuredScores):
-    """The head of a report: the scores, the verdict and facts about the run. None means "not recorded".
+    """The head of a report: the scores, the verdict and facts about the run. A fact that is None was not recorded.
 
-    ``more_facts`` are further facts, as pairs of name and text.
+    ``more_facts`` are further facts as pairs ``(name, text)``.
     """
 
     run_id: str
@@ -219,7 +233,7 @@ class ReportHeadline(MeasuredScores):
 def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
     """Return the scores over all folds: the model, then its controls from the highest to the lowest.
 
-    Controls on a split that leaks (``DISHONEST_CONTROLS``) come last.
+    Controls on a split that leaks (``DISHONEST_CONTROLS``) come last. ``results_frame`` holds rows of RESULTS.
     """
     rows = results_frame.filter(scope="all", metric=metric)
     leaks = pl.col("source").is_in(list(DISHONEST_CONTROLS))
@@ -354,11 +368,13 @@ def _some_of(names: Sequence[str]) -> str:
     return ", ".join([*names[:_MOST_NAMED], *more])
 
 
-# --- Protocols: what a number is the mean of, and the leaks of an official split
+# --- Protocols (rules that split videos into training and test): scores at targets, and leaks of an official split
 
 
 def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, metric: str) -> tuple[str, ...]:
-    """Return the caution that explains the protocol and gives the score at each target; empty for ``kfold``.
+    """Return the caution that explains the protocol and names the score at each target. Empty for ``kfold``.
+
+    A target is a corpus or generator that is only tested on.
 
     Args:
         parameters: parameters of the run.
@@ -407,7 +423,7 @@ def audit_failures(run: RunPaths) -> list[str]:
 
 
 def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
-    """Return one fact for a report, (name, text), with the number of passed leakage checks; empty without checks."""
+    """Return one pair ``(name, text)`` with the number of passed leakage checks. Empty if there are no checks."""
     passed = leakage_audit_of(run).frame["passed"].drop_nulls()
     if passed.is_empty():
         return ()
@@ -426,8 +442,8 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
 
     Args:
         scores: the scores of the model and its controls.
-        leaks: findings of failed leakage checks; with any of them no score counts.
-        measure: the measure of the scores.
+        leaks: findings of failed leakage checks. If there are any, the model is not above its controls.
+        measure: the measure of the scores, with the strict controls.
     """
     known = {score.source: score for score in scores if score.value is not None}
     model = known.pop("model", None)
@@ -435,7 +451,8 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
         return Verdict("no result", "No result is recorded.")
     missing = _missing(known, measure)
     honest = [control for source, control in known.items() if source not in DISHONEST_CONTROLS]
-    # A floor that is not shown above chance denies nothing, but one that may exceed the model leaves the case open.
+    # A floor that is not shown to be above chance does not count as a control. But if it exceeds the lower end of the
+    # model's interval, the verdict is "not shown".
     unsure = [control for control in honest if _is_uncertain_floor(control)]
     controls = [control for control in honest if control not in unsure]
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
@@ -478,9 +495,10 @@ def _missing(known: Mapping[str, Score], measure: Measure) -> str:
 
 
 def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
-    """Return the verdict on a run's scores.
+    """Return the verdict of ``run`` on its scores ``measured``.
 
-    Scores of an earlier attempt count as "no result". A trial, or a leaking official split, is at most "not shown".
+    If the scores are of an earlier attempt, it is "no result". For a trial (a run on part of its corpus) and for an
+    official split that leaks, "above control" becomes "not shown".
     """
     if measured.notes:
         return Verdict("no result", "The results cannot be read.")
@@ -546,8 +564,10 @@ def run_headline(run: RunPaths) -> ReportHeadline:
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[str]:
     """Return sentences on how well two sources of reals are told apart, and by how much the model's score exceeds that.
 
-    ``margin`` is the score of the model minus that of the detector trained on the sources, with an interval from the
-    same half-samples of groups. None: not recorded.
+    Args:
+        scores: the scores of the model and its controls.
+        margin: score of the model minus that of the detector trained to tell the sources apart, with an interval from
+            half-samples (random halves of the groups). None: not recorded.
     """
     sentences = []
     for source, who in ((REAL_SOURCE_CONTROL, "The detector, trained on that,"), (REAL_SOURCE_FLOOR, "The model")):
@@ -562,9 +582,9 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[s
 
 
 def what_to_do(control: Score) -> str:
-    """Return advice for a model that is not above ``control``; empty if there is none.
+    """Return advice for a model that is not above ``control``. Empty if there is no advice for it.
 
-    If the control itself is not shown to be above chance, the advice says that other videos would not help.
+    If the control's interval reaches down to chance, the advice says that other videos would not help.
     """
     if control.source in _REMEDIES and control.low is not None and control.low <= CHANCE_AUC:
         return (

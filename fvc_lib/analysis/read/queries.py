@@ -1,8 +1,8 @@
 """Queries over any number of runs, answered as polars frames.
 
-A query reads what the runs have recorded so far, also while they run and after a crash. The notes of its answer name
-files and lines that could not be read. ``run_id`` is the name from ``runs.run_names``. SQL runs in DuckDB, which can
-use the given frames, but no file, network or extension.
+A query reads what the runs have recorded so far, also while they run and after a crash. It returns an ``Answer``: a
+frame, and notes on files and lines that could not be read. The column ``run_id`` holds names from ``runs.run_names``.
+SQL runs in DuckDB, which has access to the given frames, but not to files, network or extensions.
 """
 
 import json
@@ -27,7 +27,7 @@ from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
 
 # --- SQL over frames
 
-MAX_ROWS = 100_000  # of a user's query
+MAX_ROWS = 100_000  # the most rows that a user's query returns
 Limits = dict[str, str | bool | int | float | list[str]]  # settings of DuckDB
 _CLOSED: Limits = {
     "enable_external_access": "false",
@@ -47,7 +47,7 @@ def ask(
     *,
     limits: Limits | None = None,
 ) -> pl.DataFrame:
-    """Return the rows of an SQL query over ``frames``; it can read and write nothing else.
+    """Return the rows of an SQL query over ``frames``. The query can read nothing else, and it cannot write.
 
     Args:
         query: a SELECT.
@@ -115,11 +115,19 @@ _EVENT_COLUMNS = {**_PLACE, "kind": "VARCHAR", "message": "VARCHAR", "details": 
 
 
 def _read_log_lines(runs: Sequence[RunPaths], folder: str, columns: Mapping[str, str], good: str) -> Answer:
-    """Return the good lines of the JSONL files in ``folder`` of ``runs``, in file and line order.
+    """Return the valid lines of the runs' JSONL log files, in file and line order.
 
-    A good line is one JSON object that satisfies the SQL condition ``good``. Other lines are left out, and the notes
-    count them. ``columns`` maps the name of a field to its DuckDB type. Further columns are ``file_number name run_id
-    stage file_fold line``; ``line`` counts from 1. Stage and fold come from the names of the files.
+    Lines that are not valid are left out, and the notes count them.
+
+    Args:
+        runs: the runs.
+        folder: folder of the logs, relative to the folder of a run.
+        columns: maps the name of a JSON field to its DuckDB type.
+        good: SQL condition on the fields that a valid line satisfies.
+
+    Returns:
+        The columns ``file_number name run_id stage file_fold line``, then those of ``columns``. ``line`` counts from 1.
+        ``name`` is the file name without ending; stage and fold are parsed from it.
     """
     rows: list[tuple[int, str, str, list[str]]] = []
     notes = []
@@ -160,7 +168,7 @@ def _read_log_lines(runs: Sequence[RunPaths], folder: str, columns: Mapping[str,
 def learning_curves(
     runs: Sequence[RunPaths], *, metrics: Sequence[str] = (), phases: Sequence[str] = (), folds: Sequence[int] = ()
 ) -> Answer:
-    """Return the logged metrics of ``runs``. Empty ``metrics``, ``phases`` or ``folds`` mean all of them.
+    """Return the logged metrics of ``runs``, filtered by ``metrics``, ``phases`` and ``folds``. Empty: no filter.
 
     Columns: ``run_id stage fold phase metric step epoch value flag attempt ts``, in step order within each curve.
     ``value`` is null where ``flag`` is nan, inf or -inf. If a step was logged again after a resume, only the last line
@@ -188,9 +196,9 @@ def learning_curves(
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
     """Return the memory samples of ``runs`` in file and line order.
 
-    Columns: ``run_id stage fold attempt seconds line`` and those of the log. ``attempt`` counts the starts of a stage
-    from 1; a new attempt is recognised by its clock, which restarts at zero. ``seconds`` is the working time since the
-    first start, without the pauses between attempts.
+    Columns: ``run_id stage fold attempt seconds line``, then the fields of the log. ``attempt`` counts the starts of a
+    stage from 1; it increases where ``elapsed_seconds`` decreases. ``seconds`` is the working time since the first
+    start, without the pauses between attempts.
     """
     good = "timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)"
     lines = _read_log_lines(runs, "memory", _MEMORY_COLUMNS, good)
@@ -213,7 +221,8 @@ def memory_samples(runs: Sequence[RunPaths]) -> Answer:
 def memory_events(runs: Sequence[RunPaths]) -> Answer:
     """Return the memory events of ``runs``, such as an out-of-memory, with ``seconds`` as in ``memory_samples``.
 
-    An event belongs to the attempt whose clock started nearest in time. Columns: ``run_id stage fold attempt seconds
+    An event is assigned to the attempt of its stage whose start is nearest to the start that the event implies
+    (``timestamp - elapsed_seconds``). Columns: ``run_id stage fold attempt seconds
     line phase epoch batch_idx global_step kind message details`` and, from the details, ``happened_in
     context_file predicted_peak_mb micro_batch micro_batch_next``. ``details`` is JSON text.
     """
@@ -353,9 +362,11 @@ def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
 
 
 def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:
-    """Return a function that reads the table ``RunPaths.<name>`` of runs.
+    """Return a function that reads one table of several runs as an ``Answer``.
 
-    Its schema is ``tables.<SCHEMA>``; without ``schema``, ``tables.<NAME>``.
+    Args:
+        name: attribute of ``RunPaths`` with the path of the table, such as ``results``.
+        schema: name of the schema in ``services.tables``, in any case. Empty: ``name``.
     """
     wanted: tables.TableSchema = getattr(tables, (schema or name).upper())
     return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
@@ -365,12 +376,15 @@ def _names(runs: Sequence[RunPaths]) -> list[str]:
     return list(map(path_to_text, run_names(runs)))
 
 
-results = _stored("results")  # tables.RESULTS with ``run_id`` in front
-task_results = _stored("task_results")  # likewise
+results = _stored("results")  # rows of tables.RESULTS, after a first column ``run_id``
+task_results = _stored("task_results")  # rows of tables.TASK_RESULTS, after a first column ``run_id``
 
 
 def fold_table(runs: Sequence[RunPaths]) -> Answer:
-    """Return one row per run and outer fold: ``run_id fold num_videos num_groups``, and the model's metrics."""
+    """Return one row per run and outer fold: ``run_id fold num_videos num_groups``, and a column for each metric.
+
+    The metrics are those of the model on the test part of the fold.
+    """
     stored = results(runs)
     fold = pl.col("scope").str.extract(r"^fold_([0-9]+)$").cast(pl.Int64)
     rows = stored.frame.filter(source="model").with_columns(fold=fold).drop_nulls("fold")
@@ -391,7 +405,7 @@ def predictions(runs: Sequence[RunPaths]) -> Answer:
 
 
 def _asked(run: RunPaths, table: str, query: str) -> Answer:
-    """Return the rows of an SQL query over one table of a run."""
+    """Return the rows of an SQL query over one table of ``run``. ``table`` is a key of ``SQL_TABLES``."""
     answer = SQL_TABLES[table]([run])
     return Answer(ask(query, {table: answer.frame}), answer.notes)
 
@@ -420,9 +434,10 @@ def fold_balance(run: RunPaths) -> Answer:
 
 
 def augmentation_counts(run: RunPaths) -> Answer:
-    """Count the augmented clips that each operation was applied to: ``operation num_clips num_augmented share``.
+    """Count the augmented clips by operation: ``operation num_clips num_augmented share``.
 
-    ``num_augmented`` is the number of all augmented clips; ``share`` is ``num_clips / num_augmented``.
+    ``num_clips`` is the number of augmented clips that the operation was applied to. ``num_augmented`` is the number of
+    all augmented clips, and ``share`` is ``num_clips / num_augmented``.
     """
     query = """
         WITH made AS (
@@ -473,13 +488,14 @@ def ask_sql(
         runs: runs whose tables the query may name.
         query: a SELECT.
         parameters: maps a parameter of the query to its value.
-        frames: maps a table name to rows of the user's own, such as ``pl.read_parquet("mine.parquet")``.
+        frames: further tables of the user, as a dict from table name to frame.
 
     Raises:
         ValueError: the query returns no rows, or a column has a type that polars lacks.
         duckdb.Error: the query is wrong or exceeded a limit.
     """
-    # A table that the query does not name stays empty: it may have a million rows. ``query_table`` may name any.
+    # A table may have a million rows, so it is read only if its name occurs in the query. DuckDB's ``query_table`` can
+    # compose names, so with it all tables are read.
     text = query.lower()
     answers = {name: read(runs if name in text or "query" in text else []) for name, read in SQL_TABLES.items()}
     tables_of_runs = {name: answer.frame for name, answer in answers.items()}

@@ -39,7 +39,7 @@ def robustness_results(
 
     Args:
         scored: rows of ROBUSTNESS. If ``target`` has several values, metrics are the plain mean over them.
-        strengths: maps a level to its strength in words.
+        strengths: maps a level to a text for its strength.
         replicates: number of half-samples (random halves of the groups) behind each interval.
         seed: seed of the half-samples.
         confidence: coverage of every interval.
@@ -76,9 +76,12 @@ def robustness_results(
 
 
 def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float]]:
-    """Return by metric the value and interval of ``disturbed``, and its difference from ``score``; NaN if undefined.
+    """Return a dict from metric to its numbers on the disturbed videos, compared with the undisturbed ones.
 
-    Keys are ``value low high difference difference_low difference_high p_value undisturbed``.
+    The keys of the numbers are ``value low high difference difference_low difference_high p_value undisturbed``.
+    ``value`` is the metric of the disturbed videos, ``undisturbed`` that of the undisturbed ones, and ``difference`` is
+    the first minus the second. Undefined numbers are NaN. ``both`` has the scores of the same videos in the columns
+    ``score`` (undisturbed) and ``disturbed``.
     """
     measures = [(metric, both[column], both["threshold"]) for metric in METRICS for column in ("score", "disturbed")]
     drawn = replicates_over_folds(both, measures, replicates=replicates, seed=seed)
@@ -95,7 +98,10 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
 def findings(results: pl.DataFrame, confidence: float = 0.95, cautions: Sequence[str] = ()) -> list[str]:
     """Return sentences: the undisturbed score, the worst level, how many losses are shown, and videos without a score.
 
-    ``cautions`` are those of the run (``headline.run_cautions``); they come first.
+    Args:
+        results: rows of ROBUSTNESS_RESULTS.
+        confidence: coverage of the intervals. A loss is shown if its Holm p is at most 1 - confidence.
+        cautions: cautions of the run (``headline.run_cautions``), which are returned first.
     """
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
     levels = main.filter(pl.col("level") != UNDISTURBED)

@@ -51,8 +51,8 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: TableSchema, without:
     """Return the rows of all tables in ``paths``, with the additional first column ``run_id``.
 
     Args:
-        paths: pairs of a run id and a file. A missing file is skipped. A file that cannot be read or does not fit
-            ``schema`` is skipped with a note.
+        paths: pairs ``(run id, path of a table)``. A missing file is skipped. A file that cannot be read, or does not
+            fit ``schema``, is skipped with a note.
         schema: schema of the tables.
         without: columns to leave out.
     """
@@ -69,13 +69,14 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: TableSchema, without:
 
 # --- The state of a run and its tasks, also after their process has died
 
-GONE = "stopped without a word"
+GONE = "stopped without a word"  # the process died before it could record a state
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
-    """Return the content of ``status.json``; its ``stages`` is always a dict, by key of the stage.
+    """Return the content of ``status.json``. ``stages`` is always a dict from key of a stage to its entry.
 
-    A run or stage in state ``running`` whose lock no process holds gets the state ``GONE``.
+    The key of a stage is its name, with the fold if it has one. A process at work holds a lock. If a run or stage is
+    recorded as ``running`` but no process holds its lock, its state becomes ``GONE``.
     """
     status = read_json_object(run.status_json)
     stages = {key: stage for key, stage in as_mapping(status.get("stages")).items() if isinstance(stage, dict)}
@@ -114,7 +115,10 @@ def earlier_attempt(run: RunPaths, table: Path) -> str:
 
 
 def failure(status: dict[str, Any]) -> str | None:
-    """Return a sentence on the first stage of ``run_status`` that failed; None if none did."""
+    """Return a sentence on the first stage that failed, was interrupted or is ``GONE``. None if there is none.
+
+    ``status`` is the outcome of ``run_status``.
+    """
     for name, stage in status["stages"].items():
         if stage.get("state") in ("failed", "interrupted", GONE):
             error = as_mapping(stage.get("error"))
@@ -193,7 +197,7 @@ def corpus_text(run: RunPaths) -> str | None:
 # --- Names of runs
 
 _MOST_MARKS = 3
-# Lists show these elsewhere, or not at all.
+# Parameters that ``differing_parameters`` leaves out, because lists of runs show them elsewhere or not at all.
 _NO_MARKS = NOT_HASHED | {
     "dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora",
 }  # fmt: skip
@@ -206,7 +210,10 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 
 
 def differing_parameters(parameters: Mapping[str, object], first: Mapping[str, object]) -> list[str]:
-    """Return the parameters that can change a number and differ from those of a ``first`` run, such as ``epochs 7``."""
+    """Return texts such as ``epochs 7`` for the parameters that differ from those of a ``first`` run.
+
+    The parameters in ``_NO_MARKS`` are left out: they cannot change a result, or lists of runs show them elsewhere.
+    """
     names = [name for name in parameters if name not in _NO_MARKS and parameters[name] != first.get(name)]
     return [f"{name} {clean_text(parameters[name])}" for name in names]
 

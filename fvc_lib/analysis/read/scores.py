@@ -22,8 +22,8 @@ def score_table(
     Args:
         index: INDEX schema, or its columns ``video_id path``.
         predictions: PREDICTIONS schema, all folds together.
-        others: predictions of runs that differ in their seed alone; the spread of scores is the sample standard
-            deviation over all these runs.
+        others: predictions of further runs that differ in their seed alone. ``score_std`` is the sample standard
+            deviation of a video's score over all these runs; it is null for a single run.
         run: the run of the predictions, for the column ``trial``.
     """
     every = pl.concat([frame.select("video_id", "score") for frame in (predictions, *others)])
@@ -46,7 +46,9 @@ def _trial_column(run: RunPaths | None) -> pl.Expr:
 
 
 def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
-    """Return the predictions of the other runs of this experiment that have results and differ in the seed alone.
+    """Return the predictions of other runs that differ from ``run`` in the seed alone, and have results.
+
+    Only runs of the same experiment are searched.
 
     There is one frame per seed; of several runs with the same seed the latest counts. The folds of the runs may
     differ, because no network scores a group that it was trained on.
@@ -58,7 +60,7 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
         names = {*parameters, *others} - NOT_HASHED
         if other.results.is_file() and [name for name in names if parameters.get(name) != others.get(name)] == ["seed"]:
             scored = queries.predictions([other])
-            if scored.frame.height and not scored.notes:  # else its own report says so
+            if scored.frame.height and not scored.notes:  # the other run's report names damaged files
                 frames[others["seed"]] = scored.frame.drop("run_id")
     return list(frames.values())
 
