@@ -1,1 +1,1 @@
-"""The training engine: loop, step (the transaction), out-of-memory recovery, checkpoints, memory, ranks."""
+"""The training engine: training loop and step, recovery from out-of-memory errors, checkpoints, several processes."""

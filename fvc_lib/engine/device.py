@@ -1,4 +1,4 @@
-"""Choose the device of a training, its precision and its kernels, and read its memory."""
+"""Choose a training's device, precision, kernels and gradient checkpointing, and read the device's memory."""
 
 import gc
 import time
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComputeDevice:
-    """The device of a training and its name; ``amp_dtype`` is None for training in float32."""
+    """The device of a training, its precision and its name.
+
+    ``amp_dtype`` is the lower precision of mixed-precision training; None: everything is computed in float32.
+    """
 
     device: torch.device
     amp_dtype: torch.dtype | None
@@ -35,9 +38,10 @@ class ComputeDevice:
 
 
 def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
-    """Return the requested device; ``auto`` chooses cuda, else mps, else cpu.
+    """Return the device named ``request``; ``auto`` chooses cuda, else mps, else cpu.
 
-    ``amp="auto"`` means bfloat16 on cuda, or float16 where the GPU lacks it. All else means float32.
+    With ``amp="auto"`` a cuda device gets mixed precision: bfloat16, or float16 where the GPU lacks bfloat16. In every
+    other case the precision is float32.
 
     Raises:
         UsageError: the requested device is not available.
@@ -66,9 +70,9 @@ def training_device(config: "RunConfig") -> ComputeDevice:
 
 @contextmanager
 def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
-    """Select CUDA's kernels for ``compute`` within the block, and restore torch's settings at the end.
+    """Set torch's choice of CUDA kernels for ``compute`` within the block, and restore the settings at its end.
 
-    With mixed precision, float32 products are computed in TF32.
+    TF32 is allowed for float32 products if precision is mixed, else forbidden.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
@@ -81,16 +85,19 @@ def cuda_kernels(compute: ComputeDevice) -> Iterator[None]:
 
 
 def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
-    """Return a function that reads a GPU's memory, for ``MemoryObserver.watch_device``; None without CUDA."""
+    """Return a function that returns the memory of a CUDA device; None for other devices.
+
+    The function is an argument of ``MemoryObserver.watch_device``.
+    """
     return (lambda: _cuda_memory(device)) if device.type == "cuda" else None
 
 
 @contextmanager
 def deterministic_algorithms(device: torch.device) -> Iterator[None]:
-    """Within the block, make torch raise at operations whose results vary from run to run; only on the CPU.
+    """Within the block, make torch raise at operations whose results vary from run to run. On the CPU only.
 
-    Other devices lack a deterministic version of some operations. ``torch.use_deterministic_algorithms`` is not used,
-    because it imports torch's compiler.
+    On other devices the block changes nothing, because they lack a deterministic version of some operations.
+    ``torch.use_deterministic_algorithms`` is not used, because it imports torch's compiler.
     """
     settings = torch.utils.deterministic
     before = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -115,22 +122,25 @@ def without_memory() -> Iterator[None]:
 
 
 def clips_in_a_pass(device: torch.device, batch_size: int) -> int:
-    """Return the number of clips in a forward pass whose results are stored: 1 on a CPU, else ``batch_size``.
+    """Return how many clips to compute in one forward pass whose results are stored: 1 on a CPU, else ``batch_size``.
 
-    Rounding depends on the shape of a batch, so all batches have the same shape (``filled_up``). On a CPU single clips
-    are about as fast.
+    Rounding depends on the shape of a batch, so all batches have the same shape (``filled_up``). On a CPU a pass with a
+    single clip is about as fast per clip as one with more.
     """
     return 1 if device.type == "cpu" else batch_size
 
 
 def filled_up(clips: Tensor, number: int) -> Tensor:
-    """Return ``clips`` (B, ...), with the last one repeated until there are ``number`` clips."""
+    """Return ``clips``, a tensor (B, ...), with its last clip repeated until there are ``number`` clips.
+
+    With ``number`` clips or more, ``clips`` is returned unchanged.
+    """
     missing = number - len(clips)
     return torch.cat([clips, clips[-1:].expand(missing, *clips.shape[1:])]) if missing > 0 else clips
 
 
 def release_cached_memory(device: torch.device) -> None:
-    """Return torch's cached memory to the device. This is slow, so never call it for every batch."""
+    """Return memory that torch's allocator caches to the device. This is slow, so do not call it for every batch."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -138,20 +148,20 @@ def release_cached_memory(device: torch.device) -> None:
 
 
 def give_back_unused() -> None:
-    """Collect garbage and return the C library's free memory (hundreds of MB after a training) to the system."""
+    """Collect garbage, and return unused memory of the C library (hundreds of MB after a training) to the system."""
     gc.collect()
     give_back_freed()
 
 
 def finished_at(device: torch.device) -> float:
-    """Wait until the device has finished its work; return the time of a monotonic clock in seconds."""
+    """Wait until the device has finished its work; return the current time of a monotonic clock in seconds."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
 def peak_device_bytes(device: torch.device) -> int | None:
-    """Return the peak of the bytes that torch allocated on a CUDA device; None on other devices."""
+    """Return the largest number of bytes that torch has allocated on a CUDA device; None on other devices."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
@@ -163,23 +173,24 @@ def _cuda_memory(device: torch.device) -> DeviceMemory:
         allocated_bytes=stats.get("allocated_bytes.all.current", 0),
         reserved_bytes=reserved,
         max_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
-        total_bytes=min(total, reserved + free),  # what other processes hold is not this one's to use
+        total_bytes=min(total, reserved + free),  # without the memory that other processes hold
         free_bytes=free,
     )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Gradient checkpointing: computing again in place of keeping.
+# Gradient checkpointing: activations are recomputed in the backward pass instead of stored.
 
 
 @runtime_checkable
 class Recomputable(Protocol):
-    """A model that can recompute activations in the backward pass instead of storing them (gradient checkpointing,
-    Chen et al., "Training deep nets with sublinear memory cost", 2016).
+    """A model that can recompute activations in the backward pass instead of storing them.
+
+    See Chen et al., "Training deep nets with sublinear memory cost", 2016 (gradient checkpointing).
     """
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
-        """Return modules, none inside another, to recompute.
+        """Return the modules whose activations are recomputed; no module may contain another one.
 
         Their forward pass must depend only on inputs, weights and torch's random state.
         """
@@ -187,11 +198,11 @@ class Recomputable(Protocol):
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Turn on gradient checkpointing: store only the inputs of ``model``'s blocks for the backward pass.
+    """Turn on gradient checkpointing: store only the inputs of ``model``'s recomputable blocks for the backward pass.
 
     A second call changes nothing. Parameter and buffer names stay, and the model can still be pickled and copied.
     Torch's random state is restored for the second forward pass, so dropout uses the same masks. A block that updates
-    a buffer in training mode (batch norm's running statistics) would update it twice and is refused.
+    a buffer in training mode (running statistics of a batch norm) is refused, because it would do so twice.
 
     Raises:
         UsageError: the model has no ``recomputable_blocks``, or a block has a batch norm with running statistics.
@@ -203,7 +214,7 @@ def recompute_activations(model: nn.Module) -> None:
             "Turn gradient_checkpointing off or take another model."
         )
     blocks = model.recomputable_blocks()
-    model.train()  # a published network's own batch norms keep their statistics in training as well
+    model.train()  # a network may keep its batch norms in evaluation mode here, which is allowed
     norms = [block.get_submodule(norm) for block in blocks for norm in training_batch_norms(block)]
     model.train(mode)
     if any(norm.track_running_stats for norm in norms):
@@ -242,24 +253,24 @@ class Precision:
         self.scaler = self._new_scaler()
 
     def restore_scaler(self, state: dict[str, Any]) -> None:
-        """Replace the scaler by a new one with ``state``, since the old one may have stopped within a step."""
+        """Replace the loss scaler by a new one with ``state``. The old scaler may have failed within a step."""
         self.scaler = self._new_scaler()
         self.scaler.load_state_dict(state)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return a context for forward passes and losses; it casts to the lower precision if precision is mixed."""
+        """Return a context for forward passes and losses. With mixed precision, it casts to the lower precision."""
         if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
             return nullcontext()
         return torch.autocast(self._device_type, dtype=self._amp_dtype)
 
     @property
     def scales_losses(self) -> bool:
-        """Whether losses are scaled (float16); then the scaler skips steps with infinite gradients."""
+        """Whether losses are scaled, as for float16. Then the scaler skips steps with infinite gradients."""
         return bool(self.scaler.is_enabled())
 
     @property
     def overflow_is_normal(self) -> bool:
-        """Whether an infinite gradient may be due to the loss scale: losses are scaled, by at least 1."""
+        """Whether an infinite gradient may come from the loss scale: losses are scaled by a factor of at least 1."""
         return self.scales_losses and float(self.scaler.get_scale()) >= 1
 
     def _new_scaler(self) -> torch.amp.GradScaler:

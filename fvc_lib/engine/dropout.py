@@ -1,12 +1,15 @@
-"""Draw dropout separately for every sample of an effective batch, so that no split of the batch changes the result.
+"""Draw dropout masks separately for every sample of an effective batch, so that splitting the batch changes no result.
+
+An effective batch has the samples of one optimizer step. It is computed in micro-batches (parts that fit into memory),
+and may be shared by several ranks (processes).
 
 Every call of a dropout layer draws one number from torch's random state. That state is the same at the beginning of
 every part of an effective batch, and gradient checkpointing restores it for its second forward pass. This number and
 the sample's index in the effective batch seed the sample's mask. So the mask is the same in any micro-batch, on any
-rank (process), and after a resume.
+rank, and after a resume.
 
 This covers ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d``. Other random draws in a forward pass are
-made for a whole micro-batch at once, and are refused where an effective batch is split.
+made for a whole micro-batch at once. If an effective batch must be split, a network with such draws is refused.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from fvc_lib.engine.random_state import capture_random_state, restore_torch_stat
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.errors import FvcError
 
-# The dimensions of an input with a batch; of one without, torch takes the first for its channels.
+# Number of dimensions of a layer's input with a batch dimension; 0: any. Without it, the first dimension is channels.
 _LAYERS = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 0, nn.Dropout3d: 5}
 _FORWARDS = {layer.forward: (layer, dimensions) for layer, dimensions in _LAYERS.items()}
 _SHARES = ("dropout", "p", "drop_prob", "drop_path", "dropout_p", "attention_dropout", "attn_drop", "layerdrop")
-# Kernels round otherwise for one sample than for two, in half precision by much; another sample's rows differ more.
+# Largest relative difference that counts as rounding when a sample is computed alone and together with another one:
+# in float32, and in lower precision. The inputs of two different samples differ by more.
 _TOLERANCE, _COARSE_TOLERANCE = 1e-2, 5e-2
 _REMEDY = (
     "Set this dropout to 0 or put its part into evaluation mode (module.eval() in the network's own train method), or "
@@ -36,21 +40,21 @@ _REMEDY = (
 
 
 class DropoutSplitError(FvcError):
-    """A network's random draws would depend on how the effective batch is split."""
+    """A network's random draws would depend on how the effective batch is split into parts."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The position of a forward pass's samples in the effective batch, and their seed."""
+    """The positions of a forward pass's samples in the effective batch, and the seed of their dropout masks."""
 
-    first: int  # place of the first one in the effective batch
-    count: int
-    draws: int  # seeds their draws, with their places; differs from step to step
-    split: bool  # whether the effective batch has further samples
+    first: int  # index of the first sample in the effective batch
+    count: int  # number of samples in the forward pass
+    draws: int  # seed of the masks, together with the samples' indices; differs from step to step
+    split: bool  # whether the effective batch has samples that are not in this forward pass
 
 
 class SampleDropout:
-    """Replace the forward pass of ``model``'s dropout layers while ``samples`` is set.
+    """Replace the dropout layers' forward passes in ``model`` while ``samples`` is set.
 
     Names of parameters and buffers stay. While ``samples`` is None the layers behave as in torch.
     """
@@ -73,24 +77,25 @@ class SampleDropout:
 
     @property
     def is_to_be_checked(self) -> bool:
-        """Whether the model has active dropout layers that ``check`` has not compared yet."""
+        """Whether the model has active dropout layers (training, with p > 0), and ``check`` has not succeeded yet."""
         return self._active and not self._checked
 
     def of(self, samples: Samples | None) -> None:
-        """Set the samples of the next forward and backward passes; None: use torch's dropout."""
+        """Set ``samples`` for the next forward and backward passes; None: use torch's dropout."""
         self.samples, self._num_passes = samples, 0
 
     def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:
-        """Compare the dropout layers' inputs for two samples computed together with those of either sample alone.
+        """Check that the first dimension of every dropout layer's input holds one sample after the other.
 
-        Further calls do nothing.
+        The layers' inputs for two samples computed together are compared with those for each of the two samples alone.
+        After a success, further calls do nothing.
 
         Args:
             batch: has at least one sample; a single one is used twice.
             forward: takes the index of the first sample and the samples, calls ``of`` and runs the model.
 
         Raises:
-            DropoutSplitError: the first dimension of a layer's input does not hold one sample after the other.
+            DropoutSplitError: a layer's input is not ordered in this way.
         """
         if not self.is_to_be_checked:
             return
@@ -151,7 +156,7 @@ class SampleDropout:
         if not rows or rows % count:
             if samples.split:
                 raise self._rows_are_not_samples(layer, values)
-            count = 1  # the whole effective batch: it is not split
+            count = 1  # the effective batch is not split, so one mask for all samples will do
         if self._inputs is not None:
             self._inputs.append((layer, values.detach().clone()))
             self._coarse |= torch.is_autocast_enabled(values.device.type) or values.dtype.itemsize < 4
@@ -171,9 +176,10 @@ class SampleDropout:
         )
 
     def _refuse_other_draws(self, before: dict[str, Tensor]) -> None:
-        """Raise ``DropoutSplitError`` if the random state changed by more than the draws of this class.
+        """Raise ``DropoutSplitError`` if a forward pass drew other random numbers than the seeds of dropout masks.
 
-        Other draws are made for a whole micro-batch at once, so they depend on the split.
+        Such draws are made for a whole micro-batch at once, so they depend on the split. ``before`` has the states of
+        all random generators at the beginning of the forward pass.
         """
         expected = torch.Generator()
         expected.set_state(before["torch"])
@@ -198,7 +204,11 @@ class SampleDropout:
 
 
 def _mask_shape(layer: nn.Module, values: Tensor) -> tuple[int, ...]:
-    """Return the shape of the mask: that of ``values`` for ``nn.Dropout``, else with size 1 after the channels."""
+    """Return the shape of the dropout mask for the input ``values`` of ``layer``.
+
+    It is the shape of ``values`` for ``nn.Dropout``. The other layers drop whole channels: all dimensions after the
+    channels have size 1.
+    """
     kind, batched = _FORWARDS[type(layer).forward]
     if kind is nn.Dropout:
         return tuple(values.shape)

@@ -1,7 +1,7 @@
 """Take one real step on a small batch before a long training: show the network, shapes, loss and gradient norm.
 
-The step uses the code of the training (``step``), on a separate network with separate random draws. So it changes
-nothing for a training that follows.
+The step uses the code of the training (``step``), but another network and other random draws. So a training that
+follows is not affected.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class FirstStep:
 
     Attributes:
         batch: the samples, on the CPU.
-        lines: sentences about the device, and about the network, its loss and its gradient.
-        network: the network's children: part, class and parameters (trainable ones).
-        tensors: inputs and outputs: tensor, shape and dtype.
+        lines: two sentences: on the device, and on the network with its loss and gradient norm.
+        network: one row per child module: ``part`` (its name), ``class`` and ``parameters`` (number of trainable ones).
+        tensors: one row per input and output: ``tensor`` (its name), ``shape`` and ``dtype``.
     """
 
     batch: Batch
@@ -47,14 +47,15 @@ def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstS
 
     Args:
         task: the task to train.
-        config: gives device, precision and seed. The caller's random generators are restored afterwards.
-        num_samples: size of the batch, whose samples are spread evenly over the training data. Capped at their number.
+        config: gives device, precision and seed.
+        num_samples: size of the batch, at most the number of training samples. The samples are spread evenly over the
+            training data.
 
     Raises:
         DataError: there is no training sample.
         UsageError: the requested device is not available.
     """
-    import polars as pl  # the engine itself does without
+    import polars as pl  # imported here, because the rest of the engine does not need it
 
     compute = resolve_device(config.device, config.amp)
     data = task.training_data

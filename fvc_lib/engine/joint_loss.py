@@ -1,9 +1,12 @@
 """Compute losses that compare the samples of an effective batch, without all samples in memory at once.
 
+An effective batch has the samples of one optimizer step. It is computed in micro-batches (parts that fit into memory),
+and may be shared by several ranks (processes).
+
 1. The compared outputs are computed without their graph, micro-batch by micro-batch.
-2. Every rank computes the loss of its samples against the outputs of all ranks, some rows at a time. The gradients of
-   the outputs are summed over the ranks.
-3. Every micro-batch is computed again and receives its part of that gradient.
+2. Every rank computes the loss of its samples against the outputs of all ranks, some rows at a time. The gradients with
+   respect to the outputs are summed over the ranks.
+3. Every micro-batch is computed again, and its part of that gradient is propagated back.
 
 So the gradients are those of the whole batch for any split (L. Gao et al., "Scaling deep contrastive learning batch
 size under memory limited setup", 2021). A rank holds the outputs of all ranks, some rows of their comparison, and the
@@ -20,8 +23,9 @@ from torch import Tensor, nn
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.task import Batch, JointLoss, LossSum, Outputs
 
-# Pairs of samples that are compared at once: 17 MB for each number of a pair. The softmax loss of 4,096 samples of 128
-# numbers, with its gradient, took 329 MB so and 560 MB all at once (0.9 and 1.5 s of one core); a rank of four 245 MB.
+# Number of pairs of samples that are compared at once; a float32 tensor of all pairs has 17 MB. The softmax loss of
+# 4,096 samples with 128 features, with its gradient, took 329 MB and 0.9 s of one core. All pairs at once took 560 MB
+# and 1.5 s. With four ranks, one rank took 245 MB.
 PAIRS_AT_ONCE = 1 << 22
 
 COMPARING = "in comparing the samples of an effective batch"
@@ -31,23 +35,24 @@ Compared = dict[str, dict[str, Tensor]]
 
 
 class ComparedMemoryError(MemoryError):
-    """Out of memory in comparing the samples of an effective batch, where smaller micro-batches do not help."""
+    """Memory ran out while the samples of an effective batch were compared. Smaller micro-batches do not help."""
 
 
 def joint_part(task: object) -> JointLoss | None:
-    """Return ``task`` if its loss compares samples, else None."""
+    """Return ``task`` if it has a loss that compares samples, else None."""
     return task if isinstance(task, JointLoss) and task.joint_outputs else None
 
 
 def num_compared(compared: Compared) -> int:
-    """Return the number of samples in ``compared``."""
+    """Return the number of samples whose outputs are in ``compared``."""
     return len(next(iter(compared["outputs"].values()), ()))
 
 
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
     """Return the outputs and tensors of one micro-batch that ``task`` compares, on the CPU.
 
-    Outputs are float32 also under autocast, because a similarity is multiplied by a large factor.
+    Outputs are converted to float32 also under autocast. The loss multiplies similarities by a large factor, and lower
+    precision would be too coarse.
     """
     return {
         "outputs": {name: outputs[name].detach().float().cpu() for name in task.joint_outputs},
@@ -56,7 +61,10 @@ def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
 
 
 def joined(parts: Sequence[Compared], device: torch.device | str = "cpu") -> Compared:
-    """Concatenate ``parts``, one per rank or micro-batch, on ``device``; some may have no samples."""
+    """Return the concatenation of ``parts`` along the samples, on ``device``.
+
+    There is one part per rank or micro-batch. Parts may have no samples, but not all of them.
+    """
     filled = [part for part in parts if part["outputs"]]
     return {
         kind: {name: torch.cat([part[kind][name] for part in filled]).to(device) for name in filled[0][kind]}
@@ -67,9 +75,10 @@ def joined(parts: Sequence[Compared], device: torch.device | str = "cpu") -> Com
 def compared_outputs(
     joint: JointLoss, forward: Callable[[int, Batch], tuple[Outputs, LossSum]], batch: Batch, micro_batch: int
 ) -> Compared:
-    """Return the compared outputs of ``batch``, which may be empty, in parts of ``micro_batch`` samples.
+    """Return the outputs of ``batch`` that the joint loss compares, computed in parts of ``micro_batch`` samples.
 
-    ``forward`` is called with the index of a part's first sample and the part. It returns outputs and loss.
+    ``batch`` may be empty. ``forward`` is called with the index of a part's first sample and the part. It returns
+    outputs and loss.
     """
     if not len(batch):
         return {"outputs": {}, "tensors": {}}
@@ -84,13 +93,21 @@ def compared_outputs(
 def joint_gradients(
     joint: JointLoss, model: nn.Module, everyone: Compared, scale: Callable[[Tensor], Tensor], rows: range
 ) -> tuple[Tensor, Outputs]:
-    """Compute the joint loss of ``rows``, and the gradient of its scaled value.
+    """Compute the joint loss of some samples and the gradient of its scaled value.
 
-    Gradients of ``model``'s parameters that enter the loss (such as a temperature) are added to ``p.grad``. Every rank
-    adds only the part of its own rows, so the sum over ranks counts each row once.
+    Gradients of ``model``'s parameters that enter the loss (such as a temperature) are added to ``p.grad``.
+
+    Args:
+        joint: the task.
+        model: the model.
+        everyone: the compared outputs and tensors of all N samples of the effective batch, from all ranks.
+        scale: multiplies a loss by the factor with which gradients are computed.
+        rows: indices of the samples of this rank. The loss is a sum over samples, and only their terms are computed. So
+            the sum over all ranks counts every sample once.
 
     Returns:
-        The loss summed over ``rows``, a detached scalar, and its gradient by output, for all samples.
+        The loss summed over ``rows``, a detached scalar, and its gradients (N, ...) with respect to the outputs, by
+        name.
     """
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in everyone["outputs"].items()}
     total = torch.zeros((), device=next(iter(leaves.values())).device)
@@ -105,7 +122,10 @@ def joint_gradients(
 def carry_back(outputs: Outputs, gradients: Outputs, loss: Tensor) -> None:
     """Run the backward pass of one micro-batch.
 
-    It starts from the scaled ``loss`` and from the joint loss's ``gradients`` of ``outputs``.
+    Args:
+        outputs: outputs of the micro-batch, by name.
+        gradients: gradients of the joint loss with respect to ``outputs``, by name.
+        loss: the scaled loss of the micro-batch without the joint loss, a scalar.
     """
     pairs = [(loss, torch.ones_like(loss)), *((outputs[name], gradient) for name, gradient in gradients.items())]
     pairs = [(root, gradient.to(root.dtype)) for root, gradient in pairs if root.requires_grad]
@@ -114,10 +134,12 @@ def carry_back(outputs: Outputs, gradients: Outputs, loss: Tensor) -> None:
 
 
 def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, batch: Batch) -> Tensor:
-    """Return the joint loss of one evaluation batch, a scalar on the CPU; ``outputs`` cover the whole batch.
+    """Return the joint loss summed over one evaluation batch, a scalar on the CPU. No gradient is computed.
+
+    ``outputs`` are those of all samples of ``batch``.
 
     Raises:
-        ComparedMemoryError: out of memory.
+        ComparedMemoryError: memory ran out.
     """
     device = next((parameter.device for parameter in model.parameters()), "cpu")
     try:
@@ -133,7 +155,10 @@ def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, b
 
 
 def _blocks(rows: range, num_samples: int) -> Iterator[range]:
-    """Split ``rows`` so that a part compares at most ``PAIRS_AT_ONCE`` pairs of samples, but has at least one row."""
+    """Yield consecutive parts of ``rows`` that are small enough to compare with all ``num_samples`` samples at once.
+
+    A part has at most ``PAIRS_AT_ONCE`` pairs of samples, but at least one row.
+    """
     step = max(1, PAIRS_AT_ONCE // max(1, num_samples))
     for start in range(rows.start, rows.stop, step):
         yield range(start, min(start + step, rows.stop))

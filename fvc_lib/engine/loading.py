@@ -1,4 +1,4 @@
-"""Order the samples of an epoch, cut them into batches, and load the batches.
+"""Order the samples of an epoch, divide them into batches, and load the batches.
 
 The order depends only on the data, epoch and seed, so a training can resume at any position. Batches are the same with
 any number of loader processes, and after the death of a loader process.
@@ -26,7 +26,7 @@ from fvc_lib.services.memory import PREFETCHED_BATCHES, memory_advice
 IntArray = npt.NDArray[np.int64]
 Indices = TypeVar("Indices", list[int], range)
 
-MAX_RESTARTS = 3  # in a row, without a batch between them
+MAX_RESTARTS = 3  # consecutive restarts of the loader processes without a batch between them
 _WORKER_DIED = re.compile(
     r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)"
     r"|^Pin memory thread exited unexpectedly"
@@ -36,14 +36,15 @@ _WORKER_DIED = re.compile(
 def epoch_order(
     num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None, stream: Stream | None = None
 ) -> IntArray:
-    """Return (num_samples,) int64 sample indices for one epoch.
+    """Return the order of the samples in one epoch: (num_samples,) int64 sample indices.
 
     Without ``classes`` it is a permutation. With ``classes`` (num_samples,) every class occurs equally often, up to a
     difference of one. Samples of a rare class are repeated; their numbers of repetitions differ by at most one. Of a
     common class only some samples occur, without repetition.
 
-    With ``stream`` samples come in the order of a shuffle buffer. Shards are read in random order, and their samples
-    fill a buffer of ``stream.buffer`` samples. Every further sample replaces a random one, which is the next in order.
+    With ``stream`` samples come in the order of a shuffle buffer. Shards (files of samples) are read in random order,
+    and their samples fill a buffer of ``stream.buffer`` samples. Every sample that is read after that takes the place
+    of a random sample in the buffer, which comes next in the order.
     """
     generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
     shard_order = generator.permutation(int(stream.shards.max()) + 1) if stream is not None else None
@@ -69,17 +70,20 @@ def epoch_order(
 
 
 def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[int]]:
-    """Cut ``order`` into batches of ``size`` samples (the last may be smaller); leave out the ``first`` batches."""
+    """Divide ``order`` into batches of ``size`` sample indices (the last may be smaller); skip ``first`` batches."""
     return [order[start : start + size].tolist() for start in range(first * size, order.size, size)]
 
 
 def batch_size_of(num_samples: int, size: int, number: int) -> int:
-    """Return the number of samples of effective batch ``number`` (0-based) of an epoch."""
+    """Return the number of samples in effective batch ``number`` (0-based) of an epoch with ``num_samples`` samples.
+
+    It is ``size``, less for the last batch, and 0 beyond it.
+    """
     return max(0, min(size, num_samples - number * size))
 
 
 def share(indices: Indices, rank: int, num_ranks: int) -> Indices:
-    """Return the contiguous part of ``indices`` (one effective batch) that ``rank`` (a process) computes.
+    """Return the contiguous part of ``indices`` (one effective batch) that process ``rank`` of ``num_ranks`` computes.
 
     Sizes differ by at most one between ranks, so a part may be empty. The parts in rank order make up ``indices``.
     """
@@ -87,12 +91,12 @@ def share(indices: Indices, rank: int, num_ranks: int) -> Indices:
 
 
 def batches_per_epoch(num_samples: int, size: int) -> int:
-    """Return the number of effective batches of an epoch."""
+    """Return the number of effective batches of ``size`` samples in an epoch, including a smaller last one."""
     return -(-num_samples // size)
 
 
 def _buffered(read: IntArray, buffer: int, generator: np.random.Generator) -> IntArray:
-    """Return ``read`` in the order in which it leaves a shuffle buffer."""
+    """Return the samples ``read`` in the order in which they leave a shuffle buffer of ``buffer`` samples."""
     held, out = read[:buffer].copy(), np.empty_like(read)
     drawn = generator.integers(buffer, size=max(0, read.size - buffer)).tolist()
     for number, (place, coming) in enumerate(zip(drawn, read[buffer:].tolist(), strict=True)):
@@ -103,11 +107,15 @@ def _buffered(read: IntArray, buffer: int, generator: np.random.Generator) -> In
 
 
 class LoaderDiedError(FvcError):
-    """Loader processes keep dying."""
+    """Loader processes died again and again at the same batch."""
 
 
 class PlannedBatch(NamedTuple):
-    """One batch to load: the index of its data set, its epoch (None: no epoch is set), and its sample indices."""
+    """One batch to load.
+
+    ``data_set`` is the index of its data set. ``epoch`` is the epoch (0-based) for data sets whose samples change from
+    epoch to epoch; None: they are used as they are. ``samples`` are sample indices.
+    """
 
     data_set: int
     epoch: int | None
@@ -122,7 +130,7 @@ def load_batches(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Batch]:
-    """Load one batch per list of sample indices in ``batches``; otherwise like ``load_planned``."""
+    """Yield one batch of ``data`` per list of sample indices in ``batches``; otherwise like ``load_planned``."""
     plan = (PlannedBatch(0, None, samples) for samples in batches)
     return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
 
@@ -140,16 +148,23 @@ def load_planned(
     The loader processes live until the end of ``plan`` and read ahead across epochs, so a training waits for their
     start only once. Starting them for every epoch took 16 % of the demo's time.
 
-    A data set with ``__getitems__`` reads many samples at once and may return a ``Batch``. When a loader process is
-    killed, all of them are started again at the next batch, and ``on_restart`` is called with the reason.
+    A data set with ``__getitems__`` reads many samples at once and may return a ``Batch``. When a loader process dies,
+    all loader processes are started again at the next batch.
+
+    Args:
+        data_sets: the data sets to load from.
+        plan: the batches to load.
+        num_workers: number of loader processes; 0: load in this process.
+        pin_memory: whether to copy batches to page-locked memory.
+        on_restart: called with the reason when loader processes are started again.
 
     Raises:
         LoaderDiedError: loader processes died more than ``MAX_RESTARTS`` times at the same batch.
         Exception: the data set's error for a sample that it cannot read.
     """
     plan, data = iter(plan), _PlannedSamples(data_sets)
-    # The batches that torch may ask for before it gives the next one are taken from the plan here, and not where torch
-    # asks: a death is raised in the midst of that, and would end a generator for good.
+    # Torch requests batches ahead of the one that it returns. They are taken from ``plan`` here, before torch requests
+    # them: the death of a loader process raises an error within the request, which would end the generator ``plan``.
     ahead = PREFETCHED_BATCHES * num_workers + 1
     due, num_sent, deaths = deque(islice(plan, ahead)), 0, 0
     num_workers = min(num_workers, len(due))
@@ -196,11 +211,11 @@ def load_planned(
 
 
 class _PlannedSamples:
-    """A map-style data set for torch whose items are planned batches."""
+    """A map-style data set whose index is a ``PlannedBatch`` and whose item is the loaded batch."""
 
     def __init__(self, data_sets: Sequence[SampleSet]) -> None:
         self._data_sets = data_sets
-        self._at_epoch: dict[int, tuple[int, SampleSet]] = {}  # by data set, the last one that was read
+        self._at_epoch: dict[int, tuple[int, SampleSet]] = {}  # last epoch and its samples, by index of the data set
 
     def __getitems__(self, planned: PlannedBatch) -> Batch:
         if not planned.samples:
@@ -235,7 +250,7 @@ def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Ba
     if not num_workers or threading.current_thread() is not threading.main_thread():
         yield next
         return
-    # Torch sets it once in a process, with its first loader, and never again.
+    # Torch itself sets the handler only with the first loader of a process.
     torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
@@ -258,7 +273,7 @@ def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Ba
 def _is_death(error: BaseException) -> bool:
     """Return whether ``error`` means that a loader process died, possibly while it sent a batch.
 
-    An error of the data begins with ``Caught ... in DataLoader worker process``.
+    Errors that the data set raised begin with ``Caught ... in DataLoader worker process``, and do not count.
     """
     text = str(error)
     if isinstance(error, RuntimeError):

@@ -1,7 +1,7 @@
-"""Recognise an out-of-memory error, describe it, and plan the next micro-batch.
+"""Recognise an out-of-memory error, describe it, and record the sizes of micro-batches.
 
-A micro-batch is the part of an effective batch that is in memory at once. An error is judged by its type first, then
-by its message, then by its cause.
+A micro-batch is the part of an effective batch (the samples of one optimizer step) that is in memory at once.
+``is_out_of_memory`` looks at an error's type first, then at its message, then at its cause.
 """
 
 import re
@@ -35,7 +35,7 @@ _MESSAGES = re.compile(
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether ``error`` or an exception in its chain of causes is an out-of-memory."""
+    """Return whether ``error`` or an exception in its chain of causes says that memory ran out."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -48,7 +48,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; the name of its class if there is none."""
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
@@ -57,30 +57,30 @@ Place = Literal["forward", "joint_loss", "backward", "validation", "optimizer_st
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """One out-of-memory and the reaction to it."""
+    """One out-of-memory error and the reaction to it."""
 
     where: Place  # part of the step
     message: str  # the first line of the error
     micro_batch: int | None  # samples in memory at once; None in the optimizer's step
-    micro_batch_next: int | None  # tried next; None when there is nothing smaller
+    micro_batch_next: int | None  # size that is tried next; None: no smaller size is left
 
 
 @dataclass(frozen=True)
 class MicroBatchChange:
     """A change of the micro-batch to ``micro_batch`` samples."""
 
-    step: int  # effective batches consumed before it
+    step: int  # number of effective batches computed before the change
     micro_batch: int
 
 
 @dataclass
 class MicroBatchPlan:
-    """The number of samples in memory at once; an out-of-memory lowers it for the rest of the training.
+    """The number of samples in memory at once; an out-of-memory error lowers it for the rest of the training.
 
     Every change is recorded with its step, because rounding depends on how a batch was split.
     """
 
-    planned: int  # used throughout by a training without out-of-memory
+    planned: int  # the number at the beginning
     changes: list[MicroBatchChange] = field(default_factory=list)  # all changes so far, the plan itself first
 
     def __post_init__(self) -> None:
@@ -89,11 +89,11 @@ class MicroBatchPlan:
 
     @property
     def current(self) -> int:
-        """The micro-batch of the last step."""
+        """The number of samples in memory at once, as of the last step."""
         return self.changes[-1].micro_batch
 
     def done(self, step: int, micro_batch: int) -> None:
-        """Record that step ``step`` succeeded with ``micro_batch`` samples at once."""
+        """Record that ``step`` was computed with ``micro_batch`` samples at once."""
         if micro_batch != self.current:
             self.changes.append(MicroBatchChange(step, micro_batch))
 

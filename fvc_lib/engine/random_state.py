@@ -1,4 +1,4 @@
-"""Seed, store and restore the states of all random generators, without pickling."""
+"""Seed all random generators, and store and restore their states as tensors."""
 
 import hashlib
 import random
@@ -17,9 +17,9 @@ def stable_seed(*parts: str | int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed torch's generators of every device, NumPy's and Python's."""
+    """Seed torch's generators on all devices, and those of NumPy and Python."""
     torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # a task may use it; ours do not
+    np.random.seed(seed % 2**32)  # for tasks of users; the library's tasks do not use this generator
     random.seed(seed)
 
 
@@ -35,7 +35,7 @@ def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def capture_random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return every generator's state as tensors: ``torch``, ``numpy``, ``python`` and, where used, ``device``.
+    """Return the states of all generators: ``torch``, ``numpy``, ``python`` and, for a GPU, ``device``.
 
     ``numpy`` and ``python`` are (627,) float64: 624 key words, the position in them, 1 if a second normal draw is
     stored (else 0), and that draw.
@@ -51,7 +51,10 @@ def capture_random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore what ``capture_random_state`` returned; the device's state is skipped on another kind of device."""
+    """Restore the states that ``capture_random_state`` returned.
+
+    The state of a GPU is skipped if ``device`` is a CPU.
+    """
     restore_torch_state(states, device)
     *keys, position, has_normal, normal = states["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), int(position), int(has_normal), normal))
@@ -60,7 +63,7 @@ def restore_random_state(states: dict[str, Tensor], device: torch.device) -> Non
 
 
 def torch_state(device: torch.device) -> dict[str, Tensor]:
-    """Return torch's states: ``torch`` of the CPU generator and, on CUDA and MPS, ``device``."""
+    """Return the states of torch's generators: ``torch`` (CPU) and, if ``device`` is on CUDA or MPS, ``device``."""
     states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["device"] = torch.cuda.get_rng_state(device)
@@ -70,7 +73,7 @@ def torch_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore what ``torch_state`` returned; NumPy's and Python's generators stay unchanged."""
+    """Restore the states that ``torch_state`` returned; NumPy's and Python's generators stay unchanged."""
     torch.set_rng_state(states["torch"])
     if "device" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["device"], device)
