@@ -170,8 +170,8 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> Non
     out-of-fold scores. It has properties of the training videos, and hashes by which the videos are recognised. It has
     a model card (README.md), and a SHA-256 of every file, which is checked before loading. It has no video, and no path
     or name of a video. A network of your own is copied as code. Who loads the bundle must allow this code. A run that
-    is not above its controls (models that can use only shortcuts) is exported as well. The card and the bundle's
-    predictions then say so first.
+    is not above its controls (models that can use only shortcuts) is exported as well. The card then says so first,
+    and loading the bundle gives a warning.
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap

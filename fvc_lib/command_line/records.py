@@ -30,8 +30,8 @@ from fvc_lib.services.records.ensembles import RECORD, Method
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, is_pattern
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
-_MOST_OF_A_PART = 80  # characters
-_LINE_SECONDS = 30.0  # between lines where there is no terminal to draw a bar in
+_MOST_OF_A_PART = 80  # number of characters of a part's name that a bar shows
+_LINE_SECONDS = 30.0  # time between lines of progress where there is no terminal for a bar
 _RUNS_DIR = click.option(
     "--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default."
 )
@@ -52,26 +52,29 @@ def execute_record(
     goes_on: bool = False,
     record: Path | None = None,
 ) -> int:
-    """Execute a notebook, write its offline page, and print an error if it fails.
+    """Execute a notebook, write a page of it that opens offline, and print an error if the notebook fails.
 
     Args:
         name: the notebook's file name without suffix.
         folder: the folder for the executed notebook and the log.
-        parameters: the notebook's parameters.
+        parameters: ``{parameter: value}`` for the notebook.
         runs_dir: the runs folder that the notebook uses.
         what: name of the notebook's product for the error message, for example ``the audit``.
         page: path of the HTML page to write; None: no page.
         title: the page's title.
-        answer: a file that the notebook writes, one sentence per line; the page begins with the first sentence.
-        progress: the progress file that the notebook writes; its content is shown while the notebook runs.
-        goes_on: whether the same call continues after a stop; then SIGUSR1 and SIGTERM interrupt the kernel.
-        record: path of the executed notebook; None: it gets its name in ``folder``.
+        answer: a file that the notebook writes, one sentence per line; the page begins with the first sentence. None:
+            no such file.
+        progress: the progress file that the notebook writes; its content is shown while the notebook runs. None: no
+            progress is shown.
+        goes_on: whether a repeated call continues the work of a stopped one. If so, SIGUSR1 and SIGTERM interrupt the
+            kernel.
+        record: path of the executed notebook; None: ``folder/name.ipynb``.
 
     Returns:
-        The exit code.
+        The exit code; 0 if the notebook succeeded.
 
     Raises:
-        StoppedError: SIGUSR1 or SIGTERM came, and the notebook did not finish.
+        StoppedError: ``goes_on`` is true, SIGUSR1 or SIGTERM came, and the notebook did not finish.
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
@@ -105,7 +108,13 @@ def execute_record(
 
 @contextmanager
 def _stoppable(kernels: Sequence[int]) -> Iterator[list[signal.Signals]]:
-    """Interrupt the last of ``kernels`` (process ids) at SIGUSR1 and SIGTERM; yield a list that gets these signals."""
+    """Interrupt the running kernel when SIGUSR1 or SIGTERM comes during the block.
+
+    ``kernels`` has the process ids of the kernels, the running one last. If it is empty, this process is interrupted.
+
+    Yields:
+        A list, to which every such signal is appended.
+    """
     came: list[signal.Signals] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -123,7 +132,10 @@ def _stoppable(kernels: Sequence[int]) -> Iterator[list[signal.Signals]]:
 
 @contextmanager
 def _shown(path: Path) -> Iterator[None]:
-    """Show a progress file until the block ends: as a bar on a terminal, else as a line every 30 s."""
+    """Show the progress file ``path`` during the block, as a bar on a terminal, else as a line every 30 s.
+
+    The file is deleted before and after the block.
+    """
     path.unlink(missing_ok=True)
     ended = threading.Event()
     thread = threading.Thread(target=_show, args=(path, ended), daemon=True)
@@ -137,12 +149,12 @@ def _shown(path: Path) -> Iterator[None]:
 
 
 def _show(path: Path, ended: threading.Event) -> None:
-    """Draw the progress in ``path`` until ``ended`` is set; a notebook with several kinds of work gets several bars."""
+    """Draw the progress in the file ``path`` until ``ended`` is set, with one bar for each kind of work."""
     every, bars, is_last = 0.1 if sys.stderr.isatty() else _LINE_SECONDS, dict[str, Any](), False
     while not is_last:
         is_last = ended.wait(WRITE_INTERVAL_SECONDS)
         if (progress := read_progress(path)) is not None:
-            if progress.what not in bars:  # work that an earlier call did does not count for the rate
+            if progress.what not in bars:  # ``initial``: units that an earlier call did do not count for the rate
                 bars[progress.what] = tqdm(
                     total=progress.total, desc=progress.what, initial=progress.done, mininterval=every
                 )
@@ -154,7 +166,12 @@ def _show(path: Path, ended: threading.Event) -> None:
 
 
 def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
-    """Make ``folder`` for the notebook ``name``, and delete its earlier ``files``, which must not look like new ones.
+    """Make ``folder`` for the outputs of the notebook ``name``, and delete the outputs of an earlier call.
+
+    Args:
+        folder: path of the folder.
+        name: the notebook's file name without suffix.
+        files: names of the output files to delete, so that they cannot be taken for new ones.
 
     Raises:
         UsageError: the folder has files, but no executed notebook ``name``.
@@ -213,15 +230,15 @@ def audit(
     video,label,group,generator,det_a,det_b        a column per detector; a cell may be empty
     video,label,detector,score                     a row per video and detector
 
-    'video' is an id or a path; labels are real and fake; group (of videos that belong together), generator,
-    real_source and corpus may be missing; the audit then names what it cannot show. Higher scores mean fake.
+    'video' is an id or a path. Labels are real and fake. 'group' names videos that belong together. The columns group,
+    generator, real_source and corpus may be missing; the audit then names what it cannot show. Higher scores mean fake.
 
     \b
     python run_notebooks.py audit scores.csv
     python run_notebooks.py audit scores.csv --corpus ~/videos --operating-point fpr=0.01
     python run_notebooks.py audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
 
-    Written: audit.html (opens offline), tables as CSV, and notebook 40_score_audit as executed.
+    The command writes audit.html (opens offline), tables as CSV, and the executed notebook 40_score_audit.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.audit.findings import ANSWER, FILES
     from fvc_lib.analysis.audit.numbers import Settings
@@ -289,21 +306,23 @@ def ensemble(
 ) -> None:
     """Combine finished RUNs that were tested on the same videos and folds into one detector.
 
-    A RUN is 'latest', a run id, a part of one, or a run folder. Runs that differ only in their seed are averaged first.
-    Then the detectors are combined: by the mean of calibrated scores, or with --method stacking by weighted log odds.
-    An outer fold's weights are fitted on the inner validation videos that no network of that fold was trained on.
+    A RUN is 'latest', a run id, a part of a run id, or a run folder. Runs that differ only in their seed are averaged
+    first. Then the detectors are combined by the mean of their calibrated scores, or with --method stacking by weighted
+    log odds. The weights for an outer fold are fitted on the inner validation videos of that fold, on which none of the
+    fold's networks was trained.
 
     \b
     python run_notebooks.py ensemble run_20261123_05 run_20261123_06
     python run_notebooks.py ensemble runs/sweep/run_* --method stacking
     python run_notebooks.py predict ensemble_mean_1a2b3c4d suspicious.mp4
 
-    Runs on other videos, labels, groups, folds or protocols are refused, and so are unfinished ones and ones whose
-    audit found a leak. Notebook 11_ensemble shows the members and their weights, the result with interval and controls,
-    and the paired difference from the best member. All files are in runs/EXPERIMENT/ensemble_METHOD_HASH/; the same
-    command makes them again. Nothing is trained, and the members stay as they are.
+    Runs are refused if their videos, labels, groups, folds or protocols differ. So are unfinished runs, and runs whose
+    audit found a leak. Notebook 11_ensemble shows the members and their weights, the result with interval and controls
+    (models that can use only shortcuts), and the paired difference from the best member. All files are in
+    runs/EXPERIMENT/ensemble_METHOD_HASH/. The same command makes them again. No network is trained, and the members
+    are not changed.
 
-    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs do not go together.
+    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs cannot be combined.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.pages.report import write_runs_index  # torch and plotly take seconds to load
     from fvc_lib.analysis.read.comparison import read_members
@@ -352,25 +371,26 @@ def ensemble(
 def robustness(
     context: click.Context, run: str, levels: tuple[str, ...], jobs: int | None, runs_dir: Path | None
 ) -> None:
-    """Score the test videos of RUN again after disturbances such as compression, and say what the number loses.
+    """Score the test videos of RUN again after disturbances such as compression, and show what the result loses.
 
-    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained. Every video is judged by
-    the network that was not trained on its group, decoded as the run decoded it. First all videos are scored
-    undisturbed, which must give the stored scores.
+    RUN is 'latest', a run id, a part of a run id, or a run folder. All folds of the run must be trained. Every video is
+    decoded as in the run, and judged by the network that was not trained on the video's group. First all videos are
+    scored without a disturbance, which must give the stored scores.
 
     \b
     python run_notebooks.py robustness latest                      every level
     python run_notebooks.py robustness latest --levels h264,size   two kinds
     python run_notebooks.py robustness latest --levels jpeg_50     one level
 
-    Kinds and their levels: lossless (a control: written again, nothing changed); h264 (h264_crf23, 28, 35, 40); h265
-    (h265_crf28); size (size_half, size_quarter); jpeg (jpeg_90, 70, 50); blur (blur_1, 2, 4 px); noise (noise_4, 8, 16
-    of 255); rate (rate_half); trim (trim_front, trim_back: 25 %).
+    Kinds and their levels: lossless (a control: the video is written again with the same pixels); h264 (h264_crf23, 28,
+    35, 40); h265 (h265_crf28); size (size_half, size_quarter); jpeg (jpeg_90, 70, 50); blur (blur_1, 2, 4 px); noise
+    (noise_4, 8, 16 of 255); rate (rate_half); trim (trim_front, trim_back: 25 %).
 
-    Every score is stored at once: after a kill the same command goes on. Other levels can be added later. Written:
-    tables/robustness.parquet, tables/robustness_results.csv, and the executed notebook 09_robustness with its page.
+    Every score is stored at once. If the command is killed, the same command goes on. Other levels can be added later.
+    The command writes tables/robustness.parquet, tables/robustness_results.csv, and the executed notebook 09_robustness
+    with its page.
 
-    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the undisturbed scores are not the stored ones.
+    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the scores without a disturbance differ from the stored ones.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.read.headline import run_cautions  # tables take a second to load
     from fvc_lib.analysis.read.robustness import findings

@@ -1,4 +1,7 @@
-"""Begin, resume or fork a run, here or as jobs."""
+"""Begin, resume or fork a run, on this machine or as jobs of SLURM.
+
+A fork is a new run with other parameters that copies the finished stages which do not depend on them.
+"""
 
 import importlib.util
 import re
@@ -49,13 +52,13 @@ class Jobs(click.ParamType[int | None]):
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Return the number; None for ``auto``."""
+        """Return the number of folds to train at once; None for ``auto``."""
         return None if value == "auto" else click.IntRange(min=1).convert(value, param, ctx)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of the command line; a field has the name of its option, but ``start`` is ``--from``."""
+    """The options of a command that runs notebooks. A field has the name of its option, but ``start`` is ``--from``."""
 
     experiment: str | None = None
     resume: str | None = None
@@ -102,14 +105,15 @@ class RunCommand:
         given: the parameters that the command was given.
 
     Raises:
-        UsageError: options exclude each other, there is no such run, or parameters differ from the run's.
+        UsageError: options exclude each other, there is no such run, or a parameter differs from the run's value and
+            could change its results.
     """
 
     def __init__(self, notebooks: Path, options: RunOptions, given: which_run.GivenValues) -> None:
         options.check()
         self.options, self.config = options, given.config
-        self.run: RunPaths | None = None  # to be resumed
-        self.ancestor: RunPaths | None = None  # to be forked
+        self.run: RunPaths | None = None  # the run to resume
+        self.ancestor: RunPaths | None = None  # the run to fork
         self.notebooks: dict[str, Notebook] = read_notebooks(notebooks)
         self._submits = options.executor == "slurm"
         self._only, self._start = (stage_named(text) if text else None for text in (options.only, options.start))
@@ -136,17 +140,18 @@ class RunCommand:
         self.config, self._chosen = ranks_chosen_here(self.config, options.jobs)
 
     def plan(self) -> list[PlannedTask]:
-        """Return all tasks (notebooks, or folds of them), with the decision whether they run, and the reason."""
+        """Return all tasks (notebooks, or folds of them), each with the decision whether it runs, and the reason."""
         return make_plan(
             self.notebooks, self.config, self.run or self.ancestor, only=self._only, start=self._start,
             force=self._force, tasks=self._tasks,
         )  # fmt: skip
 
     def refuse(self) -> None:
-        """Raise the errors that ``execute`` would raise before it begins; write nothing.
+        """Raise the errors that ``execute`` would raise before it begins, and write nothing.
 
         Raises:
-            UsageError: another process works on the run, a new run cannot be created, or a choice cannot be built.
+            UsageError: another process works on the run, a new run cannot be created, or a network or class that the
+                parameters choose cannot be built.
             DataError: the run's status or record cannot be read.
         """
         if self.run is None:
@@ -176,7 +181,7 @@ class RunCommand:
 
     def execute(self) -> int:
         """Run the plan here, or submit it as jobs; return the exit code."""
-        if self._submits:  # refuse a silent cluster before a run begins that would wait for its jobs
+        if self._submits:  # if SLURM does not answer, fail before a run begins that would wait for its jobs
             output_of(["squeue", "--noheader", "--me", "--format=%i"])
         self.refuse()
         plan = self.plan()
@@ -202,7 +207,7 @@ class RunCommand:
         return begin_run(self.config, command=self._command, prepare=prepare, state=state, submits=self._submits)
 
     def _describe(self, plan: Sequence[PlannedTask]) -> None:
-        """Print which trainings are kept though their code has changed, and the number for ``num_ranks auto``."""
+        """Print which trainings do not run again though their code has changed, and how ``num_ranks auto`` was set."""
         finished = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
         of = self.run or self.ancestor
         for line in filter(None, (line_of_other_code(of, finished) if of else "", self._chosen)):
@@ -220,7 +225,7 @@ class RunCommand:
         click.echo(f"  kept: {', '.join(task.key for task in copied) or 'nothing'}")
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
-        """Submit the unfinished tasks of ``run`` as jobs; return 0.
+        """Submit the unfinished tasks of ``run`` as jobs of SLURM, and return the exit code 0.
 
         Raises:
             UsageError: another process works on the run, or the site's settings are wrong.
@@ -249,7 +254,7 @@ class RunCommand:
         return plan_jobs([planned.task for planned in plan if planned.run], self.config, site)
 
     def _plan_of_resumed(self) -> list[PlannedTask]:
-        """Record the attempt, then return the plan; called while the run is locked."""
+        """Record in ``run.json`` that a command resumes the run, then return the plan. The run must be locked."""
         assert self.run is not None
         if differs := record_resumption(self.run, self.config, command=self._command, submits=self._submits):
             click.echo(
@@ -260,7 +265,11 @@ class RunCommand:
         return self.plan()
 
     def _run(self, run: RunPaths, plan: Callable[[], list[PlannedTask]]) -> int:
-        """Run the tasks, write the report and return the exit code; a failed report counts if the run succeeded."""
+        """Run the tasks of ``run``, write the report, and return the exit code.
+
+        If the run succeeded, it is the exit code of the report. If other jobs still work on the run, no report is
+        written.
+        """
         click.echo(f"run {run.root}")
         runner = Runner(run, self.config, self.notebooks, jobs=self.options.jobs, only_tasks=self._tasks)
         try:
@@ -276,10 +285,10 @@ class RunCommand:
 
 
 def _refuse_broken_choice(config: RunConfig) -> None:
-    """Build the network and the user's classes in another process, so that errors show before the run begins.
+    """Build the network and the user's classes in another process, so that errors appear before the run begins.
 
     Raises:
-        UsageError: something cannot be built; the message has the reason.
+        UsageError: the network or a class cannot be built; the message has the reason.
     """
     values = config.model_dump(mode="json")
     (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
@@ -290,7 +299,10 @@ def _refuse_broken_choice(config: RunConfig) -> None:
 
 
 def trouble_of_choice(values: dict[str, Any]) -> str:
-    """Return why the network or a class that a configuration chooses cannot be built; empty if all can be built."""
+    """Return why the network or a class that a configuration chooses cannot be built; empty if all can be built.
+
+    ``values`` are the fields of the configuration, as JSON values.
+    """
     from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
 
     config = RunConfig(**values)
@@ -325,7 +337,10 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
 
 
 def _try_network(config: RunConfig) -> None:
-    """Build the network, without memory for its weights; run a user's own network on two clips on the CPU.
+    """Build the network of a configuration, to see whether it can be built.
+
+    A registered network is built without memory for its weights. A network from a user's file is built and run on the
+    CPU, on zeros of shape (2, frames, 3, side, side).
 
     Raises:
         UsageError: a user's network does not return logits of shape (2,).
@@ -360,9 +375,9 @@ def _try_network(config: RunConfig) -> None:
 
 
 def _refuse_wrong_corpus(config: RunConfig) -> None:
-    """Raise an error if a corpus cannot be trained on, or a target corpus is unknown.
+    """Raise an error if no detector can be trained on a corpus, or if a target corpus is unknown.
 
-    Only folders, lists and names are read, no videos. Without this check a stage would fail after the run has begun.
+    The check reads folders, lists and names, but no videos. Without it a stage would fail after the run has begun.
     """
     if config.protocol == CROSS_CORPUS:
         from fvc_lib.corpus.protocols import refused_targets  # polars, for this alone
@@ -387,5 +402,5 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
     if config.task != DEFAULT_TASK:
         return
     listing = read_corpora(corpora, None, allow_outside=config.allow_outside, label_map=config.label_map)
-    if config.corpus:  # without one the sample corpus brings both labels
+    if config.corpus:  # else the sample corpus is used, which has both labels
         refuse_untrainable(listing, config)

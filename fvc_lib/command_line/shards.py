@@ -29,12 +29,13 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
     python run_notebooks.py shard latest 03 0/4        the first of four
     python run_notebooks.py --resume latest            all tables, whatever shards were done
 
-    STAGE is 01 (files are probed), 03 (decoded), 03b (measured), or 04 if a frozen trunk sees the clips (its features
-    are computed). On one machine the notebooks alone use all cores.
+    STAGE is 01 (probes the files), 03 (decodes them), 03b (measures them), or 04. Stage 04 has shards only if a frozen
+    trunk (the pretrained part of a network) sees the clips; they compute its features. On one machine you need no
+    shards, because the notebooks use all cores.
 
-    Files are dealt out by name or content, so that a file is in the same shard on every machine. Results go into the
-    cache that the notebook reads first; shards may run at once, on any number of machines that share it. A repeated
-    shard does only what is missing.
+    Name or content of a file decides its shard, so a file is in the same shard on every machine. Results go into the
+    cache, which the notebook reads first. Shards may run at the same time, on any number of machines that share the
+    cache. A repeated shard does only what is missing.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     config, one, of_stage = run_config(paths), Shard.named(shard), stage_named(stage)
@@ -53,7 +54,10 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """End the block with ``StoppedError`` at SIGTERM or SIGUSR1; its exit code makes SLURM's job requeue itself."""
+    """Raise ``StoppedError`` in the block when SIGTERM or SIGUSR1 comes.
+
+    The error's exit code makes a job of SLURM requeue itself.
+    """
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
@@ -77,7 +81,8 @@ def _probe(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork)
     found, _ = probe_listing(
         listing, work_dir, workers=config.workers, progress=at_work.report, chosen=shard.has, writer=writer
     )
-    if config.recipe and not config.dev_groups:  # of a trial's videos few remain; which, only all of them tell
+    # A trial (``dev_groups``) uses few videos. A shard cannot tell which, because the choice depends on all videos.
+    if config.recipe and not config.dev_groups:
         files = files_of(listing)
         sources = {result.content_sha256: files[path] for path, result in found.items() if result.probe}
         measured_again(sources, config.recipe, config.cache_dir, work_dir, workers=config.workers,

@@ -1,6 +1,6 @@
 """``sweep``: make one ordinary run for every combination of values, on the same folds, and compare the runs.
 
-A run is recognised by the hash of its configuration. So the same command, repeated after a kill, skips finished runs.
+A run is recognised by the hash of its configuration. So a command that is repeated after a kill skips finished runs.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from fvc_lib.services.parameters import parse_text_value
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
 
-# Other values test other videos or other folds, so a difference would say nothing about the detectors.
+# Runs that differ in these parameters test other videos or other folds, so their results cannot be compared.
 _DECIDE_THE_FOLDS = frozenset(
     {"protocol", "target_corpora", "num_folds", "folds_seed"} | {n for n in DECLARED if DECLARED[n].changes == "data"}
 )
@@ -37,17 +37,17 @@ _STOPPED = (75, 130, 143)
 class Combination:
     """One combination of values, and its newest run if there is one."""
 
-    name: str  # such as ``model frame_cnn, seed 0``
-    given: GivenValues
-    run_hash: str
-    run: RunPaths | None = None
-    exit_code: int = 0  # of its command in this sweep
+    name: str  # the values in words, such as ``model frame_cnn, seed 0``
+    given: GivenValues  # all parameters of the run
+    run_hash: str  # hash by which the run is recognised
+    run: RunPaths | None = None  # the newest run with this hash
+    exit_code: int = 0  # exit code of the command that made the run in this sweep
 
     def find(self) -> str:
-        """Set ``run`` to the newest run with this hash.
+        """Set ``run`` to the newest run with this combination's hash, and return the run's state.
 
         Returns:
-            ``new``, ``finished``, ``at work`` (also while jobs wait in a queue) or ``unfinished``.
+            ``new`` (no run), ``finished``, ``at work`` (also while jobs wait in a queue) or ``unfinished``.
         """
         runs = list_runs(self.given.config.runs_dir, self.given.config.experiment)
         own = [run for run in runs if read_json_object(run.run_json).get("config_hash") == self.run_hash]
@@ -55,7 +55,10 @@ class Combination:
         return "new" if self.run is None else _state(self.run, self.command(None, "local"))
 
     def command(self, jobs: int | None, executor: Executor) -> RunCommand:
-        """Return the command that begins the run, or resumes it."""
+        """Return the command that begins the run, or resumes it if there is one.
+
+        ``jobs`` is the number of folds to train at once; None: ``auto``.
+        """
         resume = str(self.run.root) if self.run else None
         return RunCommand(NOTEBOOKS, RunOptions(resume=resume, jobs=jobs, executor=executor), self.given)
 
@@ -73,10 +76,14 @@ def _state(run: RunPaths, command: RunCommand) -> str:
 
 
 def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return ``{field: values}`` of the pairs ``over``; if a field is named once, its values are separated by commas.
+    """Return ``{parameter: values as texts}`` for the pairs of --over.
+
+    Args:
+        over: pairs of a parameter's name and a text. If a name occurs once, its text holds values between commas. If a
+            name occurs several times, each text is one value.
 
     Raises:
-        UsageError: a field or value is unknown, or compared runs may not differ in the field.
+        UsageError: a name or value is unknown, or compared runs may not differ in the parameter.
     """
     given: dict[str, list[str]] = {}
     for name, text in over:
@@ -103,7 +110,14 @@ def combinations(
     *,
     experiment: str = "sweep",
 ) -> list[Combination]:
-    """Return every combination of the values in ``over``; a repeated combination counts once. Write nothing.
+    """Return every combination of the values in ``over``, without making a run. Equal combinations count once.
+
+    Args:
+        over: pairs of --over, as in ``values_to_sweep``.
+        params_files: YAML files of parameters that all runs share.
+        yaml_texts: parameters that all runs share, as YAML texts.
+        values: parameters that all runs share, as pairs of a name and a text.
+        experiment: the folder of the runs, under the runs folder.
 
     Raises:
         UsageError: a name or value is unknown or not allowed, or there is only one combination.
@@ -131,7 +145,11 @@ def combinations(
 
 
 def compare(members: Sequence[Combination]) -> int:
-    """Execute the comparison notebook on the runs of ``members``; return 1 if it fails, else 0."""
+    """Execute the comparison notebook on the runs of ``members``, and write its page.
+
+    Returns:
+        The exit code: 1 if the notebook fails, else 0.
+    """
     from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
     from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
 
@@ -160,7 +178,7 @@ def compare(members: Sequence[Combination]) -> int:
 
 
 def show(members: Sequence[Combination]) -> list[str]:
-    """Print the name, state and run id of every combination; return the states."""
+    """Print the name, state and run id of every combination, and return the states in the order of ``members``."""
     states = [member.find() for member in members]
     folder = Path(members[0].given.config.runs_dir) / members[0].given.config.experiment
     click.echo(f"{len(members)} runs on the same folds, {states.count('finished')} of them finished, in {folder}")
@@ -171,9 +189,13 @@ def show(members: Sequence[Combination]) -> list[str]:
 
 
 def execute(members: Sequence[Combination], jobs: int | None, executor: Executor) -> int:
-    """Make the missing runs one after the other, then compare the finished runs; return the exit code.
+    """Make the missing runs one after the other, then compare the finished runs.
 
-    The first combination with a finished run is the reference. After a run that fails the others are still made.
+    If a run fails, the other runs are still made. The first combination with a finished run is the reference of the
+    comparison. There is no comparison while jobs are at work.
+
+    Returns:
+        The exit code: of a stopped run, else of the first run that failed, else of the comparison.
     """
     again = command_text(*sys.argv[1:])
     for member in members:
@@ -238,15 +260,16 @@ def sweep(
     python run_notebooks.py sweep -p corpus ~/videos --over model efficientnet_lite0,frame_cnn --dry-run
     python run_notebooks.py sweep -p corpus ~/videos --over learning_rate 1e-3,3e-3 --executor slurm
 
-    Every combination is an ordinary run; runs share clips and features of frozen networks, and are made in turn.
-    After a kill, or with more values, the same command goes on and skips finished runs. A run that fails stops no
-    other.
+    Every combination is an ordinary run. The runs are made one after the other, and share clips and features of frozen
+    networks. After a kill, or with more values, the same command goes on and skips finished runs. If a run fails, the
+    other runs are still made.
 
     With --over seed the folds stay those of the first seed (folds_seed). The first finished combination is the
-    reference. Notebook 08_detector_comparison shows numbers with intervals, corrected paired differences, controls and
-    costs; its page, tables (CSV, LaTeX) and BibTeX lie in runs/EXPERIMENT/comparison_HASH/.
+    reference. Notebook 08_detector_comparison shows results with intervals, corrected paired differences, controls
+    (models that can use only shortcuts) and costs. Its page, tables (CSV, LaTeX) and BibTeX are in
+    runs/EXPERIMENT/comparison_HASH/.
 
-    Exit codes: 0 all done or submitted, 2 usage, 75/130/143 stopped, else that of the first run that failed.
+    Exit codes: 0 all done or submitted, 2 usage, 75/130/143 stopped, else the exit code of the first run that failed.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     members = combinations(over, params_files, yaml_texts, values, experiment=experiment)
     for member, state in zip(members, show(members), strict=True):

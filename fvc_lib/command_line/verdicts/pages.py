@@ -1,4 +1,4 @@
-"""Write pages with evidence on judged videos, and judge uploaded videos."""
+"""Write pages that show the evidence for the verdict on a video, and judge uploaded videos."""
 
 import re
 import time
@@ -19,8 +19,8 @@ from fvc_lib.tasks.video.verdicts.rule import percent, rule_of
 
 PAGES = "videos"  # folder next to verdicts.csv
 MAX_PAGES = 50
-MAP_MINUTES = 3.0  # for the maps of all pages together
-_FORMAT = 11  # another number rewrites all pages
+MAP_MINUTES = 3.0  # time limit for the maps of all pages together
+_FORMAT = 11  # version of the pages; if it changes, all pages are written again
 
 
 def write_video_pages(
@@ -32,21 +32,22 @@ def write_video_pages(
     overview: str = "../verdicts.html",
     progress: Report = not_reported,
 ) -> dict[str, str]:
-    """Write ``folder/videos/NNNN_NAME.html`` for the files with a score.
+    """Write a page ``folder/videos/NNNN_NAME.html`` for each file that has a score.
 
-    A page that already shows the same verdict is not written again, unless a part of it failed. Pages of other files
-    are deleted.
+    A page that already shows the same verdict is not written again, unless a part of it failed. Pages of files that are
+    not in ``verdicts`` are deleted.
 
     Args:
         verdicts: the verdicts on all files.
-        folder: the folder of the verdicts.
-        most: the largest number of pages, for the first files; -1: all files.
-        map_minutes: time limit in minutes of the maps (where a video looks fake) of all pages together; 0: no maps.
+        folder: the folder with the tables of verdicts.
+        most: the largest number of pages; the first files with a score get them. -1: all files.
+        map_minutes: time limit in minutes for the maps (where a video looks fake) of all pages together; 0: no maps.
         overview: link to the page of all verdicts, relative to a video's page; empty: no link.
-        progress: called with the numbers of finished and of all pages, and the part of a page that is being made.
+        progress: called with the number of finished pages, the number of all pages, and the part of a page that is
+            being made.
 
     Returns:
-        ``{path of the file in the table: its page, relative to folder}``.
+        ``{path of a video, as in the table of verdicts: path of its page, relative to folder}``.
 
     Raises:
         OSError: a page cannot be written.
@@ -75,7 +76,8 @@ def write_video_pages(
             minutes = seconds_left / 60
             evidence = file_evidence(detector.networks, detector.known, row, map_minutes=minutes, tell=report)
             if evidence.occlusion is not None:
-                seconds_left = max(1.0, seconds_left - (time.monotonic() - begin))  # at 0 a page would not say why
+                # Never 0, which means "no maps wanted": later pages shall say that the time was up.
+                seconds_left = max(1.0, seconds_left - (time.monotonic() - begin))
             path.parent.mkdir(parents=True, exist_ok=True)
             stamp = "failed" if evidence.failure else stamp
             write_video_page(path, row, known, stamp=stamp, **same, **page_parts(evidence))
@@ -87,13 +89,20 @@ def write_video_pages(
 
 
 def page_name(number: int, path: str) -> str:
-    """Return ``0007_holiday.html`` for the seventh file; characters other than letters and digits become dashes."""
+    """Return the name of a page, such as ``0007_holiday.html`` for the file ``holiday.mp4`` with number 7.
+
+    Characters other than ASCII letters, digits and underscores become dashes. At most 60 characters of the file's name
+    stay.
+    """
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", Path(path).stem).strip("-")[:60]
     return f"{number:04d}_{plain}.html"
 
 
 def page_parts(evidence: FileEvidence) -> dict[str, Any]:
-    """Return the evidence, and drawings of its parts, as keyword arguments of ``write_video_page``."""
+    """Return the evidence and the pictures of it as keyword arguments of ``write_video_page``.
+
+    The pictures are ``frames``, ``over_time`` (score over time) and ``heat_map``; None if the evidence lacks the data.
+    """
     curve, mapped = evidence.windows, evidence.occlusion
     parts: dict[str, Any] = {"evidence": evidence, "frames": None, "over_time": None, "heat_map": None}
     if evidence.clips is not None:
@@ -108,8 +117,15 @@ def page_parts(evidence: FileEvidence) -> dict[str, Any]:
 def upload_judge(detector: VideoDetector, error_rate: float, map_minutes: float) -> Callable[[Path], dict[str, Any]]:
     """Return a function that judges one uploaded file, for ``UploadServer``.
 
-    The function returns ``verdict``, ``score`` with its interval as text, ``reasons``, and ``page``, the HTML of the
-    page with evidence. It writes into the folder ``answer`` next to the file.
+    Args:
+        detector: the detector.
+        error_rate: share of reals that may be called fake, and of fakes that may be called real.
+        map_minutes: time limit in minutes for the maps of where the video looks fake; 0: no maps.
+
+    Returns:
+        A function of the file's path. It returns a dict with ``verdict``, ``score`` (text with interval), ``reasons``
+        (list of texts) and ``page`` (HTML of the page with evidence). Score and page are empty for a file without a
+        score. The function writes into the folder ``answer`` next to the file.
     """
     rule = rule_of(error_rate, withheld=not detector.is_above_control)
 

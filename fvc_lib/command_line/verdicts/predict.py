@@ -1,4 +1,4 @@
-"""``run_notebooks.py predict``: say whether videos are fake."""
+"""``run_notebooks.py predict``: ask a model about files, mostly whether videos are fake."""
 
 import json
 import os
@@ -86,8 +86,8 @@ def predict(
 ) -> None:
     """Ask the networks of MODEL whether the videos at PATH... are fake.
 
-    MODEL is 'latest', a run id, a part of one, a run folder, an ensemble, or the folder of an exported bundle. It may
-    be models:/NAME@ALIAS of MLflow's model registry (export-mlflow --register). All folds of a run must be trained.
+    MODEL is 'latest', a run id, a part of a run id, a run folder, an ensemble, or the folder of an exported bundle. It
+    may be models:/NAME@ALIAS of MLflow's model registry (export-mlflow --register). All folds of a run must be trained.
     PATH is a file, a folder, a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
 
     \b
@@ -96,27 +96,30 @@ def predict(
     python run_notebooks.py predict bundle_run_1 list.csv --fpr 0.01 --prior 0.001
     find ~/inbox -name '*.mp4' | python run_notebooks.py predict latest -
 
-    A video is called fake only if at most the stated share of the run's reals would be called fake with it. Real is
-    given in the same way; else the video is undecided. All videos are undecided if the run is not shown to be above
-    its controls. So is a video that is unlike the run's videos in codec, size, length or rate. A video of the run gets
-    its stored out-of-fold score; a near-duplicate of one is named as such and gets no prediction.
+    A video is called fake only if, at its score, at most the stated share of the run's reals would be called fake. The
+    rule for real is the same with the run's fakes. Otherwise the video is undecided. All videos are undecided if the
+    run is not shown to be above its controls (models that can use only shortcuts). A video that is unlike the run's
+    videos in codec, size, length or rate is undecided, too. A video of the run gets its stored out-of-fold score. A
+    near-duplicate of a video of the run is marked as such and gets no prediction.
 
-    With --final the run's one network of all groups judges new videos, in a fifth of the time of five folds
-    (-p train_final true trains it). When to answer is still decided by the folds' out-of-fold scores.
+    With --final the network that the run trained on all groups judges new videos (-p train_final true trains it). With
+    five folds it takes a fifth of the time. The folds' out-of-fold scores still decide when to answer.
 
-    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and notebook 30_verdicts as executed. Below
-    videos/ is a page with evidence for each judged video (--pages); for it the video is decoded again. The findings on
-    a file are stored at once in findings.jsonl. With the same --out a call that was stopped or killed goes on, and
-    another rule scores nothing again. A file that has changed is judged again.
+    The command writes verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and the executed notebook
+    30_verdicts. In videos/ is a page with evidence for each judged video (--pages); for it the video is decoded again.
+    The findings on a file are stored at once in findings.jsonl. With the same --out a call that was stopped or killed
+    goes on. With another --error-rate, --fpr or --prior no video is scored again. A file that has changed is judged
+    again.
 
     With --executor slurm every job of an array judges a share of the files. A last job does the rest and writes tables,
-    pages and the notebook, the same to the bit; 'status FOLDER' says how far they are. By hand: --shard 0/4 to 3/4
-    with one --out, at once and on any machines that share it, then the command without --shard.
+    pages and the notebook, equal to the bit to those of a call without SLURM. 'status FOLDER' shows the progress.
+    Without SLURM, give --shard 0/4 to 3/4 with the same --out, at the same time and on any machines that share this
+    folder. Then repeat the command without --shard.
 
-    A model of task image gives pictures classes and numbers. One of task video_text gives videos captions and the
-    nearest of the run's texts. They write predictions.csv, predictions.jsonl and predictions.html into
-    runs/predictions/TIME_RUN or --out, where a stopped call goes on likewise. Files of the training are marked. Only
-    --out, --jobs, --executor, --dry-run, --shard, --allow-code and --runs-dir apply to them.
+    A model of task image answers with classes and numbers for pictures. A model of task video_text answers with
+    captions, and with the nearest of the run's texts, for videos. Both write predictions.csv, predictions.jsonl and
+    predictions.html into --out or runs/predictions/TIME_RUN. A stopped call goes on as above. Files of the training are
+    marked. Only --out, --jobs, --executor, --dry-run, --shard, --allow-code and --runs-dir apply to these models.
 
     Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped (the
     same command goes on).
@@ -192,7 +195,11 @@ def predict(
 
 
 def _given(context: click.Context) -> dict[str, list[str]]:
-    """Return the options of the command line by name, each with its value as text."""
+    """Return the options that were given on the command line.
+
+    Returns:
+        ``{name: [option, value as text]}``, without the value for a flag that is set.
+    """
     found = dict[str, list[str]]()
     for option in context.command.params:
         name, value = option.name or "", context.params[option.name or ""]
@@ -206,12 +213,16 @@ def _folder(out: Path | None, parent: Path, name: str) -> Path:
 
 
 def _print_verdicts(folder: Path) -> None:
-    """Print the verdicts; raise ``DataError`` if no video could be read."""
+    """Print the answer and the first verdicts that the notebook has written into ``folder``.
+
+    Raises:
+        DataError: no video could be read.
+    """
     for line in (folder / ANSWER).read_text(encoding="utf-8", errors="replace").splitlines():
         click.echo(clean_text(line))
     page, num_read, count = folder / "verdicts.html", 0, 0
     with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
-        for count, line in enumerate(lines, start=1):  # of a hundred thousand rows one is in memory
+        for count, line in enumerate(lines, start=1):  # one row at a time, since there may be a hundred thousand
             row = json.loads(line)
             num_read += row["failure"] is None
             if count <= _SHOWN:
@@ -227,13 +238,13 @@ def _print_verdicts(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Work:
-    """One call of ``predict``, whatever the model answers (verdicts, or predictions of another task).
+    """The files, folder and options of one call of ``predict``, for verdicts and for predictions of other tasks.
 
     Attributes:
         stage: the name of the work in records and in SLURM's queue.
         kind: a word for one file, for example ``video``.
         model: folder of the run, ensemble or bundle.
-        files: absolute paths without duplicates.
+        files: absolute paths of the files to judge, without duplicates.
         folder: the folder for everything that is written.
         written: names of the files with answers in ``folder``, without journals and records.
         options: options of the command that continues after a stop.
@@ -253,7 +264,10 @@ class _Work:
         return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
 
     def do_shard(self, shard: Shard, find_out: Callable[[list[Path], Report], None]) -> None:
-        """Call ``find_out`` with this call's share of the files and a callback for progress."""
+        """Judge only the files of ``shard``, and record the shard's progress.
+
+        ``find_out`` is called with these files and a callback for progress. It stores what it finds in a journal.
+        """
         self._refuse_foreign()
         mine = [path for path in self.files if shard.has(path_to_text(path))]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -262,9 +276,9 @@ class _Work:
         click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
 
     def submit(self, site: Site, *, is_dry: bool) -> None:
-        """Submit jobs that process shards, and one that goes on after them; with ``is_dry`` only show them."""
+        """Submit jobs that judge shards, and a last job that writes the answers; if ``is_dry``, only print them."""
         run = RunPaths(self.folder)
-        # Its networks compute, on a GPU where a site has some.
+        # ``trains`` gives the jobs GPUs, where the site has some, because networks compute in them.
         stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
         jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command)
         if is_dry:
@@ -280,7 +294,7 @@ class _Work:
         """Check that no other command has written into the folder.
 
         Raises:
-            UsageError: it has files with the names of answers, but no journal and no notebook of this command.
+            UsageError: the folder has files with the names of answers, but no journal and no notebook of this command.
         """
         from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
@@ -292,10 +306,12 @@ class _Work:
 
     @contextmanager
     def folder_taken(self) -> Iterator[None]:
-        """Lock the folder, delete the answers of an earlier call, and print the command that continues after a stop.
+        """Lock the folder during the block, and delete the answers of an earlier call.
+
+        The command that continues after a stop is printed first.
 
         Raises:
-            UsageError: the folder has another command's files, or another call has locked it.
+            UsageError: the folder has files of another command, or another call has locked the folder.
             OSError: the folder cannot be written.
         """
         from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
@@ -307,7 +323,7 @@ class _Work:
             # A later call or a job cannot read standard input again.
             quoted = (os.fsencode(path).replace(b'"', b'""') for path in self.files)
             write_bytes(self.folder / ASKED, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
-            for name in set(self.written) - {ASKED}:  # an earlier call's are not those of one that fails
+            for name in set(self.written) - {ASKED}:  # if this call fails, old answers must not look like new ones
                 (self.folder / name).unlink(missing_ok=True)
             click.echo(f"model {self.model}\n{count_text(len(self.files), self.kind)}")
             click.echo(f"to go on after a stop: {command_text(*self.command)}")

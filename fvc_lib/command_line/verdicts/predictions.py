@@ -28,19 +28,19 @@ def predict_files(
     folder: Path,
     find: "Callable[[list[Path]], Generator[Finding]]",
 ) -> None:
-    """Write two tables and a page (``FILES``) into ``folder``, and print the answers.
+    """Predict for ``files``, write two tables and a page (``FILES``) into ``folder``, and print the first answers.
 
-    A journal in ``folder`` stores the findings on a file at once, so that a killed call can continue. The journals of
-    shards (shares of the files that other processes handled) are merged into it.
+    A journal in ``folder`` stores the findings on a file at once, so that a later call can continue a killed one. The
+    journals of shards (shares of the files that other processes handled) are merged into this journal.
 
     Args:
         predictor: the model.
-        files: absolute paths without duplicates.
+        files: absolute paths of the files, without duplicates.
         folder: the folder for everything that is written.
-        find: the function of ``finder``.
+        find: the function that ``finder`` returns.
 
     Raises:
-        DataError: no file could be read; tables and page are written before.
+        DataError: no file could be read; the tables and the page are written nevertheless.
         FvcError: as in ``Predictor.findings``.
         OSError: the folder cannot be written.
     """
@@ -98,10 +98,12 @@ def predict_files(
 def finder(
     predictor: "OneNetwork", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
-    """Return a function that yields the findings on a list of files.
+    """Return a function that takes a list of paths, and yields the finding (the answer) on each file.
 
-    Findings on the first ``MOST_CARDS`` of ``files``, which the page shows, have a picture. ``workers`` is the number
-    of processes that decode; 0: one per core.
+    Args:
+        predictor: the model.
+        files: all files of the call. The page shows the first ``MOST_CARDS``, so findings on these have a picture.
+        workers: number of processes that decode; 0: one per core.
     """
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
     from fvc_lib.analysis.pages.answers import MOST_CARDS
@@ -118,7 +120,11 @@ def finder(
 
 
 def _row(finding: "Finding", predictor: "OneNetwork") -> dict[str, Any]:
-    """Return the row of a finding: ``path sha256 part``, the predictor's columns, and ``remarks failure``."""
+    """Return the table row of a finding.
+
+    Its columns are ``path sha256 part``, then the predictor's columns, then ``remarks failure``. ``part`` is ``train``,
+    ``validation`` or ``test`` for a file of the run, else None.
+    """
     from fvc_lib.tasks.predicting import PART_SENTENCES
 
     part = predictor.known.get(finding.sha256)

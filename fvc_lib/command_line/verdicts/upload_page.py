@@ -1,7 +1,7 @@
-"""``run_notebooks.py verdict-page``: a web page for people who do not program; it judges the videos dropped on it.
+"""``run_notebooks.py verdict-page``: a web page that judges uploaded videos, for people who do not program.
 
-One process serves the page. Uploads stay in a temporary folder until they have been judged; the main thread judges them
-one after the other. The page loads nothing from other servers.
+One process serves the page. The main thread judges the uploads one after the other. An upload stays in a temporary
+folder until it has been judged. The page loads nothing from other servers.
 """
 
 import hmac
@@ -26,10 +26,10 @@ from fvc_lib.command_line.models import find_model, verdict_detector
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import resolve_config
 
-Answer = dict[str, Any]  # verdict, score, reasons, page (HTML, empty: none), or ``refused``
+Answer = dict[str, Any]  # keys verdict, score, reasons and page (HTML, or empty); or only refused, with the reason
 _MEGABYTE = 1_000_000
 _PIECE_BYTES = 1 << 20
-_IDLE_SECONDS = 60.0  # of a connection that sends nothing
+_IDLE_SECONDS = 60.0  # after this time, a connection that sends nothing is closed
 
 
 @click.command("verdict-page", short_help="A page on which anybody can drop a video and read its verdict.")
@@ -53,11 +53,11 @@ def verdict_page(
     final: bool,
     runs_dir: Path | None,
 ) -> None:
-    """Serve a web page: users drop videos on it, MODEL judges them, and the page shows the answers for download.
+    """Serve a web page on which users drop videos. MODEL judges them, and the page shows the answers for download.
 
-    MODEL is 'latest', a run id, a part of one, a run folder, or an exported bundle. Only this machine sees the page.
-    The printed address holds a token, without which nobody enters. Uploads are deleted when they have been judged.
-    Ctrl-C ends the server.
+    MODEL is 'latest', a run id, a part of a run id, a run folder, or an exported bundle. The page can be opened on this
+    machine only. The printed address holds a token, without which the server refuses every request. Uploads are deleted
+    when they have been judged. Ctrl-C ends the server.
 
     \b
     python run_notebooks.py verdict-page
@@ -86,7 +86,7 @@ class UploadServer(ThreadingHTTPServer):
     Args:
         port: port of this machine to listen on; 0: any free port.
         folder: folder for uploads, used by no other process.
-        limit_bytes: the largest size of an upload.
+        limit_bytes: the largest size of an upload, in bytes.
 
     Raises:
         UsageError: the port cannot be used.
@@ -114,7 +114,17 @@ class UploadServer(ThreadingHTTPServer):
                 answer.set_result({"refused": str(error) if isinstance(error, FvcError) else repr(error)})
 
     def take(self, name: str, size: int, stream: BufferedIOBase) -> Answer:
-        """Store an upload of ``size`` bytes, wait until it is judged, delete it, and return the answer."""
+        """Store an upload, wait until it is judged, delete it, and return the answer.
+
+        Args:
+            name: the file's name, as the browser sends it.
+            size: the upload's size in bytes.
+            stream: the upload's content.
+
+        Returns:
+            The answer of ``judge``; or ``{"refused": reason}`` if the size is wrong, the upload breaks off or the
+            judge fails.
+        """
         if not 0 < size <= self.limit_bytes:
             limit = self.limit_bytes // _MEGABYTE
             return {"refused": f"This file has {size:,} bytes. The page takes files of 1 byte to {limit:,} MB."}
@@ -159,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send("application/json", json.dumps(answer))
 
     def _query(self) -> dict[str, str] | None:
-        """Return the query's parameters; None without the right token."""
+        """Return the parameters in the address of the request; None if the token is missing or wrong."""
         query = dict(parse_qsl(urlsplit(self.path).query))
         token = query.get("token", "").encode()
         return query if hmac.compare_digest(token, self.server.token.encode()) else None
