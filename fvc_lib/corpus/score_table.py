@@ -1,6 +1,7 @@
-"""Read tables of scores that detectors gave to videos (CSV, TSV or Parquet), as one row per video.
+"""Read tables of the scores that detectors gave to videos (CSV, TSV or Parquet), as one row per video.
 
-The detectors need not be this project's.
+The detectors may be other people's. A fact is anything that a table states about a video besides scores, such as its
+label, leakage group (videos of the same source) or generator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,14 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 
-# The columns that may hold a fact, in lower case; the first with a value is read.
+# Names of the columns that may hold a fact, in lower case. The first column with a value in a row is read.
 _COLUMNS = {
     "video_id": ("video", "video_id", "path", "video_path", "id", "filename", "file"), "label": ("label", "class"),
     "group_id": GROUP_COLUMNS, "generator": ("generator", "manipulation"), "real_source": ("real_source", "source"),
     "corpus": ("corpus", "dataset"),
 }  # fmt: skip
 FACTS = tuple(_COLUMNS)[2:]  # facts about a video that a table may leave out
-# Numbers that tables carry besides scores, this project's own predictions among them.
+# Columns of numbers that are no scores, in tables of other people and of this project.
 _NO_SCORES = (
     "split part fold seed row frame threshold temperature logit control_score control_label control_logit source_score "
     "source_label duration_seconds num_frames width height frames_per_second size_bytes bits_per_second score_real "
@@ -43,13 +44,13 @@ _NUMBER = pl.col("text").cast(pl.Float64, strict=False)
 class ScoreTable:
     """Scores of detectors, one row per video, sorted by id."""
 
-    videos: pl.DataFrame  # ``video_id label group_id generator real_source corpus``, text; null: not known
-    scores: pl.DataFrame  # one Float64 column per detector, null: no score; rows as in ``videos``
+    videos: pl.DataFrame  # text columns ``video_id label group_id generator real_source corpus``; null: not known
+    scores: pl.DataFrame  # one Float64 column per detector, named after it; rows as in ``videos``; null: no score
     notes: tuple[str, ...] = ()  # sentences about rows and columns that were left out
 
     @property
     def has_groups(self) -> bool:
-        """Whether the table states the group of any video."""
+        """True if the table states the group of at least one video."""
         return self.videos["group_id"].null_count() < self.videos.height
 
 
@@ -63,7 +64,8 @@ def read_score_table(
     """Read and check a table of scores.
 
     The table has one row per video and detector, with the columns ``detector`` and ``score``. Or it has one row per
-    video, with one column per detector. Ids of videos are read as paths, so a leading ``./`` makes no difference.
+    video, with one column per detector. Rows of frames or parts of a video are joined: the score of the video is the
+    mean of their scores. Ids of videos are read as paths, so a leading ``./`` makes no difference.
 
     Args:
         path: CSV or TSV (separated by comma, semicolon or tab; UTF-8 or UTF-16) or Parquet.
@@ -73,9 +75,9 @@ def read_score_table(
             from 0 to 1, else -score.
 
     Raises:
-        UsageError: no such table, a column is missing, or ``detectors`` has an unknown name.
-        DataError: a score is no finite number, a video has two labels or two scores of one detector, or the labels are
-            not of two kinds. The message names the row.
+        UsageError: the table does not exist, a column is missing, or ``detectors`` has an unknown name.
+        DataError: a score is no finite number, a video has two labels or two scores of the same detector, or not both
+            labels, real and fake, occur. The message names the row.
     """
     path = Path(path)
     if not path.is_file():
@@ -112,17 +114,23 @@ def read_score_table(
 
 
 def _refuse(name: str, bad: pl.DataFrame, problem: str) -> None:
-    """Raise ``DataError`` if ``bad`` has rows; the message names ``row`` and ``video_id`` of the first."""
+    """Raise ``DataError`` if ``bad`` has rows.
+
+    Args:
+        name: file name of the table.
+        bad: the rows with a problem; ``row`` and ``video_id`` of the first are in the message.
+        problem: text of the message.
+    """
     if bad.height:
         row, video = bad.select("row", "video_id").row(0)
         raise DataError(f"{name} row {row}, video {video!r}: {problem}; {bad.height:,} rows have this problem.")
 
 
 def _cells(table: LabelTable) -> pl.DataFrame:
-    """Return all cells as stripped text, null if missing, and ``row``, the 1-based number of the data row.
+    """Return all cells as stripped text, null if missing, with a column ``row``: the 1-based number of the data row.
 
     Raises:
-        DataError: there is no row, or a row with more or fewer cells than the header.
+        DataError: there is no row, or a row has more or fewer cells than the header.
     """
     if None in table.rows or not table.rows:
         where = f" row {table.rows.index(None) + 1}: its number of cells" if table.rows else ": a header and no row"
@@ -136,7 +144,7 @@ def _cells(table: LabelTable) -> pl.DataFrame:
 
 
 def _columns(table: LabelTable) -> dict[str, list[str]]:
-    """Map every fact of ``_COLUMNS`` to its columns in the table, the first of which has precedence.
+    """Map every fact of ``_COLUMNS`` to the names of its columns in the table; the first column has precedence.
 
     Raises:
         UsageError: the table has no column for videos or labels.
@@ -152,10 +160,10 @@ def _columns(table: LabelTable) -> dict[str, list[str]]:
 
 
 def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
-    """Return the rows labelled real or fake, with a column ``label``; add a note that counts the other rows.
+    """Return the rows that are labelled real or fake, with a column ``label``; add a note that counts the other rows.
 
     Raises:
-        DataError: the rows are not of both labels.
+        DataError: no row is labelled real, or none is labelled fake.
     """
     meaning = {"real": "real", "fake": "fake", **label_map}
     cells = cells.with_columns(label=pl.col("word").replace_strict(meaning, default=None, return_dtype=pl.String))
@@ -172,11 +180,17 @@ def _labelled(name: str, cells: pl.DataFrame, label_map: Mapping[str, str], note
 def _scores(
     table: LabelTable, cells: pl.DataFrame, others: Sequence[str], wanted: Sequence[str], notes: list[str]
 ) -> pl.DataFrame:
-    """Return the columns row, video_id, column, detector and text, where ``text`` is the cell of a score.
+    """Return a table with one row per score: row, video_id, column, detector, and the text of the cell.
 
-    In a table with one column per detector, these are the ``wanted`` columns. If none is wanted, it is the column
-    ``score``, else the columns that begin with ``score_``, else the columns that ``_numeric`` finds. ``others`` are the
-    columns that may have scores.
+    In a table with one column per detector, the ``wanted`` columns are read. If ``wanted`` is empty, the columns that
+    ``_score_columns`` finds are read.
+
+    Args:
+        table: the table as it was read.
+        cells: rows of the table with the column ``video_id``.
+        others: names of the columns that may hold scores.
+        wanted: names of the detectors or columns to read; empty: all.
+        notes: receives a note on the columns that are read and those that are not.
 
     Raises:
         UsageError: no column has scores, or a wanted detector is missing.
@@ -214,7 +228,8 @@ def _scores(
 def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str]:
     """Map the name of each detector to its column among ``columns``.
 
-    Columns of numbers are scores unless they are constant or equal to the label.
+    The column ``score`` is preferred. Without it, columns that begin with ``score_`` are used. Without those, all
+    columns of numbers are used that are neither constant nor equal to the label.
     """
     prefixed = {}
     for column in columns:
@@ -234,10 +249,10 @@ def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str
 
 
 def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """Return ``cells`` with the id of the video instead of the ids of its frames or parts; add a note that counts them.
+    """Return ``cells`` with ids of frames and parts replaced by the id of their video; add a note that counts them.
 
     Raises:
-        DataError: rows look like frames or parts of one video, but cannot be, and state no group.
+        DataError: rows are named like frames or parts of one video, but differ in label or group, and state no group.
     """
     facts = cells.select("label", "fact group_id").rows()
     videos, problems = videos_of(cells["video_id"].to_list(), facts, cells["word"])
@@ -275,13 +290,14 @@ def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
 def with_corpus(
     table: ScoreTable, index: pl.DataFrame, duplicates: Mapping[str, str] | None = None
 ) -> tuple[ScoreTable, pl.DataFrame]:
-    """Complete a table of scores by the groups and facts that a corpus has for its videos.
+    """Complete a table of scores by the groups and facts that a corpus states for the same videos.
 
-    A row of the table matches a video of the corpus if its id is the path, id or source id in the index. Otherwise one
-    of the two paths, without extension, must be the end of the other, and the label must be the same. A row that
-    matches several videos counts as not found.
+    A row of the table matches a video of the corpus if the row's id is the video's path, id or source id in the index.
+    If no video matches so, paths are compared without extension: one must be the end of the other, and the labels must
+    be equal. A row that matches several videos counts as not found.
 
-    Facts that the table states stay. Groups of the table whose videos share a group of the corpus are joined.
+    Facts that the table states are not changed. Groups of the table are joined if their videos share a group of the
+    corpus.
 
     Args:
         table: the scores.
@@ -290,7 +306,8 @@ def with_corpus(
             index (``index.used_for``).
 
     Returns:
-        The completed table, and the INDEX rows of the videos that were found, with the table's ``video_id``.
+        (table, rows): the completed table, and the INDEX rows of the matching videos, with the ``video_id`` of
+        ``table``.
 
     Raises:
         DataError: no video of the table is in the corpus.
@@ -319,7 +336,10 @@ def with_corpus(
 
 
 def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, str]) -> pl.DataFrame:
-    """Return the index rows of the ``videos`` that match a single one, with the ``video_id`` of ``videos``."""
+    """Return the rows of ``index`` that match ``videos``, with the ``video_id`` of ``videos``; see ``with_corpus``.
+
+    Videos that match no row or several rows are left out.
+    """
     known = index.with_row_index("place").select("place", "path", "video_id", "source_id", of_corpus="label")
     copies = pl.DataFrame(list(duplicates.items()), schema={"name": pl.String, "path": pl.String}, orient="row")
     names = known.unpivot(["path", "video_id", "source_id"], index=["place", "of_corpus"], value_name="name")
@@ -339,13 +359,13 @@ def _found(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, s
 
 
 def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple[ScoreTable, pl.DataFrame]:
-    """Index ``config.corpus`` as a run does, and return the result of ``with_corpus`` on it.
+    """Index ``config.corpus`` as a run does, and return the result of ``with_corpus`` for this index.
 
     The tables of the index are written to ``folder``.
 
     Raises:
         UsageError: ``config.corpus`` is no corpus.
-        DataError: none of its videos can be read, or none is in the table.
+        DataError: no video of the corpus can be read, or no video of the corpus is in the table.
     """
     # Files that the table does not score may be broken.
     of_all = {"max_rejected_share": 1.0, "more_corpora": (), "dev_groups": 0, "annotations_only": False}

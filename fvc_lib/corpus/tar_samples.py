@@ -2,8 +2,8 @@
 
 A sample is all members (files in the tar) with the same key. The key is the member's path up to the first dot of the
 file name. Videos are read in place, by their offset in the tar. Of other members only short UTF-8 texts and JSON are
-read. All others are refused by their name, without being read, so nothing is ever unpickled. A truncated tar gives the
-samples before the cut.
+read. All others are refused by their name, without being read, so nothing is ever unpickled. Of a truncated tar, the
+samples before the cut are used.
 """
 
 import json
@@ -27,14 +27,14 @@ _COMPRESSED = (".tgz", *(f"{TAR_SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", 
 class TarSample:
     """A video in a tar with its texts, or a key without a video.
 
-    ``cells`` has the scalars of ``KEY.json`` as text, by name in lower case, and the contents of ``KEY.cls`` and
-    ``KEY.txt`` by the names ``.cls`` and ``.txt``.
+    ``cells`` maps the names of the scalars in ``KEY.json``, in lower case, to their texts. The names ``.cls`` and
+    ``.txt`` are mapped to the contents of ``KEY.cls`` and ``KEY.txt``.
     """
 
-    path: str  # table text, relative to the corpus: the tar's path and the member's
+    path: str  # path of the tar, '/' and name of the member; table text, relative to the corpus
     cells: Mapping[str, str]
     links: tuple[str, ...] = ()  # leakage groups that the video belongs to
-    refusal: Refusal | None = None
+    refusal: Refusal | None = None  # why the sample is unusable; None: it is usable
 
 
 def tars_in(corpus: Path) -> list[str]:
@@ -54,22 +54,31 @@ def tars_in(corpus: Path) -> list[str]:
 
 
 def tar_folder(corpus: Path) -> Path:
-    """Return the folder of the tars: ``corpus`` itself, the folder of a single tar, or the fixed start of a pattern."""
+    """Return the folder of the tars: the folder ``corpus``, or the folder of a single tar, or the start of a pattern.
+
+    The start of a pattern is the part of its path before the first folder or name with braces or wildcards.
+    """
     return fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
 
 
 def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
-    """Return the access to the files in ``tar_folder(corpus)``."""
+    """Return a ``CorpusFiles`` for the videos in ``tar_folder(corpus)``."""
     return CorpusFiles(tar_folder(corpus), "video", allow_outside)
 
 
 def tar_samples(
     corpus: Path, files: CorpusFiles, rejections: Rejections, *, pictures: bool = False
 ) -> tuple[list[TarSample], tuple[str, ...]]:
-    """Return (samples, notes): every sample in the tars of ``corpus``, and at most one note, on damaged tars.
+    """Return (samples, notes): every sample in the tars of ``corpus``, and at most one sentence, on damaged tars.
 
-    With ``pictures``, a still picture whose key has no video is a sample, too. If its key has no texts, it gets the
-    texts of its folder: ``KEY.cls`` is the text of ``KEY/000.png``.
+    With ``pictures``, a still picture whose key has no video is a sample, too. If no text has the key of the picture,
+    the texts of its folder are used: ``KEY.cls`` is the text of ``KEY/000.png``.
+
+    Args:
+        corpus: a tar, a folder of tars, or a pattern.
+        files: access to the files of the corpus (``tar_files``).
+        rejections: receives damaged tars, and members that are neither videos nor texts.
+        pictures: whether still pictures are read.
 
     Raises:
         UsageError: the pattern is unusable (see ``run_paths.tars_of``).
@@ -112,7 +121,7 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
             why = f"it {member}" if isinstance(member, str) else "no video, .json, .cls or .txt"
             unread = Refusal("unknown_extension", f"{name!r} in {tar} was refused unread: {why}.")
             rejections.add_file(path_to_text(f"{tar}/{name.lstrip('/')}"), unread)
-    # Pictures share the texts of their folder. If the tar is cut within the folder, all of them are refused.
+    # Pictures share the texts of their folder. If the tar is cut within this folder, all its pictures are refused.
     owner_of = {key: dirname(key) if is_picture(names[0]) else key for key, names in videos.items()}
     alone = texts.keys() - owner_of.keys() - set(owner_of.values())
     last = _key_of(contents.last)[0]
@@ -142,12 +151,12 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
 
 
 def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
-    """Return the cells of a sample (see ``TarSample``), whose texts are the members ``names``.
+    """Return the ``cells`` of a ``TarSample`` from the members ``names``, which are its texts.
 
     Lists and objects in the JSON object are left out.
 
     Raises:
-        ValueError: a text is too long, is no UTF-8 or JSON, or is there twice.
+        ValueError: a text is too long, is no UTF-8 or JSON, or has the same kind as another one.
     """
     cells = dict[str, str]()
     for name in names:
@@ -159,12 +168,12 @@ def _read_texts(contents: Contents, names: Sequence[str]) -> dict[str, str]:
     if not isinstance(document, dict) or len({name.lower() for name in document}) < len(document):
         raise ValueError("the .json holds no object, or a name in two spellings")
     cells |= {name.lower(): str(value) for name, value in document.items() if isinstance(value, str | int | float)}
-    "".join((*cells, *cells.values())).encode()  # half of a pair such as "\\ud800" is no text
+    "".join((*cells, *cells.values())).encode()  # fails for half of a surrogate pair, such as "\\ud800"
     return cells
 
 
 def _key_of(name: str) -> tuple[str, str]:
-    """Return (key, kind) of a member by its name: ``("a/b", "seg.mp4")`` for ``a/b.seg.mp4``."""
+    """Return (key, kind) of the member ``name``, such as ``("a/b", "seg.mp4")`` for ``a/b.seg.mp4``."""
     folder, slash, base = name.rpartition("/")
     stem, _, kind = base.partition(".")
     return (folder + slash + stem if stem else name), kind.lower()

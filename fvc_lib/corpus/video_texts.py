@@ -1,8 +1,8 @@
 """Index pairs of videos and texts: usable pairs, their leakage groups, and one split into train, validation and test.
 
-A leakage group, which the split never divides, joins pairs of one stated group, one file, equal content or near
-perceptual hashes. Equal texts do not join groups, because many videos may have the same text. A note counts the test
-texts that also belong to training videos.
+A pair is a video with a text that describes it. A leakage group, which the split never divides, joins pairs with the
+same stated group, the same file, equal content or near perceptual hashes. Equal texts do not join groups, because many
+videos may have the same text. A note counts the test texts that also belong to training videos.
 """
 
 import re
@@ -58,11 +58,11 @@ class PairListing:
 
     Attributes:
         root: absolute folder that every path is relative to.
-        rows: the usable rows in the manifest's order, with the columns ``row`` (1-based), ``path`` (table text),
+        rows: the usable rows in the manifest's order, with the columns ``row`` (1-based number), ``path`` (table text),
             ``text`` (normalised), ``part`` (train, validation, test or null) and ``stated_group``.
         rejections: the other rows, with reasons.
-        memberships: distinct (path, stated group) of all rows with a valid path. Missing files also prove that groups
-            belong together.
+        memberships: the distinct pairs (path, stated group) of all rows with a valid path. They include missing files,
+            which also show that groups belong together.
         notes: sentences on damaged tars.
     """
 
@@ -73,7 +73,7 @@ class PairListing:
     notes: tuple[str, ...] = ()
 
 
-_Pair = tuple[label_table.FileRow, str, tuple[str, ...]]  # row, text, and groups besides the stated one
+_Pair = tuple[label_table.FileRow, str, tuple[str, ...]]  # row, text, and further groups besides the stated group
 
 
 def normalised_text(text: str) -> str:
@@ -91,11 +91,11 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
 
     Args:
         manifest: a .parquet file, or separated text in UTF-8 (a byte order mark is allowed).
-        separator: between the columns; see ``read_label_table``.
-        allow_outside: take listed files outside the manifest's folder as well, and follow links.
+        separator: text between columns; see ``read_label_table``.
+        allow_outside: accept listed files outside the manifest's folder as well, and follow links.
 
     Raises:
-        UsageError: not such a table, or a needed column is missing.
+        UsageError: the manifest is no table of this kind, or a needed column is missing.
     """
     manifest = Path(manifest)
     table = label_table.read_label_table(manifest, separator)
@@ -126,7 +126,7 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
 
 
 def _listing(root: Path, pairs: Iterable[_Pair], rejections: Rejections, notes: tuple[str, ...] = ()) -> PairListing:
-    """Return the listing of ``pairs``; reject those without a usable file, text or part."""
+    """Return the listing of ``pairs``; reject pairs without a usable file or text, or with an unknown part."""
     rows, memberships = [], set[tuple[str, str]]()
     for row, written, links in pairs:
         group, text = label_table.cell_text(row.cells, *label_table.GROUP_COLUMNS), normalised_text(written)
@@ -164,7 +164,7 @@ def video_text_root(config: RunConfig) -> Path:
     """Return the folder that the pairs' paths are relative to, without reading or generating anything.
 
     Raises:
-        UsageError: ``config.corpus`` is no manifest and no folder with one.
+        UsageError: ``config.corpus`` is neither a manifest, a folder with a single table, nor tars.
     """
     if not config.corpus:
         return (Path(config.data_dir) / "sample_captions").absolute()
@@ -202,12 +202,12 @@ def index_video_texts(
             and ``seed`` decide the result.
         rejected_path: write the REJECTED table here if the corpus is refused.
         progress: called with (done, total), first for generated clips, then for probed files.
-        stop: called after each file; true stops, and a later call continues.
+        stop: called after each file; if it returns true, probing stops, and a later call continues it.
 
     Raises:
         UsageError: the corpus has no such manifest, or a pattern of tars is unusable (``run_paths.tars_of``).
-        DataError: no usable pair, too many lost, or too few groups for three parts.
-        LeakageError: the manifest's own split has a group or a video on two sides.
+        DataError: no pair is usable, too many are lost, or there are too few groups for three parts.
+        LeakageError: the manifest's own split has a group or a video in two parts.
         StoppedError: ``stop`` returned true.
     """
     if config.corpus and _is_of_tars(Path(config.corpus)):
@@ -226,7 +226,7 @@ def index_video_texts(
 
 
 def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunConfig) -> VideoTextIndex:
-    """Return the index of ``listing`` from the probed facts of its files; see ``index_video_texts``."""
+    """Return the index of ``listing``; ``probes`` maps each path to its probe result. See ``index_video_texts``."""
     rejections, probed = listing.rejections, []
     for path in listing.rows["path"].unique().sort():
         result = probes[path]
@@ -243,7 +243,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     near = near_copies(contents, [probes[path].perceptual_hash for path in paths], config.near_duplicate_bits)
     grouping = join_groups(list(map(GroupMember, paths, paths, contents)), near, listing.memberships)
     table = table.join(videos.select("path", group_id=pl.Series(grouping.group_ids, dtype=pl.String)), on="path")
-    # A stated group or a file on two sides is refused here; copies on two sides are left out below.
+    # A stated group or a file in two parts raises an error here; copies in two parts are left out below.
     _split(table, pl.coalesce("stated_group", "path"), config.seed)
     table = table.sort("content_sha256", "text", "path", "row")
     table = without_copies_across(table, "part", "group_id", rejections)
@@ -277,6 +277,6 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
 
 
 def _split(table: pl.DataFrame, group: pl.Expr, seed: int) -> PartSplit:
-    """Split ``table`` by the groups in ``group``; a part that is stated for a row holds for its whole group."""
+    """Split ``table`` by the groups in column ``group``; a part that a row states holds for the whole group."""
     groups, parts = table.select(group).to_series().to_list(), table["part"].to_list()
     return split_parts(groups, [None] * len(parts), parts, seed=seed)
