@@ -22,7 +22,7 @@ from fvc_lib.analysis.wording import count_text, megabytes_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS
 
-PROCESS = "process"  # the place of main memory; an accelerator's is its name, such as ``cuda:0``
+PROCESS = "process"  # name of the place for main memory
 NEAR_LIMIT_PERCENT = 90.0
 
 # The first epoch is left out as warm-up. Fewer than four others would rise by chance more often than 1 time in 20.
@@ -137,7 +137,8 @@ def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
     """Return the highest memory of each phase, in the order of the phases: ``run_id stage fold phase place num_samples
     used_mb budget_mb usage_percent seconds epoch``.
 
-    ``num_samples`` counts the samples of the phase. The last four columns are taken where the memory is highest.
+    ``num_samples`` counts the samples of the phase. The last four columns come from the row of ``usage`` with the
+    highest memory.
     """
     query = """
         SELECT run_id, stage, fold, phase, place, count(*) FILTER (NOT between) AS num_samples, max(used_mb) AS used_mb,
@@ -185,15 +186,15 @@ def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None,
     """Fit a line to ``used_mb`` (n,) over ascending ``epochs`` (n,), and judge its slope by ``LEAK_RULE``.
 
     Returns:
-        Number of epochs, slope in MB per epoch, fitted MB at epoch 0, and "leak", "no leak" or "too few epochs". With
-        too few epochs, slope and level are None.
+        ``(num_epochs, slope, level, verdict)``. The slope is in MB per epoch, and the level is the value of the line at
+        epoch 0, in MB. Both are None if there are too few epochs. The verdict is "leak", "no leak" or "too few epochs".
     """
     if epochs.size < MIN_EPOCHS:
         return epochs.size, None, None, "too few epochs"
     x, y = epochs[1:], used_mb[1:]
     slope = float(stats.theilslopes(y, x).slope)
     enough = max(MIN_MB_PER_EPOCH, MIN_GROWN_SHARE * float(np.max(used_mb)) / float(epochs[-1] - epochs[0]))
-    # A single step grows as a whole, but one of its halves is flat.
+    # Both halves must grow: after a single jump, the line over all epochs rises, but one half is flat.
     middle = x.size // 2
     halves = (slice(0, x.size - middle), slice(middle, None))
     steady = slope > enough and all(stats.theilslopes(y[half], x[half]).slope > enough for half in halves)
@@ -263,7 +264,7 @@ def peak_sentence(findings: MemoryFindings) -> str:
 
 
 def growth_sentence(findings: MemoryFindings) -> str:
-    """Return a sentence on whether memory grows over the epochs, with the steepest training."""
+    """Return a sentence on whether memory leaks. It names the training with the steepest growth over epochs."""
     judged = findings.growth.drop_nulls("slope_mb").sort(pl.col("verdict") == "leak", "slope_mb", descending=True)
     if judged.is_empty():
         return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs"

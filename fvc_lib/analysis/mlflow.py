@@ -57,8 +57,7 @@ from fvc_lib.services.tasks import FOLD_TRAINING
 
 # --- The content of an export, read from the run's folder without MLflow
 
-# MLflow's own limits (mlflow.utils.validation): characters of a key (250, and of a bound such as "/fold_mean" behind
-# ours), and of a parameter.
+# The most characters of a key (MLflow allows 250) and of the value of a parameter or tag (mlflow.utils.validation).
 MAX_KEY, MAX_TEXT = 240, 6_000
 RUN_KEY = "fvc.run_key"
 _TABLES = ("results", "task_results", "predictions", "slices", "leakage_audit")
@@ -259,7 +258,7 @@ def _export(client: Any, experiment: str, content: RunContent) -> None:
     run_id = str(created.info.run_id)
     params = [entities.Param(name, text) for name, text in content.params.items()]
     points = [entities.Metric(key, value, time, step) for key, step, time, value in content.points]
-    client.log_batch(run_id, metrics=points, params=params)  # it divides them as the server wants
+    client.log_batch(run_id, metrics=points, params=params)  # MLflow splits them into batches that the server accepts
     for path in content.files:
         client.log_artifact(run_id, str(path))
     for name, text in content.tables.items():
@@ -352,12 +351,15 @@ class _ServedBundle:
         self._detector = fvc_lib.load_detector(path)
 
     def predict(self, files: Any) -> list[dict[str, Any]]:
-        """Return one dict of predicted values per file; ``files`` are paths, or a table with a column ``path``."""
+        """Return one dict from name to predicted value for each file.
+
+        ``files`` are paths, or a table with a column ``path``.
+        """
         return [row.values for row in self._detector.predict(list(getattr(files, "path", files)))]
 
 
 def _load_pyfunc(path: str) -> _ServedBundle:
-    """Load the bundle for ``mlflow.pyfunc.load_model`` and ``mlflow models serve``."""
+    """Return the bundle in the folder ``path`` for ``mlflow.pyfunc.load_model`` and ``mlflow models serve``."""
     return _ServedBundle(path)
 
 
@@ -405,7 +407,7 @@ def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
             digests = next(model.glob(f"data/*/{_DIGESTS}"), None)
             if digests is None or sha256_of_file(digests) != digest:
                 raise FvcError(f"{uri!r}: MLflow does not hold the bundle that was registered. Register it again.")
-            shutil.rmtree(folder, ignore_errors=True)  # damaged
+            shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
             digests.parent.rename(folder)
     return folder
 
@@ -433,7 +435,10 @@ class TrackingError(FvcError):
 
 
 def default_tracking_uri(runs_dir: Path, environ: Mapping[str, str] = os.environ) -> str:
-    """Return ``MLFLOW_TRACKING_URI``; if it is not set, the address of the SQLite file ``runs_dir/mlflow.db``."""
+    """Return the address in the environment variable ``MLFLOW_TRACKING_URI``.
+
+    If it is not set, return the address of the SQLite file ``runs_dir/mlflow.db``.
+    """
     # SQLAlchemy decodes '%' and takes '?' for the beginning of options.
     database = str(runs_dir.absolute() / "mlflow.db").replace("%", "%25").replace("?", "%3F")
     return environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
@@ -469,7 +474,7 @@ def connected(tracking_uri: str) -> Iterator[Any]:
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its own dependencies
+            warnings.simplefilter("ignore")  # MLflow's warnings about its dependencies
             mlflow = importlib.import_module("mlflow")
             refused = importlib.import_module("mlflow.exceptions").MlflowException
             broken = importlib.import_module("sqlalchemy.exc").SQLAlchemyError

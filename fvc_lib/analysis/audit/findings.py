@@ -179,7 +179,8 @@ _STANDINGS = {True: "yes", False: "no", None: "not shown"}
 def main_table(audit: Audit) -> pl.DataFrame:
     """Return one row per detector: its ROC AUC, its floor, and whether it is above its controls.
 
-    Numbers are text with intervals. Columns without a value are left out.
+    Numbers are text with intervals. ``answered_share`` is the share of videos that it scored. A column without any
+    value is left out.
     """
     rows = []
     for name in audit.detectors:

@@ -170,7 +170,10 @@ class Audit:
     settings: Settings
 
     def interval(self, detector: str, metric: str = MAIN_METRIC) -> Ends:
-        """Return ``(value, low, high)`` of ``metric`` on the videos that ``detector`` answered; None if undefined."""
+        """Return ``(value, low, high)`` of ``metric`` on the videos that ``detector`` answered.
+
+        Undefined numbers are None.
+        """
         return ends_of(self.numbers.filter(detector=detector, metric=metric)) or (None, None, None)
 
     def compared(self, detector: str) -> Ends:
@@ -211,7 +214,7 @@ class _Rows:
     """A selection of n videos of the table.
 
     Attributes:
-        places: int64 (n,), the row numbers in the table.
+        places: int64 (n,), the row numbers of the videos in the table of all N videos.
         labels: int64 (n,), 0 is real and 1 is fake.
         groups: object (n,), group ids.
         how: the settings of the audit.
@@ -308,7 +311,7 @@ def audit_scores(
 
 
 def group_ids(videos: pl.DataFrame) -> Groups:
-    """Return the group id of each row, object (N,); a video without a group gets an id of its own."""
+    """Return the group id of each of the N rows, object (N,). A video without a group gets a group of its own."""
     alone, named = pl.format("alone {}", "video_id"), pl.format("group {}", "group_id")
     return videos.select(pl.coalesce(named, alone)).to_series().to_numpy().astype(object)
 

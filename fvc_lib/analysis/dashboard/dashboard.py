@@ -161,7 +161,7 @@ class Dashboard:
     # --- Following a run at work
 
     def follow(self, *, is_on: bool) -> None:
-        """Start or stop refreshing the panels that are drawn from logs, every ``LIVE_SECONDS``.
+        """Start (``is_on``) or stop to redraw the panels that are drawn from logs, every ``LIVE_SECONDS`` seconds.
 
         Refreshing stops by itself when no chosen run is at work.
         """

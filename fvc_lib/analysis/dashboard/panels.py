@@ -1,7 +1,7 @@
 """Panels of the dashboard, and the reader's selection.
 
-A panel is one figure, table or text. The file of ``analysis/figures`` that draws it registers it with
-``@PANELS.register_panel``. A new figure therefore needs one file, and no list has to name it.
+A panel is one figure, table or text. The module in ``analysis/figures`` that draws a panel also registers it, with
+``@PANELS.register_panel``. To add a panel, no other file must be changed.
 """
 
 import fnmatch
@@ -23,7 +23,7 @@ from fvc_lib.services.registry import Registry
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import TASKS
 
-MOST_METRICS = 3  # with learning curves at once
+MOST_METRICS = 3  # the most metrics whose learning curves are drawn
 QUICK_REPLICATES = 500  # half-samples behind a band; few, because a redraw must feel immediate
 NOTHING = "\N{ZERO WIDTH SPACE}"  # an empty output would be a gap in the numbering of displays
 _MOST_RUNS = 8  # the most runs that are chosen by default
@@ -171,7 +171,7 @@ def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:
 
 @PANELS.register_panel("notes", at=90, is_live=True)
 def notes(selection: Selection) -> str:
-    """Return lines of text on panels that failed to load, and on log lines of the run in detail that are unreadable."""
+    """Return text that lists panels that failed to load, and unreadable files and log lines of the run in detail."""
     missing = [f"Panels of {module} are missing: {reason}" for module, reason in PANELS.broken.items()]
     unread = [note for read in SQL_TABLES.values() for note in read([selection.detailed]).notes]
     return "\n".join(dict.fromkeys(missing + unread)) or "All lines of the run in detail could be read."

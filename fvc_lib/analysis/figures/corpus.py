@@ -199,8 +199,8 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
 def _auc_interval(known: pl.DataFrame) -> Interval | None:
     """Return the ROC AUC of a feature alone, with its 95% interval over groups.
 
-    None if there is one label only, or fewer than three groups. ``known`` has the feature as its first column, then
-    ``label group_id``, without nulls. The value is above 0.5 if the feature is higher in fakes.
+    The value is above 0.5 if the feature tends to be higher in fakes. Return None if there is one label only, or fewer
+    than three groups. ``known`` has three columns without nulls: the feature, ``label`` and ``group_id``.
     """
     if known["label"].n_unique() < 2 or known["group_id"].n_unique() < 3:
         return None

@@ -63,7 +63,7 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
 
 # --- Memory
 
-_NEAR_FACTOR = 2.5  # a budget further above the peak than this would flatten everything below it
+_NEAR_FACTOR = 2.5  # a line at a budget of more than this times the peak would flatten all curves
 _MOST_POINTS = 3000  # drawn points of a timeline
 _EVENT_STYLES = {
     "micro_batch": ("diamond", theme.MODEL),
@@ -151,10 +151,10 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     places = rows["place"].unique(maintain_order=True).to_list()
     most = max(200, _MOST_POINTS // spans.height)
     named = set[str]()
-    # The line breaks between attempts: a killed process has given everything back.
+    # Each attempt gets a line of its own, because the memory of the process before it has been freed.
     for part in rows.partition_by("place", *_STAGE, "attempt", maintain_order=True):
         place = part["place"][0]
-        # The highest of neighbouring samples is drawn.
+        # Of every ``bucket`` of neighbouring samples, only the highest is drawn.
         bucket = pl.int_range(pl.len()) // -(-part.height // most)
         points = part.filter(pl.col("used_mb").rank("ordinal").over(bucket) == pl.len().over(bucket))
         texts = [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()]

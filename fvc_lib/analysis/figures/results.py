@@ -52,7 +52,7 @@ _METRIC = (
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
     """Return one row per metric over all folds: ``metric better``, a column for the model, and one for each control."""
-    # Only the model has metrics of scores before the temperature. The margin is a difference of two sources.
+    # Only the model has metrics of scores before the temperature. The margin is a difference of two scores.
     of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
     source = pl.col("source").map_elements(wording.source_name, pl.String)
@@ -124,7 +124,10 @@ def controls_figure(
 
 
 def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
-    """Return a histogram of the scores of reals and of fakes in bins of 0.05, with the thresholds of the folds."""
+    """Return a figure with histograms of the scores of reals and of fakes, in bins of 0.05.
+
+    Dotted lines mark the decision thresholds of the folds.
+    """
     if predictions.is_empty():
         return theme.nothing_to_show("Scores", "No predictions are recorded.")
     is_right = (predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")
@@ -134,7 +137,7 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     )
     edges = np.arange(21) / 20
     for label, color in theme.LABEL_COLORS.items():
-        # Counted here: a page holds a number for each bin, however many videos there are.
+        # Binned here rather than by plotly, so that the size of a page does not grow with the number of videos.
         counts = np.histogram(predictions.filter(label=label)["score"], edges)[0]
         marker = {"color": theme.translucent(color, 0.6)}
         drawn.add_bar(x=edges[:-1] + 0.025, y=counts, width=0.05, name=f"{label} ({counts.sum():,})", marker=marker)

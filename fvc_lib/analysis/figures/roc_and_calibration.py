@@ -143,7 +143,7 @@ def roc_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
         return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed.")
     labels, scores, groups, folds = _columns(predictions)
     band = roc_band(labels, scores, groups, folds, **how)
-    # The metric of the results rather than a point of the mean curve, which lies higher where scores tie.
+    # The same metric as in RESULTS. The mean curve interpolates and may lie higher where scores tie.
     found = true_positive_rate_at_5_percent
     share = float((within_folds(found, folds) if len(band.fold_heights) else found)(labels, scores))
     drawn = theme.figure(

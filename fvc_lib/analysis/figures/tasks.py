@@ -22,7 +22,7 @@ from fvc_lib.services.tables import PARTS
 DIRECTIONS = ("video_to_text", "text_to_video")
 _MOST_CLASSES = 32  # in a confusion matrix
 _MOST_TARGETS = 8
-_MOST_POINTS = 800  # of each target
+_MOST_POINTS = 800  # test images that are drawn for a target
 
 
 # --- Numbers next to their controls
@@ -126,7 +126,10 @@ def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
 
 
 def class_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per class, the lowest F1 first: ``class precision recall f1 num_images num_groups``."""
+    """Return one row per class, the lowest F1 first: ``class precision recall f1 num_images num_groups``.
+
+    The metrics are those of the model on the test images.
+    """
     rows = results.filter(_about("class:"), source="model")
     metrics = {name: pl.col("value").filter(metric=name).first() for name in ("precision", "recall", "f1")}
     counts = {"num_images": pl.col("num_samples").max(), "num_groups": pl.col("num_groups").max()}

@@ -112,7 +112,10 @@ def in_groups(count: int, one: str, num_groups: int) -> str:
 
 
 def by_label(counts: Mapping[str, int]) -> str:
-    """Return text for a subtitle, such as ``n = 96 videos (48 real, 48 fake)``, of the number of videos by label."""
+    """Return text for a subtitle, such as ``n = 96 videos (48 real, 48 fake)``.
+
+    ``counts`` maps ``real`` and ``fake`` to the number of videos.
+    """
     labels = ", ".join(f"{counts.get(label, 0):,} {label}" for label in LABEL_COLORS)
     return f"n = {count_text(sum(counts.values()), 'video')} ({labels})"
 
@@ -220,7 +223,8 @@ def bar_chart(
         titles: ``(title of the axis of names, title of the axis of numbers)``.
     """
     drawn = figure(finding, subtitle, height=150 + 34 * max(len(names), 3))
-    # Bars stand at numbers: plotly would read HTML in a name, and merge names that are equal when shortened.
+    # The axis has numbers with tick texts. A category axis would interpret HTML in names, and merge bars whose
+    # shortened names are equal.
     places = {name: place for place, name in enumerate(names)}
     for series, color in colors.items():
         rows = [(places[name], number) for name, of, number in counts.iter_rows() if of == series and name in places]

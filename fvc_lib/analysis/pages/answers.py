@@ -29,8 +29,8 @@ Floats = npt.NDArray[np.floating]
 Pixels = npt.NDArray[np.uint8]
 
 MOST_CARDS = 300  # some 5 kB each
-_MOST_TICKS = 300  # known videos of one label
-_FRAMES, _FRAME_SIDE = 12, 160
+_MOST_TICKS = 300  # drawn scores of known videos of one label
+_FRAMES, _FRAME_SIDE = 12, 160  # shown frames of a video, and pixels of their longer side
 _UNDER_CURVE, _UNDER_SIDE = 8, 112  # frames below the curve, and pixels of their longer side
 _HEATED, _HEATED_SIDE, _MOST_OPACITY = 4, 168, 0.72
 
@@ -55,12 +55,13 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
 
     Args:
         path: path of the page.
-        row: row of VERDICTS with a score.
+        row: the row of VERDICTS of the video, which must have a score.
         known: scores of videos with known labels, drawn next to that of the video.
         stamp: text that identifies the content, for ``page.stamp_of``.
-        parts: further values for the template ``video.html``: ``frames`` from ``frame_pictures``, ``over_time`` and
-            ``heat_map`` from the functions of these names, ``evidence``, ``prior``, ``standing``, ``limits`` and
-            ``overview``.
+        parts: further values for the template ``video.html``. ``frames`` comes from ``frame_pictures``. ``over_time``
+            and ``heat_map`` come from the functions of these names. The others are ``evidence`` (the evidence on the
+            file), ``prior`` (assumed share of fakes, as text), ``standing`` and ``limits`` (about the model), and
+            ``overview`` (address of the page of all verdicts).
 
     Raises:
         OSError: the page cannot be written.

@@ -125,7 +125,7 @@ class HtmlTable(Displayed):
             return written(float(value))
         if isinstance(value, float):
             return wording.number_text(value, self.digits)
-        # Counts get thousands separators. A fold, step or seed is a name.
+        # Counts get thousands separators. Other integers, such as a fold, step or seed, do not.
         return f"{value:,}" if isinstance(value, int) and name.startswith("num_") else wording.clean_text(value)
 
 
@@ -140,7 +140,7 @@ def _unit_of(name: str) -> tuple[str, str, Callable[[float], str]]:
 
 @dataclass(frozen=True, repr=False)
 class HtmlSentences(Displayed):
-    """Plain sentences displayed as paragraphs. With ``has_lead`` the first is emphasised as the answer."""
+    """Plain sentences displayed as paragraphs. If ``has_lead`` is True, the first sentence is emphasised."""
 
     sentences: Sequence[str]
     has_lead: bool = False

@@ -181,7 +181,7 @@ def figure_html(spec: dict[str, Any], name: str) -> Markup:
     if not data:
         return above
     layout |= {"margin": {**as_mapping(layout.get("margin")), "t": 46}, "width": None, "autosize": True}
-    if legend.get("yref") == "container":  # it stands below the title
+    if legend.get("yref") == "container":  # placed below the title, which is not part of the drawing here
         layout["legend"] = {**legend, "y": 1}
     content = json.dumps({"data": data, "layout": layout}, cls=PlotlyJSONEncoder)
     height = layout.get("height")

@@ -42,10 +42,10 @@ def _environment() -> jinja2.Environment:
         "interval": lambda score: wording.interval_text(score.value, score.low, score.high),
         "number": wording.number_text, "bytes": wording.bytes_text, "duration": wording.duration_text,
         "source_name": wording.source_name, "count": wording.count_text,
-        # ``Fold training, fold 2`` of ``Fold training: can a network tell fakes it has never seen?, fold 2``
+        # ``Fold training: can a network ...?, fold 2`` becomes ``Fold training, fold 2``.
         "short": lambda title: re.sub(r": .*?(, fold \d+)?$", r"\1", title),
     }  # fmt: skip
-    classes = {"above control": "above", "not above control": "below"}  # of CSS, for the colour of a verdict
+    classes = {"above control": "above", "not above control": "below"}  # CSS classes for the colour of a verdict
     environment.globals |= {
         "interval_bar": interval_bar,
         "dishonest": DISHONEST_CONTROLS,

@@ -202,7 +202,7 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 
 
 def provenance_html(run: RunPaths) -> Markup:
-    """Return HTML with code, versions, machine, attempts and the commands that repeat the run.
+    """Return HTML with code, versions, machine, attempts (starts of the run) and the commands that repeat the run.
 
     Its links are relative to the run's folder.
     """

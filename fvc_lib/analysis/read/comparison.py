@@ -262,7 +262,10 @@ class PairComparison:
 
 
 def difference_text(value: float | None, low: float | None, high: float | None) -> str:
-    """Return a difference with its interval as text, such as ``+0.031 [+0.004, +0.058]``, or "undefined"."""
+    """Return a difference with its interval as text, such as ``+0.031 [+0.004, +0.058]``.
+
+    If a number is None or NaN, the interval is left out. An undefined difference gives "undefined".
+    """
     texts = ["undefined" if end is None or math.isnan(end) else f"{end:+z.3f}" for end in (value, low, high)]
     return texts[0] if "undefined" in texts else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
@@ -397,7 +400,7 @@ def compare(
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
-    """Return ``comparison`` as lines of plain text: the value of each run, the finding of each pair, and refusals."""
+    """Return ``comparison`` as lines of plain text: values of the runs, findings on the pairs, and refusals."""
     shown = [f"{metric_name(comparison.metric)} with {comparison.confidence:.0%} interval"]
     for name, value in comparison.values.items():
         number = interval_text(*value.row()[:3])

@@ -135,7 +135,10 @@ class Measure:
     leaks: str = ""
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
-        """Return sentences on the number of samples and groups, and on whether test groups were used in training."""
+        """Return sentences on the numbers of judged samples and groups, and on whether training saw the test groups.
+
+        None means that a number was not recorded.
+        """
         if num_samples is None or num_groups is None:
             return f"How many {self.one}s were judged is not recorded."
         where = "" if self.is_split_in_folds else " of the test part"
@@ -244,7 +247,8 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
     """Return the main score of a run without folds, and those of its controls from the highest to the lowest.
 
-    ``results`` are rows of TASK_RESULTS. Without a score of the model, no scores are returned.
+    ``results`` are rows of TASK_RESULTS, and ``task`` is ``image`` or ``video_text``. If the model has no score,
+    ``scores`` is empty.
     """
     for begins, metric_begins, one in TASKS[task].headline:
         fitting = pl.col("subject").str.starts_with(begins) & pl.col("metric").str.starts_with(metric_begins)
@@ -300,7 +304,7 @@ def _scores_over_folds(run: RunPaths, frame: pl.DataFrame) -> MeasuredScores:
 # --- Cautions: sentences that limit what a score shows, because of its data, its intervals or its leaks
 
 _MOST_NAMED = 12  # classes or targets in a sentence
-_OFFICIAL_LEAKS = "official_split_leaks"  # of tables.LEAKAGE_AUDIT
+_OFFICIAL_LEAKS = "official_split_leaks"  # name of a check in tables.LEAKAGE_AUDIT
 
 
 def run_cautions(run: RunPaths) -> tuple[str, ...]:
@@ -343,7 +347,10 @@ def trial_caution(parameters: Mapping[str, object]) -> str:
 
 
 def interval_cautions(value: float | None, low: float | None, high: float | None) -> tuple[str, ...]:
-    """Return a caution if the interval has no width, or if one end equals ``value``; else an empty tuple."""
+    """Return a caution if the interval has no width, or if ``low`` or ``high`` equals ``value`` (no mistake was seen).
+
+    For other intervals, and without an interval, the tuple is empty.
+    """
     if low is not None and low == high:
         return ("An interval without width is no certainty: no draw of these groups changes the number, others may.",)
     if value is not None and value in (low, high):
@@ -352,7 +359,7 @@ def interval_cautions(value: float | None, low: float | None, high: float | None
 
 
 def untested_classes(run: RunPaths) -> list[str]:
-    """Return a caution that names the classes without a test image; an empty list if every class has one."""
+    """Return a list with one caution that names the classes without a test image. Empty if every class has one."""
     images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
     tested = set(images.filter(part="test")["class_label"])
     untested = sorted(set(images["class_label"]) - tested)
@@ -412,12 +419,12 @@ def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str
 
 
 def leakage_audit_of(run: RunPaths) -> Answer:
-    """Return the run's table LEAKAGE_AUDIT with a ``run_id``; without rows if the run has none."""
+    """Return the run's table LEAKAGE_AUDIT, after a first column ``run_id``. It is empty if the run has none."""
     return read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
 
 
 def audit_failures(run: RunPaths) -> list[str]:
-    """Return the findings of failed leakage checks; if the audit cannot be read, the reason comes first."""
+    """Return the findings of failed leakage checks. If the audit cannot be read, the list begins with the reason."""
     audit = leakage_audit_of(run)
     return [*audit.notes, *audit.frame.filter(~pl.col("passed").fill_null(value=True))["finding"]]
 
@@ -513,7 +520,7 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
         if denied := trial_caution(run_parameters(run)) or leaks:
             return replace(verdict, standing="not shown", sentence=denied)
     sentence = sentence.replace("run_notebooks.py", command_text())
-    if not is_ensemble(run.root):  # whose controls are added in each of its runs
+    if not is_ensemble(run.root):  # missing controls of an ensemble are computed in its member runs
         sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
     return replace(verdict, sentence=sentence)
 
@@ -528,7 +535,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     cautions = [f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []
     control = verdict.best_control
     if control and verdict.standing == "not above control":
-        if control.source == METADATA_ONLY:  # the columns behind it
+        if control.source == METADATA_ONLY:  # name the columns that carry the label
             cautions += audit.frame.filter(check="metadata_carriers")["finding"].to_list()
         cautions.append(what_to_do(control))
     cautions += audit.frame.filter(check="size_and_rate")["finding"].to_list()
@@ -608,7 +615,7 @@ def runs_table(runs_dir: Path) -> Answer:
     for run in list_runs(runs_dir)[::-1]:
         headline = run_headline(run)
         score, verdict, state = headline.model_score or Score("", None), headline.verdict, headline.state
-        if state == "running" and os.environ.get(ATTEMPT_VARIABLE):  # a runner's page is read when the run has ended
+        if state == "running" and os.environ.get(ATTEMPT_VARIABLE):  # readers see this page after the run
             state = NOT_ENDED
         row = {name: getattr(headline, name) for name in ("run_id", "experiment", "model", "num_samples")}
         row |= {"state": state, "standing": verdict.standing, "verdict": verdict.sentence}

@@ -16,7 +16,7 @@ from fvc_lib.metrics.intervals import holm, intervals_of, paired_difference
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_types
 
 UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
-# Ranking, and decisions at thresholds that were chosen on undisturbed videos.
+# The first measures ranking, the second decisions at thresholds that were chosen on undisturbed videos.
 METRICS = (MAIN_METRIC, "balanced_accuracy")
 _ENDS = ("value", "low", "high")
 _DIFFERENCE = ("difference", "difference_low", "difference_high")

@@ -24,7 +24,7 @@ from fvc_lib.services.run_paths import RunPaths, is_held
 from fvc_lib.services.tables import TableSchema, column_types, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, STAGES, TASKS
 
-TARGET_SCOPE = "target:"  # of tables.RESULTS
+TARGET_SCOPE = "target:"  # prefix of ``scope`` in tables.RESULTS: a result on one target of a protocol
 
 # --- Tables
 
@@ -131,7 +131,7 @@ def failure(status: dict[str, Any]) -> str | None:
 
 
 def run_parameters(run: RunPaths) -> dict[str, object]:
-    """Return the values of the run's ``params.yaml`` by name; empty if it is missing or unreadable."""
+    """Return the run's ``params.yaml`` as a dict from name to value. Empty if it is missing or unreadable."""
     try:
         return read_params_file(run.params_yaml) if run.params_yaml.is_file() else {}
     except (FvcError, OSError):
@@ -169,7 +169,10 @@ def model_name(parameters: Mapping[str, object]) -> str | None:
 
 
 def ensemble_text(run: RunPaths) -> str:
-    """Return method and detectors of an ensemble, such as ``mean of frame_cnn + r2plus1d_small``; empty for a run."""
+    """Return method and detectors of an ensemble as text, such as ``mean of frame_cnn + r2plus1d_small``.
+
+    The text is empty for a single run.
+    """
     record = read_json_object(run.root / ENSEMBLE_RECORD)
     names = record.get("detectors")
     return f"{record.get('method')} of {' + '.join(map(clean_text, names))}" if isinstance(names, list) else ""

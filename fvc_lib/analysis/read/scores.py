@@ -66,7 +66,7 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
 
 
 def write_results(run: RunPaths, results: pl.DataFrame) -> None:
-    """Write all results (RESULTS) as CSV.
+    """Write ``results``, rows of RESULTS, into the run's CSV file of results.
 
     Raises:
         OSError: the file cannot be written.
