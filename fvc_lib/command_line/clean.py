@@ -31,7 +31,7 @@ Part = tuple[Path, str, int, Callable[[], object]]  # folder, description, size 
 def parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[Part]:
     """Yield the part of ``run`` that can be deleted; nothing if there is none.
 
-    A run that is unfinished, damaged or at work has no such part.
+    A run that is unfinished or damaged, or on which a process works, has no such part.
 
     Args:
         run: the run.

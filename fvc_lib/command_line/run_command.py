@@ -180,7 +180,7 @@ class RunCommand:
             click.echo(describe(self._slurm_jobs(plan, site), run, site))
 
     def execute(self) -> int:
-        """Run the plan here, or submit it as jobs; return the exit code."""
+        """Run the plan on this machine, or submit it as jobs of SLURM, and return the exit code."""
         if self._submits:  # if SLURM does not answer, fail before a run begins that would wait for its jobs
             output_of(["squeue", "--noheader", "--me", "--format=%i"])
         self.refuse()
@@ -380,7 +380,7 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
     The check reads folders, lists and names, but no videos. Without it a stage would fail after the run has begun.
     """
     if config.protocol == CROSS_CORPUS:
-        from fvc_lib.corpus.protocols import refused_targets  # polars, for this alone
+        from fvc_lib.corpus.protocols import refused_targets  # loads polars, which other commands do not need
         from fvc_lib.corpus.samples.videos import names_of_corpora
 
         if why := refused_targets(config.target_corpora, names_of_corpora(config)):
@@ -390,7 +390,7 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
         return
     from fvc_lib.corpus.listing import (
         read_corpora,
-        recognised,  # with polars, for this alone
+        recognised,  # loads polars, which other commands do not need
     )
     from fvc_lib.corpus.protocols import refuse_untrainable
     from fvc_lib.corpus.video_texts import video_text_root

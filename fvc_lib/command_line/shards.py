@@ -30,8 +30,8 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
     python run_notebooks.py --resume latest            all tables, whatever shards were done
 
     STAGE is 01 (probes the files), 03 (decodes them), 03b (measures them), or 04. Stage 04 has shards only if a frozen
-    trunk (the pretrained part of a network) sees the clips; they compute its features. On one machine you need no
-    shards, because the notebooks use all cores.
+    trunk (the pretrained part of a network) sees the clips. Its shards compute the trunk's features. On one machine you
+    need no shards, because the notebooks use all cores.
 
     Name or content of a file decides its shard, so a file is in the same shard on every machine. Results go into the
     cache, which the notebook reads first. Shards may run at the same time, on any number of machines that share the

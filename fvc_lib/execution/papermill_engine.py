@@ -59,7 +59,10 @@ class KernelOutcome:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that runs this notebook alone."""
+        """The exit code of a command that runs only this notebook: 0 after a success, 1 if the kernel died.
+
+        If a cell raised, it is the exception's ``exit_code``, or 1 if the exception has none.
+        """
         return 1 if self.died else 0 if self.error is None else self.error.exit_code or 1
 
 
@@ -76,7 +79,12 @@ class KernelRequest:
 
 
 def execute(notebook: Path, parameters: Mapping[str, object], request: KernelRequest) -> KernelOutcome:
-    """Execute ``notebook`` with ``parameters`` as ``request`` says, and return how it ended.
+    """Execute a notebook in a kernel, and return how the execution ended.
+
+    Args:
+        notebook: path of the notebook, which is not changed.
+        parameters: ``{parameter: value}``.
+        request: where the record and the log go, and the kernel's environment.
 
     Raises:
         UsageError: the notebook does not have a parameter, or a value has the wrong type.
@@ -100,7 +108,7 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
 
 
 class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no types
-    """The engine that ``execute`` uses."""
+    """The papermill engine that the function ``execute`` of this module uses."""
 
     @classmethod
     def execute_notebook(
@@ -260,7 +268,7 @@ def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
     with tempfile.TemporaryDirectory(prefix="fvc-", dir=short) as folder, request.log.open("ab") as log:
         manager = KernelManager(folder, request.on_start)
         client = Client(record, manager, log)
-        # No startup files of the user's, and no profile that several kernels create.
+        # A private profile: the user's startup files do not run, and no two kernels create the same profile.
         environment = {**request.environment, "IPYTHONDIR": folder}
         options = {"cwd": str(request.folder), "env": environment, "stdout": log, "stderr": log}
         try:
@@ -274,9 +282,9 @@ def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
                 raise
             return KernelOutcome(None, True, manager.process.wait(), str(error) if never_started else None)
         finally:
-            with contextlib.suppress(OSError, AttributeError):  # workers that outlived it
+            with contextlib.suppress(OSError, AttributeError):  # ends worker processes that outlived the kernel
                 os.killpg(manager.process.pid, signal.SIGKILL)
             loop = ensure_event_loop()  # nbclient has used it, and leaves it open
             if not loop.is_running():
-                loop.run_until_complete(asyncio.sleep(0))  # what was cancelled ends
+                loop.run_until_complete(asyncio.sleep(0))  # lets cancelled coroutines end
                 loop.close()

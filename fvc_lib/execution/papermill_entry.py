@@ -26,7 +26,7 @@ from fvc_lib.services.run_paths import stage_key
 
 
 class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
-    """The engine of the entry point ``papermill.engine``."""
+    """The papermill engine ``fvc``, which papermill finds by the entry point ``papermill.engine``."""
 
     @classmethod
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, *, input_path: str, **_: Any) -> NotebookNode:

@@ -131,7 +131,7 @@ def _corpus_name(corpus: str) -> str:
 
     The name of the built-in sample corpus is empty.
     """
-    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps its own name
+    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - keeps the name of a symbolic link
     if not corpus:
         return ""
     if is_pattern(path):
@@ -356,7 +356,10 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
 
 
 def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
-    """Return the keys that ``key`` needs, directly or indirectly; ``needed`` has the direct needs of each key."""
+    """Return the keys of all tasks or stages that ``key`` needs, directly or indirectly.
+
+    ``needed`` is ``{key: keys that it needs directly}``.
+    """
     return set(needed[key]).union(*(all_needed(needed, each) for each in needed[key]))
 
 
@@ -396,6 +399,6 @@ class Schedule:
         return None
 
     def done(self, task: Task) -> None:
-        """Note that ``task`` has succeeded."""
+        """Note that ``task`` has succeeded, so that the tasks that need it may begin."""
         del self._left[task.key]
         self._graph.done(task.key)

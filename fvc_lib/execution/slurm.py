@@ -40,7 +40,7 @@ ENDED = frozenset(
 
 
 class SlurmError(FvcError):
-    """A command of SLURM is missing, failed or does not answer. Exit code 2."""
+    """Raised if a command of SLURM is missing, fails or does not answer. The exit code is 2."""
 
     exit_code = 2
 
@@ -215,7 +215,10 @@ def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
 
 
 def _job_name(group: Sequence[Stage]) -> str:
-    """Return ``04_fold_training``, or ``01_data_index_to_03_augmentation`` for several stages."""
+    """Return the name of the job that runs the stages ``group``.
+
+    It is like ``04_fold_training`` for one stage, and ``01_data_index_to_03_augmentation`` for several.
+    """
     return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
 
 
@@ -324,7 +327,7 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -
         "FVC_TIME_SECONDS": site.seconds,
     }  # fmt: skip
     lines += ["", f"export {' '.join(f'{name}={shlex.quote(str(value))}' for name, value in variables.items())}"]
-    if job.folds is not None:  # without SLURM: the numbers that bash is given, or all
+    if job.folds is not None:  # without SLURM, bash runs the folds or shards in its arguments, else all of them
         lines.append(f"[ $# -gt 0 ] || set -- {' '.join(map(str, job.folds))}")
     return "\n".join(["#!/usr/bin/env bash", *lines, f"exec bash {_call(job, run, home / 'slurm')}", ""])
 
@@ -418,7 +421,7 @@ def submitted_jobs(run: RunPaths) -> list[SlurmJob]:
         return [SlurmJob(**job) for job in json.loads(path.read_text())["jobs"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:  # pydantic's are ValueErrors
+    except (OSError, ValueError, KeyError, TypeError) as error:  # pydantic's ValidationError is a ValueError
         raise DataError(f"{path}: not a list of jobs: {error!r}. Delete it; squeue knows them.") from error
 
 

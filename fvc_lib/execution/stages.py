@@ -147,7 +147,7 @@ STAGE_PARAMETERS = {
 
 @dataclass(frozen=True)
 class Notebook:
-    """A stage's notebook."""
+    """The checked notebook of a stage."""
 
     path: Path
     title: str

@@ -48,7 +48,7 @@ def training_gpus(config: RunConfig) -> list[str]:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them.
+    """Return the names of the GPUs that trainings may use, as in the variable CUDA_VISIBLE_DEVICES.
 
     If the variable is not set, these are the numbers of all GPUs of the machine. As in CUDA, the list ends before the
     first invalid name. Invalid are an empty name, ``-1`` and ``NoDevFiles``, which SLURM writes for jobs without GPUs.

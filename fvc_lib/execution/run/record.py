@@ -124,7 +124,7 @@ def slurm_job() -> dict[str, str] | None:
 
 
 def gpus() -> list[str]:
-    """Return the names of the NVIDIA GPUs that ``nvidia-smi`` lists; none if it is missing or fails."""
+    """Return the models of this machine's NVIDIA GPUs, such as ``NVIDIA H200``; empty if ``nvidia-smi`` fails."""
     try:  # lines such as "GPU 0: NVIDIA H200 (UUID: GPU-...)"
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):

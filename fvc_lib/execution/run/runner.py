@@ -72,7 +72,7 @@ class Terminal:
                 self._write("".join(f"{line}\n" for line in lines), 0)
 
     def _write(self, text: str, drawn: int) -> None:
-        """Replace the live lines by ``text``, which ends with ``drawn`` live lines."""
+        """Replace the live lines on the screen by ``text``, whose last ``drawn`` lines are the new live lines."""
         up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
         erased, self._drawn = f"\r{up}\x1b[J" if self._drawn else "", drawn
         try:
@@ -115,7 +115,7 @@ class Runner:
         self._signals: list[int] = []
         self._first_signal = 0.0  # on the monotonic clock
         self._forwarded = 0
-        self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
+        self._exit_codes: list[int] = []  # of tasks that failed or were stopped, in the order of their end
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Lock the run, run the plan that ``make_plan`` returns, and return the exit code.
@@ -134,7 +134,7 @@ class Runner:
             started = time.monotonic()
             # Before any task runs: if a repeated task fails, the old results must not look like current ones.
             fingerprint.set_aside(self.run, [planned.task for planned in plan if planned.redo])
-            exit_code = 1  # of an exception
+            exit_code = 1  # stays if an exception ends the block
             try:
                 exit_code = self._run_tasks(plan)
             finally:
@@ -191,7 +191,7 @@ class Runner:
     def _is_up_to_date(self, task: Task) -> bool:
         """Return whether ``task`` can be skipped, now that its inputs are final.
 
-        Its status gets the decision. If the task has to run again, its earlier files are moved away.
+        The decision is written into the task's status. If the task has to run again, its earlier files are moved away.
         """
         now = fingerprint.fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
         stage = read_status(self.run).stage(task.key)
@@ -265,7 +265,7 @@ class Runner:
             yield
             return
         numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone, and nohup was not asked for
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # sent when the terminal closes; ignored under nohup
             numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:

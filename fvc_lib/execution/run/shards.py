@@ -103,7 +103,10 @@ class ShardAtWork:
         self._write()
 
     def report(self, done: int, total: int, part: str = "") -> None:
-        """Record that ``done`` of ``total`` files are finished; ``part`` is ignored. Written at most every 0.5 s."""
+        """Record that ``done`` of ``total`` files are finished; write the file at most every 0.5 s.
+
+        ``part`` is ignored.
+        """
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:
             self._write()
@@ -111,14 +114,15 @@ class ShardAtWork:
     def note_in_hand(self, files: Sequence[str]) -> None:
         """Record the paths of the files that are being processed now.
 
-        If the process dies, the cause is likely to be one of them. They are written only if the process died before.
+        If the process dies now, one of these files is the likely cause. The paths are written only if a process of this
+        shard has died before.
         """
         self._now.in_hand = list(files)
         if self._now.deaths:
             self._write()
 
     def end(self, state: Literal["done", "stopped", "failed"]) -> None:
-        """Record how the shard ended."""
+        """Record that the shard is done, was stopped, or failed."""
         self._now.state, self._now.in_hand = state, []
         if state == "done":
             self._now.deaths, self._now.alone, self._now.done = 0, [], self._now.total
@@ -133,7 +137,7 @@ class ShardAtWork:
 
 @contextmanager
 def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
-    """Lock a shard during the block, and yield its record, in which the block notes progress.
+    """Lock a shard during the block, and yield the object by which the block records the shard's progress.
 
     At the end the record says ``done``, or how the block ended otherwise.
 

@@ -35,7 +35,7 @@ STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "i
 
 
 class StageError(BaseModel):
-    """The error that ended a stage."""
+    """The exception that ended a task."""
 
     name: str
     message: str

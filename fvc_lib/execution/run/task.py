@@ -86,9 +86,9 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects in the last 256 kB of a JSONL file, the last line first; none if the file is missing.
+    """Yield the rows (dicts) in the last 256 kB of a JSONL file, from the last to the first.
 
-    Lines that are incomplete or no JSON objects are skipped.
+    Lines that are incomplete or no JSON objects are skipped. A missing file has no rows.
     """
     with suppress(OSError), path.open("rb") as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LOOK_BYTES))
@@ -235,9 +235,9 @@ class TaskRun:
             record_end(self._record, [what_happened(stage), where_it_was(stage), what_next(self.run, stage)], stage)
 
     def signal(self, number: int) -> None:
-        """Ask the kernel to save and leave; the second call kills it.
+        """Ask the kernel to save and leave at the first call; kill the kernel at the second call.
 
-        ``number`` is the signal that this process got. It is kept for the exit code.
+        ``number`` is the signal that this process has received. The exit code depends on it.
         """
         self._signals.append(number)
         self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
