@@ -1,6 +1,6 @@
 """Train a model from its newest checkpoint to the last epoch, and compute predictions with finished weights.
 
-A task supplies data, model, loss and metrics. ``step`` computes a single step.
+A task supplies data, model, loss and metrics. The module ``step`` computes a single training step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory import MemoryObserver, memory_advice
 
 _logger = logging.getLogger(__name__)
-_TRAINING, _VALIDATION = 0, 1  # places among the data sets that a training loads from
+_TRAINING, _VALIDATION = 0, 1  # indices in the list of data sets that a training loads from
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class EngineSettings:
 
     epochs: int
     effective_batch_size: int
-    micro_batch: int  # samples in memory at once, to begin with
+    micro_batch: int  # samples in memory at once; an out-of-memory error lowers it
     learning_rate: float
     weight_decay: float
     warmup_share: float
     max_gradient_norm: float
     early_stopping_epochs: int  # 0 means never
     seed: int
-    balance_classes: bool = False  # draw classes evenly (the training data must name them)
+    balance_classes: bool = False  # draw classes equally often (the training data must have ``classes``)
     num_workers: int = 0
-    max_nonfinite_steps: int = 5  # skipped steps; one more ends the training
+    max_nonfinite_steps: int = 5  # steps that may be skipped because of a NaN or infinity; one more ends the training
     checkpoint_seconds: float = 120.0  # at most this long between checkpoints within an epoch
     gradient_checkpointing: bool = False  # compute activations again in the backward pass instead of keeping them
 
@@ -62,21 +62,26 @@ class TrainingDivergedError(FvcError):
 class Engine:
     """Train one task, resumably. The caller's random generators are restored afterwards.
 
-    With several ranks (processes) every rank runs this engine and has the same state at every step. A rank computes its
-    share of every effective batch and of the validation data. Decisions are taken jointly.
+    With several ranks (processes) every rank runs an engine and has the same state at every step. A rank computes its
+    share of every effective batch (the samples of one optimizer step) and of the validation data. Whether to save, stop
+    or repeat is decided jointly.
 
     Attributes:
+        state: the progress of the training.
         initial_weights: digest of the initial weights, before any checkpoint is restored; empty before ``fit``.
 
     Args:
+        task: supplies data, model, loss and metrics.
+        settings: the settings of the training.
+        compute: device and precision.
         checkpoints: read at the start of ``fit``, written at epoch ends and at a stop.
         metrics: receives ``loss``, ``learning_rate`` and ``gradient_norm`` per step (phase train), and the validation
             metrics per epoch (phase validation).
         memory: receives phases, steps and events.
-        name: of a control training, which is put before every phase; empty: the model itself.
-        stop: called at every step boundary; True saves and raises StoppedError.
+        name: name of a control training, which is put before every phase; empty for the training of the model itself.
+        stop: called at every step boundary; if it returns True, the state is saved and StoppedError is raised.
         progress: called with (steps done, steps planned).
-        ranks: the processes that share the training; None: this one alone.
+        ranks: the processes that share the training; None: only this process trains.
     """
 
     def __init__(
@@ -111,17 +116,17 @@ class Engine:
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
 
     def fit(self) -> TrainingState:
-        """Train from the newest checkpoint, or from the start, to the end, and return the final state.
+        """Train to the last epoch, from the newest checkpoint if there is one, and return the final state.
 
         Raises:
             StoppedError: ``stop`` returned True; the state is saved.
-            TrainingDivergedError: too many steps were not finite.
+            TrainingDivergedError: too many steps were not finite, or the validation loss was finite in no epoch.
             MemoryExhaustedError: memory does not suffice for a single sample, the optimizer's step or a checkpoint.
             CheckpointMismatchError: the checkpoint belongs to another configuration, model or data set.
             CheckpointWriteError: the checkpoint folder cannot be written.
             LoaderDiedError: loader processes were killed again and again.
-            RankLostError: another rank is gone.
-            FvcError: another rank cannot go on, for its own reason.
+            RankLostError: the connection to another rank was lost.
+            FvcError: another rank failed; the error has the class and message of that rank's error.
         """
         exhausted = None
         try:
@@ -134,7 +139,7 @@ class Engine:
             self._loaded.close()
             self._let_go()
         if exhausted is not None:
-            raise exhausted  # from outside the handler, whose traceback holds tensors
+            raise exhausted  # not within ``except``, where the traceback would keep tensors in memory
         if not self.state.best_model:
             raise TrainingDivergedError(
                 f"the validation loss was not finite in any of {self.state.epochs_done} epochs, so no epoch can be "
@@ -148,19 +153,20 @@ class Engine:
         device = self.compute.device
         with forked_random_state(seed, device), devices.deterministic_algorithms(device):
             self._set_up()
-            self._progress(self.state.step, self._total_steps)  # from here on batches are in memory
+            self._progress(self.state.step, self._total_steps)  # set-up is complete
             while not self.state.finished:
                 try:
                     self._train_epoch()
                     continue
                 except StepLostError as error:
                     lost = str(error)
-                self._restore_checkpoint(lost)  # from outside the handler, whose traceback holds tensors
+                self._restore_checkpoint(lost)  # not within ``except``, where the traceback would keep tensors
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
-        """Evaluate a model with ``weights`` once over ``data``, in order; fill ``accumulator`` and return the loss.
+        """Compute predictions for ``data``, in order, with a new model that has ``weights``; return the mean loss.
 
-        With several ranks only rank 0's ``accumulator`` has all samples. The loss is the same on all ranks.
+        ``accumulator`` receives the outputs. With several ranks only rank 0's ``accumulator`` receives those of all
+        samples. The loss is the same on all ranks.
         """
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
             model = self.task.build_model().to(self.compute.device)
@@ -174,7 +180,7 @@ class Engine:
         return loss
 
     def _let_go(self) -> None:
-        """Free the model, its gradients and the optimizer; ``predict`` builds another model."""
+        """Free the model, its gradients and the optimizer, which are not needed after ``fit``."""
         for name in ("_model", "_stepper", "_transaction"):
             self.__dict__.pop(name, None)
 
@@ -213,7 +219,7 @@ class Engine:
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
         if device.type != "cpu":
             self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
-        self._save()  # so that a folder that refuses writes ends the training before its first step
+        self._save()  # if the folder cannot be written, the training ends here, before its first step
 
     def _begin_alike(self) -> None:
         """Copy rank 0's weights to all ranks, and seed every rank differently."""
@@ -223,7 +229,7 @@ class Engine:
             seed_generators(stable_seed("engine", self.settings.seed, "rank", self._ranks.rank))
 
     def _restored(self) -> bool:
-        """Restore the newest checkpoint; return False if there is none."""
+        """Restore the newest checkpoint, and return whether there was one."""
         saved = self._checkpoints.restore(self._model, self._stepper, MicroBatchPlan(self.settings.micro_batch))
         if saved is None:
             return False
@@ -231,17 +237,19 @@ class Engine:
         return True
 
     def keep_result(self) -> None:
-        """Replace the checkpoints by history and best model alone; the training cannot continue from them."""
+        """Replace the checkpoints by one that has only history and best model. The training cannot continue from it."""
         self._checkpoints.keep_result(self.state)
 
     def _save(self) -> None:
         self._checkpoints.save(self._model, self._stepper, self.state)
 
     def _restore_checkpoint(self, lost: str) -> None:
-        """Restore the last checkpoint after an out-of-memory in the optimizer's step, which leaves undefined weights.
+        """Restore the last checkpoint after memory ran out in the optimizer's step, which leaves undefined weights.
+
+        ``lost`` is the message of the out-of-memory error.
 
         Raises:
-            MemoryExhaustedError: it happened before, without a later step since, or there is no checkpoint.
+            MemoryExhaustedError: memory ran out before at this step or a later one, or there is no checkpoint.
         """
         at_step = self.state.step
         self._model.zero_grad(set_to_none=True)
@@ -271,9 +279,10 @@ class Engine:
         self._end_epoch()
 
     def _planned(self, epochs_done: int, batches_done: int) -> Iterator[PlannedBatch]:
-        """Yield this rank's batches from batch ``batches_done`` of epoch ``epochs_done`` to the last epoch, in order.
+        """Yield the batches that this rank loads, in order, up to the end of the last epoch.
 
-        The validation batches follow the training batches of every epoch.
+        They begin after ``batches_done`` batches of epoch ``epochs_done`` (0-based). The validation batches follow the
+        training batches of every epoch.
         """
         data, settings = self.task.training_data, self.settings
         classes = data.classes if settings.balance_classes else None
@@ -292,12 +301,15 @@ class Engine:
         return (PlannedBatch(data_set, None, batches[number]) for number in self._evaluated_here(data))
 
     def _evaluated_here(self, data: SampleSet) -> list[int]:
-        """Return the numbers of the effective batches of ``data`` that this rank evaluates."""
+        """Return the indices of the effective batches of ``data`` that this rank evaluates."""
         num_batches = batches_per_epoch(len(data), self.settings.effective_batch_size)
         return share(list(range(num_batches)), self._ranks.rank, self._ranks.size)
 
     def _train_step(self, batch: Batch) -> bool:
-        """Take a step on this rank's share of an effective batch; return whether a checkpoint is due."""
+        """Take one optimizer step on an effective batch, and return whether a checkpoint is due.
+
+        ``batch`` is this rank's share of the effective batch.
+        """
         state = self.state
         num_samples = batch_size_of(
             len(self.task.training_data), self.settings.effective_batch_size, state.batches_done
@@ -311,7 +323,7 @@ class Engine:
         )
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
         norm, due = stepping.take_together(self._stepper, self._ranks, result, rate, save_is_due=due)
-        # Counted only now: had memory run out in the step, nothing of this batch would have happened.
+        # Counters change only after the step. If memory runs out in it, the batch must not count.
         state.micro_batches.done(state.step, result.micro_batch)
         state.step += 1
         state.batches_done += 1
@@ -326,10 +338,12 @@ class Engine:
         return due or state.micro_batch < before
 
     def _count_nonfinite(self, batch: Batch, result: BatchGradients) -> None:
-        """Count a step that was skipped, unless its cause is a float16 overflow, which the loss scaler handles.
+        """Count a step that was skipped because its loss or gradient was not finite.
+
+        A float16 overflow, which the loss scaler handles, does not count.
 
         Raises:
-            TrainingDivergedError: more steps were skipped than allowed.
+            TrainingDivergedError: more steps were skipped than ``max_nonfinite_steps``.
         """
         is_finite = math.isfinite(result.loss.total)
         if is_finite and self._precision.overflow_is_normal:
@@ -375,12 +389,14 @@ class Engine:
     def _evaluate(
         self, model: nn.Module, data: SampleSet, loaded: Iterator[Batch], accumulator: Accumulator
     ) -> tuple[LossMean, bool]:
-        """Return the loss over all of ``data``, and whether an out-of-memory lowered the micro-batch.
+        """Evaluate all of ``data``; return the mean loss, and whether an out-of-memory error lowered the micro-batch.
 
-        Both are the same on every rank; only rank 0's ``accumulator`` has all samples. ``loaded`` gives the batches of
-        ``_planned_evaluation``, and may have further batches after them. A rank evaluates only whole effective
-        batches, because a convolution or float32 sum of other parts may round differently. So scores, metrics and
-        losses equal those of a single process to the bit, if every rank has the same number of threads.
+        Both are the same on every rank; only rank 0's ``accumulator`` receives the outputs of all samples. ``loaded``
+        yields the batches of ``_planned_evaluation``, and may have further batches after them.
+
+        A rank evaluates only complete effective batches, because with other batch shapes a convolution or a float32 sum
+        may round differently. So scores, metrics and losses equal those of a single process to the bit, if every rank
+        has the same number of threads.
         """
         model.eval()
         micro_batch, numbers = self.state.micro_batch, self._evaluated_here(data)
@@ -403,7 +419,7 @@ class Engine:
             for _, _, document in parts[1:] if self._ranks.rank == 0 else ():
                 accumulator.add_document(document)
         mean = LossMean()
-        for total, weight in losses:  # one by one, in the order of the samples: so it rounds as in one process
+        for total, weight in losses:  # added in the order of the samples, to round as a single process does
             mean.add(LossMean(total, weight))
         return mean, lowered
 
@@ -441,13 +457,22 @@ def evaluate_batch(
     micro_batch: int,
     report: Callable[[OutOfMemory], None] = lambda event: None,
 ) -> tuple[Outputs, LossSum, int]:
-    """Return outputs and loss of one batch on the CPU, without gradient.
+    """Compute outputs and loss of one batch without gradient, and return them on the CPU.
 
-    After an out-of-memory, empty the caches and compute again: first with the same micro-batch, because another split
-    may round differently, then with halves. Results are returned only for the whole batch, so nothing is counted twice.
+    If memory runs out, caches are emptied and the whole batch is computed again. The first repetition has the same
+    micro-batch, because another split may round differently; further ones halve it.
+
+    Args:
+        task: supplies forward pass and loss.
+        model: the model, in evaluation mode.
+        batch: the samples, at least one.
+        precision: precision of the forward pass.
+        device: device of ``model``.
+        micro_batch: samples in memory at once.
+        report: called with every out-of-memory error.
 
     Returns:
-        Outputs by name (B, ...), the loss sum, and the micro-batch that fitted.
+        Outputs by name (B, ...) for B samples, the loss sum, and the micro-batch that fitted.
 
     Raises:
         MemoryExhaustedError: a single sample does not fit, or the comparison of all samples does not.

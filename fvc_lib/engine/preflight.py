@@ -1,10 +1,11 @@
-"""Plan the memory of a training: measure a step in a child process, and lower a micro-batch that does not fit.
+"""Plan the memory of a training: measure two steps in a child process, and lower a micro-batch that does not fit.
 
-The child trains two steps with the planned micro-batch, with the same code as the engine. If that runs out of memory,
-another child measures half as many samples, and so on. If the system kills a child, the training is not affected.
+A micro-batch is the number of samples in memory at once. The child trains two steps with the planned micro-batch, with
+the same code as the engine. If it runs out of memory, another child measures half as many samples, and so on. If the
+system kills a child, the training is not affected.
 
 Only missing memory lowers the micro-batch. A measurement that fails for another reason, such as its time limit, leaves
-the plan as it is: the training halves its micro-batch when memory really runs out.
+the plan as it is: the training halves its micro-batch if memory runs out later.
 """
 
 from __future__ import annotations
@@ -49,41 +50,41 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 TIME_LIMIT_SECONDS = 120.0
 _HEADROOM = 0.05  # share of the budget that a prediction must leave
-_CHILD_BYTES = 260_000_000  # of the measuring process with its imports, before its first step
-_LOADER_BYTES = 60_000_000  # that a loader process does not share with its parent, without its batches
+_CHILD_BYTES = 260_000_000  # memory of the measuring process after its imports, before its first step
+_LOADER_BYTES = 60_000_000  # memory of a loader process that it does not share with its parent, without its batches
 _LEAST_ROOM_BYTES = 1 << 30
-_STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
-# Ends of a child for want of memory: killed by the system, aborted by a library, or reading memory that oneDNN could
-# not allocate.
+_STEPS = 2  # the first step allocates the optimizer's state; the second allocates on a fragmented heap
+# Signals that end a child when memory runs out: it is killed by the system, aborted by a library, or reads memory that
+# oneDNN could not allocate.
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
 
 
 @dataclass(frozen=True)
 class StepRequest:
-    """The properties of a training step that decide how much memory it needs."""
+    """The properties of a training step that determine how much memory it needs."""
 
-    task: Task  # must be picklable to be measured
-    micro_batch: int  # samples in memory at once, as planned
-    effective_batch_size: int  # samples per optimizer step; as many are loaded at once
+    task: Task  # must be picklable, because a child process measures
+    micro_batch: int  # planned number of samples in memory at once
+    effective_batch_size: int  # samples per optimizer step, which are loaded together
     compute: ComputeDevice
     gradient_checkpointing: bool = False
     num_workers: int = 0  # loader processes
 
     @property
     def samples_per_step(self) -> int:
-        """The number of samples in an effective batch, at most that of the training data."""
+        """The number of samples in an effective batch; at most the number of training samples."""
         return min(self.effective_batch_size, len(self.task.training_data))
 
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """The micro-batch to begin with and its predicted peak memory."""
+    """The micro-batch to begin with, and its predicted peak memory."""
 
     micro_batch: int
     micro_batch_planned: int
     budget: MemoryBudget
-    peak_bytes: int | None  # with ``micro_batch``; None: not measured
-    problem: str = ""  # why it was not measured
+    peak_bytes: int | None  # predicted peak memory with ``micro_batch``; None: not measured
+    problem: str = ""  # why the peak was not measured
 
     @property
     def lowered(self) -> bool:
@@ -113,23 +114,24 @@ def preflight(
 ) -> PreflightReport:
     """Choose the largest micro-batch whose measured step fits into ``budget``.
 
-    Call it in the process that will train, before training. If the budget has no room for a measurement, the
-    micro-batch is 1. If a measurement fails for another reason than memory, its micro-batch is returned.
+    The planned micro-batch is halved until it fits. Call this in the process that will train, before training. If the
+    budget has no room for a measurement, the micro-batch is 1. If a measurement fails for another reason than memory,
+    the micro-batch that it tried is returned.
 
     Args:
         request: the planned step.
         budget: the device's memory on CUDA, main memory elsewhere.
-        time_limit_seconds: limit of every single measurement.
+        time_limit_seconds: time limit of one measurement.
         stop: called repeatedly during a measurement; True ends it.
 
     Raises:
         StoppedError: ``stop`` returned True.
     """
     planned, device = max(1, min(request.micro_batch, request.samples_per_step)), request.compute.device
-    devices.give_back_unused()  # memory that an earlier training left free is used again
+    devices.give_back_unused()  # otherwise unused memory of an earlier training would count as held
     held = _held(device)
     room = budget.total_bytes - held
-    if device.type != "cuda" and room < _CHILD_BYTES:  # the budget may be a limit that kills
+    if device.type != "cuda" and room < _CHILD_BYTES:  # above the budget, the system may kill processes
         return PreflightReport(1, planned, budget, None, f"{budget} has no room for a process that measures")
     size = planned
     while True:
@@ -153,13 +155,15 @@ def preflight(
 def _measured(
     request: StepRequest, size: int, room_bytes: int, time_limit_seconds: float, stop: Callable[[], bool]
 ) -> int | str:
-    """Measure a training with ``size`` samples at once in a child process.
+    """Measure a training with ``size`` samples in memory at once in a child process.
+
+    ``room_bytes`` is the memory that the budget leaves for the training.
 
     Returns:
-        The bytes that a training adds to its process; or how memory ran out.
+        The bytes that the training adds to its process; or, if memory ran out, a text that says how.
 
     Raises:
-        FvcError: the step was not measured for another reason.
+        FvcError: the measurement failed for another reason than memory.
         StoppedError: ``stop`` returned True.
     """
 
@@ -185,14 +189,17 @@ def _measured(
     return found
 
 
-# --- As a training uses it
+# --- Functions that a training calls
 
 
 @contextmanager
 def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> Iterator[MemoryObserver]:
-    """Within the block, select the device's kernels, watch the accelerator and freeze the objects of the set-up.
+    """Within the block, set the device's kernels, watch an accelerator's memory and speed up garbage collection.
 
-    Frozen objects are left out of garbage collection. Yield ``observer``, or one that records nothing.
+    Objects that exist at the beginning are excluded from garbage collection (``frozen_garbage``).
+
+    Yields:
+        ``observer``, or an observer that records nothing if it is None.
     """
     observer = observer or NoObserver()
     observer.event("device", compute.describe())
@@ -204,7 +211,7 @@ def training_memory(compute: ComputeDevice, observer: MemoryObserver | None) -> 
             yield observer
         finally:
             devices.release_cached_memory(compute.device)
-            observer.at("report")  # tables and figures are not the training's
+            observer.at("report")  # memory of tables and figures does not count as the training's
 
 
 def planned_micro_batch(
@@ -219,8 +226,9 @@ def planned_micro_batch(
 ) -> tuple[int, int | None]:
     """Return the micro-batch to begin with, and the predicted peak memory in bytes (None if it was not measured).
 
-    The micro-batch is lowered if the measured step does not fit into the memory budget. With several ranks, each loads
-    its share of an effective batch and may use its share of the budget. One rank measures for all.
+    The micro-batch is lowered if the measured step does not fit into the memory budget. With several ranks (processes),
+    a rank loads its share of an effective batch and may use its share of the budget. Only one rank measures, for all
+    ranks.
 
     Raises:
         StoppedError: ``stop`` returned True while a step was measured.
@@ -247,7 +255,7 @@ def planned_micro_batch(
         micro_batch_planned=report.micro_batch_planned,
         micro_batch=report.micro_batch,
     )
-    # An effective batch smaller than the micro-batch is no reason to plan a smaller one.
+    # The report's micro-batch is at most an effective batch. Use it only if memory was the reason for lowering it.
     return report.micro_batch if report.lowered else settings.micro_batch, report.peak_bytes
 
 
@@ -261,11 +269,13 @@ def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
     return of_device if config.num_ranks > 1 else of_device.divided(memory.memory_sharers())
 
 
-# --- The child process: a little of the real training. It may die.
+# --- Functions of the child process, which trains two steps and may die
 
 
 def measure(item: tuple[list[str], str]) -> int | str:
-    """Return the bytes that a training adds to its process, or the first line of the out-of-memory error.
+    """Train two steps and return the bytes that the training adds to its process.
+
+    If memory runs out, return the first line of the error instead.
 
     Args:
         item: Python's search path, and the pickled job in base64.
@@ -299,7 +309,7 @@ def measure(item: tuple[list[str], str]) -> int | str:
 
 
 def _held(device: torch.device, *, peak: bool = False) -> int:
-    """Return the bytes that this process holds of the memory that the budget limits, now or at their peak.
+    """Return the bytes that this process now holds of the memory that the budget limits; ``peak``: their largest value.
 
     These are the tensors' bytes on CUDA, and resident memory elsewhere. On MPS the driver's current memory is added,
     because it is main memory as well.
@@ -311,10 +321,11 @@ def _held(device: torch.device, *, peak: bool = False) -> int:
 
 
 def _train_a_little(request: StepRequest, size: int) -> int:
-    """Train two steps with ``size`` samples at once, as the engine does; return the bytes of an effective batch.
+    """Train two steps with ``size`` samples in memory at once, and return the bytes of an effective batch.
 
-    A copy of the weights is held meanwhile, as a training holds those of the best epoch. Every step has at most two
-    micro-batches, so that the second is computed while the gradients of the first are in memory.
+    The code is that of the engine. A copy of the weights is held meanwhile, as a training holds those of the best
+    epoch. A step computes at most two micro-batches. The second one matters, because the gradients of the first are in
+    memory then.
     """
     device, batch_bytes = request.compute.device, 0
     precision = devices.Precision(request.compute)
@@ -337,7 +348,7 @@ def _train_a_little(request: StepRequest, size: int) -> int:
 
 
 def _refuse(event: OutOfMemory) -> None:
-    """Raise ``MemoryError`` at an out-of-memory, so that the transaction does not halve the micro-batch."""
+    """Raise ``MemoryError`` for ``event``, so that ``BatchTransaction`` does not halve the micro-batch."""
     where = f"{COMPARING}: " if event.where == "joint_loss" else ""
     raise MemoryError(f"{where}{event.message}")
 
@@ -352,7 +363,7 @@ def _limit_growth(room_bytes: int) -> None:
 
 
 def _batches(request: StepRequest) -> Iterator[Batch]:
-    """Yield ``_STEPS`` effective batches of the training data in order, repeating it if it is too short."""
+    """Yield ``_STEPS`` effective batches of the training data, in order. Data that is too short is repeated."""
     data, size = request.task.training_data, request.samples_per_step
     numbers = [[row % len(data) for row in range(start, start + size)] for start in range(0, _STEPS * size, size)]
     return load_batches(data, numbers, num_workers=0)

@@ -1,7 +1,7 @@
 """Start the ranks (processes) of a training, forward their reports, and explain how they ended.
 
 On one machine ``torch.multiprocessing`` starts the ranks, on several nodes of a SLURM job ``srun`` does. Each rank
-writes a file of JSON lines: its position, its events, and how it ended. Only the metric log is written by rank 0
+writes a file of JSON lines: its phases, its events, and how it ended. Only the metric log is written by rank 0
 itself, so that every step in a checkpoint was logged.
 """
 
@@ -38,16 +38,19 @@ from fvc_lib.services.stage_logs import JsonLines
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 _WATCH_SECONDS = 0.2
-_END_SECONDS = 30.0  # after one rank failed the others have this long to notice
+_END_SECONDS = 30.0  # time that the other ranks have to end after one rank failed; then they are killed
 _STOPPED = frozenset([StoppedError.exit_code, -signal.SIGTERM, -signal.SIGUSR1])
-# Events of one rank alone; all other events happen to every rank, and rank 0 reports them.
+# Kinds of events that happen to a single rank. All other events happen to every rank, and only rank 0 reports them.
 _OWN_EVENTS = frozenset({"out_of_memory", "loader_restarted"})
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The number of a process among all ranks of a training, and (``local``) among those of its machine."""
+    """The number of a process among all ranks (``rank``), and among the ranks of its machine (``local_rank``).
+
+    Both count from 0. ``size`` and ``local_size`` are the numbers of ranks in all and on the machine.
+    """
 
     rank: int = 0
     size: int = 1
@@ -56,12 +59,13 @@ class RankPlace:
 
 
 def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
-    """Return the place from torchrun's environment variables, else from srun's, else that of a single rank.
+    """Return this process's place among the ranks, from environment variables; a single rank if there are none.
 
-    srun's variables are used only in a task of a job step (``SLURM_STEP_ID`` is a number), not in a batch script.
+    torchrun's variables are used first, then srun's. srun's are used only in a task of a job step (``SLURM_STEP_ID`` is
+    a number), not in a batch script.
 
     Raises:
-        UsageError: the variables are incomplete or contradict each other.
+        UsageError: the variables are incomplete, or are no numbers.
     """
     environ = os.environ if environ is None else environ
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -77,34 +81,35 @@ def rank_place(environ: Mapping[str, str] | None = None) -> RankPlace:
 
 @dataclass(frozen=True)
 class Launch:
-    """Options that the starting process gives each rank, as JSON in ``LAUNCH_VARIABLE``."""
+    """Options that the starting process passes to each rank, as JSON in the variable ``LAUNCH_VARIABLE``."""
 
     config: str  # the run's parameters, as JSON
-    log: str  # file of the ranks' output; their files of JSON lines stand next to it
-    attempt: int = 1
-    network: Mapping[str, str] | None = None  # of the starting process; a rank refuses another network
-    init_method: str = "env://"
+    log: str  # path for the ranks' output; their files of JSON lines are in the same folder
+    attempt: int = 1  # number of the attempt at the training, for the metric log
+    network: Mapping[str, str] | None = None  # network of the starting process; a rank refuses to train another one
+    init_method: str = "env://"  # argument of ``torch.distributed.init_process_group``
 
     @classmethod
     def of_environment(cls) -> Self | None:
         """Return the options of this process and remove them from the environment; None if there are none.
 
-        There are none if torchrun, srun or a person started the process.
+        There are none if torchrun, srun or a user started the process directly.
         """
         text = os.environ.pop(LAUNCH_VARIABLE, "")  # this rank's children must not inherit it
         return cls(**json.loads(text)) if text else None
 
 
 def rank_file(log: str | Path, rank: int) -> Path:
-    """Return the path of the JSON lines of ``rank``, next to ``log``."""
+    """Return the path of the JSON lines that ``rank`` writes, in the folder of ``log``."""
     return Path(log).with_name(f"{Path(log).stem}_{rank}.jsonl")
 
 
 class RankFile:
-    """Write one rank's JSON lines: its memory, its progress, and how it ended.
+    """Write one rank's JSON lines: its phases, its progress, its events, and how it ended.
 
-    Every line has the ``kind`` of a call, and the call's positional and named arguments. Rank 0 writes everything.
-    Other ranks write only events that concern them alone, such as an out-of-memory.
+    A line holds a call of one of the methods: its ``kind``, and its positional and named arguments. Rank 0 writes
+    everything. Other ranks write only their beginning and end, and events that concern only them, such as an
+    out-of-memory.
     """
 
     def __init__(self, log: str, rank: int) -> None:
@@ -116,17 +121,17 @@ class RankFile:
         self._lines.append({"kind": kind, "arguments": arguments, "named": named})
 
     def at(self, phase: str, **position: int | None) -> None:
-        """Write phase, epoch and step; only on rank 0."""
+        """Write the phase, epoch, batch and step; on ranks other than 0, do nothing."""
         if not self._rank:
             self._write("at", phase, **position)
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Write an event, on rank 0 or if it concerns this rank alone."""
+        """Write an event if this is rank 0, or if the event concerns only this rank."""
         if self._rank == 0 or kind in _OWN_EVENTS or details.get("what") == "evaluation":
             self._write("event", kind, f"rank {self._rank}: {message}" if self._rank else message, **details)
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """Do nothing: the GPUs of ranks are not sampled."""
+        """Do nothing: with several ranks the memory of GPUs is not sampled."""
 
     def progress(self, done: int, planned: int) -> None:
         """Write the numbers of steps done and planned."""
@@ -138,9 +143,9 @@ class RankFile:
 
 
 class _RankFiles:
-    """Read the ranks' JSON lines and forward them.
+    """Read the ranks' JSON lines, and forward their calls to ``memory`` and ``progress``.
 
-    ``ends`` collects the class and message of each rank's final error, by rank.
+    ``ends`` has the class and message of the error that ended a rank, by rank.
     """
 
     def __init__(self, log: Path, size: int, memory: MemoryObserver, progress: Progress | None) -> None:
@@ -183,15 +188,15 @@ def run_ranks(
     """Run ``python -m module arguments`` as ``size`` ranks and wait for their end.
 
     The ranks run on this machine or, in a SLURM job with several nodes, as a job step over its nodes. The threads of a
-    machine are divided among its ranks, unless OMP_NUM_THREADS is set. The ranks end when this process does.
+    machine are divided among its ranks, unless OMP_NUM_THREADS is set. If this process ends, the ranks end too.
 
     Args:
         module: dotted name of the ranks' program.
-        arguments: its arguments.
+        arguments: command-line arguments of the program.
         size: number of ranks.
         launch: options for each rank.
-        memory: receives the ranks' positions and events.
-        stop: called several times a second; True makes the ranks save and end.
+        memory: receives the ranks' phases, steps and events.
+        stop: called several times a second; if it returns True, the ranks save and end.
         progress: called with (steps done, steps planned).
 
     Raises:
@@ -213,7 +218,7 @@ def run_ranks(
                 files.take()
                 now = time.monotonic()
                 if stop is not None and now >= signal_at and (is_stopping or stop()):
-                    is_stopping, signal_at = True, now + 1  # again and again: srun may not have started its tasks yet
+                    is_stopping, signal_at = True, now + 1  # repeated every second: srun may not have started tasks yet
                     for rank in alive:
                         with suppress(ProcessLookupError):
                             os.kill(rank.pid, signal.SIGUSR1)
@@ -235,7 +240,10 @@ def run_ranks(
 def _started(
     module: str, arguments: Sequence[str], size: int, nodes: int, launch: Launch, folder: str
 ) -> Sequence[Any]:
-    """Start the ranks and return their processes; on several nodes return only that of srun."""
+    """Start the ranks and return their processes; with several nodes, return only the process of srun.
+
+    ``folder`` is a temporary folder in which the ranks of one machine meet.
+    """
     per_node = -(-size // nodes)
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // per_node))
     variables = {"OMP_NUM_THREADS": threads, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
@@ -282,7 +290,10 @@ def _end_with(parent: Any) -> None:
 
 
 def _become_srun(_: int, command: list[str], log: str, variables: dict[str, str]) -> None:
-    """Replace this process by srun; torch makes the system interrupt it when the parent process dies."""
+    """Replace this process by srun.
+
+    If the parent process dies, the system interrupts this process, because torch has requested so.
+    """
     _write_to(log)
     os.execvpe(command[0], command, {**os.environ, **variables})
 
@@ -294,7 +305,7 @@ def _write_to(log: str) -> None:
 
 
 def _kill(ranks: Sequence[Any]) -> None:
-    """Kill the ranks that still run and their child processes, and wait for all ranks."""
+    """Kill the ranks that still run, with their child processes, and wait until all ranks have ended."""
     import psutil  # engine must load with torch and NumPy alone (tests/gpu)
 
     for rank in ranks:
@@ -309,7 +320,13 @@ def _kill(ranks: Sequence[Any]) -> None:
 def _reason(ends: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: Path) -> FvcError | StoppedError:
     """Return the error that explains best why the ranks ended.
 
-    A rank's error counts before a stop, and a lost connection comes last, since it is mostly a consequence.
+    Errors of ranks are preferred to stops. A lost connection is the last choice, because it mostly follows from another
+    rank's end.
+
+    Args:
+        ends: class and message of the error that ended a rank, by rank.
+        codes: exit codes other than 0, by rank; negative numbers are signals.
+        log: path of the ranks' output, for the message.
     """
     lost, stopped = RankLostError.__name__, StoppedError.__name__
     known = sorted((ends[rank] for rank in sorted(ends)), key=lambda end: (end[0] == lost, end[0] == stopped))
