@@ -1,4 +1,4 @@
-"""Exchange data between the processes, ranks, that train one model.
+"""Exchange data between the processes that train one model together, called ranks.
 
 A meeting is one small exchange between all ranks, and every larger exchange begins with a meeting. Between two meetings
 a rank computes and handles errors alone. A rank that cannot continue sends its error at its next meeting, and all ranks
@@ -24,31 +24,34 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.task import LossMean
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 
-BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel: large enough that latency does not count
-# The death of a rank is noticed at once, because its connections close. This limit is for a rank that hangs or whose
-# machine went away: no rank is so much slower than another.
+BUCKET_BYTES = 25 << 20  # as in torch's DistributedDataParallel: large enough that latency does not matter
+# Time limit of an exchange. The death of a rank is noticed at once, because its connections close. The limit is for a
+# rank that hangs or has lost its machine. It is longer than a working rank ever waits for another one.
 PATIENCE_SECONDS = 600.0
 T = TypeVar("T")
 
 
 class RankLostError(FvcError):
-    """The connection to another rank was lost without a reason. The exit code 75 makes a SLURM job requeue itself."""
+    """The connection to another rank was lost, and the reason is unknown. Exit code 75: a SLURM job requeues itself."""
 
     exit_code = 75
 
 
 class RankEndedError(RankLostError):
-    """A rank was ended by a signal, or ended without a reason, on a working machine, so a retry may fail again."""
+    """A rank was ended by a signal, or ended without a reason. Exit code 1.
+
+    Its machine works, so a retry may fail in the same way, and the job is not requeued.
+    """
 
     exit_code = 1
 
 
 class RankFailedError(FvcError):
-    """Another rank ended with an error that is no ``FvcError``."""
+    """Another rank ended with an error whose class is no ``FvcError``."""
 
 
 class Ranks:
-    """The exchanges of one rank with the others; this class is for a training in one process.
+    """The exchanges of one rank with all others. This base class is for a training in a single process.
 
     All ranks must call the methods in the same order. Only rank 0 (the leader) reads and writes the run's files.
     """
@@ -57,7 +60,7 @@ class Ranks:
     size = 1
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """Return the values ``mine`` of every rank, in the order of the ranks.
+        """Send the values ``mine`` to all ranks, and return those of every rank, in the order of the ranks.
 
         ``place`` names the meeting; it must be the same on all ranks.
 
@@ -70,20 +73,23 @@ class Ranks:
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
         """Call ``make`` on rank 0 and return its result on every rank.
 
-        The result may have tensors, numbers, text, None, and lists and dicts of them.
+        The result may consist of tensors, numbers, text, None, and lists and dicts of them. ``place`` is as in
+        ``meet``.
         """
         return make()
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """Return the ``value`` (a small one) of every rank, in the order of the ranks.
+        """Send a small ``value`` to all ranks, and return those of every rank, in the order of the ranks.
+
+        ``place`` is as in ``meet``.
 
         Raises:
-            MemoryError: a rank had no memory to pack its value; raised on all ranks.
+            MemoryError: a rank had not enough memory to pack its value; raised on all ranks.
         """
         return [value]
 
     def add_up(self, place: str, tensor: Tensor) -> None:
-        """Replace ``tensor`` by its sum over the ranks, equal to the bit on all; call ``meet`` before."""
+        """Replace ``tensor`` by its sum over the ranks, equal to the bit on all ranks. Call ``meet`` before."""
 
     def sharing_errors(self) -> AbstractContextManager[None]:
         """Within the block, send any exception that leaves it to the other ranks at their next meeting."""
@@ -92,11 +98,11 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of comparing the ranks after their gradients were computed.
+    """What all ranks know after they have exchanged the results of a gradient computation.
 
     Attributes:
-        micro_batch: the smallest of all ranks.
-        settled: whether all ranks used it and have gradients.
+        micro_batch: the smallest micro-batch (number of samples in memory at once) of any rank.
+        settled: whether all ranks used this micro-batch and have gradients.
         loss: the loss over the samples of all ranks.
     """
 
@@ -115,8 +121,8 @@ class GradientSum:
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self._ranks = ranks
         self._parameters = [p for p in model.parameters() if p.requires_grad and ranks.size > 1]
-        self._missing: list[int] = []  # parameters without a gradient, on this rank
-        self._unreached: set[int] = set()  # and on all
+        self._missing: list[int] = []  # indices of parameters without a gradient on this rank
+        self._unreached: set[int] = set()  # indices of parameters without a gradient on any rank
         groups: list[list[nn.Parameter]] = []
         for parameter in self._parameters:
             group, kind = groups[-1] if groups else [], (parameter.dtype, parameter.device)
@@ -137,16 +143,20 @@ class GradientSum:
             self._buckets.append((group, bucket, views))
 
     def complete(self) -> None:
-        """Fill missing gradients with zeros, at a point where an out-of-memory does not disturb the other ranks."""
+        """Set missing gradients to zeros. If this runs out of memory, the other ranks are not disturbed yet."""
         self._missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
         for number in self._missing:
             self._parameters[number].grad = torch.zeros_like(self._parameters[number])
 
     def agree(self, micro_batch: int, loss: LossMean, *, again: bool = False) -> Agreement:
-        """Exchange the micro-batch and the loss of every rank's share.
+        """Exchange the micro-batch and the loss of every rank's share, and return what all ranks agree on.
 
-        Losses are added in the order of the ranks, so they are equal to the bit on all ranks. ``again``: this rank has
-        no gradients yet, and all ranks are to compute them again.
+        Losses are added in the order of the ranks, so the sum is equal to the bit on all ranks.
+
+        Args:
+            micro_batch: the micro-batch that this rank used.
+            loss: the loss over this rank's samples.
+            again: whether this rank has no gradients yet, so that all ranks must compute them again.
         """
         rows = self._ranks.meet("gradients", micro_batch, loss.total, loss.weight, again, self._missing)
         total = LossMean()
@@ -157,7 +167,7 @@ class GradientSum:
         return Agreement(min(sizes), min(sizes) == max(sizes) and not any(row[3] for row in rows), total)
 
     def sum(self) -> None:
-        """Replace every ``p.grad`` by its sum over all ranks; it becomes None if no rank has a gradient."""
+        """Replace the ``grad`` of every parameter by its sum over all ranks; by None if no rank has a gradient."""
         for parameters, bucket, views in self._buckets:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]  # all have one
             torch._foreach_copy_(views, gradients)
@@ -173,10 +183,10 @@ class ProcessRanks(Ranks):
     Everything but gradients of CUDA tensors goes over gloo, which notices a dead rank when its connection closes.
 
     Args:
-        rank: this process.
+        rank: number of this process, from 0.
         size: number of ranks.
-        cuda: sum gradients by nccl, on the current CUDA device.
-        init_method: where the ranks meet, as in ``torch.distributed.init_process_group``.
+        cuda: whether to sum gradients by nccl, on the current CUDA device.
+        init_method: address at which the ranks meet, as in ``torch.distributed.init_process_group``.
         patience_seconds: time limit of every exchange.
 
     Raises:
@@ -205,7 +215,7 @@ class ProcessRanks(Ranks):
             )
 
     def meet(self, place: str, *mine: Any) -> list[tuple[Any, ...]]:
-        """See ``Ranks``. If some ranks failed and others were stopped, raise a failure."""
+        """See ``Ranks``. If some ranks failed and others were stopped, the error of a failed rank is raised."""
         if self._over:
             raise RankLostError(f"this rank has left the others already and cannot meet them at {place!r}.")
         rows = self._exchange(place, mine)
@@ -219,7 +229,7 @@ class ProcessRanks(Ranks):
         return [values for _, values, _ in rows]
 
     def from_leader(self, place: str, make: Callable[[], T]) -> T:
-        """See ``Ranks``; the packed value is broadcast."""
+        """See ``Ranks``; the value is packed into bytes and broadcast."""
         value = make() if self.rank == 0 else None
         blob = _packed(value)
         size = self.meet(place, blob.numel())[0][0]
@@ -230,7 +240,7 @@ class ProcessRanks(Ranks):
         return value if self.rank == 0 else _unpacked(blob)  # type: ignore[return-value]
 
     def everyone(self, place: str, value: T) -> list[T]:
-        """See ``Ranks``; the packed values are exchanged at a meeting."""
+        """See ``Ranks``; the values are packed into bytes and exchanged at a meeting."""
         blob = None
         try:
             blob = _packed(value)
@@ -272,9 +282,10 @@ class ProcessRanks(Ranks):
 
     @contextmanager
     def _committed(self, place: str) -> Iterator[None]:
-        """Mark this rank as failed unless the block succeeds.
+        """Mark this rank as having left the others, unless the block succeeds.
 
-        The other ranks wait in the exchange, so they notice an error here only when this process ends.
+        The block holds an exchange in which the other ranks wait. They notice an error of this rank only when its
+        process ends.
         """
         over, self._over = self._over, True
         with _loss_noticed(place):
@@ -307,7 +318,10 @@ def _unpacked(blob: Tensor) -> Any:
 
 
 def error_named(name: str, message: str) -> FvcError | StoppedError:
-    """Return a ``StoppedError`` or the ``FvcError`` subclass called ``name``; else a ``RankFailedError``."""
+    """Return an error with ``message`` whose class is called ``name``.
+
+    The class is ``StoppedError``, or ``FvcError`` or a subclass. For any other name the error is a ``RankFailedError``.
+    """
     if name == StoppedError.__name__:
         return StoppedError(message)
     classes: list[type[FvcError]] = [FvcError]
@@ -320,6 +334,8 @@ def error_named(name: str, message: str) -> FvcError | StoppedError:
 
 def refuse_unequal_ranks(ranks: Ranks, numerics: dict[str, str]) -> None:
     """Check that all ranks round in the same way; otherwise their weights would drift apart.
+
+    ``numerics`` has the settings of this rank on which rounding depends, as text by name.
 
     Raises:
         UsageError: ``numerics`` differs between two ranks.

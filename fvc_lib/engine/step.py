@@ -1,14 +1,15 @@
 """Compute one training step: the gradients of an effective batch as a transaction, then the optimizer's step.
 
-The loss of every micro-batch is a sum with its weight; the gradients of the sums are added and divided once by the
-total weight. So any split gives the full batch's gradients: within 1e-6 relative in float32, and 1e-12 in float64. A
-part of one sample has 1e-5 in float32, because torch computes it with other kernels. (The usual mean over equal pieces
-is off by up to 1.5 under a weighted loss.) When memory runs out, model and random state are restored and the batch is
-computed again with half the micro-batch (samples in memory at once).
+An effective batch has the samples of one optimizer step. It is computed in micro-batches, parts that are in memory one
+at a time. The loss of a micro-batch is a weighted sum over samples. The gradients of these sums are added, and divided
+once by the total weight. So any split gives the full batch's gradients: within 1e-6 relative in float32, and 1e-12 in
+float64. For parts of one sample it is 1e-5 in float32, because torch computes them with other kernels. (The usual mean
+over equal pieces is off by up to 1.5 under a weighted loss.)
 
-Therefore several ranks (processes) may share a batch. Each computes, and halves its micro-batch, without the others.
-They exchange data only when all ranks have their gradients. torch's DistributedDataParallel sums
-inside the backward pass, where a rank that runs out of memory leaves the others waiting.
+When memory runs out, model and random state are restored, and the batch is computed again with half the micro-batch.
+So several ranks (processes) may share a batch. A rank computes, and halves its micro-batch, without the others. The
+ranks exchange data only when all of them have their gradients. torch's DistributedDataParallel sums inside the backward
+pass, where a rank that runs out of memory leaves the others waiting.
 
 The optimizer's step is no transaction: it changes weights in place, so if memory runs out within it, some weights
 are old and some new. Only a checkpoint then has the old weights (``StepLostError``).
@@ -45,23 +46,24 @@ T = TypeVar("T")
 
 
 class MemoryExhaustedError(FvcError):
-    """Out of memory even with one sample at a time, or where smaller micro-batches do not help."""
+    """Memory ran out even with one sample at a time, or in a part where smaller micro-batches do not help."""
 
 
 class BatchNormSplitError(FvcError):
-    """A batch norm in training mode would normalise micro-batches instead of the batch, and so change the result."""
+    """A batch norm in training mode would normalise over micro-batches instead of the batch, and change the result."""
 
 
 @dataclass(frozen=True)
 class BatchGradients:
-    """The result of a transaction, which leaves the gradient of ``loss.total / num_samples`` in ``p.grad``.
+    """The result of ``BatchTransaction.gradients``.
 
-    In float16 that gradient is also multiplied by the loss scale.
+    ``p.grad`` of every parameter ``p`` then has the gradient of ``loss.total / num_samples``. In float16 it is also
+    multiplied by the loss scale.
 
     Attributes:
-        loss: summed over the samples of all ranks.
-        num_samples: of the effective batch, over all ranks.
-        micro_batch: samples in memory at once.
+        loss: the loss summed over the samples of all ranks, and the sum of their weights.
+        num_samples: number of samples of the effective batch, over all ranks.
+        micro_batch: number of samples in memory at once.
     """
 
     loss: LossMean
@@ -71,14 +73,14 @@ class BatchGradients:
 
 @dataclass(frozen=True)
 class _Work:
-    """One effective batch (on several ranks: this rank's share) and the state before it."""
+    """One effective batch (with several ranks: this rank's share), and the state before its computation."""
 
-    batch: Batch  # the samples, maybe none
-    num_samples: int  # of the effective batch, over all ranks
-    first_sample: int  # the index of the first sample of ``batch`` in the effective batch
+    batch: Batch  # the samples of this rank; may be empty
+    num_samples: int  # number of samples of the effective batch, over all ranks
+    first_sample: int  # index of the first sample of ``batch`` in the effective batch
     draws: int  # seed of dropout, used with the samples' indices
-    random_state: dict[str, Tensor]  # of all generators
-    buffers: dict[str, Tensor]  # the model's, copied
+    random_state: dict[str, Tensor]  # states of all random generators
+    buffers: dict[str, Tensor]  # copies of the model's buffers
 
     def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
         """Return the micro-batches as (index of the first sample in ``batch``, samples)."""
@@ -90,8 +92,12 @@ class BatchTransaction:
     """Compute the gradients of effective batches for one task and model.
 
     Args:
-        report: called with every out-of-memory, after the memory is free again and before the next attempt.
-        ranks: the ranks that share every effective batch; None: this process alone.
+        task: supplies forward pass and loss.
+        model: the model to train, on ``device``.
+        precision: autocast and loss scaling.
+        device: device of the computation.
+        report: called with every out-of-memory error, after its memory was freed and before the next attempt.
+        ranks: the ranks that share every effective batch; None: only this process.
     """
 
     def __init__(
@@ -114,19 +120,18 @@ class BatchTransaction:
         self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
         self._dropout = SampleDropout(model, device)
         self._where: Place = "forward"
-        self._least_failed = False  # whether the last attempt failed and had nothing left to free
+        self._least_failed = False  # whether the last attempt failed although it used the least possible memory
 
     def gradients(
         self, batch: Batch, micro_batch: int, num_samples: int | None = None, *, draws: int = 0
     ) -> BatchGradients:
-        """Compute the gradients of ``batch`` in parts of at most ``micro_batch`` samples.
+        """Compute the gradients of ``batch`` in parts of at most ``micro_batch`` samples, and leave them in ``p.grad``.
 
-        After an out-of-memory, halve the micro-batch and start again. With several ranks ``batch`` is this rank's
-        share, which may be empty. The gradients are then summed over all ranks, and all ranks use the smallest
-        micro-batch of any rank.
+        If memory runs out, the micro-batch is halved and the computation starts again. With several ranks, the
+        gradients are summed over all ranks, and all ranks use the smallest micro-batch of any rank.
 
         Args:
-            batch: the samples.
+            batch: the samples; with several ranks, this rank's share, which may be empty.
             micro_batch: largest number of samples in memory at once.
             num_samples: size of the effective batch over all ranks; None: ``batch`` is the whole effective batch.
             draws: seed of dropout, used with the samples' positions. Must differ between steps and be equal on all
@@ -136,7 +141,7 @@ class BatchTransaction:
             MemoryExhaustedError: a single sample, or the comparison of all samples, fits in neither of two attempts.
             BatchNormSplitError: the batch must be split and the model has a training batch norm.
             DropoutSplitError: the batch must be split and the model draws random numbers that depend on the split.
-            FvcError: another rank cannot go on.
+            FvcError: another rank failed; the error has the class and message of that rank's error.
         """
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         number = len(batch) if num_samples is None else num_samples
@@ -163,9 +168,9 @@ class BatchTransaction:
         return BatchGradients(agreed.loss, number, agreed.micro_batch)
 
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
-        """Compute the gradients of a loss that is a sum over samples.
+        """Compute the gradients of a loss that is a sum over samples, and agree with the other ranks.
 
-        Repeat the exchange until all ranks have the same micro-batch, or until this rank must compute again with a
+        The exchange is repeated until all ranks have the same micro-batch, or until this rank must compute again with a
         smaller one. A smaller micro-batch that still holds this rank's whole share needs no new computation.
         """
         loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
@@ -187,7 +192,7 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
-        """Compute the gradients of a loss that also compares samples (``joint_loss``).
+        """Compute the gradients of a loss that also compares samples (``joint_loss``), and agree with the other ranks.
 
         Compute the outputs of all samples, then their joint loss over all ranks, then the backward pass of every
         micro-batch. If memory runs out after the ranks' first exchange, all ranks begin again.
@@ -207,9 +212,11 @@ class BatchTransaction:
     def _joint_part(
         self, joint: JointLoss, compared: Compared, work: _Work
     ) -> tuple[tuple[Tensor, Outputs] | None, str]:
-        """Return (this rank's share of the joint loss and its samples' gradients by output, None).
+        """Compute this rank's share of the joint loss, with gradients for this rank's samples.
 
-        If any rank ran out of memory, return None and the message of the error.
+        Returns:
+            ((loss, gradients by output), "") on success: the loss is a scalar, and the gradients are summed over all
+            ranks. (None, error message) if any rank ran out of memory.
         """
         self._where = "joint_loss"
         self._dropout.of(None)
@@ -246,7 +253,11 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
-        """Call ``compute`` with smaller micro-batches until memory suffices; return its result and the micro-batch."""
+        """Call ``compute(micro_batch)``, with smaller micro-batches until memory suffices.
+
+        Returns:
+            The result of ``compute``, and the micro-batch that fitted.
+        """
         while True:
             largest = min(micro_batch, len(work.batch))
             if largest < work.num_samples:
@@ -260,14 +271,15 @@ class BatchTransaction:
             micro_batch = self._smaller(failure, work, micro_batch)
 
     def _smaller(self, failure: str, work: _Work, micro_batch: int) -> int:
-        """Restore the state before the batch, and return half of the micro-batch, at least 1.
+        """Restore the state before the batch after an attempt ran out of memory, and return the next micro-batch.
 
-        An attempt with one sample, or one that compares all samples, is repeated once.
+        It is half of the one that failed, at least 1. An attempt with a single sample, or one that failed in comparing
+        all samples, is repeated once. ``failure`` is the error's message.
 
         Raises:
             MemoryExhaustedError: such an attempt failed twice.
         """
-        # A rank without samples still compares those of other ranks.
+        # A rank whose share is empty still takes part in the comparison of all samples.
         used, comparing = min(micro_batch, len(work.batch) or micro_batch), self._where == "joint_loss"
         self._roll_back(work)
         least = used == 1 or comparing
@@ -282,9 +294,9 @@ class BatchTransaction:
         return smaller
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, str]:
-        """Return (result, empty text), or (None, message of the error) after an out-of-memory.
+        """Return (result of ``compute``, ""), or (None, message of the error) if memory ran out.
 
-        The return stands outside ``except``, because the traceback there holds the tensors.
+        The second return is not within ``except``, because the traceback would keep the tensors in memory there.
         """
         try:
             return compute(), ""
@@ -306,7 +318,7 @@ class BatchTransaction:
             return outputs, self._task.loss(outputs, part)
 
     def _scaled(self, work: _Work, total: Tensor) -> Tensor:
-        """Return ``total`` per sample, times the loss scale in float16, which keeps gradients in range."""
+        """Return ``total`` divided by the number of samples; in float16 also multiplied by the loss scale."""
         return self._precision.scaler.scale(total / work.num_samples)
 
     def _roll_back(self, work: _Work) -> None:
@@ -321,14 +333,17 @@ class BatchTransaction:
             buffer.copy_(work.buffers[name])
 
     def _check_dropout(self, work: _Work) -> None:
-        """Check once that dropout treats samples separately; skip the check if memory does not suffice for it."""
+        """Check once that dropout masks are drawn per sample; skip the check if memory does not suffice."""
         if len(work.batch) and self._dropout.is_to_be_checked:
             self._attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
             self._restore(work)
 
 
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
-    """Raise ``BatchNormSplitError`` if ``model`` has a training batch norm, which forbids parts of ``micro_batch``."""
+    """Raise ``BatchNormSplitError`` if ``model`` has a batch norm in training mode.
+
+    ``micro_batch`` and ``num_samples`` are the sizes of the parts and of the effective batch, for the message.
+    """
     for name in training_batch_norms(model):
         raise BatchNormSplitError(
             f"layer {name!r} is a batch norm in training mode and the effective batch of {num_samples} must be split "
@@ -339,7 +354,7 @@ def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int
 
 def _mean_of(losses: Sequence[LossSum]) -> LossMean:
     mean = LossMean()
-    for loss in losses:  # read only now: each read waits for the device
+    for loss in losses:  # values are read only here, because every read waits for the device
         mean.update(loss)
     return mean
 
@@ -349,7 +364,10 @@ def _rows(gradients: Outputs, start: int, number: int) -> Outputs:
 
 
 def comparison_too_large(failure: str, num_samples: int) -> MemoryExhaustedError:
-    """Return the error for a comparison of all samples that does not fit into memory."""
+    """Return the error to raise if the comparison of all samples does not fit into memory.
+
+    ``failure`` is the message of the out-of-memory error; ``num_samples`` is the size of the effective batch.
+    """
     return MemoryExhaustedError(
         f"out of memory in the loss that compares all {num_samples} samples of an effective batch with one another: "
         f"{failure}. A smaller batch_size does not help here. {memory_advice('comparison')}"
@@ -357,7 +375,10 @@ def comparison_too_large(failure: str, num_samples: int) -> MemoryExhaustedError
 
 
 def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:
-    """Return the error for a single sample of ``batch`` that does not fit into memory."""
+    """Return the error to raise if a single sample of ``batch`` does not fit into memory.
+
+    ``failure`` is the message of the out-of-memory error.
+    """
     shapes = [f"{name} {tuple(tensor.shape[1:])} {str(tensor.dtype)[6:]}" for name, tensor in batch.tensors.items()]
     return MemoryExhaustedError(
         f"out of memory with a single sample ({', '.join(shapes)}): {failure}. {memory_advice('sample')}"
@@ -365,15 +386,22 @@ def sample_too_large(failure: str, batch: Batch) -> MemoryExhaustedError:
 
 
 class StepLostError(Exception):
-    """Out of memory while the weights were being changed. Caught by the engine, which restores a checkpoint."""
+    """Memory ran out while the weights were being changed. The engine catches this and restores a checkpoint."""
 
 
 def take_together(
     stepper: Stepper, ranks: Ranks, result: BatchGradients, learning_rate: float, *, save_is_due: bool
 ) -> tuple[float, bool]:
-    """Take the optimizer's step on every rank, or raise on all of them if one rank runs out of memory.
+    """Take the optimizer's step on every rank; raise on all ranks if one of them runs out of memory.
 
-    No step is taken if the loss of ``result`` is not usable.
+    No step is taken if the loss of ``result`` is not finite or has no weight.
+
+    Args:
+        stepper: the optimizer of this rank.
+        ranks: all ranks.
+        result: describes the gradients, which are in ``p.grad`` and equal on all ranks.
+        learning_rate: learning rate of the step.
+        save_is_due: whether this rank would save a checkpoint after the step.
 
     Returns:
         The L2 norm of the gradient before clipping (NaN without a step), and rank 0's ``save_is_due``.
@@ -408,7 +436,10 @@ class EagerAdamW(torch.optim.AdamW):
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> EagerAdamW:
-    """Return AdamW (Loshchilov and Hutter, 2019); biases and scales (one dimension) are not decayed."""
+    """Return AdamW (Loshchilov and Hutter, 2019) for the trainable parameters of ``model``.
+
+    Weight decay is not applied to parameters with fewer than two dimensions, such as biases and scales of norms.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay}
     others = {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0}
@@ -418,8 +449,7 @@ def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float)
 def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
     """Return the learning rate of ``step`` (0-based): a linear rise to ``peak``, then a cosine towards zero.
 
-    The rise takes ``warmup_share`` of ``total_steps``. The rate would reach zero one step after the last. There is no
-    state to save.
+    The rise takes ``warmup_share`` of ``total_steps``. The rate would reach zero one step after the last.
     """
     warmup_steps = round(total_steps * warmup_share)
     if step < warmup_steps:
@@ -429,13 +459,17 @@ def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: flo
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set ``learning_rate`` in every parameter group."""
+    """Set ``learning_rate`` in every parameter group of ``optimizer``."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
 
 def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
-    """Multiply all gradients by ``factor``, then clip them to L2 norm ``max_norm``; return the norm before clipping."""
+    """Multiply all gradients by ``factor``, then clip them to the joint L2 norm ``max_norm``.
+
+    Returns:
+        The norm before clipping, a scalar tensor.
+    """
     parameters = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients and factor != 1.0:
@@ -447,12 +481,12 @@ class Stepper:
     """AdamW with clipping and loss scaling for one model.
 
     Attributes:
-        learning_rate: the last step's.
+        learning_rate: learning rate of the last step; before the first step, the initial value.
 
     Args:
         model: the model to train; already on its device.
         precision: scales the losses in float16.
-        learning_rate: the initial value; ``take`` gets the rate of its step.
+        learning_rate: the initial value; ``take`` receives the rate of its step.
         weight_decay: applies to parameters with two or more dimensions.
         max_gradient_norm: L2 norm to which gradients are clipped.
     """
@@ -478,7 +512,7 @@ class Stepper:
         ``result`` describes the gradients, which are in ``p.grad``.
 
         Raises:
-            StepLostError: out of memory; the weights are undefined now.
+            StepLostError: memory ran out; the weights are undefined now.
         """
         try:
             return self._take(result, learning_rate)
@@ -486,7 +520,7 @@ class Stepper:
             if not is_out_of_memory(error):
                 raise
             reason = first_line(error)
-        raise StepLostError(reason)  # from outside the handler, whose traceback holds tensors
+        raise StepLostError(reason)  # not within ``except``, where the traceback would keep tensors in memory
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizer and scaler."""
@@ -494,7 +528,7 @@ class Stepper:
         return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state_dict``."""
+        """Restore the states that ``state_dict`` returned."""
         saved = state["optimizer"]
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["state"]})
         self.learning_rate = saved["learning_rate"]

@@ -1,6 +1,6 @@
-"""The interface between a task and the engine (the code that trains).
+"""Define the interface between a task (a training problem) and the engine (the code that trains).
 
-A task gives the engine data sets, a model, a loss and accumulators (which gather what metrics need).
+A task supplies data sets, a model, a loss and accumulators, which collect outputs and compute metrics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ Outputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Sample:
-    """One example: its id, which messages name, and its tensors by name, without a batch dimension."""
+    """One example of a data set.
+
+    ``sample_id`` names it in messages. ``tensors`` has its tensors by name, without a batch dimension.
+    """
 
     sample_id: str
     tensors: dict[str, Tensor]
@@ -28,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples stacked along the first dimension of every tensor."""
+    """Several samples: their ids, and their tensors by name, stacked along the first dimension."""
 
     sample_ids: tuple[str, ...]
     tensors: dict[str, Tensor]
@@ -37,22 +40,22 @@ class Batch:
         return len(self.sample_ids)
 
     def part(self, start: int, stop: int) -> Batch:
-        """Return samples ``[start, stop)``, without a copy."""
+        """Return the samples from index ``start`` up to, but not including, ``stop``. Tensors are views, not copies."""
         return Batch(self.sample_ids[start:stop], {name: t[start:stop] for name, t in self.tensors.items()})
 
     def to(self, device: torch.device) -> Batch:
-        """Return the same samples on ``device``."""
+        """Return the batch with its tensors on ``device``."""
         if device.type == "cpu":
             return self
         return Batch(self.sample_ids, {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()})
 
     def pin_memory(self) -> Batch:
-        """Return the same samples in page-locked memory; the loader calls this."""
+        """Return the batch with its tensors in page-locked memory. torch's data loader calls this."""
         return Batch(self.sample_ids, {name: t.pin_memory() for name, t in self.tensors.items()})
 
 
 def stack_samples(samples: Sequence[Sample]) -> Batch:
-    """Stack ``samples``, which must have tensors of equal names and shapes."""
+    """Return ``samples`` as a batch. All samples must have tensors of equal names and shapes."""
     names = samples[0].tensors
     tensors = {name: torch.stack([sample.tensors[name] for sample in samples]) for name in names}
     return Batch(tuple(sample.sample_id for sample in samples), tensors)
@@ -62,11 +65,12 @@ def stack_samples(samples: Sequence[Sample]) -> Batch:
 class LossSum:
     """A loss as two numbers: the weighted sum over samples, and the sum of the weights.
 
-    They are stored separately because the mean of micro-batches' means is not the batch's mean when weights differ.
+    They are stored separately because the mean over a batch is not the mean of its micro-batches' means, if weights
+    differ.
     """
 
-    total: Tensor  # scalar, carries the gradient
-    weight: Tensor  # scalar, carries none
+    total: Tensor  # scalar with a gradient
+    weight: Tensor  # scalar without a gradient
 
 
 class LossMean:
@@ -77,12 +81,12 @@ class LossMean:
         self.weight = weight
 
     def update(self, loss: LossSum) -> None:
-        """Add one batch."""
+        """Add the loss of one batch."""
         self.total += float(loss.total.detach())
         self.weight += float(loss.weight.detach())
 
     def add(self, other: LossMean) -> None:
-        """Add all losses of ``other``."""
+        """Add all losses that ``other`` has summed."""
         self.total += other.total
         self.weight += other.weight
 
@@ -92,12 +96,12 @@ class LossMean:
         return math.isfinite(self.total) and self.weight > 0
 
     def mean(self) -> float:
-        """Return the sum of losses divided by the sum of weights; NaN if the latter is zero."""
+        """Return the sum of losses divided by the sum of weights; NaN if the sum of weights is zero."""
         return self.total / self.weight if self.weight else math.nan
 
 
 class SampleColumns:
-    """Ids and tensor rows of samples, in the order in which they were added, for use in an accumulator."""
+    """A table of samples for accumulators: ids and tensors by name, with one row per added sample."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -109,7 +113,10 @@ class SampleColumns:
         return tuple(self._ids)
 
     def add(self, sample_ids: Sequence[str], columns: Mapping[str, Tensor]) -> None:
-        """Add samples; ``columns`` has one row per sample in each tensor, which is stored without its graph."""
+        """Append samples.
+
+        ``columns`` has tensors by name, with one row per sample. They are stored on the CPU, without their graph.
+        """
         self._ids.extend(sample_ids)
         for name, rows in columns.items():
             self._parts.setdefault(name, []).append(rows.detach().cpu())
@@ -118,24 +125,24 @@ class SampleColumns:
         return name in self._parts
 
     def column(self, name: str) -> Tensor:
-        """Return all rows of tensor ``name``, (N, ...); ``KeyError`` if none was added."""
+        """Return the tensor ``name`` of all N samples, (N, ...); raise ``KeyError`` if no sample has it."""
         return torch.cat(self._parts[name])
 
     def to_document(self) -> dict[str, Any]:
-        """See ``Accumulator``."""
+        """Return ids and tensors as in ``Accumulator.to_document``."""
         return {"ids": list(self._ids), "columns": {name: self.column(name) for name in self._parts}}
 
     def add_document(self, document: Mapping[str, Any]) -> None:
-        """See ``Accumulator``."""
+        """Append the samples that ``to_document`` returned."""
         self.add(document["ids"], document["columns"])
 
 
 class SampleSet(Protocol):
-    """A map-style data set."""
+    """A data set whose samples are read by index."""
 
     @property
     def classes(self) -> Sequence[int] | None:
-        """(N,) the class of each sample, for balanced sampling; None if the data has no classes."""
+        """The class of each of the N samples, (N,), for balanced sampling; None if the data has no classes."""
 
     def __len__(self) -> int: ...
 
@@ -143,23 +150,24 @@ class SampleSet(Protocol):
 
 
 class Accumulator(Protocol):
-    """Gather outputs over batches and compute metrics from them. The tensors are on the CPU and carry no gradient."""
+    """Collects outputs over batches and computes metrics from them. The outputs are on the CPU, without gradient."""
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        """Add one batch."""
+        """Add the outputs of one batch."""
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics by name over all batches added."""
+        """Return the metrics over all added batches, by name."""
 
     def to_document(self) -> dict[str, Any]:
-        """Return everything added, for another process: CPU tensors, numbers, text, and lists and dicts of them.
+        """Return everything that was added, to send it to another process.
 
-        Keep values per sample, in order, and keep a rounded sum per batch. Then ``add_document``, called in the order
-        of the samples, gives the metrics of a single pass to the bit.
+        It consists of CPU tensors, numbers, text, and lists and dicts of them. Keep values per sample in order. Keep a
+        sum that is rounded as one number per batch. Then ``add_document``, called in the order of the samples, gives
+        the same metrics, to the bit, as a single pass.
         """
 
     def add_document(self, document: Mapping[str, Any], /) -> None:
-        """Add the ``to_document`` of another accumulator of the same class, after all samples added so far."""
+        """Add what ``to_document`` of another accumulator returned, after all samples added so far."""
 
 
 class Task(Protocol):
@@ -180,7 +188,7 @@ class Task(Protocol):
         """Return a newly initialised model. The engine has seeded all random generators before the call."""
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Return outputs by name; the first dimension of every tensor is the batch."""
+        """Return the model's outputs by name; the first dimension of every tensor is the batch."""
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """Return the weighted loss, summed over the batch, and the sum of the weights."""
@@ -205,20 +213,20 @@ class JointLoss(Protocol):
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
-        """Names of the outputs of ``forward`` that are compared: float, (B, ...). Empty: nothing is compared."""
+        """The names of the outputs of ``forward`` that are compared: floats, (B, ...). Empty: nothing is compared."""
 
     @property
     def joint_tensors(self) -> tuple[str, ...]:
-        """Names of the tensors of ``Batch`` that the joint loss needs, such as labels."""
+        """The names of the tensors in ``Batch`` that the joint loss needs, such as labels."""
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range, /) -> Tensor:
-        """Return the loss summed over samples ``[rows.start, rows.stop)``, a scalar.
+        """Return the loss summed over the samples in ``rows``, a scalar.
 
         Args:
             model: its parameters may enter the loss, such as a temperature, and then receive gradients.
             outputs: the ``joint_outputs`` of all B samples of the effective batch.
             tensors: the ``joint_tensors`` of all B samples.
-            rows: the samples whose terms are summed. Use memory of the order len(rows) x B, not B x B.
+            rows: indices of the samples whose terms are summed. Use memory of the order len(rows) x B, not B x B.
         """
 
 
@@ -226,11 +234,11 @@ class JointLoss(Protocol):
 class BoundedGradients(Protocol):
     """A module that changes its gradients after they were summed over a whole effective batch and all ranks.
 
-    In its backward pass a module sees only the gradients of one micro-batch of one rank.
+    It cannot do so in its backward pass, which sees only the gradients of one micro-batch on one rank (process).
     """
 
     def bound_gradients(self) -> None:
-        """Change ``p.grad`` (may be None) of this module's parameters in place, the same way on every rank."""
+        """Change ``p.grad`` of this module's parameters ``p`` in place, the same way on every rank. It may be None."""
 
 
 @runtime_checkable
@@ -241,13 +249,13 @@ class FollowsEpochs(Protocol):
         """Set ``requires_grad`` of all parameters for ``epoch`` (0-based), whatever the current values are.
 
         The engine calls this at the beginning of every epoch, and when a training resumes within an epoch.
-        ``build_model`` must return ``requires_grad=True`` for every parameter that is trained in any epoch.
+        ``build_model`` must return a model with ``requires_grad=True`` for every parameter that any epoch trains.
         """
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The positions of samples in shards (files that are read from beginning to end).
+    """The positions of N samples in shards (files that are read from beginning to end).
 
     Attributes:
         shards: (N,) int64, number of the shard that holds each sample.
@@ -262,11 +270,11 @@ class Stream:
 
 @runtime_checkable
 class StreamedSampleSet(Protocol):
-    """A data set that may be slow to read in any order."""
+    """A data set that may be fast to read only in the order of its files."""
 
     @property
     def stream(self) -> Stream | None:
-        """The positions of the samples in shards; None: any reading order is fast."""
+        """The positions of the samples in shards; None if any reading order is fast."""
 
 
 @runtime_checkable
@@ -274,7 +282,7 @@ class EpochSampleSet(Protocol):
     """A data set whose samples differ from epoch to epoch, as with augmentation."""
 
     def at_epoch(self, epoch: int, /) -> SampleSet:
-        """Return the samples of ``epoch`` (0-based), equal in every process and attempt.
+        """Return the data set with the samples of ``epoch`` (0-based), which are equal in every process and attempt.
 
-        Their number and order are the same in all epochs.
+        The number and order of the samples are the same in all epochs.
         """

@@ -1,4 +1,4 @@
-"""Save and restore the state of a training, with all random states, and report its metrics and events."""
+"""Save and restore the state of a training, including all random states, and report its metrics and events."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ from fvc_lib.services.memory import EventDetail, MemoryObserver, NoObserver, mem
 if TYPE_CHECKING:
     from pydantic import ConfigDict
 
-# Losses may be NaN, which is not JSON; as null they could not be read back.
+# Losses may be NaN, which JSON lacks. They are written as text, because null could not be read back as a number.
 NAN_AS_TEXT: "ConfigDict" = {"ser_json_inf_nan": "strings"}
 
 _logger = logging.getLogger(__name__)
@@ -31,40 +31,43 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One finished epoch (1-based)."""
+    """The results of one finished epoch. ``epoch`` counts from 1."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
     epoch: int
-    learning_rate: float  # of the epoch's last step
-    train_loss: float  # weighted mean over the epoch's samples, as seen while the weights moved
-    validation: dict[str, float]  # metrics of the inner validation part, ``loss`` among them
+    learning_rate: float  # learning rate of the epoch's last step
+    train_loss: float  # weighted mean over the epoch's samples, computed while the weights changed
+    validation: dict[str, float]  # metrics on the validation data, including ``loss``
 
 
 @dataclass
 class TrainingState:
     """The progress of a training."""
 
-    micro_batches: MicroBatchPlan  # samples in memory at once, now and at every step before
+    micro_batches: MicroBatchPlan  # number of samples in memory at once, now and at every earlier step
     epochs_done: int = 0  # finished epochs
-    batches_done: int = 0  # effective batches of the epoch in progress that were consumed: the sampler's position
-    step: int = 0  # effective batches consumed over all epochs
+    batches_done: int = 0  # effective batches (those of one optimizer step) used in the epoch in progress
+    step: int = 0  # effective batches used over all epochs
     epoch_loss: LossMean = field(default_factory=LossMean)  # the running training loss of the epoch in progress
     nonfinite_steps: int = 0  # effective batches skipped because of a loss or gradient that was not finite
-    best_epoch: int = 0
-    best_loss: float = math.inf
+    best_epoch: int = 0  # the epoch (1-based) with the smallest validation loss; 0: none yet
+    best_loss: float = math.inf  # validation loss of ``best_epoch``
     best_model: dict[str, Tensor] = field(default_factory=dict)  # weights of ``best_epoch``, on the CPU
     history: list[EpochRecord] = field(default_factory=list)
     finished: bool = False  # whether the last epoch or early stopping was reached
-    inexact_because: list[str] = field(default_factory=list)  # why the bits may differ from an undisturbed training's
+    inexact_because: list[str] = field(default_factory=list)  # reasons why a repetition may give other bits
 
     @property
     def micro_batch(self) -> int:
-        """Samples in memory at once, now."""
+        """The current number of samples in memory at once."""
         return self.micro_batches.current
 
     def to_document(self) -> dict[str, Any]:
-        """Return the state as numbers, lists and dicts; the checkpoint stores the best model separately."""
+        """Return the state as numbers, texts, lists and dicts.
+
+        The best model is left out, because the checkpoint stores it separately.
+        """
         document = {name: value for name, value in vars(self).items() if name != "best_model"}
         return document | {
             "micro_batches": self.micro_batches.to_document(),
@@ -77,9 +80,12 @@ class TrainingState:
     def from_document(
         cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
     ) -> Self:
-        """Return the state that ``to_document`` described.
+        """Return the state that ``to_document`` wrote to ``document``.
 
-        ``micro_batches`` is the plan of this attempt. It continues from the stored plan.
+        Args:
+            document: the stored state.
+            best_model: the weights of the best epoch, by name.
+            micro_batches: the plan of this attempt. It continues from the stored plan.
         """
         micro_batches.resume(document["micro_batches"], document["step"])
         values = dict(document) | {
@@ -91,27 +97,27 @@ class TrainingState:
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copy the model's state to the CPU."""
+    """Return a copy of the model's ``state_dict`` on the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """One finished training."""
+    """The results of one finished training."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
     history: tuple[EpochRecord, ...]  # one record per epoch
-    best_epoch: int  # the epoch (1-based) with the least validation loss, whose weights are the result
-    steps: int  # effective batches consumed, those skipped included
+    best_epoch: int  # the epoch (1-based) with the smallest validation loss, whose weights are the result
+    steps: int  # effective batches used, including skipped ones
     nonfinite_steps: int  # effective batches skipped because a loss or gradient was not finite
     micro_batch: int  # samples in memory at once at the end; lower than planned after an out-of-memory
-    micro_batch_schedule: tuple[MicroBatchChange, ...]  # all of its changes, the plan first
-    # Why the bits need not be those of an undisturbed training; empty while that is claimed.
+    micro_batch_schedule: tuple[MicroBatchChange, ...]  # all values of ``micro_batch``, the planned one first
+    # Reasons why a repetition may give other bits; empty: it gives the same bits.
     inexact_because: tuple[str, ...]
-    seconds: float  # of the call that finished it, by the monotonic clock; earlier attempts do not count
+    seconds: float  # duration of the call that finished the training, without earlier attempts
     initial_weights: str = ""  # digest of the weights at the beginning (``weights_digest``)
-    best_weights: str = ""  # of the best epoch's
+    best_weights: str = ""  # digest of the weights of the best epoch
 
     def schedule(self) -> str:
         """Return the micro-batch sizes over the training as text, such as ``8; 4 from step 12``."""
@@ -130,7 +136,7 @@ class TrainingRecord:
 
 
 def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
-    """Return the settings that decide how sums are rounded, as text by name.
+    """Return the settings that determine how sums are rounded, as text by name.
 
     They are torch's version, threads, device, precision, CPU instructions and number of ranks (processes).
     """
@@ -145,7 +151,7 @@ def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
 
 
 class TrainingCheckpoints:
-    """Write and read the checkpoints of one training, and decide when the next is due.
+    """Write and read the checkpoints of one training, and decide when the next one is due.
 
     Only rank 0 (the leading process) reads and writes the folder; it sends a verified checkpoint to the other ranks.
     The random state is stored for every rank. Everything else is the same on all ranks.
@@ -159,19 +165,22 @@ class TrainingCheckpoints:
         self._saved_at = time.monotonic()
 
     def save(self, model: nn.Module, stepper: Stepper, state: TrainingState) -> None:
-        """Write a checkpoint; rank 0 alone writes.
+        """Write a checkpoint. All ranks must call this; only rank 0 writes.
 
         Raises:
-            CheckpointWriteError: it cannot be written.
+            CheckpointWriteError: the checkpoint cannot be written.
             MemoryError: a rank ran out of memory; raised on all ranks.
         """
-        self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
+        self._saved_at = time.monotonic()  # set before writing, so that a failure is not repeated at once
         random_states = self._ranks.everyone("save", capture_random_state(self._device))
         if not self._ranks.rank:
             self._write(state, {"model": model.state_dict(), **stepper.state_dict(), "random_states": random_states})
 
     def keep_result(self, state: TrainingState) -> None:
-        """Replace the checkpoints of a finished training by one without optimizer and last weights; rank 0 writes."""
+        """Replace the checkpoints of a finished training by one without weights of the last epoch and optimizer.
+
+        Only rank 0 writes.
+        """
         if not self._ranks.rank:
             self._write(state, {})
             self._folder.drop_previous()
@@ -186,24 +195,26 @@ class TrainingCheckpoints:
         )
 
     def restore(self, model: nn.Module, stepper: Stepper, micro_batches: MicroBatchPlan) -> TrainingState | None:
-        """Restore model, stepper and random generators from the newest undamaged checkpoint, and return its state.
-
-        Return None if there is no checkpoint.
+        """Restore model, stepper and random generators from the newest undamaged checkpoint.
 
         Args:
             model: receives the weights; must have the checkpoint's architecture.
             stepper: the optimizer of ``model``; receives the optimizer's state.
             micro_batches: the plan of this attempt, which continues from the stored one.
 
+        Returns:
+            The state of the training; None if there is no checkpoint. From the checkpoint of a finished training only
+            this state is restored.
+
         Raises:
-            CheckpointMismatchError: the checkpoint is of another configuration, of other data or another model.
+            CheckpointMismatchError: the checkpoint belongs to another configuration, data set or model.
         """
         checkpoint = self._ranks.from_leader("restore", self._read)
         if checkpoint is None:
             return None
         saved = checkpoint["state"]
         state = TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
-        if "model" not in saved:  # of a finished training, whose best model is its result
+        if "model" not in saved:  # the training has finished (``keep_result``)
             return state
         try:
             model.load_state_dict(saved["model"])
@@ -229,7 +240,7 @@ class TrainingCheckpoints:
         return state
 
     def _read(self) -> dict[str, Any] | None:
-        """Return path, state and best model of the newest checkpoint; None if there is none."""
+        """Return ``path``, ``state`` and ``best_model`` of the newest undamaged checkpoint; None if there is none."""
         checkpoint = self._folder.load()
         if checkpoint is None:
             return None
@@ -241,15 +252,15 @@ class TrainingCheckpoints:
 
 
 class MetricSink(Protocol):
-    """Where metrics go; ``services.stage_logs.MetricLog`` is one."""
+    """An object that records metrics, such as ``services.stage_logs.MetricLog``."""
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
-        """Record ``metrics`` of ``phase`` at ``step`` of ``epoch`` (1-based)."""
+        """Record ``metrics`` (values by name) of ``phase`` at ``step`` of ``epoch`` (1-based)."""
         return
 
 
 class NoMetrics(MetricSink):
-    """A sink that drops metrics, for ranks other than 0."""
+    """A ``MetricSink`` that records nothing, for ranks other than 0."""
 
 
 class TrainingWatch:
@@ -257,8 +268,9 @@ class TrainingWatch:
 
     Args:
         metrics: receives losses, learning rates and gradient norms.
-        memory: called with every step and event.
-        name: of a control training, such as ``control``; its phases are ``control_train`` and so on.
+        memory: receives phases, steps and events; None: they are not reported.
+        name: name of a control training, such as ``control``, whose phases are ``control_train`` and so on; empty for
+            the training of the model itself.
     """
 
     def __init__(self, metrics: MetricSink, memory: MemoryObserver | None = None, name: str = "") -> None:
@@ -268,26 +280,26 @@ class TrainingWatch:
         self.state = TrainingState(MicroBatchPlan(1))  # the engine replaces it
 
     def at(self, phase: str) -> None:
-        """Report that ``phase`` begins, with step, epoch and batch number; the phase ``test`` has only the step."""
+        """Report that ``phase`` is in progress, with step, epoch and batch number; for ``test`` only with the step."""
         state = self.state
         where = {} if phase == "test" else {"epoch": state.epochs_done + 1, "batch_idx": state.batches_done}
         self._memory.at(f"{self._prefix}{phase}", global_step=state.step, **where)
 
     def step_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Log training metrics of the current step."""
+        """Log ``metrics`` of the current training step."""
         self._metrics.log(step=self.state.step, epoch=self.state.epochs_done + 1, phase="train", metrics=metrics)
 
     def epoch_metrics(self, phase: str, metrics: Mapping[str, float]) -> None:
-        """Log ``metrics`` of the last finished epoch."""
+        """Log ``metrics`` of the last finished epoch; ``phase`` is train or validation."""
         self._metrics.log(step=self.state.step, epoch=self.state.epochs_done, phase=phase, metrics=metrics)
 
     def warn(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Log ``message`` as a warning, and report it as an event of this ``kind``."""
+        """Log ``message`` as a warning, and report an event with this ``kind`` and these ``details``."""
         _logger.warning(message)
         self._memory.event(kind, message, **details)
 
     def out_of_memory(self, event: OutOfMemory) -> None:
-        """Report an out-of-memory after its memory was freed."""
+        """Report an out-of-memory error. Call this after its memory was freed."""
         then = f"next {event.micro_batch_next}" if event.micro_batch_next else "nothing smaller is left"
         sizes = "" if event.micro_batch is None else f" with {event.micro_batch} samples at once; {then}"
         self._memory.event(
@@ -299,16 +311,16 @@ class TrainingWatch:
         )
 
     def micro_batch_lowered(self, before: int) -> None:
-        """Report that an out-of-memory lowered the number of samples in memory at once, from this step on."""
+        """Report that an out-of-memory error lowered the number of samples in memory at once from ``before``."""
         now = self.state.micro_batch
         self.step_metrics({"micro_batch": float(now)})
         message = f"micro-batch {before} -> {now}: out of memory"
         self._memory.event("micro_batch", message, micro_batch_before=before, micro_batch=now)
 
     def exhausted(self, error: BaseException) -> MemoryExhaustedError:
-        """Report an out-of-memory that a smaller micro-batch cannot avoid, and return the error to raise.
+        """Report an out-of-memory error that a smaller micro-batch cannot avoid, and return the error to raise.
 
-        It happens for example while a checkpoint is loaded or copied.
+        It occurs, for example, while a checkpoint is loaded or copied.
         """
         message = (
             f"out of memory after step {self.state.step}, outside of a forward or backward pass: "
