@@ -69,7 +69,7 @@ def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
 
 
 def group_sizes_figure(members: pl.DataFrame, *, members_are: str = "video") -> go.Figure:
-    """Return a bar chart of the number of groups by size (1, 2 to 3, 4 to 7, ...) and by the labels of their members.
+    """Return a bar chart of the number of groups by size (1, 2 to 3, 4 to 7, ...) and by labels of the members.
 
     Args:
         members: one row per member of a group, with ``group_id label``.

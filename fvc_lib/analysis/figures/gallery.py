@@ -208,7 +208,7 @@ def mistakes_gallery(
 
     Args:
         predictions: rows of PREDICTIONS of all folds.
-        index: rows of INDEX, of which ``video_id path`` are used.
+        index: rows of INDEX. Only the columns ``video_id path`` are used.
         read_clip: returns the frames of a video. None: no pictures are shown, as for a model that sees no frames.
         count: the most videos to show.
     """

@@ -56,7 +56,7 @@ class CurveBand:
         grid: float64 (G,), ascending false positive rates in [0, 1].
         mean: float64 (G,), true positive rates of the mean curve.
         low: float64 (G,), pointwise lower ends of the band. All are NaN if a class has fewer than two groups.
-        high: float64 (G,), pointwise upper ends, likewise.
+        high: float64 (G,), pointwise upper ends of the band, or NaN as ``low``.
         area: exact ROC AUC within folds.
         fold_heights: float64 (F, G), true positive rates of the F folds that have both classes.
     """
@@ -168,7 +168,7 @@ def roc_figure(predictions: pl.DataFrame, **how: Any) -> go.Figure:
 
 
 def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, npt.NDArray[Any], IntArray]:
-    """Return labels (1 is fake), scores, groups and folds of the predictions, (N,) each."""
+    """Return ``(labels, scores, groups, folds)`` of N predictions, four arrays (N,). A label of 1 is fake."""
     scores, groups, folds = (predictions[name].to_numpy() for name in ("score", "group_id", "fold"))
     return fake_labels(predictions), scores, groups, folds
 

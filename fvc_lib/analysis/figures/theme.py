@@ -99,7 +99,7 @@ def shortened(text: str, characters: int) -> str:
 
 
 def fake_labels(predictions: pl.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the column ``label`` as int64 (N,): 1 is fake, 0 is real."""
+    """Return the column ``label`` of N rows as int64 (N,): 1 is fake, 0 is real."""
     return (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
 
 
@@ -194,7 +194,10 @@ def interval_chart(
 def error_bar(
     values: Sequence[float] | Floats, low: Sequence[float] | Floats, high: Sequence[float] | Floats, color: str
 ) -> dict[str, Any]:
-    """Return plotly's error bars from ``low`` (N,) to ``high`` (N,) around ``values`` (N,). A NaN end is not drawn."""
+    """Return plotly's ``error_x`` or ``error_y`` for N points: bars from ``low`` (N,) to ``high`` (N,).
+
+    ``values`` (N,) are the positions of the points. An end that is NaN is not drawn.
+    """
     up, down = np.nan_to_num([np.subtract(high, values), np.subtract(values, low)])
     return {"symmetric": False, "array": up, "arrayminus": down, "color": color, "thickness": 1.5, "width": 4}
 

@@ -153,7 +153,10 @@ def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
 
 
 def heated(frame: Pixels, values: Floats) -> Pixels:
-    """Return ``frame``, uint8 (3, H, W), in grey, covered by a colour. ``values`` (H, W) in [0, 1] set its opacity."""
+    """Return ``frame``, uint8 (3, H, W), in grey under a colour whose opacity is proportional to ``values``.
+
+    ``values`` (H, W) are in [0, 1].
+    """
     color = np.frombuffer(bytes.fromhex(theme.FAKE[1:]), np.uint8)[:, None, None]
     cover = _MOST_OPACITY * values[None]
     grey = frame.mean(0, keepdims=True)
@@ -166,8 +169,8 @@ def heated(frame: Pixels, values: Floats) -> Pixels:
 def worth_of(run: RunPaths) -> tuple[str, ...]:
     """Return sentences on how far the results of a run without folds can be trusted.
 
-    They are the run's verdict, its cautions, and every main score of its task. The verdict says whether the model is
-    above its controls (simple predictors), and every score is given next to those of the controls.
+    They are the run's verdict, its cautions, and every main score of its task, next to the scores of the controls. The
+    verdict says whether the model is above its controls, the simple predictors that it must beat.
     """
     task = run_task(run_parameters(run))
     results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame

@@ -271,7 +271,7 @@ def difference_text(value: float | None, low: float | None, high: float | None) 
 
 
 def p_text(p_value: float) -> str:
-    """Return a p-value as text with three decimals; "<0.001" for smaller values, "undefined" for NaN (not tested)."""
+    """Return a p-value as text with three decimals, or "<0.001". NaN (not tested) gives "undefined"."""
     return "<0.001" if p_value < 0.001 else number_text(p_value)
 
 

@@ -165,11 +165,12 @@ class MeasuredScores:
     Attributes:
         measure: the measure of the scores.
         scores: the scores, that of the model first.
-        num_samples: number of samples that were judged; None if it is not recorded.
-        num_groups: number of groups of the samples; None if it is not recorded.
+        num_samples: number of samples that were judged. None: not recorded.
+        num_groups: number of groups of the samples. None: not recorded.
         notes: sentences on files that cannot be read.
         cautions: sentences on the limits of the scores.
-        earlier: the earlier attempt that made the scores; empty if the last attempt made them.
+        earlier: text on the attempt that made the scores, if they may be outdated (``runs.earlier_attempt``). Empty
+            otherwise.
         margin: score of the model minus that of the detector trained to tell sources of reals apart. None: not
             computed.
     """
@@ -185,7 +186,7 @@ class MeasuredScores:
 
     @property
     def model_score(self) -> Score | None:
-        """The score of the model; None if there is none."""
+        """The score of the model. None if there is none."""
         return next((score for score in self.scores if score.source == "model" and score.value is not None), None)
 
 
@@ -270,7 +271,7 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
 
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
-    """Return the main score of a run and those of its controls; ``scores`` is empty while none are recorded."""
+    """Return the main score of a run and those of its controls. ``scores`` is empty if none are recorded yet."""
     parameters = run_parameters(run)
     task = run_task(parameters)
     if TASKS[task].headline:
@@ -341,7 +342,7 @@ def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
 
 
 def trial_caution(parameters: Mapping[str, object]) -> str:
-    """Return the caution of a trial (a run on part of its corpus); empty for other runs."""
+    """Return the caution of a trial, a run on part of its corpus. For other runs the text is empty."""
     trial = trial_text(parameters)
     return f"This is a {trial}: it claims nothing of the corpus." if trial else ""
 
@@ -494,7 +495,10 @@ def _is_uncertain_floor(score: Score) -> bool:
 
 
 def _missing(known: Mapping[str, Score], measure: Measure) -> str:
-    """Return a sentence on the strict controls without a value, with the commands that compute them; empty if none."""
+    """Return a sentence that names the strict controls without a value, and the commands that compute them.
+
+    The sentence is empty if no control is missing. ``known`` maps the name of a control to its score.
+    """
     missing = {source: command for source, command in measure.strict_controls.items() if source not in known}
     names = ", ".join(source_name(source).lower() for source in missing)
     commands = "; ".join(dict.fromkeys(missing.values()))
@@ -569,7 +573,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
 
 
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[str]:
-    """Return sentences on how well two sources of reals are told apart, and by how much the model's score exceeds that.
+    """Return sentences on how well two sources of reals are told apart, and on the model's margin over that score.
 
     Args:
         scores: the scores of the model and its controls.
@@ -607,7 +611,7 @@ NOT_ENDED = "not ended when this page was made"
 
 
 def runs_table(runs_dir: Path) -> Answer:
-    """Return one row for each run under ``runs_dir``, newest first; null means not recorded.
+    """Return one row for each run under ``runs_dir``, newest first. Null means not recorded.
 
     Columns: ``run_id experiment state model standing verdict measure score score_low score_high num_samples``.
     """

@@ -93,11 +93,11 @@ def run_status(run: RunPaths) -> dict[str, Any]:
 
 
 def earlier_attempt(run: RunPaths, table: Path) -> str:
-    """Return text on the attempt that wrote ``table`` if the table may be outdated; empty if it is up to date.
+    """Return text on the attempt that wrote ``table`` if the table may be outdated. Else the text is empty.
 
-    The table of a stage that is done is outdated if the run has failed since. The table of any other stage is outdated
-    if it is older than the stage's last start. In a copied folder file times may be wrong, and the table may count as
-    outdated.
+    An attempt is one start of a stage. The table of a stage that is done is outdated if the run has failed since. The
+    table of any other stage is outdated if it is older than the stage's last start. In a copied folder file times may
+    be wrong, and the table may count as outdated.
     """
     status = run_status(run)
     key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
@@ -139,17 +139,20 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 
 
 def run_task(parameters: Mapping[str, object]) -> str:
-    """Return the task that the parameters name (``video``, ``image`` or ``video_text``); by default ``video``."""
+    """Return the task that the parameters name: ``video`` (the default), ``image`` or ``video_text``."""
     return next((task for task in TASKS if task == parameters.get("task")), DEFAULT_TASK)
 
 
 def protocol_name(parameters: Mapping[str, object]) -> str:
-    """Return the protocol of a run; ``kfold`` if its parameters name none."""
+    """Return the name of the protocol in the parameters of a run, by default ``kfold``."""
     return next((name for name in PROTOCOLS if name == parameters.get("protocol")), KFOLD)
 
 
 def protocol_text(parameters: Mapping[str, object]) -> str:
-    """Return the protocol of a run as text, with the corpora that are only tested on; empty for ``kfold``."""
+    """Return text such as ``cross_corpus, tested on NAME`` for a run's protocol and the corpora it only tests on.
+
+    For the protocol ``kfold`` the text is empty.
+    """
     name, targets = protocol_name(parameters), parameters.get("target_corpora")
     if name == KFOLD:
         return ""
@@ -158,13 +161,16 @@ def protocol_text(parameters: Mapping[str, object]) -> str:
 
 
 def trial_text(parameters: Mapping[str, object]) -> str:
-    """Return text such as ``trial on 20 groups`` for a run on part of its corpus (``dev_groups``); else empty."""
+    """Return text such as ``trial on 20 groups`` for a run on part of its corpus (parameter ``dev_groups``).
+
+    For other runs the text is empty.
+    """
     number = parameters.get("dev_groups")
     return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
 
 
 def model_name(parameters: Mapping[str, object]) -> str | None:
-    """Return the name of the run's network; None if the parameters name none."""
+    """Return the name of the run's network, or None if the parameters name none."""
     return as_text(parameters.get(TASKS[run_task(parameters)].network))
 
 
@@ -182,7 +188,10 @@ def ensemble_text(run: RunPaths) -> str:
 
 
 def _recorded_corpus(run: RunPaths) -> tuple[str, str]:
-    """Return the names of a run's corpora, joined by " + ", and their fingerprint; empty texts if not recorded."""
+    """Return ``(names, fingerprint)`` of a run's corpora. Names are joined by " + ".
+
+    The fingerprint is a digest of the corpora's content. A text is empty if it is not recorded.
+    """
     record = read_json_object(run.run_json)
     corpus = {} if document_damage(run.run_json, record) else as_mapping(record.get("corpus"))
     names = " + ".join(map(str, as_list(corpus.get("corpora"))))
@@ -190,7 +199,7 @@ def _recorded_corpus(run: RunPaths) -> tuple[str, str]:
 
 
 def corpus_text(run: RunPaths) -> str | None:
-    """Return the name of a run's corpus with the first 12 digits of its fingerprint; None if no corpus is recorded."""
+    """Return the name of a run's corpus with the first 12 digits of its fingerprint. None if no corpus is recorded."""
     name, fingerprint = _recorded_corpus(run)
     known = f"fingerprint {fingerprint[:12]}" if fingerprint else "not indexed yet"
     trial = trial_text(run_parameters(run))

@@ -23,7 +23,7 @@ def score_table(
         index: INDEX schema, or its columns ``video_id path``.
         predictions: PREDICTIONS schema, all folds together.
         others: predictions of further runs that differ in their seed alone. ``score_std`` is the sample standard
-            deviation of a video's score over all these runs; it is null for a single run.
+            deviation of a video's score over all these runs, or null for a single run.
         run: the run of the predictions, for the column ``trial``.
     """
     every = pl.concat([frame.select("video_id", "score") for frame in (predictions, *others)])
