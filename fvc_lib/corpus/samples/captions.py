@@ -1,8 +1,8 @@
 """Generate the sample corpus of task video_text: clips of moving drawn things, with captions.
 
 Training, validation and test show different combinations of colour, shape, motion and ground. No test caption occurs in
-training, but any two of its words occur together there. So a model that finds the right caption of a test clip has
-learned what the words mean.
+training, but any two words of a test caption occur together in a training caption. So a model that finds the right
+caption of a test clip has learned what the words mean.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from fvc_lib.corpus.samples.files import Encoding, encode_frames, generate
 from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
 from fvc_lib.services.atomic_files import AnyPath
 
-# One drawn thing moves over a ground. Colours differ in chroma by more than encoding removes. Grounds have light and
-# shade. Arithmetic is element-wise only: equal drawings give equal bytes on every machine.
+# In every clip, one drawn thing moves over a ground. Colours differ so much in chroma that they survive encoding.
+# Grounds have light and shade. Arithmetic is element-wise only: equal drawings give equal bytes on every machine.
 
 Distances = npt.NDArray[np.floating]
 SIDE_PIXELS = 64
@@ -37,7 +37,8 @@ COLOURS = {
     "purple": (185, 40, 200),
     "white": (225, 225, 225),
 }
-# Whether a point is inside, by its distances right and down from the middle, in radii.
+# Functions that return whether points are inside a shape. Arguments: distances of the points to the right of the middle
+# and below it, in radii of the shape.
 SHAPES: dict[str, Callable[[Distances, Distances], npt.NDArray[np.bool_]]] = {
     "circle": lambda x, y: x * x + y * y <= 1,
     "square": lambda x, y: np.maximum(np.abs(x), np.abs(y)) <= 0.85,
@@ -57,9 +58,10 @@ _ENCODINGS = (("libx264", "mp4"), ("mpeg4", "avi"), ("libx264", "mkv"), ("mpeg4"
 
 @dataclass(frozen=True)
 class Drawing:
-    """Description of a clip; equal values give equal bytes.
+    """Description of a clip; equal descriptions give files with equal bytes.
 
-    ``name`` seeds everything that the caption does not say, such as size, position and encoding.
+    ``name`` seeds everything that the caption does not say, such as size, position and encoding. The other fields are
+    keys of ``COLOURS``, ``SHAPES``, ``MOTIONS`` and ``GROUNDS``, and the part of the split.
     """
 
     name: str
@@ -71,7 +73,7 @@ class Drawing:
 
     @property
     def caption(self) -> str:
-        """Caption of the clip."""
+        """The caption of the clip, such as ``a red ring moves up over a grey road``."""
         return f"a {self.colour} {self.shape} {self.motion} over a {self.ground}"
 
     @property
@@ -93,7 +95,7 @@ def make_clip(drawing: Drawing) -> bytes:
 
 
 def draw(drawing: Drawing) -> Planes:
-    """Return the frames of ``drawing``, planar yuv420p in video range, uint8 (T, 3*H/2, W)."""
+    """Return the T frames of ``drawing``, planar yuv420p in video range, uint8 (T, 3*H/2, W)."""
     rng = generator_for("caption drawing", drawing.name)
     ground, thing = _levels(GROUNDS[drawing.ground]), _levels(COLOURS[drawing.colour])
     shade = texture(rng, SIDE_PIXELS, SIDE_PIXELS, (32, 16, 16, 7), 26.0)
@@ -111,10 +113,15 @@ def draw(drawing: Drawing) -> Planes:
 
 
 def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -> npt.NDArray[np.float64]:
-    """Return the centres (row, column) of a thing in all frames, (T, 2), in pixels.
+    """Return the centres (row, column) of a thing in all T frames, (T, 2), in pixels.
 
-    It moves straight at constant speed and stays inside the picture. Where it starts is drawn at random, so that a
+    The thing moves straight at constant speed and stays inside the picture. Its start is drawn at random, so that a
     single frame does not reveal the direction.
+
+    Args:
+        rng: decides start and length of the path.
+        direction: signs of the motion (down, right), such as (0, -1) for left.
+        radius: radius of the thing in pixels.
     """
     low, high = radius + 1, SIDE_PIXELS - radius - 1
     length = rng.uniform(0.6, 0.85) * (high - low)
@@ -127,7 +134,7 @@ def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -
 
 
 def _levels(colour: tuple[int, int, int]) -> Plane:
-    """Return the luma level and both chroma levels of an RGB colour, (3,), in video range of ITU-R BT.601."""
+    """Return (luma, blue chroma, red chroma) of an RGB colour of 0 to 255, float32 (3,), in BT.601 video range."""
     red, green, blue = (value / 255 for value in colour)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     return np.array([16 + 219 * luma, 128 + 224 * (blue - luma) / 1.772, 128 + 224 * (red - luma) / 1.402], np.float32)
@@ -135,7 +142,7 @@ def _levels(colour: tuple[int, int, int]) -> Plane:
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "1"
-_PARTS = (("test", 64, 8), ("validation", 40, 0), ("train", 280, 40))  # captions, and how many have a second clip
+_PARTS = (("test", 64, 8), ("validation", 40, 0), ("train", 280, 40))  # part, captions, captions with a second clip
 _NOTICE_TEXT = """This corpus is synthetic.
 
 Every clip was drawn by FVC's generator (version {version}): no place or thing in it exists. manifest.csv says what is
@@ -144,7 +151,7 @@ seen in each. Use it to see that the pipeline runs and reports honestly. Results
 
 
 def plan_clips() -> tuple[Drawing, ...]:
-    """Return all clips in the order of their names; the same on every call."""
+    """Return the descriptions of all clips in the order of their names; the result is the same on every call."""
     combinations = list(product(COLOURS, SHAPES, MOTIONS, GROUNDS))
     dealt = [combinations[i] for i in generator_for("captions", CORPUS_VERSION).permutation(len(combinations))]
     shown: list[tuple[str, ...]] = []

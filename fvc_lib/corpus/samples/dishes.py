@@ -1,8 +1,8 @@
 """Generate the sample corpus of task image: photographs of drawn dishes, with their foods and nutrients.
 
-The photographs of one dish form a group, which a split does not divide. All pieces of a food have the same mass and
-composition. So mass and energy follow from what the picture shows: the food, and the numbers of pieces and berries. As
-in real corpora, some dishes were only weighed, some have no numbers, and a few have no class.
+The photographs of the same dish form a group, which a split does not divide. All pieces of a food have the same mass
+and composition. So mass and energy follow from what the picture shows: the food, and the numbers of pieces and berries.
+As in real corpora, values are missing: some dishes have a mass only, some have no numbers, and a few have no class.
 
 Only the shape of the pieces tells the food. Colours, plate, table, light and camera are drawn in the same way for all
 foods, and pieces of all foods cover the same area. Arithmetic is element-wise only, as in ``scenes``, so equal versions
@@ -25,7 +25,7 @@ from fvc_lib.corpus.samples.files import generate
 from fvc_lib.corpus.samples.scenes import generator_for
 from fvc_lib.services.atomic_files import AnyPath
 
-Field = npt.NDArray[np.floating]  # float32 (H, W) or (H, W, 3); Python's numbers do not widen it
+Field = npt.NDArray[np.floating]  # float32 (H, W) or (H, W, 3); stays float32 in arithmetic with Python's numbers
 
 # Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "1"
@@ -34,12 +34,12 @@ PHOTOGRAPHS_PER_DISH = 3
 SIDE_PIXELS = 96
 TARGETS = ("calories_kcal", "protein_g", "carbohydrate_g", "fat_g", "mass_g")
 
-# (S,), the middles of the pixels along a side of the picture, from -1 to 1.
+# (SIDE_PIXELS,), the middles of the pixels along a side of the picture, from -1 to 1.
 _STEPS: Field = (np.arange(SIDE_PIXELS, dtype=np.float32) + 0.5) * np.float32(2 / SIDE_PIXELS) - 1
-# In radii of the plate: the distances of pieces from its middle by their number, their scale, and that of berries.
+# By the number of pieces on a plate: (least, largest) distance of pieces from the middle, in radii of the plate.
 _RADII = {1: (0.0, 0.5), 2: (0.38, 0.55), 3: (0.45, 0.58), 4: (0.52, 0.6)}
-_PIECE = 1.5
-_RIM = 0.9
+_PIECE = 1.5  # scale of the pieces
+_RIM = 0.9  # distance of the berries from the middle, in radii of the plate
 # Red, green, blue of 0 to 255.
 _FOOD_COLOURS = ((150, 92, 40), (110, 60, 34), (176, 110, 30), (136, 70, 60))
 _PLATE_COLOURS = ((246, 244, 238), (206, 222, 236), (222, 232, 204), (240, 226, 214))
@@ -58,7 +58,8 @@ def _length(x: Field, y: Field) -> Field:
     return length
 
 
-# Distance to the edge of a piece at the origin, negative inside; each covers an area of 0.09.
+# Functions that return the distance of points (x, y) to the edge of a piece at the origin, negative inside the piece.
+# Every piece covers an area of 0.09.
 SHAPES: dict[str, Callable[[Field, Field], Field]] = {
     "cookies": lambda x, y: _length(x, y) - 0.17,
     "doughnuts": lambda x, y: np.abs(_length(x, y) - 0.157) - 0.046,
@@ -67,7 +68,7 @@ SHAPES: dict[str, Callable[[Field, Field], Field]] = {
     "toast": lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.15,
     "samosas": lambda x, y: np.maximum(math.sqrt(3) / 2 * np.abs(x) + 0.5 * y, -y) - 0.132,
 }
-# Grams of one piece, and of protein, carbohydrate and fat in it.
+# (mass, protein, carbohydrate, fat) of one piece, in grams.
 _COMPOSITIONS = {
     "cookies": (18.0, 1.1, 11.6, 4.3),
     "doughnuts": (52.0, 3.0, 25.0, 12.0),
@@ -79,7 +80,8 @@ _COMPOSITIONS = {
 }
 
 
-# In one piece, in the order of ``TARGETS``. Energy by Atwater's factors: 4, 4 and 9 kcal per gram.
+# Amounts in one piece, in the order of ``TARGETS``. Protein, carbohydrate and fat have 4, 4 and 9 kcal per gram
+# (Atwater).
 _AMOUNTS = {
     food: np.array([4 * protein + 4 * carbohydrate + 9 * fat, protein, carbohydrate, fat, mass])
     for food, (mass, protein, carbohydrate, fat) in _COMPOSITIONS.items()
@@ -88,14 +90,14 @@ _AMOUNTS = {
 
 @dataclass(frozen=True)
 class Dish:
-    """What lies on a plate in all photographs of a dish, and which facts about it the manifest states."""
+    """Contents of the plate in all photographs of a dish, and the facts about the dish that the manifest states."""
 
-    name: str  # seeds everything that is drawn of it
+    name: str  # seeds everything else about the pictures of the dish
     food: str  # a key of ``SHAPES``
     num_pieces: int  # pieces of the food, 1 to 4
-    num_berries: int  # at the rim, 0 to 5
-    class_label: str | None = None  # the food, or None if it is not known
-    known: Sequence[str] = ()  # the ``TARGETS`` that were measured
+    num_berries: int  # berries at the rim, 0 to 5
+    class_label: str | None = None  # the food in the manifest, or None if the manifest does not state it
+    known: Sequence[str] = ()  # the ``TARGETS`` that the manifest states
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -104,13 +106,13 @@ class Dish:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """The true amounts in the whole dish by the names in ``TARGETS``, whether the manifest states them or not."""
+        """The true amounts in the whole dish, by the names in ``TARGETS``, including those that the manifest omits."""
         total = self.num_pieces * _AMOUNTS[self.food] + self.num_berries * _AMOUNTS["berries"]
         return {name: round(amount, 3) for name, amount in zip(TARGETS, total.tolist(), strict=True)}
 
 
 def photograph(dish: Dish, number: int) -> bytes:
-    """Return photograph ``number`` of ``dish`` as the bytes of a square JPEG with ``SIDE_PIXELS`` a side.
+    """Return photograph ``number`` of ``dish`` as the bytes of a square JPEG with sides of ``SIDE_PIXELS``.
 
     Camera, light and noise differ between the photographs of a dish.
     """
@@ -156,7 +158,7 @@ def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
 def _scattered(count: int, rng: np.random.Generator) -> list[tuple[float, float, float]]:
     """Return (x, y, angle) of ``count`` pieces around the middle of the plate, in radii of the plate and radians.
 
-    Every piece lies in a sector of the plate of its own, so that pieces hardly touch.
+    Every piece is in a different sector of the plate, so that pieces hardly touch.
     """
     first, places = rng.uniform(0, 2 * math.pi), []
     for number in range(count):
@@ -174,7 +176,7 @@ def _at_rim(count: int, rng: np.random.Generator) -> list[tuple[float, float]]:
 def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float32]:
     """Return (x, y, pixel): the coordinates of all pixels, both (H, W), and the width of a pixel.
 
-    All are in radii of the plate, whose middle is the origin.
+    All three are in radii of the plate. The middle of the plate is the origin. ``rng`` decides the view of the camera.
     """
     angle, scale, tilt = rng.uniform((0, 1.02, 1.0), (2 * math.pi, 1.16, 1.12)).tolist()
     across = (_STEPS[None, :] - rng.uniform(-0.1, 0.1)) * scale
@@ -183,7 +185,7 @@ def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float
 
 
 def _turned(x: Field, y: Field, angle: float) -> tuple[Field, Field]:
-    """Return the coordinates turned by ``angle`` in radians."""
+    """Return (x, y): the coordinates, rotated about the origin by ``angle`` in radians."""
     cosine, sine = math.cos(angle), math.sin(angle)
     return cosine * x - sine * y, cosine * y + sine * x
 
@@ -200,14 +202,14 @@ def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
 def _paint(canvas: Field, distance: Field, colour: npt.ArrayLike, blur: np.float32, opacity: float = 1.0) -> None:
     """Paint ``colour`` (3,) into ``canvas`` (H, W, 3), in place, where ``distance`` (H, W) is negative.
 
-    The edge is ``blur`` wide, in the unit of ``distance``.
+    ``blur`` is the width of the soft edge, in the unit of ``distance``. ``opacity`` is from 0 to 1.
     """
     cover = np.clip(0.5 - distance / blur, 0, 1) * opacity
     canvas += cover[..., None] * (np.asarray(colour, np.float32) - canvas)
 
 
 def plan_dishes() -> tuple[Dish, ...]:
-    """Return all dishes in the order of their names; the same on every call."""
+    """Return all dishes in the order of their names; the result is the same on every call."""
     foods = [food for food in SHAPES for _ in range(DISHES_PER_FOOD)]
     order = generator_for("dishes", CORPUS_VERSION).permutation(len(foods))
     return tuple(_plan(f"dish_{number:03d}", foods[place]) for number, place in enumerate(order))
@@ -216,7 +218,7 @@ def plan_dishes() -> tuple[Dish, ...]:
 def _plan(name: str, food: str) -> Dish:
     rng = generator_for("plan", CORPUS_VERSION, name)
     contents, fate = (int(rng.integers(1, 5)), int(rng.integers(0, 6))), rng.random()
-    if fate < 0.04:  # without a class, but measured
+    if fate < 0.04:  # the manifest states all targets, but no class
         return Dish(name, food, *contents, None, TARGETS)
     return Dish(name, food, *contents, food, () if fate < 0.1 else TARGETS if fate > 0.22 else ("mass_g",))
 

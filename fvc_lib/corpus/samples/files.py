@@ -1,7 +1,9 @@
 """Encode clips of the sample corpora to a chosen file size, with the same bytes every time, and write the corpora.
 
 Manipulated footage compresses better or worse than camera footage. At a fixed quality, the bit rate would therefore
-reveal the label. So every clip is encoded repeatedly, until its file has the size that its ``Encoding`` states.
+reveal the label. So every clip is encoded repeatedly, until its file has the size that its ``Encoding`` demands.
+
+Frames are planar yuv420p, uint8 (T, 3*H/2, W): T frames of height H and width W (see ``scenes``).
 """
 
 import io
@@ -24,10 +26,10 @@ from fvc_lib.services.atomic_files import write_bytes, write_text
 SIZE_TOLERANCE = 0.03
 MAX_ENCODINGS = 6
 
-# One thread, fixed speed and no version strings where the format can do without: the bytes depend on nothing else.
+# One thread, fixed speed and, where the format allows it, no version strings: so the bytes depend on the frames only.
 _CODEC_OPTIONS = {
     "libx264": {"preset": "superfast", "threads": "1", "flags": "+bitexact", "g": "30"},
-    # A small tolerance: else the first frames of a short clip take more than their share, however low the rate.
+    # A small tolerance (bt): else the first frames of a short clip take too many bits, however low the rate.
     "mpeg4": {"threads": "1", "flags": "+bitexact", "g": "15", "qmin": "1", "lmin": "1", "bt": "20000"},
     "libvpx-vp9": {
         "deadline": "realtime", "cpu-used": "8", "threads": "1", "row-mt": "0", "lag-in-frames": "0",
@@ -38,7 +40,7 @@ _CODEC_OPTIONS = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoding of one file."""
+    """Codec, container, frame rate and wanted size of a file."""
 
     codec: str  # encoder name
     suffix: str  # extension of the file name; decides the container
@@ -50,14 +52,14 @@ class Encoding:
         return int(frames.size * 2 // 3 * self.bits_per_pixel / 8)
 
     def bits_per_second(self, frames: Planes) -> int:
-        """Return the bit rate that gives about the wanted file size."""
+        """Return the bit rate at which ``frames`` (T, 3*H/2, W) take about the wanted file size."""
         return self.target_bytes(frames) * 8 * self.frames_per_second // len(frames)
 
 
 def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
-    """Encode frames (T, 3*H/2, W) to a file of the wanted size, and return its bytes.
+    """Encode frames (T, 3*H/2, W) to a file of the wanted size, and return the bytes of the file.
 
-    The bit rate is adjusted until the size is within 3% of ``encoding.target_bytes``, six times at most. The next rate
+    The clip is encoded up to six times, until the size is within 3% of ``encoding.target_bytes``. The next bit rate
     follows from the line through the last two tries, in logarithms of rate and size (secant method). The file nearest
     to the wanted size is returned.
     """
@@ -80,7 +82,7 @@ def encode_to_size(frames: Planes, encoding: Encoding) -> bytes:
 
 
 def encode_frames(frames: Planes, encoding: Encoding, bits_per_second: int) -> bytes:
-    """Encode uint8 (T, 3*H/2, W) planar yuv420p once, at about ``bits_per_second``."""
+    """Encode frames (T, 3*H/2, W) once, at about ``bits_per_second``; return the bytes of the file."""
     buffer = io.BytesIO()
     container = {"mkv": "matroska"}.get(encoding.suffix, encoding.suffix)
     with av.open(buffer, "w", format=container, options={"fflags": "+bitexact"}) as output:
@@ -96,13 +98,13 @@ def encode_frames(frames: Planes, encoding: Encoding, bits_per_second: int) -> b
 
 
 def decode_frames(content: bytes) -> Planes:
-    """Decode all frames of a file as uint8 (T, 3*H/2, W) planar yuv420p."""
+    """Return all frames of the video file with the bytes ``content``, uint8 (T, 3*H/2, W)."""
     with av.open(io.BytesIO(content), "r") as source:
         source.streams.video[0].codec_context.thread_count = 1
         return np.stack([frame.to_ndarray() for frame in source.decode(video=0)]).astype(np.uint8, copy=False)
 
 
-_MAX_THREADS = 4  # each holds the frames of up to two clips, about 20 MB
+_MAX_THREADS = 4  # a thread holds the frames of up to two clips, about 20 MB
 
 
 def generate(
@@ -118,8 +120,8 @@ def generate(
     belong to the corpus are left alone.
 
     Args:
-        folder: created when missing.
-        notice: text of ``NOTICE.txt``, with the version of the generator.
+        folder: folder of the corpus; it is made if it is missing.
+        notice: text of ``NOTICE.txt``; it states the version of the generator.
         plan: maps a tuple of paths (relative to the folder, with '/') to a function that returns the contents of these
             files, in the same order.
         manifest: the table to write to ``manifest.csv``.
@@ -129,7 +131,7 @@ def generate(
         The path of ``manifest.csv``.
 
     Raises:
-        OSError: from the file system; a later call continues.
+        OSError: a file cannot be written. A later call continues with the missing files.
     """
     version = folder / "NOTICE.txt"
     if not version.is_file() or version.read_bytes() != notice.encode():

@@ -1,8 +1,8 @@
 """Render synthetic footage that looks filmed: textured places, moving things, hand shake, exposure drift, noise.
 
-Frames are planar yuv420p, uint8 (T, 3*H/2, W), as encoders and decoders use: no colour conversion is needed. Only
-element-wise arithmetic is used (no reductions, no BLAS): the bytes depend neither on thread counts nor on the width
-of a CPU's vector units.
+Frames are planar yuv420p, uint8 (T, 3*H/2, W), for T frames of height H and width W. Encoders and decoders use this
+format, so no colour conversion is needed. Only element-wise arithmetic is used (no reductions, no BLAS): the bytes
+depend neither on thread counts nor on the width of a CPU's vector units.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 Planes = npt.NDArray[np.uint8]  # (T, 3*H/2, W): luma rows, then both chroma planes as PyAV packs them
-Plane = npt.NDArray[np.floating]  # float32 (H, W); Python's numbers do not widen it
+Plane = npt.NDArray[np.floating]  # float32 (H, W); stays float32 in arithmetic with Python's numbers
 
-MARGIN_PIXELS = 28  # largest distance of the camera from the centre of its canvas
+MARGIN_PIXELS = 28  # largest distance, along each axis, of the camera from the centre of the place it films
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Camera:
     """Properties of a device that affect every frame."""
 
     noise_sigma: float  # standard deviation of luma noise in grey levels at mid grey
-    shake_pixels: float
-    pan_pixels: float  # drift over the whole shot
+    shake_pixels: float  # strength of random hand shake
+    pan_pixels: float  # movement to the right over the whole shot
     exposure_drift: float  # relative change of brightness over the shot
     vignette: float  # relative darkening of the corners
     warmth: float  # shift of both chroma planes in levels
@@ -31,9 +31,9 @@ class Camera:
 
 @dataclass(frozen=True)
 class Shot:
-    """A piece of footage to render; equal values give equal bytes."""
+    """Description of footage to render; equal descriptions give equal bytes."""
 
-    name: str  # seeds the scene
+    name: str  # seeds the place, the moving things and the path of the camera
     width: int
     height: int
     num_frames: int
@@ -41,7 +41,7 @@ class Shot:
 
 
 def generator_for(*parts: object) -> np.random.Generator:
-    """Return a random generator that is seeded by the texts of ``parts``, and by nothing else.
+    """Return a random generator that is seeded only by ``parts``, which are turned into text.
 
     Equal parts give equal draws on every machine, whatever was drawn before.
     """
@@ -50,7 +50,7 @@ def generator_for(*parts: object) -> np.random.Generator:
 
 
 def draw_camera(name: str) -> Camera:
-    """Return a handheld camera with properties seeded by ``name``; they have the same ranges for reals and fakes."""
+    """Return a handheld camera with random properties seeded by ``name``; reals and fakes have the same ranges."""
     rng = generator_for("camera", name)
     least, most = (2.5, 1.0, -18.0, -0.18, 0.05, -8.0), (4.5, 3.5, 18.0, 0.18, 0.25, 8.0)
     return Camera(*rng.uniform(least, most).tolist())
@@ -89,7 +89,7 @@ def render_shot(shot: Shot) -> Planes:
 
 
 def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Plane:
-    """Resize (H, W) bilinearly with half-pixel centres, by gathers and element-wise sums only."""
+    """Return ``plane`` (H, W), resized bilinearly with half-pixel centres to (height, width), float32."""
     rows, row_weight = _taps(plane.shape[0], height)
     columns, column_weight = _taps(plane.shape[1], width)
     source: Plane = plane.astype(np.float32)
@@ -107,21 +107,21 @@ def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], Plane]:
 
 
 def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
-    """Return views of luma (H, W) and both chroma planes (H/2, W/2) of a packed frame (3*H/2, W)."""
+    """Return (luma, blue chroma, red chroma) of a packed frame (3*H/2, W), as views: (H, W), (H/2, W/2), (H/2, W/2)."""
     height, width = planes.shape[0] * 2 // 3, planes.shape[1]
     chroma = planes[height:].reshape(2, height // 2, width // 2)
     return planes[:height], chroma[0], chroma[1]
 
 
 def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int, ...], contrast: float) -> Plane:
-    """Return a random texture, (height, width), with values around 0: a sum of smooth noise of several scales.
+    """Return a random texture, float32 (height, width), with values around 0: a sum of smooth noise of several scales.
 
     Args:
         rng: decides the texture.
         height: in pixels.
         width: in pixels.
-        cells: size of the spots of every scale, in pixels.
-        contrast: largest amplitude of one scale.
+        cells: size of the spots in pixels, for each scale.
+        contrast: largest amplitude of each scale, in grey levels.
     """
     total = np.zeros((height, width), np.float32)
     for cell in cells:
@@ -130,7 +130,7 @@ def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int,
 
 
 class _Thing:
-    """Something that crosses the view, and may pause on its way."""
+    """A patch that moves through the view, and may pause on its way; ``rng`` decides its look and path."""
 
     def __init__(self, rng: np.random.Generator, shot: Shot) -> None:
         size = (shot.height, shot.width)
@@ -148,7 +148,7 @@ class _Thing:
     def paste(self, luma: Plane, chroma: Plane, share: float) -> None:
         """Draw the thing into luma (H, W) and chroma (2, H/2, W/2), in place, clipped at the borders.
 
-        ``share`` is the time in the shot, from 0 to 1.
+        ``share`` is the time in the shot, from 0 (first frame) to 1 (last frame).
         """
         moved = min(share, self.pause_from) + max(0.0, share - self.pause_from - 0.25)
         centre = self.start + self.travel * moved
@@ -167,9 +167,9 @@ class _Thing:
 
 
 def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
-    """Return (luma, chroma) of the place of a shot, (H, W) and (2, H/2, W/2).
+    """Return (luma, chroma) of the place that a shot films, (H, W) and (2, H/2, W/2).
 
-    H and W are those of the frames plus margins, times two, so that the camera can move by half pixels.
+    H and W are height and width of the frames plus margins, times two, so that the camera can move by half pixels.
     """
     height, width = 2 * (shot.height + 2 * MARGIN_PIXELS), 2 * (shot.width + 2 * MARGIN_PIXELS)
     luma = rng.uniform(100, 140) + texture(rng, height, width, (160, 90), 42)
@@ -188,9 +188,9 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> tuple[Plane, Plane]:
 
 
 def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
-    """Return the offsets (down, right) of the view from the canvas's corner, (T, 2), in half pixels.
+    """Return the offsets (down, right) of the view from the corner of the place, int64 (T, 2), in half pixels.
 
-    They are a slow pan plus smoothed random shake.
+    The offsets are the sum of a slow pan and smoothed random shake.
     """
     steps = rng.normal(0, shot.camera.shake_pixels, (shot.num_frames + 4, 2))
     shake = (steps[:-4] + 2 * steps[1:-3] + 3 * steps[2:-2] + 2 * steps[3:-1] + steps[4:]) / 4
@@ -202,7 +202,7 @@ def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
 
 
 def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
-    """Return a factor of brightness per frame, (T,): a slow drift, and in 30% of the shots a lamp that is switched."""
+    """Return a factor of brightness for each frame, (T,): a slow drift, in 30% of the shots with a switched lamp."""
     drift = 1.0 + shot.camera.exposure_drift * np.linspace(-0.5, 0.5, shot.num_frames)
     if rng.random() < 0.3:
         moment, strength = rng.uniform(0.2, 0.8), rng.uniform(-0.15, 0.15)
@@ -211,7 +211,7 @@ def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
 
 
 def _soften(luma: Plane) -> Plane:
-    """Blur as a lens does: three taps in each direction, borders unchanged."""
+    """Return ``luma`` (H, W), blurred as by a lens: with weights 1/4, 1/2, 1/4 along both axes, borders unchanged."""
     soft = luma.copy()
     soft[1:-1] = (luma[:-2] + 2 * luma[1:-1] + luma[2:]) / 4
     wide = soft.copy()

@@ -1,8 +1,11 @@
 """Generate the sample corpus of task video: a small corpus of synthetic real and fake clips.
 
-Nothing in it was filmed. The whole pipeline runs on it, on any machine and without a download. It shows that a run
-reports leakage, controls (models that must score at chance) and confidence intervals honestly. Results on it say
-nothing about real forgeries.
+Nothing in this corpus was filmed. The whole pipeline runs on it, on any machine and without a download. It shows that a
+run reports leakage, controls (models that must score at chance) and confidence intervals honestly. Results on this
+corpus say nothing about real forgeries.
+
+Frames are planar yuv420p, uint8 (T, 3*H/2, W): T frames of height H and width W (see ``scenes``). A donor is other
+footage of the same shape, from which a manipulation copies.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +48,7 @@ def region_masks(rng: np.random.Generator, num_frames: int, height: int, width: 
 
 
 def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with a moving region replaced by that of ``donor``, which has other grain and texture."""
+    """Return ``base`` with a moving region replaced by the same region of ``donor``, which has other grain."""
     forged = base.copy()
     for target, source, mask in zip(forged, donor, region_masks(rng, *_size(base)), strict=True):
         for to_plane, from_plane, step in zip(split_planes(target), split_planes(source), (1, 2, 2), strict=True):
@@ -54,9 +57,9 @@ def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Plan
 
 
 def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with the luma of a moving region enlarged from a low resolution.
+    """Return ``base`` with the luma of a moving region shrunk and enlarged again.
 
-    The region has no camera grain, but a lattice such as upsampling networks leave.
+    The region has no camera grain left. A lattice, as upsampling networks leave it, is added to the region.
     """
     forged, (_, height, width) = base.copy(), _size(base)
     masks, amplitude = region_masks(rng, *_size(base)), np.float32(rng.uniform(7, 12))
@@ -72,7 +75,7 @@ def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) 
 
 
 def duplicate_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` frozen for about half of the clip."""
+    """Return ``base`` with one frame repeated for about half of the clip; the length does not change."""
     length = round(len(base) * rng.uniform(0.45, 0.6))
     start = int(rng.integers(0, len(base) - length + 1))
     forged = base.copy()
@@ -81,7 +84,7 @@ def duplicate_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> 
 
 
 def drop_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with only a few of its frames, each repeated until the next one; the others are dropped."""
+    """Return ``base`` with only a few of its frames, which are repeated in place of the others; T does not change."""
     hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
     source = np.arange(len(base))
     phase = int(rng.integers(0, hold))
@@ -89,7 +92,10 @@ def drop_frames(base: Planes, _donor: Planes, rng: np.random.Generator) -> Plane
 
 
 def splice_time(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Return ``base`` with a third to a half of the clip, not its beginning, replaced by that of ``donor``."""
+    """Return ``base`` with a third to a half of its frames replaced by the same frames of ``donor``.
+
+    The first sixth of the clip is never replaced.
+    """
     length = round(len(base) * rng.uniform(0.34, 0.5))
     start = int(rng.integers(len(base) // 6, len(base) - length + 1))
     forged = base.copy()
@@ -98,7 +104,7 @@ def splice_time(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes
 
 
 def _size(frames: Planes) -> tuple[int, int, int]:
-    """Return the number, the height and the width of frames (T, 3*H/2, W)."""
+    """Return (T, H, W) of frames (T, 3*H/2, W)."""
     return len(frames), frames.shape[1] * 2 // 3, frames.shape[2]
 
 
@@ -107,7 +113,7 @@ class Manipulation:
     """One way of making a fake.
 
     Attributes:
-        generator: the stated tool.
+        generator: name of the tool that the manifest states.
         apply: called with the base footage, donor footage of the same shape but another place and camera, and a random
             generator. Returns a changed copy of the base.
         uses_donor: whether ``apply`` reads the donor footage.
@@ -126,12 +132,12 @@ MANIPULATIONS = {
     "temporal_splice": Manipulation("collage", splice_time, uses_donor=True),
 }
 
-# --- The plan of the corpus. Metadata of files is drawn independently of the label, and not dealt in equal shares: a
-# cross-validated classifier of perfectly balanced metadata scores far below chance (AUC 0.2 to 0.3).
+# --- The plan of the corpus. Metadata of files is drawn independently of the label, and not dealt in equal shares: if
+# metadata is perfectly balanced, a cross-validated classifier of it scores far below chance (AUC 0.2 to 0.3).
 
 # Any change that alters a byte of a clip needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "2"
-_SAMPLE = "sample_corpus"  # its folder, and so its name
+_SAMPLE = "sample_corpus"  # name of the folder, and so of the corpus
 DESIGN_SEED = 15
 
 EVENTS_PER_LABEL = 20
@@ -160,9 +166,9 @@ class ClipPlan:
 class EventPlan:
     """One scene with its clips: the original, which is filmed or forged footage, and near-duplicates of it."""
 
-    name: str  # the group
-    label: str
-    manipulation: str | None
+    name: str  # also the leakage group of the clips
+    label: str  # real or fake
+    manipulation: str | None  # a key of ``MANIPULATIONS``; None for real
     width: int
     height: int
     num_frames: int
@@ -170,7 +176,7 @@ class EventPlan:
 
 
 def plan_events() -> tuple[EventPlan, ...]:
-    """Return all events of the corpus in the order of their names; the same on every call."""
+    """Return all events of the corpus in the order of their names; the result is the same on every call."""
     drafts = []
     for label in ("real", "fake"):
         manipulations, copies = _deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies")
@@ -197,9 +203,9 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
 
 
 def _deal(cards: Sequence[T], *seed: str) -> list[T]:
-    """Return a card for each of the ``EVENTS_PER_LABEL`` events of a label, in an order that ``seed`` decides.
+    """Return an item of ``cards`` for each of the ``EVENTS_PER_LABEL`` events of a label; ``seed`` decides the order.
 
-    All cards are dealt about equally often.
+    All items are used about equally often.
     """
     order = generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)
     return [cards[place % len(cards)] for place in order]
@@ -229,12 +235,12 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
 
 
 def make_event(event: EventPlan) -> list[bytes]:
-    """Return the contents of the files of ``event.clips`` in their order."""
+    """Return the bytes of the files of ``event.clips``, in the order of these clips."""
     footage = film(event, "base", _camera(event))
     if event.manipulation is not None:
         manipulation, donor = MANIPULATIONS[event.manipulation], footage
         if manipulation.uses_donor:
-            # Another device than the base's: poorer light, so more noise.
+            # The donor is filmed by another device in poorer light, so it has more noise.
             noise = generator_for("donor noise", event.name).uniform(8, 14)
             donor = film(event, "donor", replace(scenes.draw_camera(f"donor {event.name}"), noise_sigma=noise))
         footage = manipulation.apply(footage, donor, generator_for("forger", event.name))
@@ -246,9 +252,9 @@ def make_event(event: EventPlan) -> list[bytes]:
 
 
 def film(event: EventPlan, role: str, camera: Camera) -> Planes:
-    """Return the frames of a rendered shot after encoding and decoding, as if a device had recorded it.
+    """Return the frames of a rendered shot after encoding and decoding, as if a device had recorded them.
 
-    ``role``, base or donor, distinguishes several shots of one event. The result is uint8 (T, 3*H/2, W).
+    The result is uint8 (T, 3*H/2, W). ``role``, base or donor, distinguishes the shots of an event.
     """
     shot = Shot(f"{event.name} {role}", event.width, event.height, event.num_frames, camera)
     bits_per_pixel = generator_for("device", shot.name).uniform(0.7, 1.1)
@@ -287,7 +293,10 @@ def _camera(event: EventPlan) -> Camera:
 
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:
-    """Return the frames (T, 3*H/2, W) of a copy; ``seed`` decides the scale or the box of the crop."""
+    """Return the frames of a copy of ``frames``, uint8 (T, 3*H/2, W) of perhaps another size.
+
+    ``variant`` is reencode (nothing changes), rescale or crop. ``seed`` decides the scale or the box of the crop.
+    """
     rng, (_, height, width) = generator_for("variant", seed), _size(frames)
     if variant == "reencode":
         return frames
@@ -348,6 +357,6 @@ def run_listing(config: RunConfig) -> Listing:
 def corpus_root(config: RunConfig) -> Path:
     """Return the folder that the paths in the run's index are relative to.
 
-    For several corpora it is a folder with links to them. Missing files of the sample corpus are written.
+    For several corpora, this is a folder with links to the corpora. Missing files of the sample corpus are written.
     """
     return run_listing(config).root
