@@ -1,16 +1,16 @@
 """Read published corpora of faces that were swapped, re-enacted or lip-synced.
 
-A group below is a leakage group: its videos share a person or a source, and a split never divides it. The layouts
-follow the releases and their readers:
+A group below is a leakage group: its videos share a person or a source, and a split never divides the group. The
+layouts follow the releases and the published code that reads them:
 
 - FaceForensics++: ``original_sequences/youtube/C/videos/TTT.mp4`` are real. Fakes are
   ``manipulated_sequences/METHOD/C/videos/TTT_SSS.mp4``, the face of sequence SSS on sequence TTT. The compression C is
   raw (c0), c23 or c40. A sequence belongs to the YouTube video that it was cut from (``conversion_dict.json``): 1,000
-  sequences of 977 videos make 478 groups. Seven YouTube videos lie in two parts of the official split.
+  sequences of 977 videos make 478 groups. Seven YouTube videos are in two parts of the official split.
 - DeepFakeDetection (DFD) unpacks into the same tree: ``original_sequences/actors/C/videos/AA__scene.mp4`` and
   ``manipulated_sequences/DeepFakeDetection/C/videos/AA_BB__scene__XXXXXXXX.mp4``.
 - DeeperForensics-1.0: ``manipulated_videos/VARIANT/TTT_ACTOR.mp4`` are fake. Its reals are FaceForensics++'s originals
-  at c23, which the release does not bring. ``source_videos`` are recordings of the actors, no reals of the same kind.
+  at c23, which the release does not contain. ``source_videos`` are recordings of the actors, no reals of the same kind.
 - Celeb-DF v2: ``Celeb-real/idA_N.mp4`` and ``YouTube-real/N.mp4`` are real, ``Celeb-synthesis/idA_idB_N.mp4`` is idA_N
   with the face of idB. ``List_of_testing_videos.txt`` has no header; its lines name test videos, such as
   ``1 YouTube-real/00170.mp4``, where 1 is real. People of the test part are in the training part, too.
@@ -23,7 +23,8 @@ follow the releases and their readers:
 - FakeAVCeleb: ``{RealVideo,FakeVideo}-{RealAudio,FakeAudio}/RACE/SEX/ID/*.mp4``, and ``meta_data.csv`` with nine column
   names and a trailing comma for ten values. The label is that of the video: RealVideo-FakeAudio is real here.
 - WildDeepfake: ``{real,fake}_{train,test}/N.tar.gz`` unpack to ``N/{real,fake}/M/*.png``: archive N, sequence M. A
-  sequence is a video. An archive is taken for one group; nothing published says so. The archives were not at hand.
+  sequence is a video. An archive is taken for one group, although nothing published says so. This layout was written
+  without access to the archives.
 """
 
 import csv
@@ -57,7 +58,7 @@ from fvc_lib.services.registry import CORPORA
 
 
 def _require(folder: Path, title: str, name: str) -> None:
-    """Raise ``DataError`` if the folder ``name`` of a corpus called ``title`` is missing."""
+    """Raise ``DataError`` if ``folder``, which holds the corpus called ``title``, has no folder ``name``."""
     if not (folder / name).is_dir():
         raise DataError(
             f"corpus {str(folder)!r}: looks like {title}, but lacks {name!r}. Unpack it as it was published."
@@ -100,8 +101,8 @@ DEEPERFORENSICS_RULES = (
 def read_faceforensics(folder: Path) -> Listing:
     """List the videos of FaceForensics++ and DFD.
 
-    The lists of the official split and ``conversion_dict.json`` may lie in the folder, in ``splits/`` or in
-    ``dataset/``, as in the authors' repository. Missing ones are noted.
+    The lists of the official split and ``conversion_dict.json`` may lie in ``folder``, in ``splits/`` or in
+    ``dataset/``, as in the authors' repository. A note says if they are missing.
 
     Raises:
         DataError: some of the three lists are missing, or a list is damaged.
@@ -161,7 +162,7 @@ _SCENARIO = ("scenario",)
 CELEB_DF_RULES = (
     Rule(r"YouTube-real/(?:.*/)?(?P<a>\d+)\.\w+", "real", ("celeb-df youtube {a}",), origin="youtube"),
     Rule(r"Celeb-real/(?:.*/)?(?P<a>id\d+)_\d+\.\w+", "real", ("celeb-df {a}",), origin="celebrities"),
-    # The fakes of Celeb-DF v2 among those of Celeb-DF++.
+    # The fakes of Celeb-DF v2 that Celeb-DF++ contains.
     Rule(
         rf"Celeb-synthesis/(?P<scenario>FaceSwap)/Celeb-DF(?:-v2)?/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis",
         attributes=_SCENARIO,
@@ -203,7 +204,7 @@ _PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
 
 
 def read_dfdc(folder: Path) -> Listing:
-    """List the videos of DFDC: of all parts in the folder, or of a folder that is itself a part.
+    """List the videos of DFDC: of all parts in ``folder``, or of ``folder`` itself if it is a part.
 
     Raises:
         DataError: a table of labels is missing or damaged, or has an unknown label.
@@ -218,9 +219,9 @@ def read_dfdc(folder: Path) -> Listing:
 
 
 def _dfdc_tables(folder: Path) -> dict[str, Path]:
-    """Map the path of each part below ``folder`` to its table of labels, which may be missing.
+    """Map the path of each part, relative to ``folder``, to the file of its labels, which may be missing.
 
-    A part is at most two levels below.
+    Parts are ``folder`` itself and folders at most two levels below it.
     """
     tables = dict[str, Path]()
     for top in (folder, *sorted(folder.glob("*/")), *sorted(folder.glob("*/*/"))):
@@ -232,10 +233,10 @@ def _dfdc_tables(folder: Path) -> dict[str, Path]:
 
 
 def _dfdc_entries(part: str, path: Path) -> list[Entry]:
-    """Return the entries of the table of labels ``path``, whose videos are in the folder ``part`` of the corpus.
+    """Return the entries of the videos in the folder ``part`` of the corpus, whose labels are in the file ``path``.
 
-    Videos are in the official test part if their row has ``is_fake`` or the table is in a folder ``test``. All others
-    are in the training part.
+    Videos are in the official test part if their row has ``is_fake`` or the file is in a folder ``test``. All other
+    videos are in the training part.
     """
     number, entries = _PART.fullmatch(path.parent.name), list[Entry]()
     with annotations(path) as text:
@@ -253,7 +254,7 @@ def _dfdc_entries(part: str, path: Path) -> list[Entry]:
 
 
 def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
-    """Return the rows of a table of labels by file name."""
+    """Return the rows of a file of labels by the file names of the videos; ``text`` is the content of ``path``."""
     if path.suffix == ".csv":
         return {row["filename"].strip(): {"is_fake": row["label"].strip()} for row in csv.DictReader(text.splitlines())}
     rows: dict[str, dict[str, Any]] = json.loads(text)
@@ -261,7 +262,10 @@ def _dfdc_rows(path: Path, text: str) -> dict[str, dict[str, Any]]:
 
 
 def _has_labels(path: Path) -> bool:
-    """Return whether a JSON file labels file names, as DFDC's do; other corpora have a metadata.json as well."""
+    """Return whether the JSON file ``path`` maps file names to labels, as DFDC's do.
+
+    A ``metadata.json`` of another corpus does not.
+    """
     with suppress(DataError), annotations(path) as text:
         rows = _dfdc_rows(path, text).values()
         return any(str(row.get("label", row.get("is_fake"))).lower() in _LABELS for row in rows)
@@ -283,7 +287,7 @@ def read_dfdc_preview(folder: Path) -> Listing:
     """List the videos of the DFDC preview, which are in ``dataset.json``.
 
     Raises:
-        DataError: ``dataset.json`` is missing or damaged, or a row has no label or no id of a person.
+        DataError: ``dataset.json`` is missing or damaged, or a row has no label, or no id of a person is known.
     """
     entries = dict[str, Entry]()
     with annotations(folder / "dataset.json") as text:
@@ -310,7 +314,7 @@ def read_fakeavceleb(folder: Path) -> Listing:
     """List the videos of FakeAVCeleb, with people and methods from ``meta_data.csv``.
 
     Raises:
-        DataError: the table is missing or damaged, or a row does not have ten values or a folder of the corpus.
+        DataError: the table is missing or damaged, or a row has not ten values or names no folder of the corpus.
     """
     top = first_of(folder, "FakeAVCeleb") or folder  # the release's outer folder
     _require(top, "FakeAVCeleb", "RealVideo-RealAudio")
@@ -325,7 +329,7 @@ def read_fakeavceleb(folder: Path) -> Listing:
             people = dict.fromkeys((below.rpartition("/")[2], source, target1, target2))
             groups = [f"fakeavceleb {person}" for person in people if person not in ("", "-")]
             attributes = {"race": race, "sex": sex, "audio": kind[2].lower()}
-            # faceswap-wav2lip is both: "+" says so, because "-" stands in single names elsewhere.
+            # faceswap-wav2lip means two methods. They are joined by "+", because single names elsewhere contain "-".
             origin = method.replace("-", "+") if kind[1] == "Fake" else "voxceleb2"
             path = f"{below}/{name}"
             entries[path] = entry_of_video(path, kind[1].lower(), groups, origin, None, attributes)

@@ -1,9 +1,10 @@
 """Read corpora of any kind of fake: folders of labels, manifests, tars, and FVC-2018.
 
-FVC-2018 has seed videos in ``FVC.csv``, and their near-duplicates in ``FVC_dup.csv``. A cascade is a seed video with
-its near-duplicates; 5,579 rows form 380 cascades. The corpus consists of annotations only. Videos have to be fetched
-one by one into ``videos/<platform id>.<extension>``, and many were deleted. Source: Papadopoulou et al., "A corpus of
-debunked and verified user-generated videos", Online Information Review 43(1), 2019.
+A manifest is a table with one row per video. FVC-2018 has seed videos in ``FVC.csv``, and near-duplicates of them in
+``FVC_dup.csv``. A cascade is a seed video with its near-duplicates; 5,579 rows form 380 cascades. The corpus consists
+of annotations only. Videos have to be fetched one by one into ``videos/<platform id>.<extension>``, and many were
+deleted. Source: Papadopoulou et al., "A corpus of debunked and verified user-generated videos", Online Information
+Review 43(1), 2019.
 """
 
 import re
@@ -59,10 +60,10 @@ from fvc_lib.services.tables import LABELS
 
 
 def read_label_folders(folder: Path) -> Listing:
-    """List every video below the folders called ``real`` and ``fake``, or with a number, such as ``0_real``.
+    """List every video below folders called ``real`` and ``fake``, with or without a number, such as ``0_real``.
 
-    Case is ignored. If there are no such folders, they are searched in the folders ``train``, ``val`` and
-    ``test``, which are the official parts. A video is a file, or a folder of pictures, which are its frames.
+    Case is ignored. If ``folder`` has no such folders, they are searched in its folders ``train``, ``val`` and
+    ``test``, which are the official parts. A video is a file, or a folder of pictures that are its frames.
     """
     files, rejections, entries = CorpusFiles(folder), Rejections(), []
     for top, label, part in _label_folders(folder):
@@ -84,7 +85,10 @@ def read_label_folders(folder: Path) -> Listing:
 
 
 def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
-    """Return (path below ``folder``, label, official part or None) for each folder that is named like a label."""
+    """Return (path, label, part) of each folder named like a label.
+
+    ``path`` is relative to ``folder``. ``part`` is the official part (train, validation or test), or None.
+    """
     parts = [(name, PART_NAMES[name.lower()]) for name in folders_in(folder) if name.lower() in PART_NAMES]
     for tops in ([("", None)], parts):
         found = [
@@ -121,18 +125,18 @@ _PATHS = ("path", "video_path")
 
 
 def read_manifest(manifest: Path) -> Listing:
-    """List the rows of a manifest with ``path`` or ``video_path``, and ``label``.
+    """List the videos of a manifest with the columns ``path`` (or ``video_path``) and ``label``.
 
     Optional columns are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
-    ``source``) and the official ``split`` (or ``part``). Every other column is stored as an attribute, and results
-    are also reported per value of it. Case and surrounding space of labels are ignored. Rows with labels other than
-    real and fake are rejected.
+    ``source``) and the official ``split`` (or ``part``). Every other column is stored as an attribute; reports also
+    list results for each value of an attribute. Case and surrounding space of labels are ignored. Rows with labels
+    other than real and fake are rejected.
 
-    A row may name a folder of pictures, which is a video. Rows that name pictures in one folder are joined to one row
-    for their video (``label_table.join_frames``).
+    A row may name a folder of pictures, which are the frames of a video. Rows that name single pictures in the same
+    folder are joined to one row for their video (``label_table.join_frames``).
 
     Raises:
-        UsageError: not a table, a needed column is missing, one is misspelt, or the split has an unknown part.
+        UsageError: the file is no table, a column is missing or misspelt, or the split has an unknown part.
         DataError: no row has a usable label.
     """
     table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
@@ -159,7 +163,10 @@ def read_manifest(manifest: Path) -> Listing:
 
 
 def _require_labels(what: str, rows: Sequence[Entry], remedy: str) -> None:
-    """Raise ``DataError`` if none of the ``rows`` is labelled real or fake."""
+    """Raise ``DataError`` if none of the ``rows`` is labelled real or fake.
+
+    ``what`` names the label source in the message, and ``remedy`` is a sentence on what to do.
+    """
     labels = [row.label or "" for row in rows]
     if set(LABELS).isdisjoint(labels):
         got = counts_text(labels) or "no data row or video with a label"
@@ -178,9 +185,10 @@ def read_tar_shards(corpus: Path) -> Listing:
     """List every video in a tar, in the tars of a folder, or in the tars of a pattern.
 
     The label of ``KEY.mp4`` is the content of ``KEY.cls``, or the field ``label``, ``cls``, ``is_fake`` or ``fake`` of
-    ``KEY.json``, as ``label_map`` translates it. If several are given, they must agree. Other fields of ``KEY.json``
-    are read like the columns of a manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video. Their label
-    is that of ``KEY``, or is given for every picture. If the folder has a manifest, that is read instead.
+    ``KEY.json``, as ``label_map`` translates it. If a sample has several of these, they must agree. Other fields of
+    ``KEY.json`` are read like the columns of a manifest. Pictures ``KEY/000.png``, ``KEY/001.png``, ... are one video.
+    The label of this video is stated for ``KEY``, or for every picture. If the folder has a manifest, the manifest is
+    read instead.
 
     Raises:
         UsageError: a pattern of tars or a manifest is unusable (``run_paths.tars_of``, ``read_manifest``).
@@ -220,7 +228,8 @@ TABLES = ("FVC.csv", "FVC_dup.csv")  # seed videos, and their near-duplicates
 VIDEOS_FOLDER = "videos"
 
 _QUERY = r"[^?#]*\?(?:[^#]*&)?v="
-# What stands before the id, by platform. facebook.com/PAGE/videos/vb.PAGE_ID/ID/ has one more segment than usual.
+# The part of a URL before the id of the video, by platform. facebook.com/PAGE/videos/vb.PAGE_ID/ID/ has one more
+# segment than usual.
 _BEFORE_ID = {
     "youtube": rf"(?:youtube(?:-nocookie)?\.com/(?:{_QUERY}|(?:embed|shorts|v|live|e)/)|youtu\.be/)",
     "facebook": rf"(?:(?:facebook|fb)\.com/(?:{_QUERY}|[^?#]*(?:videos/(?:vb\.[^/]+/)?|reel/))|fb\.watch/)",
@@ -241,18 +250,18 @@ def parse_video_url(url: str) -> tuple[str, str] | None:
 def read_fvc2018(folder: Path) -> Listing:
     """List a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
 
-    Labels are those of the tables, even for the 74 rows labelled real in fake cascades. Rows labelled uncertain,
-    debunked or parody, and rows whose video is missing, are rejected. But all rows, rejected or not, show which
-    cascades share a video.
+    Labels are those of the tables, even for the 74 rows that are labelled real in fake cascades. Rows that are labelled
+    uncertain, debunked or parody, and rows whose video is missing, are rejected. But all rows, rejected or not, show
+    which cascades share a video.
 
     Raises:
-        UsageError: a table is missing, unreadable or lacks ``cascade_id``, ``video_url`` or ``label``.
+        UsageError: a table is missing or unreadable, or lacks a column ``cascade_id``, ``video_url`` or ``label``.
     """
     files, rejections, rows = CorpusFiles(folder), Rejections(), list[Entry]()
     for table in (read_label_table(folder / name) for name in TABLES):
         table.further_columns([("cascade_id",), ("video_url",), ("label",)])
         for number, cells in table.records(rejections):
-            # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
+            # Every row with an unknown URL gets a different source id: else "n/a" in two cascades would join them.
             platform, source_id = parse_video_url(cells["video_url"]) or (None, f"{table.name} row {number}")
             row = Entry(
                 path=f"{VIDEOS_FOLDER}/{source_id}" if platform else escape_text(cells["video_url"]),

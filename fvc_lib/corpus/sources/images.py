@@ -25,24 +25,24 @@ from fvc_lib.services.registry import IMAGE_LAYOUTS
 
 @dataclass(frozen=True, slots=True)
 class ListedImage:
-    """One image of a corpus. Text is table text (``atomic_files.path_to_text``)."""
+    """One image of a corpus. All texts are table text (``atomic_files.path_to_text``)."""
 
     path: str  # relative to the corpus root, with '/'
     class_label: str | None = None
-    stated_group: str | None = None
-    part: str | None = None  # part of the official split
-    row: int | None = None  # 1-based row of the table that listed it
-    targets: Mapping[str, float] = field(default_factory=dict)  # the known numbers by name
+    stated_group: str | None = None  # leakage group in the list of the corpus, if any
+    part: str | None = None  # official part: train, validation or test
+    row: int | None = None  # 1-based row of the table that lists the image
+    targets: Mapping[str, float] = field(default_factory=dict)  # known values of targets (numbers to predict) by name
 
 
 @dataclass
 class ImageListing:
     """The images of a corpus, as listed by the reader of its layout."""
 
-    images: list[ListedImage] = field(default_factory=list)  # none was opened
-    rejections: Rejections = field(default_factory=Rejections)
-    units: dict[str, str] = field(default_factory=dict)  # unit by numeric target; empty text: no unit
-    notes: list[str] = field(default_factory=list)
+    images: list[ListedImage] = field(default_factory=list)  # images that may be usable; none was opened
+    rejections: Rejections = field(default_factory=Rejections)  # images and rows that are not used
+    units: dict[str, str] = field(default_factory=dict)  # unit of each target by its name; empty text: no unit
+    notes: list[str] = field(default_factory=list)  # sentences for the user
 
     def add(self, image: ListedImage, refusal: Refusal | None) -> None:
         """Add an image, or reject it if there is a refusal."""
@@ -57,13 +57,13 @@ def list_images(corpus: AnyPath, *, allow_outside: bool = False) -> tuple[Corpus
 
     Args:
         corpus: a folder, or a manifest file.
-        allow_outside: take files outside the corpus folder, and follow links.
+        allow_outside: accept files outside the corpus folder, and follow links.
 
     Returns:
-        The access to the files, the name of the layout, and the listing.
+        (files, layout, listing): access to the files, the name of the layout, and the listed images.
 
     Raises:
-        UsageError: the corpus has none of the layouts.
+        UsageError: the corpus has no known layout.
         DataError: a list of the corpus is missing.
         LeakageError: the official lists of Nutrition5k share dishes.
     """
@@ -111,7 +111,8 @@ def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
 
 _DISH_TABLES = ("dish_metadata_cafe1.csv", "dish_metadata_cafe2.csv")
 _DISH_LISTS = {"train": "rgb_train_ids.txt", "test": "rgb_test_ids.txt"}
-_DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}  # as the columns
+# Units of the targets, in the order of the columns.
+_DISH_UNITS = {"calories": "kcal", "mass": "g", "fat": "g", "carbohydrate": "g", "protein": "g"}
 
 
 def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
@@ -121,8 +122,8 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
     rejected.
 
     Raises:
-        DataError: no table, or one of the two official lists is missing.
-        LeakageError: the official lists share dishes.
+        DataError: there is no table of dishes, or one of the two official lists is missing.
+        LeakageError: a dish is in both official lists.
     """
     found, others, shown = ImageListing(units=dict(_DISH_UNITS)), Rejections(), set[str]()
     dishes, parts = _read_dishes(corpus / "metadata", found.rejections), _read_parts(corpus / "dish_ids" / "splits")
@@ -148,9 +149,9 @@ def list_nutrition5k(files: CorpusFiles, corpus: Path) -> ImageListing:
 
 
 def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, ListedImage]:
-    """Return the dishes by name, as images whose path is that of their table.
+    """Return the dishes by name, as ``ListedImage`` with the path of their table instead of a picture.
 
-    Malformed rows are rejected, and so are further rows of a dish.
+    Malformed rows are rejected, and so are rows of a dish that was described before.
 
     Raises:
         DataError: there is no table.
@@ -229,7 +230,10 @@ def list_manifest(files: CorpusFiles, corpus: Path) -> ImageListing:
 
 
 def _target_columns(table: label_table.LabelTable, columns: Iterable[str], found: ImageListing) -> dict[str, str]:
-    """Map the targets among ``columns`` to their columns; add their units and notes on cells without numbers."""
+    """Map the name of each target to its column among ``columns``.
+
+    Units of the targets are added to ``found``, and notes on cells that hold no number.
+    """
     column_of, rows = dict[str, str](), [cells for _, cells in table.records(Rejections())]
     for column in columns:
         filled = [cell for cells in rows if (cell := cell_text(cells, column.lower()))]

@@ -1,15 +1,15 @@
 """Read published corpora by patterns of their paths, and by the lists that they come with.
 
-A ``CorpusLoader`` and ``Rule``s, or a table of entries, declare a corpus. ``read_published`` lists its videos.
-A group below is a leakage group, which a split never divides. This module declares corpora of videos that a generator
-made from text, pictures or videos:
+A corpus is declared by a ``CorpusLoader``, and by ``Rule``s or a table of entries. ``read_published`` lists the videos.
+A group is a leakage group: videos of the same source, which a split never divides. This module declares corpora of
+videos that a generator made from text, pictures or videos:
 
-- GenVideo: ``GenVideo-Val/Real/*`` are real and ``GenVideo-Val/Fake/GENERATOR/*`` fake: the official test part.
-  Training archives have the same layout in a folder of any other name. No list has groups, so near-duplicates form the
-  groups.
+- GenVideo: ``GenVideo-Val/Real/*`` are real and ``GenVideo-Val/Fake/GENERATOR/*`` are fake. Both are the official test
+  part. Training archives have the same layout in a folder of any other name. No list states groups, so only
+  near-duplicates form groups.
 - GenVidBench: ``Pair{1,2}/SOURCE/*.mp4``, or ``SOURCE/SOURCE/*.mp4``. The sources vript (Pair1) and hd_vg_130m (Pair2)
-  are real. A real belongs to the YouTube video that its name begins with. Videos of Pair2 that begin with one number
-  were made from one prompt.
+  are real. A real belongs to the YouTube video whose id begins its file name. Videos of Pair2 whose names begin with
+  the same number were made from the same prompt.
 - AIGVDBench: ``Real/`` are real; ``OpenSource/{T2V,I2V,V2V}/MODEL/`` and ``ClosedSource/MODEL/`` are fake. A name
   begins with the YouTube id of the real clip behind it, ``YouTubeID_clip_AtoB.mp4``. Rows of train.jsonl, val.jsonl and
   test.jsonl have a ``Video_id``. The lists test and val share 110 of 2,953 YouTube videos.
@@ -30,10 +30,10 @@ from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
-PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names in published lists
-Describe = Callable[[str], Entry | Refusal | None]  # takes a path as table text; None skips the file
+PARTS = {"train": "train", "val": "validation", "test": "test"}  # official part by its name in published lists
+Describe = Callable[[str], Entry | Refusal | None]  # takes a path as table text; returns None for a file to skip
 _NO_SPLIT = "There is no official split: its lists are not there, or the corpus has none."
-_LISTS = (".json", ".jsonl", ".csv", ".txt")  # files that some releases have among their videos
+_LISTS = (".json", ".jsonl", ".csv", ".txt")  # endings of other files that some releases have among their videos
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -41,17 +41,17 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 class Rule:
     """Description of the videos whose path matches ``pattern``.
 
-    The fields ``groups``, ``origin`` and ``listed`` are templates. In them ``{name}`` stands for the part of the path
-    that the named group of the regular expression matches, and ``{path}`` for the whole path.
+    The fields ``groups``, ``origin`` and ``listed`` are templates. In a template, ``{name}`` stands for the text that
+    the regular expression's group ``(?P<name>...)`` matches, and ``{path}`` stands for the whole path.
 
     Attributes:
-        pattern: regular expression for the whole path below the corpus.
-        label: real or fake; empty to skip the files.
+        pattern: regular expression for the whole path, relative to the corpus folder.
+        label: real or fake; empty: the files are skipped.
         groups: leakage groups of the video; videos that share a group are never separated by a split.
-        origin: name of what made a fake, or of where a real video comes from.
+        origin: the generator of a fake, or the source of a real video.
         listed: name of the video in the lists of the official split.
-        attributes: named groups of ``pattern`` that state further facts.
-        corpus: name of the corpus if the layout holds several.
+        attributes: names of groups of ``pattern`` whose texts are stored as further facts.
+        corpus: name of the corpus if the layout holds several corpora.
     """
 
     pattern: str
@@ -76,10 +76,10 @@ def by_rules(
 
     Args:
         rules: rules of the corpus.
-        wanted: example paths, for the text of the refusal.
-        parts: official part by name in the lists.
+        wanted: examples of valid paths, for the text of a refusal.
+        parts: official part of each video by its name in the lists.
         other_part: official part of videos that are in no list.
-        also: maps a group to a further group that its videos belong to.
+        also: maps a group to a further group to which all its videos belong.
     """
 
     def describe(path: str) -> Entry | Refusal | None:
@@ -109,9 +109,16 @@ def entry_of_video(
     attributes: Mapping[str, str] = _NOTHING,
     corpus: str = "",
 ) -> Entry:
-    """Return the entry of a video that belongs to all of ``groups``.
+    """Return the entry of a video.
 
-    ``origin`` is the maker of a fake, or the source of a real video; it may be empty.
+    Args:
+        path: path of the video as table text; also the source id.
+        label: real or fake.
+        groups: all leakage groups that the video belongs to; the first becomes the stated group.
+        origin: the generator of a fake, or the source of a real video; may be empty.
+        part: official part: train, validation, test or None.
+        attributes: further facts.
+        corpus: name of the corpus; empty: the name that the loader states.
     """
     maker = origin or None if label == "fake" else None
     return Entry(
@@ -144,9 +151,9 @@ def read_published(
         root: folder of the corpus.
         kind: name of the loader.
         folders: folders below ``root`` to search; missing ones are skipped.
-        describe: maps a path to its entry, a refusal, or None to skip the file.
+        describe: returns the entry or refusal of a path, or None to skip the file.
         notes: sentences for the user.
-        pictures: the videos are folders of pictures instead of files.
+        pictures: whether the videos are folders of pictures instead of files.
     """
     files, rejections, entries, others = CorpusFiles(root), Rejections(), list[Entry](), Rejections()
     found = [path for folder in folders for path in files.walk(folder, others, pictures=pictures)]
@@ -168,7 +175,16 @@ def read_published(
 def read_listed(
     root: Path, kind: str, folders: Iterable[str], source: str, entries: Mapping[str, Entry], notes: Iterable[str] = ()
 ) -> Listing:
-    """List the videos of a published corpus whose list ``source`` gave ``entries`` by path; reject all others."""
+    """List the videos of a published corpus that ``entries`` describes; reject all other videos.
+
+    Args:
+        root: folder of the corpus.
+        kind: name of the loader.
+        folders: folders below ``root`` to search.
+        source: name of the list that the entries were read from, for messages.
+        entries: the entry of each listed video by its path.
+        notes: sentences for the user.
+    """
 
     def describe(path: str) -> Entry | Refusal:
         return entries.get(path) or Refusal("not_listed", f"{path!r}: {source} does not name it.")
@@ -182,15 +198,16 @@ def first_of(root: Path, *names: str) -> Path | None:
 
 
 def holds(*names: str) -> Callable[[Path], bool]:
-    """Return a function that tells whether a folder holds one of ``names``."""
+    """Return a function that returns whether a folder holds at least one of ``names``."""
     return lambda folder: first_of(folder, *names) is not None
 
 
 def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
-    """Return the files with the lists of an official split, of which one or two may be missing; empty if none is there.
+    """Return the paths of the three lists of an official split, with the keys train, validation and test.
 
-    The keys are train, validation and test. ``patterns`` are possible paths of a list below ``folder``, where ``{}``
-    stands for train, val or test.
+    The first of ``patterns`` for which at least one list exists is used, so up to two of the paths may be missing. The
+    result is empty if there is no list. A pattern is a path below ``folder`` in which ``{}`` stands for train, val or
+    test.
     """
     for pattern in patterns:
         lists = {part: folder / pattern.format(name) for name, part in PARTS.items()}
@@ -201,10 +218,13 @@ def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
 
 @contextmanager
 def annotations(path: Path) -> Iterator[str]:
-    """Return a context that gives the text of a list of a corpus; bytes that are not UTF-8 are escaped.
+    """Return a context that yields the text of the file ``path``, a list that belongs to a corpus.
+
+    Bytes that are not UTF-8 become surrogate escapes.
 
     Raises:
-        DataError: the list cannot be read, or the block fails on its content; the message names the list.
+        DataError: the list cannot be read, or the code inside the context raises an error such as ``ValueError`` or
+            ``KeyError``. The message names the list.
     """
     try:
         yield path.read_bytes().decode("utf-8-sig", "surrogateescape")
@@ -213,19 +233,19 @@ def annotations(path: Path) -> Iterator[str]:
 
 
 def read_lines(path: AnyPath) -> list[str]:
-    """Return the stripped lines of a text file, including empty ones.
+    """Return the stripped lines of a text file, including empty lines.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     with annotations(Path(path)) as text:
         return [line.strip() for line in text.splitlines()]
 
 
 def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str]:
-    """Return a list with one note on videos that are named but missing in ``root``; an empty list if none is missing.
+    """Return a sentence that counts the videos ``names`` that do not exist below ``root``, in a list.
 
-    ``source`` is the name of the list that has the names.
+    The list is empty if no video is missing. ``source`` is the name of the file that lists the names.
     """
     absent = [name for name in names if not (root / name).is_file()]
     return [f"{len(absent):,} videos that {source} names are not there: {some_of(absent, 3)}."] if absent else []
@@ -246,7 +266,7 @@ GENVIDEO_RULES = (
     Rule(rf"{_TOP}Fake/(?P<model>[^/]+)/.+", "fake", origin="{model}", listed="{top}"),
 )
 _REALS = r"(?P<pair>Pair[12])/(?P<source>(?i:vript|hd_vg_130m))/(?:.*/)?"
-# An ordinal comes first: 00012_a_boy_x begins with 11 characters before "_x", as a YouTube id does.
+# Rules for numbered names come first: 00012_a_boy_x begins with 11 characters before "_x", as a name with a YouTube id.
 GENVIDBENCH_RULES = (
     Rule(
         r"(?P<pair>Pair2)/(?P<source>(?i:vript|hd_vg_130m))/(?:.*/)?0*(?P<number>\d+)[._ -][^/]*", "real",
@@ -278,7 +298,7 @@ AIGVDBENCH_RULES = (
 
 
 def read_genvideo(folder: Path) -> Listing:
-    """List every ``Real/`` and ``Fake/GENERATOR/`` in the folder and in the folders directly below it."""
+    """List the videos of GenVideo in ``Real/`` and ``Fake/GENERATOR/``, of ``folder`` and of folders directly in it."""
     tops = ["", *(f"{name}/" for name in folders_in(folder) if name not in ("Real", "Fake"))]
     other = "test" if folder.name == _VALIDATION else "train" if f"{_VALIDATION}/" in tops else None
     describe = by_rules(GENVIDEO_RULES, "Fake/GENERATOR/NAME.mp4", {f"{_VALIDATION}/": "test"}, other)
@@ -296,7 +316,7 @@ def read_genvidbench(folder: Path) -> Listing:
 def read_aigvdbench(folder: Path) -> Listing:
     """List the videos of AIGVDBench.
 
-    A video in several lists is put into the test part if that is among them, else into validation.
+    A video in several lists belongs to the test part if the test list names it, else to validation.
 
     Raises:
         DataError: one of the three lists is missing, or a row of a list has no ``Video_id``.
