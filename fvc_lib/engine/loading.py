@@ -241,11 +241,11 @@ def _unchanged(batch: Batch) -> Batch:
 def _deaths_noticed(num_workers: int) -> Iterator[Callable[[Iterator[Batch]], Batch]]:
     """Enable torch's signal handler for dead loader processes only while a batch is awaited.
 
-    Otherwise the handler raises anywhere in the program, such as within an optimizer's step. Without the handler a
+    An enabled handler raises at any line of the program, for example within an optimizer's step. Without the handler, a
     dead process is noticed only after five seconds. Torch sets no handler outside the main thread.
 
     Yields:
-        A function that returns the next batch of a loader, and raises if a loader process died since the last call.
+        A function that returns the next batch of a loader. It raises if a loader process has died since its last call.
     """
     if not num_workers or threading.current_thread() is not threading.main_thread():
         yield next

@@ -56,7 +56,7 @@ class EngineSettings:
 
 
 class TrainingDivergedError(FvcError):
-    """The loss or its gradient was not finite too often; the last good checkpoint remains."""
+    """A loss or gradient was not finite too often. The last checkpoint can still be used."""
 
 
 class Engine:

@@ -67,7 +67,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True)
 class MicroBatchChange:
-    """A change of the micro-batch to ``micro_batch`` samples."""
+    """A change of the number of samples in memory at once, to ``micro_batch``."""
 
     step: int  # number of effective batches computed before the change
     micro_batch: int
@@ -98,13 +98,13 @@ class MicroBatchPlan:
             self.changes.append(MicroBatchChange(step, micro_batch))
 
     def to_document(self) -> dict[str, Any]:
-        """Return the plan as numbers and lists, for a checkpoint."""
+        """Return the plan as a dict of numbers and lists, for a checkpoint."""
         return {"planned": self.planned, "changes": [[change.step, change.micro_batch] for change in self.changes]}
 
     def resume(self, document: dict[str, Any], step: int) -> None:
-        """Continue from ``document`` (made by ``to_document``) at ``step``.
+        """Continue at ``step`` from the plan that ``to_document`` wrote to ``document``.
 
-        A lowered micro-batch stays, unless another one is planned now.
+        The last stored number of samples stays, unless this attempt plans another one than the stored plan did.
         """
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
         if self.planned != document["planned"]:

@@ -97,7 +97,7 @@ class PreflightReport:
         return self.peak_bytes is not None and self.peak_bytes <= (1 - _HEADROOM) * self.budget.total_bytes
 
     def message(self) -> str:
-        """Return a sentence for the log and the notebook."""
+        """Return a sentence about the chosen micro-batch and its peak memory, for the log and the notebook."""
         chosen = f"memory preflight: micro-batch {self.micro_batch} ({self.micro_batch_planned} planned)"
         if self.peak_bytes is None:
             return f"{chosen}, not measured: {self.problem}"

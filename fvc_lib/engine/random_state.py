@@ -25,7 +25,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def forked_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed Torch's, NumPy's and Python's generators within the block, and restore them afterwards."""
+    """Seed torch's, NumPy's and Python's generators with ``seed`` for the block; restore their states at its end."""
     before = capture_random_state(device)
     seed_generators(seed)
     try:

@@ -271,7 +271,10 @@ def _started(
 
 
 def _become_rank(rank: int, module: str, arguments: list[str], log: str, variables: dict[str, str]) -> None:
-    """Run ``python -m module arguments`` in this process as ``rank``; end when the parent process ends."""
+    """Run ``python -m module arguments`` in this process as ``rank``. The process ends when its parent ends.
+
+    ``variables`` are added to the environment; ``log`` receives the output.
+    """
     _write_to(log)
     os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))

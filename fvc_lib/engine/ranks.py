@@ -92,7 +92,7 @@ class Ranks:
         """Replace ``tensor`` by its sum over the ranks, equal to the bit on all ranks. Call ``meet`` before."""
 
     def sharing_errors(self) -> AbstractContextManager[None]:
-        """Within the block, send any exception that leaves it to the other ranks at their next meeting."""
+        """If an exception leaves the block, send it to the other ranks at their next meeting, and raise it here."""
         return nullcontext()
 
 

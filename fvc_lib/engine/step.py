@@ -422,7 +422,7 @@ def take_together(
 
 
 class EagerAdamW(torch.optim.AdamW):
-    """``torch.optim.AdamW`` without the import of torch's compiler; results are equal to the bit.
+    """A ``torch.optim.AdamW`` that does not import torch's compiler; results are equal to the bit.
 
     torch's class imports the compiler only to exclude these methods from it. That costs 800 modules, 1.3 s of CPU
     time and 75 MB in every process that trains.
@@ -523,7 +523,7 @@ class Stepper:
         raise StepLostError(reason)  # not within ``except``, where the traceback would keep tensors in memory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of optimizer and scaler."""
+        """Return the states of the optimizer and of the loss scaler, by name."""
         optimizer = {"state": self._optimizer.state_dict()["state"], "learning_rate": self.learning_rate}
         return {"optimizer": optimizer, "scaler": self._precision.scaler.state_dict()}
 

@@ -51,7 +51,7 @@ def message_text(text: str) -> str:
 
 
 def path_to_text(path: PurePath | str) -> str:
-    """Return a path as table text, with ``/`` between folders. ``path_from_text`` is the inverse."""
+    """Return a path as text for tables, in valid UTF-8, with ``/`` between folders. ``path_from_text`` is the inverse."""
     return escape_text(PurePath(path).as_posix())
 
 
@@ -124,7 +124,9 @@ def temporary_of(path: Path) -> Path:
 
 @contextmanager
 def atomic_output(path: AnyPath) -> Iterator[Path]:
-    """Yield a temporary path; on a clean exit it becomes ``path``, on an exception it is removed.
+    """Yield the path of a temporary file, which replaces ``path`` at the end of the block.
+
+    If an exception leaves the block, the temporary file is removed.
 
     Args:
         path: the final file. Its folder is created when missing.
@@ -162,7 +164,7 @@ def write_text(path: AnyPath, content: str) -> None:
 
 
 def write_json(path: AnyPath, value: Any) -> None:
-    """Replace ``path`` with ``value`` as indented JSON, atomically. NaN is refused: it is not JSON."""
+    """Replace ``path`` atomically with ``value`` as indented JSON; raise ``ValueError`` for NaN and infinity."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
 
 

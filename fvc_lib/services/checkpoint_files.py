@@ -147,7 +147,9 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def write_weights_with_digest(path: Path, weights: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
-    """Write ``weights`` and a JSON ``description`` to ``path`` atomically; equal content gives equal files.
+    """Write ``weights``, a JSON ``description`` and digests of both to ``path``, atomically, in safetensors' format.
+
+    Equal content gives equal files.
 
     Raises:
         OSError: the file cannot be written; ``path`` keeps its old content.
@@ -266,7 +268,7 @@ class CheckpointFolder:
     def save(
         self, state: Mapping[str, Any], *, epoch: int, step: int, best_epoch: int, best_model: Mapping[str, Tensor]
     ) -> None:
-        """Write the latest checkpoint, rename the one before it, and write the best model if it changed.
+        """Write the latest checkpoint, rename the one before it, and write the best model if its epoch has changed.
 
         The state is written piece by piece, without a second copy in memory.
 

@@ -64,7 +64,7 @@ def code_hash(module: str, within: str | tuple[str, ...] = "fvc_lib") -> str:
 
 
 def tree_hash(module: str) -> str:
-    """Return the digest of a module's syntax tree without docstrings and comments; empty if there is no such module."""
+    """Return a digest of the code of ``module`` without docstrings and comments; empty if the module does not exist."""
     functions = functions_of_module(module)
     return sha256_of_json(functions)[:16] if functions else ""
 
@@ -120,7 +120,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def in_words(names: Iterable[str]) -> str:
-    """Return the first four of ``names`` as text, and the number of further names."""
+    """Return the first four of ``names``, sorted, as text, followed by the number of further names."""
     short = [name.removeprefix("fvc_lib.") for name in sorted(names)]
     more = [f"and {len(short) - _MOST_NAMED} more"] if len(short) > _MOST_NAMED else []
     return ", ".join(short[:_MOST_NAMED] + more)
@@ -164,7 +164,10 @@ def _closure(sources: Iterable[str], files: Mapping[str, Path], package: str) ->
 
 
 def _files(package: Path) -> dict[str, Path]:
-    """Return each module's file by dotted name, without folders that cannot be imported (``.ipynb_checkpoints``)."""
+    """Return the path of every module in the folder ``package``, by dotted name.
+
+    Folders that cannot be imported, such as ``.ipynb_checkpoints``, are left out.
+    """
     files = {(package.name, *path.relative_to(package).with_suffix("").parts): path for path in package.rglob("*.py")}
     return {
         ".".join(parts[:-1] if parts[-1] == "__init__" else parts): path
@@ -220,7 +223,7 @@ def changed_functions(folder: Path) -> set[str]:
 
 
 def mixed_code(folders: Sequence[Path]) -> str:
-    """Return, as text, the functions that differ between the trainings in ``folders``; empty without differences."""
+    """Return the names of functions that differ between the trainings in ``folders``, as text; empty if none differs."""
     versions = [version for folder in folders for version in _versions(folder)]
     return in_words(
         {

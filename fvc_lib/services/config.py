@@ -59,7 +59,7 @@ RESCALE_RATE = 8  # frames a second that ``rescale`` gives
 
 
 class RunConfig(BaseModel):
-    """The parameters of a run. Unknown names are refused; defaults are careful with memory."""
+    """The parameters of a run. Unknown names are refused. The defaults need little memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -417,7 +417,7 @@ class RunConfig(BaseModel):
         return [(name, mark) for name, field in fields.items() for mark in field.metadata if isinstance(mark, NameIn)]
 
     def relevant(self) -> dict[str, Any]:
-        """Return the JSON values of the fields that this task reads, in order."""
+        """Return the values of the fields that this task reads, as JSON values by field, in order."""
         values = self.model_dump(mode="json")
         return {name: value for name, value in values.items() if self.task in DECLARED[name].tasks}
 

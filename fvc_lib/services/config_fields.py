@@ -126,7 +126,10 @@ class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 class _TextLoader(_OnceLoader):
-    """A YAML loader that returns plain values as text, since YAML 1.1 reads 010 as 8, 1:30 as 90 and off as false."""
+    """A YAML loader that returns plain values as text; only null stays None.
+
+    YAML 1.1 would read 010 as 8, 1:30 as 90 and off as false.
+    """
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]

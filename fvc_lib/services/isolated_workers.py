@@ -1,9 +1,9 @@
 """Apply one function to many items in child processes, whose crash or hang does not end the run.
 
-It is meant for native code on untrusted files: a crash, a hang or a memory limit costs only the current item. The
+This is meant for native code on untrusted files: a crash, a hang or a memory limit costs only the current item. The
 children are plain interpreters that import the function by name and exchange JSON lines. They do not import the
-parent's ``__main__``, so this works in a script without a main guard and in a notebook kernel. There,
-``multiprocessing`` would run the script again or not find the function.
+parent's ``__main__``, so this works in a script without a main guard and in a notebook kernel. ``multiprocessing``
+would run such a script again, and would not find a function of a notebook.
 """
 
 import contextlib
@@ -215,7 +215,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            # One child per core is the parallelism; threads inside each would only fight over the cores.
+            # There is one child per core, so further threads in a child would only compete for cores.
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C is for the parent, which ends its children in order
         )

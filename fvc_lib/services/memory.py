@@ -1,4 +1,4 @@
-"""The memory budget of a run, the memory that processes hold, and advice after an out-of-memory."""
+"""Determine the memory budget of a run, measure the memory of processes, and give advice after memory ran out."""
 
 import ctypes
 import gc
@@ -205,7 +205,10 @@ def _resident_and_peak(pid: int) -> tuple[int, int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    """Return the pids of all descendants, from /proc, since psutil would read every process of the machine."""
+    """Return the pids of all descendants of process ``pid``.
+
+    They are read from /proc where it exists, since psutil would read every process of the machine.
+    """
     if not _PROC.is_dir():
         import psutil
 
@@ -289,7 +292,7 @@ class DeviceMemory:
 
 
 class MemoryObserver(Protocol):
-    """An observer that receives the phase and step of a training, so that memory can be attributed to them.
+    """An object that receives phases, steps and events of a training, so that memory can be attributed to them.
 
     ``MemorySampler`` is an example.
     """

@@ -47,14 +47,14 @@ class Registry(Generic[T]):
     @overload
     def register(self, name: Any, item: T | None = None) -> T: ...
     def register(self, name: Any, item: Any = None) -> Any:
-        """Register ``item`` under ``name`` and return it; return a decorator if there is no item.
+        """Register ``item`` under ``name`` and return it; without ``item``, return a decorator that registers its argument.
 
         Args:
-            name: the name, or an item with a ``name``; ``timm:NAME`` stands for a family.
-            item: the item.
+            name: the name, or an item with an attribute ``name``. ``timm:NAME`` stands for a family of names.
+            item: the item to register.
 
         Raises:
-            UsageError: another line of code has registered the name, or the code is a notebook's cell.
+            UsageError: another line of code has registered the name, or the caller is a notebook's cell.
         """
         frame = sys._getframe(1)
         source = f"{frame.f_code.co_filename}, line {frame.f_lineno}"

@@ -215,7 +215,7 @@ def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths
 
 
 def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> RunPaths:
-    """Return the run called ``name``: ``latest``, a run id, a unique part of one, or a path to a run folder.
+    """Return the run called ``name``: ``latest``, a run id, a unique part of a run id, or a path to a run folder.
 
     Raises:
         UsageError: no run fits, or several do; the message lists the runs.

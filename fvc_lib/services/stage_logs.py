@@ -326,7 +326,7 @@ class Report(Protocol):
     """A callback that receives the progress of work in countable units."""
 
     def __call__(self, done: int, total: int, part: str = "") -> None:
-        """Receive that ``done`` of ``total`` units are finished; ``part`` describes the next unit."""
+        """Receive that ``done`` of ``total`` units of work are finished; ``part`` describes the next unit."""
         ...
 
 

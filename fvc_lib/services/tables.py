@@ -45,7 +45,7 @@ class Column:
     has_nulls: bool = False
 
     def wrong(self, name: str) -> pl.Expr:
-        """Return a Boolean expression, True in each row whose value in the column ``name`` is not allowed."""
+        """Return a polars expression that is True in rows whose value in the column ``name`` is not allowed."""
         value = pl.col(name)
         wrong = pl.lit(False) if self.fits is None else ~self.fits(value).fill_null(True)
         wrong = wrong if self.has_nulls else wrong | value.is_null()
@@ -59,7 +59,7 @@ class TableSchema:
     Attributes:
         name: name of the table.
         columns: the columns by name.
-        key: names of columns whose combined values are unique in each row; empty: rows may repeat.
+        key: names of columns whose combined values must be unique in each row; empty: no columns.
         further: the type and values of all columns that are not in ``columns``; None: there may be no such columns.
     """
 
@@ -210,7 +210,8 @@ def _column(text: str) -> Column:
 def _table(name: str, key: Sequence[str] = (), /, **columns: str | Column) -> TableSchema:
     """Return a schema that allows exactly these columns, in this order.
 
-    The combined values of the columns in ``key`` are unique in each row; empty: rows may repeat.
+    The combined values of the columns in ``key`` must be unique in each row; empty: no columns. A column may be given
+    as text, as ``_column`` takes it.
     """
     made = {column: _column(kind) if isinstance(kind, str) else kind for column, kind in columns.items()}
     return TableSchema(name, made, tuple(key))
