@@ -51,7 +51,10 @@ def message_text(text: str) -> str:
 
 
 def path_to_text(path: PurePath | str) -> str:
-    """Return a path as text for tables, in valid UTF-8, with ``/`` between folders. ``path_from_text`` is the inverse."""
+    """Return a path as text for tables, in valid UTF-8, with ``/`` between folders.
+
+    ``path_from_text`` turns the text back into the path.
+    """
     return escape_text(PurePath(path).as_posix())
 
 

@@ -223,7 +223,7 @@ def changed_functions(folder: Path) -> set[str]:
 
 
 def mixed_code(folders: Sequence[Path]) -> str:
-    """Return the names of functions that differ between the trainings in ``folders``, as text; empty if none differs."""
+    """Return the names of functions that differ between the trainings in ``folders``, as text; empty if none do."""
     versions = [version for folder in folders for version in _versions(folder)]
     return in_words(
         {

@@ -47,7 +47,9 @@ class Registry(Generic[T]):
     @overload
     def register(self, name: Any, item: T | None = None) -> T: ...
     def register(self, name: Any, item: Any = None) -> Any:
-        """Register ``item`` under ``name`` and return it; without ``item``, return a decorator that registers its argument.
+        """Register ``item`` under ``name`` and return it.
+
+        If ``name`` is a text and there is no ``item``, return a decorator that registers its argument.
 
         Args:
             name: the name, or an item with an attribute ``name``. ``timm:NAME`` stands for a family of names.
