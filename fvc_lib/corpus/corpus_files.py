@@ -150,7 +150,7 @@ def reasons_text(rejected: pl.DataFrame) -> str:
 
 
 def counted(values: Iterable[str]) -> dict[str, int]:
-    """Map each distinct value to its number of occurrences, the most frequent value first."""
+    """Map each distinct value to its number of occurrences, the most frequent first, equally frequent ones sorted."""
     return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -172,7 +172,7 @@ def joined(*parts: str) -> str:
 
 
 def parts_below(path: str, top: str) -> tuple[str, ...]:
-    """Return the names of the folders from ``top`` to ``path``, and the file name at the end.
+    """Return the parts of ``path`` below the folder ``top``: names of folders, and the file name at the end.
 
     Raises:
         ValueError: ``path`` is not below ``top``.

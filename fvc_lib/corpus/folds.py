@@ -243,7 +243,7 @@ class TrainingRows:
     leaking: frozenset[str] = frozenset()
 
     def shuffled(self, seed: int) -> "TrainingRows":
-        """Return the same rows with labels shuffled by group."""
+        """Return these rows with labels shuffled by ``shuffle_labels_by_group``."""
         return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
 
     def split(

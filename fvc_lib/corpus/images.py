@@ -2,6 +2,8 @@
 
 Task image learns to predict the class and the targets of single pictures; a target is a number such as calories. A
 leakage group holds copies of the same picture and pictures of the same subject. The split never divides a group.
+
+IMAGES, IMAGE_TARGETS and REJECTED are tables whose columns ``services.tables`` describes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +62,7 @@ class ImageIndex:
 
 
 def image_root(config: RunConfig) -> Path:
-    """Return the absolute folder that the paths of the index are relative to, without reading anything."""
+    """Return the absolute folder that the paths of the index are relative to; no file is read."""
     corpus = Path(config.corpus or Path(config.data_dir) / "sample_dishes")
     return CorpusFiles(corpus.parent if corpus.is_file() else corpus).root
 

@@ -1,7 +1,8 @@
 """Build the index: a table of every usable video of a corpus with its label, leakage group and probe.
 
 A leakage group holds the videos that show the same footage or come from the same source; a split never divides it. A
-probe holds facts of a decoded file, such as its size, length, frame rate and codec.
+probe holds facts of a decoded file, such as its size, length, frame rate and codec. INDEX, REJECTED, GROUP_LINKS and
+ANNOTATIONS are tables whose columns ``services.tables`` describes.
 """
 
 import ast
@@ -256,7 +257,7 @@ def probe_listing(
 
 
 def files_of(listing: Listing) -> dict[str, Path]:
-    """Map each path in ``listing`` to its file."""
+    """Map the path of each entry in ``listing``, which is table text, to the path of its file."""
     return {entry.path: listing.root / path_from_text(entry.path) for entry in listing.entries}
 
 
@@ -339,8 +340,8 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
 
     Args:
         labels_of_group: the labels of each group's videos.
-        number: how many groups to choose, at most.
-        seed: decides the order in which groups are taken.
+        number: largest number of groups to choose.
+        seed: decides the order in which groups are chosen.
     """
     order = sorted(labels_of_group, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
     of_labels = ([group for group in order if label in labels_of_group[group]] for label in LABELS)
@@ -385,7 +386,7 @@ def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
 def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
     """Return the INDEX table of ``videos``, sorted by id.
 
-    If several corpora hold the same content, each video's id ends with the name of its corpus.
+    If several corpora hold the same content, the ids of these videos end with the name of their corpus.
     """
     content = pl.col("content_sha256")
     own = content.replace_strict(video_ids(videos["content_sha256"]), return_dtype=pl.String)

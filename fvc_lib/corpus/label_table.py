@@ -48,14 +48,17 @@ _FACTS_OF_A_VIDEO = attrgetter(
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table of text cells."""
+    """A table that was read as text; see ``read_label_table``."""
 
     name: str  # file name, for messages
     columns: tuple[str, ...]  # stripped column names
     rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: its number of cells is not the header's
 
     def records(self, rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (1-based row number, cells by column in lower case) of the well-formed rows; reject the others."""
+        """Yield (number, cells) for the well-formed rows; reject rows with a wrong number of cells.
+
+        ``number`` is the 1-based number of the row. ``cells`` maps column names in lower case to texts.
+        """
         names = [column.lower() for column in self.columns]
         for number, row in enumerate(self.rows, start=1):
             if row is not None:
@@ -110,7 +113,7 @@ class FileRow:
     name: str  # name of the row in messages, such as ``manifest.csv row 3``
 
     def refused(self, other: Refusal | None = None) -> Refusal | None:
-        """Return ``refusal``, else ``other``, with the row's name in its detail; None if both are None."""
+        """Return ``self.refusal`` or else ``other``, with the row's name in its detail; None if both are None."""
         refusal = self.refusal or other
         return refusal and Refusal(refusal.reason, f"{self.name}: {refusal.detail}")
 
@@ -327,7 +330,11 @@ _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
 
 
 def _parquet_lines(path: Path) -> _Lines:
-    """Return the header and the rows as text; refuse a table that takes far more memory than its file."""
+    """Return the header and the rows of a Parquet table as text.
+
+    Raises:
+        UsageError: the file is no Parquet table, or its cells take far more memory than the file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq  # for Parquet tables alone
 

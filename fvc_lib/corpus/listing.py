@@ -6,6 +6,9 @@ A label source states which videos are real and which are fake: a table, lists, 
 Several corpora are joined to one listing. Its root is a folder with a link to each corpus, and its paths begin with the
 name of the corpus. A group name that occurs in two corpora stands for two different groups. Published corpora are the
 exception: their group names mean the same everywhere (such as the YouTube video that a sequence was cut from).
+
+REJECTED and ANNOTATIONS are tables whose columns ``services.tables`` describes. Table text is text with escapes
+(``atomic_files.path_to_text``).
 """
 
 import json
@@ -42,7 +45,7 @@ from fvc_lib.services.tables import ANNOTATIONS, LABELS, column_types
 
 @dataclass(frozen=True)
 class Listing:
-    """A corpus as its label source describes it."""
+    """The usable and rejected files of a corpus, as its label source describes them; no video was opened."""
 
     root: Path  # absolute folder that every path is relative to
     kind: str  # name of the loader that read it

@@ -1,7 +1,8 @@
 """Make the protocol table of a run: the part of every video in every training, checked before anything trains.
 
 A protocol is a rule that divides a corpus into videos that are trained on, tested and left out. A run has one or
-several trainings (folds) with different test videos. No protocol tests a video twice.
+several trainings (folds) with different test videos. No protocol tests a video twice. INDEX, FOLDS and PROTOCOL are
+tables whose columns ``services.tables`` describes.
 
 ``official`` uses the split that the corpus comes with, because published numbers were made with it. If this split
 divides a leakage group (videos of the same person or source, near-duplicates), that is a leak. Every row of a divided
@@ -227,7 +228,7 @@ def _leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> 
     ``part`` is train, test or left_out; ``reason`` says why a video is left out.
 
     Raises:
-        DataError: fewer than two generators, or too few groups of fakes or of reals for the number of folds.
+        DataError: there are fewer than two generators, or fewer groups of fakes or of reals than needed for the folds.
     """
     targets = held_out(index, num_folds)
     videos = _generators(index)
@@ -452,8 +453,8 @@ def check_protocol(table: pl.DataFrame, index: pl.DataFrame) -> None:
         index: INDEX table with all videos.
 
     Raises:
-        LeakageError: a group or video is in two parts of a training, or a video is tested by two trainings.
-        DataError: a training does not list all videos, or trains or tests on one label only.
+        LeakageError: a group or video is in two parts of a training, or two trainings test the same video.
+        DataError: a training does not list all videos, or trains or tests on a single label.
     """
     videos = index["video_id"].sort().to_list()
     for fold, rows in _by_training(table):
@@ -499,7 +500,7 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
 
 
 def all_rows(table: pl.DataFrame) -> TrainingRows:
-    """Return the rows for a training without a test part: all videos that take part in any training of ``table``."""
+    """Return the rows for a training without a test part: the videos with a part in any training of ``table``."""
     rows = table.filter(pl.col("part") != LEFT_OUT).unique("video_id").with_columns(fold=pl.lit(0, pl.Int64))
     return TrainingRows(rows.select(*FOLDS.columns).sort("video_id"))
 

@@ -42,7 +42,7 @@ _NUMBER = pl.col("text").cast(pl.Float64, strict=False)
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Scores of detectors, one row per video, sorted by id."""
+    """Scores of one or several detectors for the same videos, one row per video, sorted by id."""
 
     videos: pl.DataFrame  # text columns ``video_id label group_id generator real_source corpus``; null: not known
     scores: pl.DataFrame  # one Float64 column per detector, named after it; rows as in ``videos``; null: no score
@@ -272,10 +272,10 @@ def _join_frames(name: str, cells: pl.DataFrame, notes: list[str]) -> pl.DataFra
 
 
 def _videos(name: str, cells: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per video with ``video_id``, ``label`` and ``FACTS``, sorted by id.
+    """Return a table with one row per video and the columns video_id, label and ``FACTS``, sorted by id.
 
     Raises:
-        DataError: rows of one video have different labels or facts.
+        DataError: rows of the same video have different labels or facts.
     """
     rows = cells.select("row", "video_id", "label", **{fact: f"fact {fact}" for fact in FACTS})
     long = rows.unpivot(["label", *FACTS], index=["row", "video_id"]).drop_nulls("value")

@@ -106,7 +106,14 @@ def tar_samples(
 
 
 def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, pictures: bool) -> Iterator[TarSample]:
-    """Yield the samples of one tar; reject the members that are neither videos nor texts."""
+    """Yield the samples of a tar; reject the members that are neither videos nor texts.
+
+    Args:
+        tar: path of the tar, relative to the corpus.
+        contents: members of the tar.
+        rejections: receives the rejected members.
+        pictures: see ``tar_samples``.
+    """
     videos, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)  # names of members by key
     with_video = {_key_of(name)[0] for name in contents.members if is_named_as("video", name)}
     for name, member in contents.members.items():

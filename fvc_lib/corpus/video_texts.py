@@ -3,6 +3,8 @@
 A pair is a video with a text that describes it. A leakage group, which the split never divides, joins pairs with the
 same stated group, the same file, equal content or near perceptual hashes. Equal texts do not join groups, because many
 videos may have the same text. A note counts the test texts that also belong to training videos.
+
+VIDEO_TEXTS and REJECTED are tables whose columns ``services.tables`` describes.
 """
 
 import re
@@ -77,9 +79,9 @@ _Pair = tuple[label_table.FileRow, str, tuple[str, ...]]  # row, text, and furth
 
 
 def normalised_text(text: str) -> str:
-    """Return ``text`` in Unicode form NFC with single spaces between words and none around; case is unchanged.
+    """Return ``text`` in Unicode form NFC, with single spaces between words and no space at the ends.
 
-    Two texts count as the same if this function returns the same for both.
+    Case is unchanged. Two texts count as equal if their normalised texts are equal.
     """
     return " ".join(unicodedata.normalize("NFC", text).split())
 
@@ -176,8 +178,8 @@ def video_text_root(config: RunConfig) -> Path:
 def _is_of_tars(corpus: Path) -> bool:
     """Return whether the corpus is read from tars instead of a manifest.
 
-    A folder with tars and a manifest is read by its manifest. A table with the name of a tar next to it does not count
-    as a manifest, because video2dataset writes such tables.
+    If a folder holds tars and a manifest, the manifest is read. A table with the same name as a tar does not count as a
+    manifest, because video2dataset writes such tables.
     """
     tars = {name.split(".")[0] for name in tars_in(corpus)}
     return bool(tars) and tars.issuperset(Path(table).stem for table in label_table.tables_in(corpus))

@@ -18,7 +18,7 @@ _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One video file and the facts that decide its group."""
+    """A video file with the facts that decide which leakage group it belongs to."""
 
     path: str  # names the file in merge reports; unique
     source_id: str  # name of the video in the label source

@@ -356,11 +356,11 @@ class Block:
     radius: int
 
     def keys(self, codes: Codes) -> Codes:
-        """Return the bits of this block in each code, as a number below ``2**size``; same shape as ``codes``."""
+        """Return the key of each code: the bits of this block, as a number below ``2**size``; shape of ``codes``."""
         return (codes >> np.uint64(self.start)) & np.uint64((1 << self.size) - 1)
 
     def masks(self) -> Iterator[np.uint32]:
-        """Yield all numbers of ``size`` bits of which at most ``radius`` are set."""
+        """Yield all numbers of ``size`` bits in which at most ``radius`` bits are set."""
         for flipped in range(self.radius + 1):
             for chosen in itertools.combinations(range(self.size), flipped):
                 yield np.uint32(sum(1 << bit for bit in chosen))

@@ -71,12 +71,17 @@ def perceptual_hash(frames: Pixels) -> str:
 
 
 def hash_of_grids(grids: Grid) -> str:
-    """Return the hash of frames without looks, from their ``luma_grids`` (T, 160, 160)."""
+    """Return the hash of T frames without looks, from the result of ``luma_grids``, (T, 160, 160)."""
     return hash_text(_codes(grids))
 
 
 def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
-    """Return codes uint64 (T, 30), and looks uint8 (T, 216) if given, as a text that ``parse_hashes`` reads."""
+    """Return a hash as text, which ``parse_hashes`` reads.
+
+    Args:
+        codes: codes of T frames with 30 windows each, uint64 (T, 30).
+        looks: looks of the frames, uint8 (T, 216); None: the hash has no looks.
+    """
     table = codes.astype(">u8").view(np.uint8)
     if looks is not None:
         table = np.concatenate([table, looks], axis=1)
@@ -84,7 +89,7 @@ def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
 
 
 def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
-    """Return the codes, uint64 (N, T, 30), and looks, uint8 (N, T, 216), of N hashes with equally many frames.
+    """Return (codes, looks) of N hashes of T frames each: uint64 (N, T, 30) and uint8 (N, T, 216).
 
     If the hashes have no looks, the shape of the looks is (N, T, 0).
 
@@ -111,7 +116,12 @@ def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
 
 
 def _looks(frames: Pixels, grids: Grid) -> Looks:
-    """Return the looks, uint8 (T, 216), of RGB frames, uint8 (T, 3, H, W), and their ``luma_grids`` (T, 160, 160)."""
+    """Return the looks of T frames, uint8 (T, 216).
+
+    Args:
+        frames: RGB, uint8 (T, 3, H, W).
+        grids: result of ``luma_grids`` for the frames, (T, 160, 160).
+    """
     luma = grid_average(grids, LOOK_LUMA_SIDE)
     rgb = np.stack([grid_average(frame, LOOK_COLOUR_SIDE) for frame in frames])
     colour = 128 + (rgb[:, [2, 0]] - grid_average(grids, LOOK_COLOUR_SIDE)[:, None]) / 2
@@ -120,7 +130,7 @@ def _looks(frames: Pixels, grids: Grid) -> Looks:
 
 
 def without_bars(frames: Pixels) -> Pixels:
-    """Return RGB frames, uint8 (T, 3, H, W), without the rows and columns at the border that are always black."""
+    """Return RGB frames, uint8 (T, 3, H, W), without the borders (rows and columns) that are black in all frames."""
     row_levels, column_levels = np.zeros(frames.shape[2]), np.zeros(frames.shape[3])
     for frame in frames:
         luma = (frame * _LUMA_WEIGHTS).sum(axis=0)
@@ -190,9 +200,10 @@ MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
 def _codes(grids: Grid) -> Hashes:
-    """Return the codes, uint64 (T, 30), of ``luma_grids`` (T, 160, 160): bit k is set if amplitude k is positive.
+    """Return the codes of T frames, uint64 (T, 30): bit k of a code is set if DCT amplitude k is positive.
 
-    A code is 0 if more than half of its amplitudes are too small to be more than noise.
+    A code is 0 if more than half of its amplitudes are so small that they may be noise. ``grids`` is the result of
+    ``luma_grids``, (T, 160, 160).
     """
     cosines = _COSINES.reshape(-1, GRID_SIDE)
     spectra = (cosines @ grids @ cosines.T).reshape(len(grids), len(SPANS), 12, len(SPANS), 12)
@@ -240,7 +251,7 @@ def thumbnail_text(grid: Grid, picture: Pixels) -> str:
 
 
 class SamePictures:
-    """Decide for ``near_duplicate_links`` whether pairs of pictures show one photograph, by their thumbnails.
+    """Decide for ``near_duplicate_links`` whether pairs of pictures show the same photograph, by their thumbnails.
 
     Args:
         thumbnails: N texts of ``thumbnail_text``.
@@ -395,10 +406,10 @@ _COLOUR_PLACES = span_averages(LOOK_COLOUR_SIDE, 5)
 
 
 class SameFootage:
-    """Decide whether pairs of videos show one footage, by the looks (tiny pictures) of their frames.
+    """Decide whether pairs of videos show the same footage, by the looks (tiny pictures) of their frames.
 
     Args:
-        looks: looks of N videos, uint8 (N, T, 216).
+        looks: looks of N videos with T frames each, uint8 (N, T, 216).
     """
 
     def __init__(self, looks: Looks) -> None:

@@ -78,7 +78,7 @@ class Drawing:
 
     @property
     def encoding(self) -> Encoding:
-        """The encoding of the clip; codec and container are drawn independently of the picture."""
+        """The encoding of the clip; ``name`` decides codec and container, independently of the picture."""
         codec, suffix = _ENCODINGS[int(generator_for("caption encoding", self.name).integers(len(_ENCODINGS)))]
         return Encoding(codec, suffix, FRAMES_PER_SECOND, _BITS_PER_PIXEL)
 

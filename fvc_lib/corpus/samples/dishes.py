@@ -124,7 +124,7 @@ def photograph(dish: Dish, number: int) -> bytes:
 
 
 def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Return a picture of ``dish``, RGB, uint8 (H, W, 3); ``rng`` decides camera, light and noise."""
+    """Return a picture of ``dish``, RGB, uint8 (H, W, 3), H = W = ``SIDE_PIXELS``; ``rng`` decides camera and light."""
     look = generator_for("dish", dish.name)  # decides what all photographs of the dish share
     pieces, berries = _scattered(dish.num_pieces, look), _at_rim(dish.num_berries, look)
     palettes = (_FOOD_COLOURS, _PLATE_COLOURS, _TABLE_COLOURS, _BERRY_COLOURS)
@@ -191,7 +191,10 @@ def _turned(x: Field, y: Field, angle: float) -> tuple[Field, Field]:
 
 
 def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
-    """Return the pattern of the table, boards or checks, as factors of brightness (H, W)."""
+    """Return the pattern of the table, boards or checks, as factors of brightness, (H, W).
+
+    ``x`` and ``y`` are the coordinates of the pixels, (H, W), in radii of the plate. ``rng`` decides the pattern.
+    """
     period, strength = rng.uniform((0.2, 0.05), (0.5, 0.18)).tolist()
     boards = np.abs((x / period) % 1 - 0.5) > 0.25
     if rng.random() < 0.5:

@@ -19,11 +19,11 @@ MARGIN_PIXELS = 28  # largest distance, along each axis, of the camera from the 
 
 @dataclass(frozen=True)
 class Camera:
-    """Properties of a device that affect every frame."""
+    """Properties of a camera and its operator that affect every frame."""
 
     noise_sigma: float  # standard deviation of luma noise in grey levels at mid grey
     shake_pixels: float  # strength of random hand shake
-    pan_pixels: float  # movement to the right over the whole shot
+    pan_pixels: float  # slow movement over the whole shot, mostly sideways
     exposure_drift: float  # relative change of brightness over the shot
     vignette: float  # relative darkening of the corners
     warmth: float  # shift of both chroma planes in levels
@@ -57,9 +57,9 @@ def draw_camera(name: str) -> Camera:
 
 
 def render_shot(shot: Shot) -> Planes:
-    """Return the frames of ``shot``, planar yuv420p in video range, uint8 (T, 3*H/2, W).
+    """Return the T frames of ``shot``, planar yuv420p in video range, uint8 (T, 3*H/2, W).
 
-    Width and height must be multiples of 4.
+    The height H and the width W of a shot must be multiples of 4.
     """
     rng, height, width = generator_for("shot", shot.name), shot.height, shot.width
     place, place_chroma = _draw_place(rng, shot)
@@ -143,7 +143,7 @@ class _Thing:
         self.chroma = rng.uniform(-28, 28, 2).tolist()
         self.start = rng.uniform(0.1, 0.9, 2) * size  # centre (row, column)
         self.travel = rng.uniform((-0.3, -0.6), (0.3, 0.6)) * size
-        self.pause_from = rng.uniform(0.2, 1.5)  # share of the shot; the thing rests for a quarter of it
+        self.pause_from = rng.uniform(0.2, 1.5)  # time in shots at which the thing rests for a quarter of the shot
 
     def paste(self, luma: Plane, chroma: Plane, share: float) -> None:
         """Draw the thing into luma (H, W) and chroma (2, H/2, W/2), in place, clipped at the borders.

@@ -155,7 +155,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ClipPlan:
-    """One file of the corpus."""
+    """Description of a file of the corpus."""
 
     path: str  # relative to the corpus folder, with '/'
     variant: str  # original, reencode, rescale or crop
@@ -164,7 +164,7 @@ class ClipPlan:
 
 @dataclass(frozen=True)
 class EventPlan:
-    """One scene with its clips: the original, which is filmed or forged footage, and near-duplicates of it."""
+    """Description of an event: the original clip, which is rendered or forged footage, and near-duplicates of it."""
 
     name: str  # also the leakage group of the clips
     label: str  # real or fake
@@ -264,11 +264,13 @@ def film(event: EventPlan, role: str, camera: Camera) -> Planes:
 
 
 def manifest_of(events: Sequence[EventPlan]) -> pl.DataFrame:
-    """Return the manifest, one row per clip.
+    """Return the manifest of the corpus, one row per clip, with the columns:
 
-    Its columns are path, label, group, manipulation, generator (the stated tool; both null for real), source (phone or
-    camcorder, by the camera's noise; null for fakes), variant (original, reencode, rescale, crop) and variant_of (the
-    path of the original; null for originals).
+    - path, label and group;
+    - manipulation and generator (the stated tool), both null for reals;
+    - source: phone or camcorder, by the noise of the camera; null for fakes;
+    - variant: original, reencode, rescale or crop;
+    - variant_of: path of the original; null for originals.
     """
     rows = []
     for event in events:
@@ -317,7 +319,7 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
 def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of the run's corpus: ``config.corpus``, or the sample corpus in ``data_dir`` if that is empty.
 
-    Missing files of the sample corpus are written; ``progress`` is called with (clips done, clips in all) meanwhile.
+    Missing files of the sample corpus are written. ``progress`` is called with (clips done, number of all clips).
     """
     if config.corpus:
         return Path(config.corpus)

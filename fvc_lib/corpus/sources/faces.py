@@ -124,7 +124,7 @@ def read_faceforensics(folder: Path) -> Listing:
 
 
 def _youtube_groups(folder: Path) -> dict[str, str]:
-    """Map the group of a sequence to the group of the YouTube video that it was cut from.
+    """Map the group of each FaceForensics++ sequence to the group of the YouTube video that it was cut from.
 
     The mapping is read from ``conversion_dict.json``; it is empty if that file is missing.
     """

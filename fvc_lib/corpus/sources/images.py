@@ -37,7 +37,7 @@ class ListedImage:
 
 @dataclass
 class ImageListing:
-    """The images of a corpus, as listed by the reader of its layout."""
+    """The images that the reader of a layout found in a corpus."""
 
     images: list[ListedImage] = field(default_factory=list)  # images that may be usable; none was opened
     rejections: Rejections = field(default_factory=Rejections)  # images and rows that are not used
@@ -81,7 +81,7 @@ _FOOD_LISTS = {"test": "test.txt", "train": "train.txt"}  # test first: an image
 def list_food101(files: CorpusFiles, corpus: Path) -> ImageListing:
     """List the images of Food-101, with their official parts.
 
-    Images in neither list, and lines without a file, are rejected.
+    Images in neither of the two official lists, and lines without a file, are rejected.
 
     Raises:
         DataError: one of the two lists is missing.
@@ -177,7 +177,7 @@ def _read_dishes(folder: Path, rejections: Rejections) -> dict[str, ListedImage]
 
 
 def _read_parts(folder: Path) -> dict[str, str]:
-    """Return the official part of each dish, train or test; empty if there are no lists.
+    """Return the official part of each dish, train or test, by dish; empty if ``folder`` does not exist.
 
     Raises:
         DataError: one of the two lists is missing.
