@@ -39,7 +39,7 @@ class Refusal:
     """The reason why a file or row is not used."""
 
     reason: str  # a short fixed name, such as ``missing_video``
-    detail: str  # sentences for the user: the problem and its remedy
+    detail: str  # sentences for the user on the problem and its remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,7 @@ class CorpusFiles:
     Args:
         root: folder of the corpus.
         kind: kind of the files, video or image.
-        allow_outside: accept files from anywhere, and enter linked folders; None: as the option of ``read_corpus``
-        says.
+        allow_outside: accept files from anywhere, and enter linked folders; None: see ``Reading.allow_outside``.
     """
 
     def __init__(self, root: AnyPath, kind: Kind = "video", allow_outside: bool | None = None) -> None:

@@ -34,7 +34,8 @@ _COUNTS = [(pl.col("label") == label).sum().cast(pl.Int64).alias(label) for labe
 _OUTER, _INNER, _SHUFFLED, GENERATORS_DEALT, MATCHES_DRAWN = range(5)
 
 
-# --- Whole groups to parts. Groups of one type (equal class counts) are handled together: fast for 100,000 groups.
+# --- Assign whole groups to parts. Groups of one type (equal class counts) are handled together, which is fast for
+# 100,000 groups.
 
 
 def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Generator) -> IntArray:
@@ -110,7 +111,7 @@ def _spread(count: int, size: int, generator: np.random.Generator) -> IntArray:
     return np.floor((np.arange(count) + generator.random()) * size / max(count, 1)).astype(np.int64)
 
 
-# --- Folds, and the split of one of them.
+# --- Make folds, and the training, validation and test parts of one training.
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ class TrainingRows:
         return FoldSplit(rest.filter(~in_validation), rest.filter(in_validation), test, self.leaking)
 
 
-# --- One split into train, validation and test instead of folds.
+# --- Divide rows once into train, validation and test, instead of folds.
 
 
 @dataclass(frozen=True)
@@ -398,7 +399,7 @@ def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
     Returns:
         FOLDS table sorted by ``video_id`` with the same groups and folds.
     """
-    # A group that an official split has in two parts gets one label for both.
+    # A group that an official split divides between two parts gets the same label in both.
     home = folds.with_columns(pl.col("fold").min().over("group_id"))
     groups = home.group_by("group_id", "fold").agg((pl.col("label") == "fake").mean().alias("fake_share"))
     generator = np.random.default_rng([seed, _SHUFFLED])

@@ -45,7 +45,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.video.decode.probe import VideoProbe
 from fvc_lib.video.reencode import recipe_named
 
-# --- From the label tables alone.
+# --- Groups and labels from the label tables alone, without opening videos.
 
 
 def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ...]]:
@@ -84,7 +84,7 @@ def listed_videos(listing: Listing) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-# --- Refusals.
+# --- Refuse corpora that cannot be used.
 
 
 def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
@@ -390,7 +390,7 @@ def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
     """
     content = pl.col("content_sha256")
     own = content.replace_strict(video_ids(videos["content_sha256"]), return_dtype=pl.String)
-    end = "-" + pl.col("corpus").str.replace_all("[^0-9A-Za-z_-]+", "-")  # ids name files
+    end = "-" + pl.col("corpus").str.replace_all("[^0-9A-Za-z_-]+", "-")  # ids become names of files
     video_id = pl.when(pl.len().over(content) > 1).then(own + end).otherwise(own)
     return videos.with_columns(video_id=video_id).select(*INDEX.columns).sort("video_id")
 

@@ -336,7 +336,7 @@ def _parquet_lines(path: Path) -> _Lines:
         UsageError: the file is no Parquet table, or its cells take far more memory than the file.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq  # for Parquet tables alone
+    import pyarrow.parquet as pq  # imported here, because only Parquet tables need it
 
     most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
     too_large = UsageError(f"{path.name}: its cells take more than {most >> 20:,} MiB, too much for its size.")
@@ -349,7 +349,7 @@ def _parquet_lines(path: Path) -> _Lines:
             frame = pl.read_parquet(stream)
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
-    # Checked again, because the file holds repeated texts only once.
+    # Sizes are checked again, because the file holds repeated texts only once.
     if sum(frame[name].str.len_bytes().sum() for name in frame.columns if frame.schema[name] == pl.String) > most:
         raise too_large
     return [frame.columns, *(list(map(_cell, row)) for row in frame.iter_rows())]

@@ -51,12 +51,12 @@ class Listing:
     kind: str  # name of the loader that read it
     entries: tuple[Entry, ...]  # usable files, each path once, sorted by path
     rejected: pl.DataFrame  # REJECTED table
-    # Each row of the label source, used or not, with the ANNOTATIONS columns except ``group_id``: a missing video still
-    # proves that its groups belong together.
+    # All rows of the label source, used or not, with the ANNOTATIONS columns except ``group_id``. Rows of missing
+    # videos also show which groups belong together.
     annotations: pl.DataFrame
     notes: tuple[str, ...] = ()  # sentences for the user
     name: str = ""  # name of the corpus, as table text; ``read_corpus`` fills it in
-    parts: Mapping[str, "Listing"] = field(default_factory=dict)  # listings of joined corpora by name; else empty
+    parts: Mapping[str, "Listing"] = field(default_factory=dict)  # listings of several joined corpora, by name
 
     @property
     def shown(self) -> str:

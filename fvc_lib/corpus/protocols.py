@@ -74,7 +74,7 @@ _CHANCE = 0.55
 Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | None, float | None]]
 
 
-# --- Whole corpora and the corpus's own parts: one training, fold 0.
+# --- Protocols with a single training, fold 0: official splits and cross_corpus.
 
 
 def _with_parts(rows: pl.DataFrame, is_tested: pl.Expr, reason: pl.Expr) -> pl.DataFrame:
@@ -153,7 +153,7 @@ def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
     return rows
 
 
-# --- Leave one generator out.
+# --- The protocol leave_one_generator_out.
 
 
 def _plain(name: str) -> str:
@@ -288,7 +288,7 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
     return fold_of
 
 
-# --- Matched metadata, and folds.
+# --- The protocols with matched metadata, and kfold.
 
 
 def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells: Tells) -> pl.DataFrame:

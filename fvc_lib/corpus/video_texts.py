@@ -37,7 +37,7 @@ from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import VIDEO_TEXTS, check_table
 
-# --- The manifest: any separator, one row per pair.
+# --- List the pairs of a manifest (with any separator and one row per pair) or of tars.
 
 ACCEPTED = (
     "Wanted a manifest with the columns 'path' and 'text', if known also 'split' (train, validation, test) and "
@@ -239,7 +239,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
             rejections.add_file(path, Refusal(result.reason, result.detail), row=row)
     videos = pl.DataFrame(probed, schema=_PROBED, orient="row")
     table = listing.rows.join(videos, on="path")
-    # Repeated rows, and copies across the split, are no loss: they are rejected later.
+    # Loss is checked here, because repeated rows and copies in two parts, which are rejected later, are no loss.
     refuse_lost(listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share)
     paths, contents = videos["path"].to_list(), videos["content_sha256"].to_list()
     near = near_copies(contents, [probes[path].perceptual_hash for path in paths], config.near_duplicate_bits)
@@ -259,7 +259,7 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     is_used, detail = pl.col("row") == pl.col("used"), pl.format("the same video and text as row {}.", "used")
     reject(table.filter(~is_used), "duplicate_pair", detail, rejections)
     table = table.with_columns(
-        pl.col("path").min().over("content_sha256"),  # a content is called by the first path of its files
+        pl.col("path").min().over("content_sha256"),  # the path of a content is the first path of its files
         text_id=pl.col("text_sha256").replace_strict(video_ids(table["text_sha256"])),
         video_id=pl.col("content_sha256").replace_strict(video_ids(table["content_sha256"])),
     ).with_columns(pair_id=pl.col("video_id") + "_" + pl.col("text_id"))

@@ -20,7 +20,7 @@ _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of 
 class GroupMember:
     """A video file with the facts that decide which leakage group it belongs to."""
 
-    path: str  # names the file in merge reports; unique
+    path: str  # unique name of the file, for the reports of merges
     source_id: str  # name of the video in the label source
     content_sha256: str | None  # hash of the file's content; None: a row of a label table, no file was read
     stated_group: str | None = None  # the group in the label source, if any
@@ -103,12 +103,12 @@ def join_groups(
     for member in members:
         if member.stated_group is not None:
             groups_of[member.source_id].add(member.stated_group)
-    # The node of each member by its path, in order of paths.
+    # Maps the path of each member to its node, sorted by path.
     node_of: dict[str, _Node] = {}
     for member in sorted(members, key=attrgetter("path")):
         groups = groups_of.get(member.source_id)
         node_of[member.path] = ("group", min(groups)) if groups else ("source", member.source_id)
-    # The name of each node: a stated group, or the first path.
+    # Maps each node to its name: the stated group, or the first path of a member.
     names: dict[_Node, str] = {("group", group): group for group in sorted(set().union(*groups_of.values()))}
     for path, node in node_of.items():
         names.setdefault(node, path)

@@ -40,8 +40,8 @@ from fvc_lib.corpus.copies.perceptual_hash import (
     parse_hashes,
 )
 
-_CLOSER_BITS = 3  # the largest difference of middle frames that agree closely is smaller by this
-_CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # fifths that may have been cut from the start and from the end
+_CLOSER_BITS = 3  # frames that agree closely differ in at most ``max_bits`` minus this many bits
+_CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # (fifths cut off the start, fifths cut off the end) to consider
 _PAIRS_AT_ONCE = 1 << 16
 _LOOKS_AT_ONCE = 1 << 10
 
@@ -138,8 +138,8 @@ def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
 def _bits_apart(whole: Codes, part: Codes, mirror: Codes | np.uint64) -> Pixels:
     """Return the number of bits in which the codes ``whole`` and ``part`` differ, uint8; arguments are broadcast.
 
-    The number is 255 if either code is 0, because that picture is too plain to be compared. The bits ``mirror`` are
-    flipped in ``whole`` first: ``MIRROR_BITS`` mirrors it, 0 leaves it as it is.
+    The number is 255 if either code is 0, which means that its picture is too plain to be compared. The bits ``mirror``
+    are flipped in ``whole`` first: ``MIRROR_BITS`` stands for the mirrored picture, 0 for the picture as it is.
     """
     return np.where((whole != 0) & (part != 0), np.bitwise_count(whole ^ mirror ^ part), np.uint8(255))
 
@@ -243,8 +243,8 @@ class _FrameSearch:
     def __init__(self, judge: Judge, frame: int, videos: Places) -> None:
         self._judge, self._videos = judge, videos
         codes, wholes = judge.table[videos, frame].reshape(-1), judge.table[videos, frame, 0]
-        self._entry_of = np.flatnonzero(codes).astype(np.uint32)  # place in the flat table; zeros match nothing
-        self._wholes = videos[np.flatnonzero(wholes)]  # the video of each plain query; as many mirrored ones follow
+        self._entry_of = np.flatnonzero(codes).astype(np.uint32)  # index in the flat table of each code that is not 0
+        self._wholes = videos[np.flatnonzero(wholes)]  # videos of the plain queries; the mirrored ones follow
         self._codes, wholes = codes[self._entry_of], wholes[wholes != 0]
         self._queries = np.concatenate([wholes, wholes ^ MIRROR_BITS])
         self._telling = _telling_frames(judge.table.shape[1], frame)
@@ -260,7 +260,7 @@ class _FrameSearch:
             waiting: list[Candidates] = []
             for query, entry in search.pairs(self._queries, self._chooser(clusters)):
                 (one, is_mirrored), (other, window) = self._whole(query), self._window(entry)
-                # A pair of whole pictures is found in both directions; one is enough.
+                # A pair of whole pictures is found twice, in both orders; one order is enough.
                 is_pair = np.where(window == 0, one < other, one != other)
                 found = np.stack([one, other, window, is_mirrored])
                 waiting.append(_apart(clusters, found[:, is_pair]))
@@ -281,9 +281,9 @@ class _FrameSearch:
         return self._videos[place], window
 
     def _chooser(self, clusters: Components) -> Choose:
-        """Return the argument ``choose`` for ``BlockSearch.pairs``.
+        """Return a function for the argument ``choose`` of ``BlockSearch.pairs``.
 
-        It leaves out pairs of videos that are connected already, or that cannot show the same footage.
+        The function leaves out pairs of videos that are connected already, or that cannot show the same footage.
         """
         table = self._judge.table
 
@@ -379,7 +379,7 @@ def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block
     if num_queries * num_entries < _ALL_PAIRS:
         return (Block(0, 0, 0),)
     number = next(number for least, number in _BLOCKS if num_entries >= least)
-    # Of each pair at least one block differs in at most its radius; blocks of radius -1 are not needed.
+    # In every pair, at least one block differs in at most ``radius`` bits; blocks of radius -1 are not needed.
     radius, larger = divmod(max_bits - number + 1, number)
     borders = [64 * block // number for block in range(number + 1)]
     blocks = [
@@ -397,7 +397,7 @@ def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Keys, _Keys]:
     # Numbers that hold key and position are sorted ten times as fast as keys by argsort.
     order = (block.keys(codes) << np.uint64(32)) | np.arange(len(codes), dtype=np.uint64)
     order.sort()
-    position = order.astype(np.uint32)  # the lower half
+    position = order.astype(np.uint32)  # the lower 32 bits
     return codes[position], (order >> np.uint64(32)).astype(np.uint32), position
 
 
@@ -451,7 +451,7 @@ class BlockSearch:
         Queries with more candidates are compared with the next entries, twice as many in every round.
         """
         num_codes, active, done = len(self._codes), np.flatnonzero(counts), 0
-        # Hardly any key has more entries, if they are spread evenly over the keys.
+        # If entries are spread evenly over the keys, hardly any key has more than ``width`` entries.
         mean = num_codes / (len(self._starts) - 1)
         width = min(math.ceil(1 + mean + math.sqrt(mean)), num_codes)
         first, counts = first[active], counts[active]

@@ -469,10 +469,10 @@ def _ratio(part: Grid, whole: Grid) -> Grid:
 
 
 def _share_off_median(luma: Floats, is_near: Flags) -> Grid:
-    """Return the share of cells that differ from the median luma of their frame, for K videos, (K,).
+    """Return the share of cells that differ from the median luma of their frame, as mean over frames, (K,).
 
     Args:
-        luma: (K, T, 1, side, side), for T frames.
+        luma: luma of K videos with T frames each, (K, T, 1, side, side).
         is_near: (K, T), true for the frames over which the mean is taken.
     """
     off = np.abs(luma - np.median(luma, axis=(3, 4), keepdims=True)) > _PLAIN_LEVELS

@@ -67,7 +67,7 @@ def render_shot(shot: Shot) -> Planes:
     path, gain = _camera_path(rng, shot), _exposure(rng, shot)
     down, right = (np.linspace(-1, 1, side, dtype=np.float32) for side in (height, width))
     falloff = 1 - shot.camera.vignette / 2 * ((down * down)[:, None] + right * right)
-    # A noise sheet larger than the frame; neighbours are correlated, as after demosaicing.
+    # A noise sheet that is larger than the frame. Neighbouring pixels are correlated, as after demosaicing.
     white = rng.normal(0, shot.camera.noise_sigma, (height + 65, width + 65)).astype(np.float32)
     noise = (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / 1.6
     shift = np.array([-shot.camera.warmth, shot.camera.warmth], np.float32)[:, None, None]
@@ -78,7 +78,7 @@ def render_shot(shot: Shot) -> Planes:
         for thing in things:
             thing.paste(luma, chroma, t / max(shot.num_frames - 1, 1))
         luma = _soften(luma) * (falloff * gain[t])
-        # A random window of the noise sheet, randomly mirrored.
+        # Add a random window of the noise sheet, randomly mirrored.
         row, column = rng.integers(0, 65, 2).tolist()
         flips = int(rng.integers(0, 4))
         window = noise[row : row + height, column : column + width]
@@ -136,7 +136,7 @@ class _Thing:
         size = (shot.height, shot.width)
         self.sides = h, w = tuple(2 * int(rng.integers(side // 10, side // 5)) for side in size)
         rows, columns = np.linspace(-1, 1, h)[:, None], np.linspace(-1, 1, w)
-        for _ in range(int(rng.integers(1, 4))):  # squares, not powers: the same to the last bit everywhere
+        for _ in range(int(rng.integers(1, 4))):  # squaring gives the same bits on every machine; powers do not
             rows, columns = rows * rows, columns * columns
         self.inside = rows + columns <= 1.0  # (h, w)
         self.luma = rng.uniform(60, 190) + texture(rng, h, w, (16, 6), 10)

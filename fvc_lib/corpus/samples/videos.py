@@ -172,7 +172,7 @@ class EventPlan:
     width: int
     height: int
     num_frames: int
-    clips: tuple[ClipPlan, ...]  # the original first
+    clips: tuple[ClipPlan, ...]  # the original is the first
 
 
 def plan_events() -> tuple[EventPlan, ...]:

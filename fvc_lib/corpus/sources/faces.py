@@ -143,7 +143,7 @@ def read_deeperforensics(folder: Path) -> Listing:
         DataError: one or two lists of the official split are missing.
     """
     lists = split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
-    # A line may begin with the variant's folder.
+    # A line may have the folder of the variant before the file name.
     parts = {line.rsplit("/", 1)[-1]: part for part, path in lists.items() for line in read_lines(path)}
     note = "DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23: give both corpora."
     wanted = "VARIANT/target_actor such as 000_M101.mp4"
@@ -464,7 +464,7 @@ CORPORA.register(
   journal = {arXiv preprint arXiv:2006.07397},
   year = {2020}
 }""",
-        rank=2,  # behind folders of labels: these may have a metadata.json of their own
+        rank=2,  # tried after folders of labels, which may have another metadata.json
     )
 )
 CORPORA.register(

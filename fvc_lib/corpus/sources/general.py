@@ -152,7 +152,7 @@ def read_manifest(manifest: Path) -> Listing:
         rows.append(replace(entry, attributes=attributes_text(further)))
         places.append(row.refused() or row.path)
         words.append(word)
-    if unknown:  # without their parts, those videos would be tested or trained on
+    if unknown:  # these videos could be in the wrong part otherwise
         raise UsageError(
             f"{table.name}: the column of the split has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, "
             "or nothing. Write these, or, if it is no split, rename the column, such as to 'my_split'."
@@ -178,7 +178,7 @@ def _require_labels(what: str, rows: Sequence[Entry], remedy: str) -> None:
 
 # --- Tars of videos in WebDataset's layout, which are not unpacked.
 
-_WORDS = (".cls", "label", "cls", "is_fake", "fake")  # where a sample may state its label
+_WORDS = (".cls", "label", "cls", "is_fake", "fake")  # names of the cells of a sample that may state its label
 
 
 def read_tar_shards(corpus: Path) -> Listing:
