@@ -244,7 +244,7 @@ def entry_of(
 def tables_in(folder: AnyPath) -> list[str]:
     """Return the sorted file names of the tables in ``folder``; empty if ``folder`` is no folder.
 
-    If there is a ``manifest.csv`` or ``manifest.parquet``, other tables are left out.
+    If there is a table called ``manifest``, other tables are left out.
     """
     names = sorted(path.name for path in Path(folder).glob("[!.]*") if path.suffix.lower() in SUFFIXES)
     return [name for name in names if name in PREFERRED_NAMES] or names

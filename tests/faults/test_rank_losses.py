@@ -99,6 +99,7 @@ def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equa
 
 def fail_later(ranks: Ranks) -> None:
     """As nccl does: what was begun in one place raises in another."""
+    ranks.meet("begin")  # else rank 1 may be gone before both are connected
     if ranks.rank:
         raise DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or network error\n...")
     ranks.meet("gradients")

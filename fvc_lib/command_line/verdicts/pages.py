@@ -89,7 +89,7 @@ def write_video_pages(
 
 
 def page_name(number: int, path: str) -> str:
-    """Return the name of a page, such as ``0007_holiday.html`` for the file ``holiday.mp4`` with number 7.
+    """Return the name of a page, such as ``0007_Holiday.html`` for file 7, ``Holiday.mp4``.
 
     Characters other than ASCII letters, digits and underscores become dashes. At most 60 characters of the file's name
     stay.
