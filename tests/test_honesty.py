@@ -58,7 +58,8 @@ def auc(run: RunPaths, source: str) -> dict[str, float]:
 def test_real_labels_are_learned_and_no_control_comes_near(learned):
     run = learned
     assert run_headline(run).verdict.standing == "above control"
-    assert auc(run, "model")["low"] > 0.7  # an interval over 40 groups is wide: .975 [.793, .997] on one machine
+    # It was 0.8 before intervals over few groups became wider: .975 [.793, .997] on one machine.
+    assert auc(run, "model")["low"] > 0.75
     for control in ("metadata_only", "length_only", "shuffled_labels", "constant", "group_lookup_by_group"):
         interval = auc(run, control)
         assert interval["low"] <= 0.5 <= interval["high"], control

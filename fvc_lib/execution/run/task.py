@@ -282,6 +282,9 @@ class TaskRun:
 
     def _kernel_started(self, pid: int) -> None:
         self._watch.start(pid)
+        with suppress(OSError):  # when memory ends, Linux shall kill a kernel before its runner
+            score = Path(f"/proc/{pid}/oom_score_adj")
+            score.write_text(str(max(500, int(score.read_text()))))
         if self._signals:  # a signal came while the kernel started; a starting kernel cannot handle signals
             self._watch.signal_kernel(signal.SIGKILL)
 
