@@ -185,15 +185,15 @@ def detectors(name: str | None) -> None:
     about one network: paper, licences, packages to install and weights to fetch. A network of your own is -p model
     path/to/my_net.py:MyNet.
     """
-    from fvc_lib.detectors import listing  # torch takes a second to load
+    from fvc_lib.detectors import facts  # torch takes a second to load
     from fvc_lib.services.registry import DETECTORS
 
     if name:
-        click.echo(listing.facts_of(name).text())
+        click.echo(facts.facts_of(name).text())
         return
     click.echo(_DETECTOR_ROW.format("name", "parameters", "GFLOPs", "clip", "weights", "licence of them", "runs here"))
     for each in DETECTORS.names():
-        click.echo(_DETECTOR_ROW.format(*listing.facts_of(each).row()))
+        click.echo(_DETECTOR_ROW.format(*facts.facts_of(each).row()))
     click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
 
 

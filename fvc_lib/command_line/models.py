@@ -277,7 +277,7 @@ def _training(run: RunPaths) -> list[str]:
     from fvc_lib.engine.training_state import TrainingRecord
     from fvc_lib.services.registry import BACKBONES, DETECTORS
     from fvc_lib.services.tasks import TASKS
-    from fvc_lib.tasks.recipe import read_outcome
+    from fvc_lib.tasks.shared_training import read_outcome
 
     if is_ensemble(run.root):
         record = read_ensemble(run.root)

@@ -37,7 +37,7 @@ from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.tables import TableSchema, read_table
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predictor_class
-from fvc_lib.tasks.recipe import TrainedClass
+from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video.classical import described_in
 
 FORMAT = 9

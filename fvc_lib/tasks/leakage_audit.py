@@ -24,8 +24,8 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
 from fvc_lib.services.tasks import OFFICIAL
 from fvc_lib.tasks.video import controls
+from fvc_lib.tasks.video.calibration import RecordedSelection
 from fvc_lib.tasks.video.results import with_targets
-from fvc_lib.tasks.video.selection import RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]  # the columns of LEAKAGE_AUDIT
 Links = Sequence[tuple[int, int]]  # near-duplicates, as pairs of row numbers
@@ -55,7 +55,7 @@ def leakage_audit(
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together, after ``results.check_predictions``.
         config: gives ``near_duplicate_bits``, replicates, confidence and seed.
-        selections: the record of every fold's choices (``selection.read_selection``), None for a missing record;
+        selections: the record of every fold's choices (``calibration.read_selection``), None for a missing record;
             empty: do not check whether choices were recorded before the outer test labels were opened.
         before: result of ``results.earlier_openings``: how many replaced trainings opened outer test labels, and the
             run that this one was forked from; None: do not report them.

@@ -29,7 +29,7 @@ from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_FILES, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
-from fvc_lib.tasks.recipe import TrainedClass, changed_functions, functions_of, own_code, read_outcome
+from fvc_lib.tasks.shared_training import TrainedClass, changed_functions, functions_of, own_code, read_outcome
 from fvc_lib.video.clips.store import Pixels
 
 KNOWN = "known_files.parquet"

@@ -41,10 +41,10 @@ from fvc_lib.services.atomic_files import (
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.video.decode.decoding import decode
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import SCALER, FrameConverter, Orientation
-from fvc_lib.video.decode.plan import decode
 from fvc_lib.video.decode.source import (
     RefusedVideo,
     UnreadableVideo,

@@ -20,7 +20,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
-from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, record_selection
 from tests.analysis.conftest import write_run
 from tests.browser.chromium import SENTINEL
 

@@ -21,7 +21,7 @@ from fvc_lib.detectors.weights import read_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.recipe import functions_of
+from fvc_lib.tasks.shared_training import functions_of
 
 MY_NET = """
 import torch

@@ -16,7 +16,7 @@ from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.recipe import TrainingOutcome
+from fvc_lib.tasks.shared_training import TrainingOutcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from tests.faults.conftest import STAGE, elsewhere
 from tests.kits.training import TinyTraining

@@ -24,7 +24,7 @@ from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FOLDS, read_table
-from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
+from fvc_lib.tasks.shared_training import TrainingOutcome, read_outcome
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere

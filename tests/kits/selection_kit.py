@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection
 from fvc_lib.tasks.video.data import FoldClips
-from fvc_lib.tasks.video.selection import RecordedSelection, Selection
 
 
 def recorded_selection(clips: FoldClips) -> RecordedSelection:

@@ -14,7 +14,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
 from fvc_lib.services.tables import FEATURES, FOLDS, INDEX, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.leakage_audit import leakage_audit
-from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video import classical
 from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
 from fvc_lib.tasks.video.results import check_predictions

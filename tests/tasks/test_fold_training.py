@@ -9,8 +9,8 @@ from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
-from fvc_lib.tasks import recipe
-from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks import shared_training
+from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.data import fold_clips
 from fvc_lib.tasks.video.training import TrainingSummary, fold_training, read_fold, train_fold
 from fvc_lib.video.clips.shards import write_shards
@@ -61,7 +61,7 @@ def finished(drawn_tiny_training, tmp_path_factory):
 
 def test_a_finished_fold_is_not_trained_again(finished, list_log, monkeypatch):
     tiny, outcome, *_ = finished
-    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(shared_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
     log = list_log()
     assert run(tiny, log) == outcome
     assert log.lines == []
@@ -112,7 +112,7 @@ def test_a_stream_has_the_clips_of_the_store_in_another_order(tiny_training):
 
 
 def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):
-    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(shared_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
     tiny = tiny_training.with_config(clip_source="shards")
     with pytest.raises(DataError, match=r"manifest\.json.*03_augmentation"):
         run(tiny, list_log())
@@ -164,7 +164,7 @@ def test_videos_that_could_not_be_decoded_are_named_and_left_out_up_to_a_share(t
     [(0, r"clips of 1 videos are gone.*{}.*03_augmentation"), (1, "1 clips are not in the clip store.*{}#1")],
 )
 def test_a_clip_that_is_gone_stops_the_fold_before_training(tiny_training, list_log, monkeypatch, copy, error):
-    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr(shared_training, "Engine", lambda *_, **__: pytest.fail("it trains"))
     video_id = read_fold(tiny_training.paths, tiny_training.config, 0)[1][""].train[0].video_id
     tiny_training.store.clip_path(video_id, copy).unlink()
     with pytest.raises(DataError, match=error.format(video_id)):

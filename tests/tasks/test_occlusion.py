@@ -11,7 +11,7 @@ from fvc_lib.analysis.pages.answers import heated
 from fvc_lib.command_line.verdicts.pages import page_parts
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.predicting import Trained
-from fvc_lib.tasks.recipe import TrainedClass
+from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, occlusion_map
 from fvc_lib.tasks.video.verdicts.scoring import FoldNetwork, Networks
 

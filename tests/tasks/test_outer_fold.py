@@ -8,8 +8,8 @@ import pytest
 from fvc_lib.services.errors import LeakageError
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video import summary, training as fold_training
+from fvc_lib.tasks.video.calibration import SELECTION
 from fvc_lib.tasks.video.data import ClipRow, SealedFold
-from fvc_lib.tasks.video.selection import SELECTION
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import elsewhere
 from tests.kits.selection_kit import recorded_selection

@@ -18,7 +18,7 @@ from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import AUGMENTED, PREDICTIONS, read_table
-from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.faults.conftest import STAGE, elsewhere, result_of

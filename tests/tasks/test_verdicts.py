@@ -25,8 +25,8 @@ from fvc_lib.services.stage_logs import not_reported
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table
 from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.journal import Journal, find_out
+from fvc_lib.tasks.video.calibration import read_selection
 from fvc_lib.tasks.video.predicting import Finding, VideoDetector, decoding_cautions
-from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, files_of, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
 from fvc_lib.tasks.video.verdicts.scoring import networks_of_run

@@ -19,7 +19,7 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
-from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video_text.results import read_embeddings, video_text_results
 from fvc_lib.tasks.video_text.training import (
     STAGE,

@@ -6,7 +6,7 @@ import av
 import numpy as np
 import pytest
 
-from fvc_lib.video.decode import plan
+from fvc_lib.video.decode import decoding
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo
 
@@ -18,9 +18,9 @@ def test_frames_that_nothing_refers_to_are_not_decoded(make_video, monkeypatch, 
         options = {"x265-params": "log-level=none:bframes=3:b-adapt=0:b-pyramid=0"}
     path = make_video("b.mp4", 60, codec=codec, gop=60, options=options)
     decoded = []
-    take = plan._Taker.take
+    take = decoding._Taker.take
     monkeypatch.setattr(
-        plan._Taker, "take", lambda taker, frames, first: decoded.extend(frames) or take(taker, frames, first)
+        decoding._Taker, "take", lambda taker, frames, first: decoded.extend(frames) or take(taker, frames, first)
     )
     decode_clip(path, 2)
     assert len(decoded) <= 60 // 3 + 4

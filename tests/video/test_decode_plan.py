@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.decoding import decode, plan_decoding
 from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, missing_bytes, read_frame_table, seconds_of
-from fvc_lib.video.decode.plan import decode, plan_decoding
 from fvc_lib.video.decode.probe import packet_facts
 from fvc_lib.video.decode.source import TruncatedVideo, open_video
 

@@ -33,11 +33,11 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
-from fvc_lib.tasks import recipe
+from fvc_lib.tasks import shared_training
 from fvc_lib.tasks.image import data
 from fvc_lib.tasks.image.data import Calibration, ImageDataset, ImageLabels, ImageParts, ImageRecords
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings, class_losses
-from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
+from fvc_lib.tasks.shared_training import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
 DEFAULT_MICRO_BATCH = 8
 LABELS = "labels.json"  # file of ``ImageLabels``
@@ -226,7 +226,7 @@ def train_images(
         StillImageError: a picture is missing or damaged.
         DataError: a part is empty, or an output for a test picture is not finite.
         UsageError: backbone or weights do not load, or balanced sampling is on while a picture has no class.
-        FvcError: as ``recipe.train``, which explains ``options``.
+        FvcError: as ``shared_training.train``, which explains ``options``.
     """
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
@@ -235,7 +235,7 @@ def train_images(
         finish = partial(_finish, paths, root, parts, config)
         return replace(image_split_training(root, parts, config), finish=finish, outputs=outputs)
 
-    return recipe.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
+    return shared_training.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
 
 
 def _finish(
@@ -306,7 +306,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
             "-p class_balance loss or none."
         )
     seed = stable_seed(STAGE, config.seed)
-    settings = recipe.settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=mixing.balanced)
+    settings = shared_training.settings_of(config, seed, DEFAULT_MICRO_BATCH, balance_classes=mixing.balanced)
     initial = content_digest(config.backbone_weights) if config.backbone_weights else ""
     return Training(
         stage=STAGE,

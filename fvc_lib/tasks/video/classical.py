@@ -38,12 +38,12 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.tables import LABELS
-from fvc_lib.tasks.recipe import TrainedClass
+from fvc_lib.tasks.shared_training import TrainedClass
 from fvc_lib.tasks.video import data
+from fvc_lib.tasks.video.calibration import RecordedSelection, record_selection, select, settings_text
 from fvc_lib.tasks.video.data import ClipRow, FoldClips
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.results import families_of
-from fvc_lib.tasks.video.selection import RecordedSelection, record_selection, select, settings_text
 from fvc_lib.tasks.video.summary import Candidate, Scored, TrainingSummary, score_outer_fold
 from fvc_lib.video.features.family import families_named
 from fvc_lib.video.features.measuring import measure_files

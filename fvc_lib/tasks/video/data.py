@@ -22,9 +22,9 @@ from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS
 from fvc_lib.services.tasks import CONTROL_TRAININGS, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, rows_of_classes
+from fvc_lib.tasks.video.calibration import RecordedSelection
 from fvc_lib.tasks.video.controls import of_two_sources
 from fvc_lib.tasks.video.features import FeatureSource
-from fvc_lib.tasks.video.selection import RecordedSelection
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, Pixels, note_use
 

@@ -51,10 +51,10 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import KFOLD
-from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.shared_training import read_outcome
+from fvc_lib.tasks.video.calibration import read_selection
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.results import check_predictions, kfold_results, made_samples, undecoded
-from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.summary import TrainingSummary
 
 _OF_DATA = ("metadata_carriers", "official_split_leaks")  # audit checks on the data, which is the same for all members

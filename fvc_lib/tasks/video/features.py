@@ -27,7 +27,7 @@ from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.recipe import functions_of
+from fvc_lib.tasks.shared_training import functions_of
 from fvc_lib.video.clips.store import (
     ClipStore,
     Pixels,

@@ -50,6 +50,7 @@ from fvc_lib.services.tables import (
     frame_of,
     read_table,
 )
+from fvc_lib.tasks.video.calibration import SELECTION, RecordedSelection, read_selection
 from fvc_lib.tasks.video.controls import (
     MARGIN,
     REAL_SOURCE_CONTROL,
@@ -65,7 +66,6 @@ from fvc_lib.tasks.video.controls import (
     targets_of,
     trainings_of,
 )
-from fvc_lib.tasks.video.selection import SELECTION, RecordedSelection, read_selection
 from fvc_lib.video.clips.store import ClipStore, Pixels
 from fvc_lib.video.features.family import families_named
 

@@ -12,8 +12,8 @@ from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FINAL_VALIDATION, LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
 from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, settings_text
 from fvc_lib.tasks.video.data import ClipRow, FoldClips
-from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings_text
 
 
 @dataclass(frozen=True)

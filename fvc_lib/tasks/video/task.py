@@ -17,7 +17,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import class_losses
-from fvc_lib.tasks.recipe import settings_of
+from fvc_lib.tasks.shared_training import settings_of
 from fvc_lib.tasks.video.data import ClipDataset
 
 

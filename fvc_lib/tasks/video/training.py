@@ -40,7 +40,7 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
-from fvc_lib.tasks.recipe import (
+from fvc_lib.tasks.shared_training import (
     ControlLog,
     Finished,
     Network,
@@ -53,10 +53,10 @@ from fvc_lib.tasks.recipe import (
     train,
 )
 from fvc_lib.tasks.video import classical, data
+from fvc_lib.tasks.video.calibration import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.results import forensic_features
-from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.summary import (
     Scored,
     TrainingSummary,
@@ -86,7 +86,7 @@ def train_fold(
 
     Raises:
         DataError: the fold does not exist, clips are missing, or the training part has one class.
-        FvcError: as ``recipe.train``, which explains the options.
+        FvcError: as ``shared_training.train``, which explains the options.
     """
     if config.of_features:
         if fold is None:

@@ -35,8 +35,8 @@ from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXTS, frame_of, read_table, write_table
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
-from fvc_lib.tasks import recipe
-from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
+from fvc_lib.tasks import shared_training
+from fvc_lib.tasks.shared_training import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 from fvc_lib.tasks.video.data import ClipSource, open_clips, stream_of
 from fvc_lib.video.clips import making
 from fvc_lib.video.clips.shards import write_shards
@@ -350,7 +350,7 @@ def train_video_text(
     Raises:
         DataError: too many videos have no clip, a part is empty, or an embedding of the test part is not finite.
         UsageError: as ``check_config``.
-        FvcError: as ``recipe.train``, which explains ``options``.
+        FvcError: as ``shared_training.train``, which explains ``options``.
     """
     check_config(config)
 
@@ -360,7 +360,7 @@ def train_video_text(
         outputs = [paths.retrieval_ranks, paths.captions, paths.embeddings]
         return replace(split_training(parts, config), finish=partial(_finish, paths, parts, config), outputs=outputs)
 
-    return recipe.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
+    return shared_training.train(STAGE, fold, paths, config, read, TrainingRecord, **options)
 
 
 def _finish(
@@ -455,7 +455,9 @@ def split_training(parts: VideoTextParts, config: RunConfig) -> Training[Trainin
     return Training(
         stage=STAGE,
         model_name=config.model,
-        settings=recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch),
+        settings=shared_training.settings_of(
+            config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch
+        ),
         parameters=config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN},
         networks=[Network(task, fingerprint)],
         sizes={f"num_{part}": parts.of(part).height for part in PARTS},

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.video.decode.decoding import decode
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import Box, FrameSink
-from fvc_lib.video.decode.plan import decode
 from fvc_lib.video.decode.source import open_video
 
 MAX_FRAMES = 100_000

@@ -10,10 +10,10 @@ from av.video.frame import VideoFrame
 
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode.clip import Clip, PlacesOf
+from fvc_lib.video.decode.decoding import decode
 from fvc_lib.video.decode.file_parts import picture_names
 from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, Seconds, read_frame_table, seconds_of
 from fvc_lib.video.decode.pixels import FrameSink, Orientation
-from fvc_lib.video.decode.plan import decode
 from fvc_lib.video.decode.source import CorruptVideo, VideoSource, check_size, open_video
 
 _MAX_SECONDS = 1_000_000  # eleven days: a file that claims more has damaged times

@@ -25,9 +25,9 @@ from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.registry import CROPS, View
 from fvc_lib.video.decode.clip import Clip, PlacesOf, decode_places, uniform_places
+from fvc_lib.video.decode.decoding import decode
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import Box, FrameConverter, Pixels
-from fvc_lib.video.decode.plan import decode
 from fvc_lib.video.decode.source import VideoSource, open_video
 
 Boxes = npt.NDArray[np.floating]  # (T, 4): left, top, width and height in pixels
@@ -371,7 +371,7 @@ class _WindowSink:
         self._held: dict[int, Pixels] = {}
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Receive a frame, as ``plan.Sink`` describes."""
+        """Receive a frame, as ``decoding.Sink`` describes."""
         self._converter.observe(frame)
         if place is None or place not in self.wanted:
             return

@@ -1,6 +1,6 @@
 """Sample a video for its features: a few runs of consecutive frames, of which tiles of pixels are cut out.
 
-The frames equal those with the same indices when the whole video is decoded (``decode.plan``). Pixels are read from the
+The frames equal those with the same indices when the whole video is decoded. Pixels are read from the
 decoder's planes without scaling. A sample takes a few megabytes for a video of any size.
 
 A sample also holds the packets of the video, and the quantisers, motion vectors and frame types that the decoder
@@ -25,9 +25,9 @@ from av.video.reformatter import VideoReformatter
 
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode.clip import uniform_places
+from fvc_lib.video.decode.decoding import decode
 from fvc_lib.video.decode.frame_table import FrameTable, read_frame_table, seconds_of
 from fvc_lib.video.decode.pixels import SCALER, side_data_of
-from fvc_lib.video.decode.plan import decode
 from fvc_lib.video.decode.source import VideoSource, open_video
 from fvc_lib.video.features.family import SMALL_SIDE, TILE, Float32, IntArray, Run, Stream, tile_corners
 
@@ -88,7 +88,7 @@ class _TileSink:
         self._reformatter = VideoReformatter()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """Receive a frame, as ``decode.plan.Sink`` describes; cut out its tiles if it is wanted."""
+        """Receive a frame, as ``decode.decoding.Sink`` describes; cut out its tiles if it is wanted."""
         if place is not None and place in self.wanted:
             self._cuts[place] = _cut(frame, self._reformatter)
             self._notes.observe(frame)

@@ -37,7 +37,7 @@ from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
-from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.classical import fitted_model, measured_features, probe
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file

@@ -17,8 +17,8 @@ from fvc_lib.services.config_fields import known_operating_point
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.video.calibration import SELECTION, RecordedSelection, record_selection, select
 from fvc_lib.tasks.video.results import earlier_openings, operating_sentence
-from fvc_lib.tasks.video.selection import SELECTION, RecordedSelection, record_selection, select
 
 LABELS = np.repeat([0, 1], 30)
 LOGITS = 6 * (LABELS - 0.4) + np.random.default_rng(4).normal(0, 4, LABELS.size)  # far too sure of itself

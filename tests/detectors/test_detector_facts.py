@@ -3,7 +3,7 @@
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
-from fvc_lib.detectors.listing import facts_of
+from fvc_lib.detectors.facts import facts_of
 from fvc_lib.services.registry import DETECTORS
 
 

@@ -20,8 +20,8 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks import recipe
-from fvc_lib.tasks.recipe import (
+from fvc_lib.tasks import shared_training
+from fvc_lib.tasks.shared_training import (
     Finished,
     Network,
     Training,
@@ -135,7 +135,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
         parameters={name: getattr(config, name) for name in bound}, sizes=SIZES, finish=finish,
         outputs=arguments.pop("outputs", ()),
     )  # fmt: skip
-    outcome = recipe.train(
+    outcome = shared_training.train(
         STAGE, None, paths, config, lambda ranks: training, TrainingRecord, metric_log=log, **arguments
     )
     return outcome, points.found, written
@@ -175,7 +175,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(tmp_path):
 def test_the_record_names_the_network_its_file_and_its_weights(tmp_path):
     outcome, _, _ = train(tmp_path / "run", config_of(tmp_path))
     torch.manual_seed(0)
-    assert outcome.network.name.endswith("test_recipe.Straight")
+    assert outcome.network.name.endswith("test_training_of_all_tasks.Straight")
     assert Path(outcome.network.file) == Path(__file__)
     assert outcome.network.num_parameters == outcome.num_parameters == 2
     best = safetensors.torch.load_file(tmp_path / "run" / "checkpoints" / STAGE / "best_model.safetensors")
@@ -227,7 +227,7 @@ def test_a_docstring_changes_no_code_and_changed_functions_are_named(tmp_path):
 
 def test_a_rank_that_would_train_another_network_than_who_started_it_refuses(tmp_path):
     config = config_of(tmp_path)
-    own, other = (recipe.TrainedClass.of(LineTask(each)).identity for each in (Straight, Steep))
+    own, other = (shared_training.TrainedClass.of(LineTask(each)).identity for each in (Straight, Steep))
     with pytest.raises(UsageError, match=r"would train .*Straight.*Steep.*num_ranks 1"):
         train(tmp_path / "run", config, begun_with=other)
     assert train(tmp_path / "run", config, begun_with=own)[0].training.steps == 9
@@ -263,7 +263,7 @@ def test_an_outcome_with_an_epoch_that_was_not_finite_can_be_read_back():
     outcome = TrainingOutcome(
         fold=0, model="m", num_parameters=3, device="cpu", num_train=4, num_train_samples=8, num_validation=2,
         num_test=2, training=training, predicted_peak_bytes=None, peak_rss_bytes=1, peak_device_bytes=None,
-        fingerprint="f", network=recipe.TrainedClass("m", "", "", 3),
+        fingerprint="f", network=shared_training.TrainedClass("m", "", "", 3),
     )  # fmt: skip
     text = outcome_to_json(outcome)
     assert '"NaN"' in text
