@@ -28,10 +28,8 @@ def test_a_clip_is_the_same_whatever_was_drawn_before_it_and_keeps_shape_bars_an
     video_id, number, chosen, num_frames
 ):
     clip = _clip(num_frames)
-    before = clip.copy()
     plan = draw_augmentation(video_id, number, chosen, num_frames)
     out = apply_augmentation(clip, plan)
-    np.random.default_rng().random(7)
     draw_augmentation("another", number + 1, chosen, num_frames)
     same = AugmentationSettings(tuple(reversed(chosen.names)), chosen.strength)
     assert draw_augmentation(video_id, number, same, num_frames) == plan
@@ -39,12 +37,7 @@ def test_a_clip_is_the_same_whatever_was_drawn_before_it_and_keeps_shape_bars_an
     assert (out.dtype, out.shape) == (np.uint8, clip.shape)
     assert not out[:, :, [0, 1, 2, 3, -4, -3, -2, -1]].any()
     assert not np.shares_memory(out, clip)
-    np.testing.assert_array_equal(clip, before)
-
-
-@given(video_ids, numbers, settings, st.integers(1, 12))
-def test_a_plan_names_only_what_was_allowed_and_survives_json(video_id, number, chosen, num_frames):
-    plan = draw_augmentation(video_id, number, chosen, num_frames)
+    np.testing.assert_array_equal(clip, _clip(num_frames))
     entries = json.loads(plan.to_json())
     assert {entry["name"] for entry in entries} <= set(chosen.names)
     assert plan_of(plan.to_json()) == plan
@@ -55,9 +48,9 @@ def test_a_plan_names_only_what_was_allowed_and_survives_json(video_id, number, 
 @given(video_ids, numbers, st.sampled_from(["frame_drop", "frame_duplicate"]), st.integers(2, 20), st.floats(0.1, 3))
 def test_frames_are_dropped_and_duplicated_in_order_and_length_is_kept(video_id, number, name, num_frames, strength):
     (operation,) = draw_augmentation(video_id, number, AugmentationSettings((name,), strength), num_frames).operations
-    order = operation.order
+    order = list(operation.order)
     assert len(order) == num_frames
-    assert list(order) == sorted(order)
+    assert order == sorted(order)
     assert set(order) < set(range(num_frames))  # something is gone: dropped, or pushed over the end
 
 
@@ -79,10 +72,15 @@ def test_different_videos_numbers_and_settings_get_different_plans():
 
 
 def test_settings_hash_ignores_order_and_feels_everything_else():
-    base = AugmentationSettings(("flip", "noise"), 1.0)
-    assert base.settings_hash == AugmentationSettings(("noise", "flip"), 1).settings_hash
-    assert base.settings_hash != AugmentationSettings(("flip",), 1.0).settings_hash
-    assert base.settings_hash != AugmentationSettings(("flip", "noise"), 1.1).settings_hash
+    same = {
+        AugmentationSettings(("flip", "noise"), 1.0).settings_hash,
+        AugmentationSettings(("noise", "flip"), 1).settings_hash,
+    }
+    others = {
+        AugmentationSettings(("flip",), 1.0).settings_hash,
+        AugmentationSettings(("flip", "noise"), 1.1).settings_hash,
+    }
+    assert (len(same), len(same | others)) == (1, 3)
 
 
 def test_what_cannot_be_meant_is_named():

@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,6 @@ from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.clip import decode_clip
 from tests.video.conftest import plan_of
 
-ID = "0123456789abcdef"
-
 ALL = tuple(AUGMENTATIONS.names())
 
 
@@ -27,25 +26,22 @@ def _store(folder: Path, **changes) -> ClipStore:
     return ClipStore(folder, **arguments)
 
 
-@pytest.fixture
-def corpus(tmp_path, make_video):
+@pytest.fixture(scope="module")
+def made_corpus(tmp_path_factory, encode_video):
     """Three videos with awkward names, and their rows of the index that making clips reads."""
-    root = tmp_path / "corpus"
+    root = tmp_path_factory.mktemp("made") / "corpus"
     root.mkdir()
     rows = []
     for number, name in enumerate(('a "q", b.mp4', "new\nline 🎬.mp4", "\udcff\\x.mp4")):
-        path = make_video("made.mp4", 6 + number).rename(root / name)
-        digest = sha256_of_file(path)
-        rows.append(
-            {
-                "video_id": digest[:16],
-                "path": path_to_text(name),
-                "label": "fake" if number else "real",
-                "group_id": f'group,"{number}"\n',
-                "content_sha256": digest,
-            }
-        )
-    return root, pl.DataFrame(rows)
+        digest = sha256_of_file(encode_video(root / "made.mp4", 6 + number).rename(root / name))
+        rows.append((digest[:16], path_to_text(name), "fake" if number else "real", f'group,"{number}"\n', digest))
+    return root, pl.DataFrame(rows, ["video_id", "path", "label", "group_id", "content_sha256"], orient="row")
+
+
+@pytest.fixture
+def corpus(tmp_path, made_corpus):
+    """A copy of ``made_corpus`` that the test may change."""
+    return shutil.copytree(made_corpus[0], tmp_path / "corpus"), made_corpus[1]
 
 
 def test_clips_are_made_once_and_are_what_their_plan_says(tmp_path, corpus):
@@ -63,41 +59,36 @@ def test_clips_are_made_once_and_are_what_their_plan_says(tmp_path, corpus):
         clip = np.load(store.cache_dir / row["clip_path"])
         np.testing.assert_array_equal(clip, store.read(row["video_id"], row["augmentation_index"]))
         original = store.read(row["video_id"], 0)
-        plan = plan_of(row["operations"])
-        np.testing.assert_array_equal(clip, apply_augmentation(original, plan))
+        np.testing.assert_array_equal(clip, apply_augmentation(original, plan_of(row["operations"])))
     first = next(root.iterdir())
-    digest = sha256_of_file(first)
-    np.testing.assert_array_equal(store.read(digest[:16], 0), decode_clip(first, 4, 16).frames)
+    np.testing.assert_array_equal(store.read(sha256_of_file(first)[:16], 0), decode_clip(first, 4, 16).frames)
     before = table.read_bytes()
     again = make_clips(store, index, root, 2, table)
-    assert (again.made, again.reused) == (0, 9)
-    assert table.read_bytes() == before
+    assert (again.made, again.reused, table.read_bytes()) == (0, 9, before)
 
 
-def test_the_clips_do_not_depend_on_workers_or_on_the_place_of_the_corpus(tmp_path, corpus):
+def test_the_clips_do_not_depend_on_workers_or_on_the_place_of_the_corpus(tmp_path, corpus, made_corpus):
     root, index = corpus
-    one, two = _store(tmp_path / "one"), _store(tmp_path / "two")
-    make_clips(one, index, root, 2, tmp_path / "one.csv", workers=1)
-    moved = root.rename(tmp_path / "moved")
-    make_clips(two, index.reverse(), moved, 2, tmp_path / "two.csv", workers=3)
+    make_clips(_store(tmp_path / "one"), index, root, 2, tmp_path / "one.csv", workers=1)
+    make_clips(_store(tmp_path / "two"), index.reverse(), made_corpus[0], 2, tmp_path / "two.csv", workers=3)
     for path in sorted((tmp_path / "one").rglob("*.npy")):
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
-    tables = [read_table(tmp_path / name, AUGMENTED) for name in ("one.csv", "two.csv")]
-    assert not tables[0].equals(tables[1])
-    assert tables[0].sort("clip_id").equals(tables[1].sort("clip_id"))
+    one, two = (read_table(tmp_path / name, AUGMENTED) for name in ("one.csv", "two.csv"))
+    assert not one.equals(two)
+    assert one.sort("clip_id").equals(two.sort("clip_id"))
 
 
 def test_a_video_that_fails_is_reported_and_the_others_are_made(tmp_path, corpus):
     root, index = corpus
-    paths = sorted(root.iterdir())
-    gone, changed = paths[0], paths[1]
-    ids = {path: sha256_of_file(path)[:16] for path in paths}
+    (gone, gone_id), (changed, changed_id), (whole, whole_id) = (
+        (path, sha256_of_file(path)[:16]) for path in sorted(root.iterdir())
+    )
     gone.unlink()
-    changed.write_bytes(paths[2].read_bytes())
+    changed.write_bytes(whole.read_bytes())
     report = make_clips(_store(tmp_path / "cache"), index, root, 1, tmp_path / "t.csv")
-    assert {video_id for video_id, _ in report.failed} == {ids[gone], ids[changed]}
+    assert {video_id for video_id, _ in report.failed} == {gone_id, changed_id}
     assert report.made == 2
-    assert read_table(tmp_path / "t.csv", AUGMENTED)["video_id"].unique().to_list() == [ids[paths[2]]]
+    assert read_table(tmp_path / "t.csv", AUGMENTED)["video_id"].unique().to_list() == [whole_id]
 
 
 def test_a_killed_run_is_continued(tmp_path, corpus):
@@ -152,17 +143,16 @@ def dangerous(tmp_path, monkeypatch) -> None:
 
 
 def test_a_crash_and_a_hang_of_the_decoder_cost_their_video_only(tmp_path, corpus, dangerous, monkeypatch):
-    monkeypatch.setattr(clip_making, "TIMEOUT_SECONDS", 4)
+    monkeypatch.setattr(clip_making, "TIMEOUT_SECONDS", 2.5)
     root, index = corpus
-    store, table = _store(tmp_path / "cache"), tmp_path / "t.csv"
-    report = make_clips(store, index, root, 1, table, workers=2)
+    report = make_clips(_store(tmp_path / "cache"), index, root, 1, tmp_path / "t.csv", workers=2)
     ids = index["video_id"].to_list()
     assert [video_id for video_id, _ in report.failed] == ids[1:]
     assert "crashed" in report.failed[0][1]
     assert r"new\nline 🎬.mp4" in report.failed[0][1]
     assert "timeout" in report.failed[1][1]
     assert report.made == 2
-    assert read_table(table, AUGMENTED)["video_id"].to_list() == [ids[0]] * 2
+    assert read_table(tmp_path / "t.csv", AUGMENTED)["video_id"].to_list() == [ids[0]] * 2
 
 
 def test_a_store_that_cannot_be_written_is_an_error_and_no_fault_of_the_video(tmp_path, corpus):

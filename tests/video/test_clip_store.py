@@ -28,8 +28,8 @@ def test_a_clip_comes_back_whole_and_in_parts(tmp_path):
     clip = np.random.default_rng(0).integers(0, 256, store.shape, np.uint8)
     store.write(ID, 1, clip)
     assert store.has(ID, 1)
-    np.testing.assert_array_equal(store.read(ID, 1), clip)
-    np.testing.assert_array_equal(np.load(store.clip_path(ID, 1)), clip)
+    for read in (store.read(ID, 1), np.load(store.clip_path(ID, 1))):
+        np.testing.assert_array_equal(read, clip)
     part = np.empty((2, *store.shape[1:]), np.uint8)
     store.load(ID, 1, part, 1)
     np.testing.assert_array_equal(part, clip[1:3])
@@ -54,22 +54,19 @@ def test_an_id_that_is_no_plain_name_is_refused(tmp_path, video_id):
 
 def test_damaged_and_foreign_files_are_not_clips(tmp_path):
     store = _store(tmp_path)
-    get = store.read
-    with pytest.raises(DataError, match=ID):
-        get(ID, 0)
     with pytest.raises(ValueError, match="uint8"):
         store.write(ID, 0, _clip()[:2])
+    store.write(ID, 0, _clip())
     with pytest.raises(ValueError, match="uint8"):
         store.load(ID, 0, _clip()[..., :2])
-    store.write(ID, 0, _clip())
     path = store.clip_path(ID, 0)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert not store.has(ID, 0)
-    with pytest.raises(DataError, match=str(path)):
-        get(ID, 0)
-    np.save(path, np.zeros((1, 3, 16, 16), np.uint8))
-    with pytest.raises(DataError, match=ID):
-        get(ID, 0)
-    np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(DataError, match=ID):
-        get(ID, 0)
+    for damage in (
+        lambda: path.write_bytes(path.read_bytes()[:-1]),
+        lambda: np.save(path, np.zeros((1, 3, 16, 16), np.uint8)),
+        lambda: np.save(path, np.array([{"a": 1}], object), allow_pickle=True),
+        path.unlink,
+    ):
+        damage()
+        assert not store.has(ID, 0)
+        with pytest.raises(DataError, match=ID):
+            store.read(ID, 0)

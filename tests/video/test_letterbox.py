@@ -39,12 +39,14 @@ def test_each_display_matrix_turns_pixels_as_the_standard_says(corners):
     assert orientation.rotation_degrees == degrees
 
 
-def test_nonsense_and_slanted_matrices_are_rounded():
-    assert Orientation.from_display_matrix(bytes(36)) == Orientation()
-    slanted = struct.pack("9i", 9000, 60000, 0, -60000, 9000, 0, 0, 0, 1 << 30)
-    assert Orientation.from_display_matrix(slanted).rotation_degrees == 90
-    extreme = struct.pack("9i", -(1 << 31), 1, 0, 1, -(1 << 31), 0, 0, 0, 1)
-    assert Orientation.from_display_matrix(extreme).rotation_degrees == 180
+@pytest.mark.parametrize(
+    ("corners", "degrees"),
+    [((0, 0, 0, 0), 0), ((9000, 60000, -60000, 9000), 90), ((-(1 << 31), 1, 1, -(1 << 31)), 180)],
+)
+def test_nonsense_and_slanted_matrices_are_rounded(corners, degrees):
+    a, b, c, d = corners
+    matrix = struct.pack("9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    assert Orientation.from_display_matrix(matrix).rotation_degrees == degrees
 
 
 @given(

@@ -15,13 +15,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.augmentations import AugmentationSettings
-from fvc_lib.video.clips.shards import (
-    MANIFEST,
-    ClipShards,
-    read_manifest,
-    shards_folder,
-    write_shards,
-)
+from fvc_lib.video.clips.shards import MANIFEST, ClipShards, shards_folder, write_shards
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.file_parts import contents_of
 
@@ -55,16 +49,15 @@ def written(tmp_path):
     return store, clips, write_shards(store, clips, shard_bytes=SHARD_BYTES)
 
 
-def test_every_clip_comes_back(written):
+def test_every_clip_comes_back_also_in_another_process(written):
     store, clips, folder = written
     shards = ClipShards(folder)
     assert [len(entry.clips) for entry in shards.manifest.shards] == [4, 4, 2]
     assert (shards.settings_hash, shards.shape) == (store.settings_hash, store.shape)
-    for row in clips.iter_rows(named=True):
-        name = row["video_id"], row["augmentation_index"]
-        assert shards.has(*name)
-        frames = load(shards, *name)
-        np.testing.assert_array_equal(frames, store.read(*name))
+    for reader in (shards, pickle.loads(pickle.dumps(ClipShards(folder)))):
+        for name in clips.select("video_id", "augmentation_index").iter_rows():
+            assert reader.has(*name)
+            np.testing.assert_array_equal(load(reader, *name), store.read(*name))
     assert not shards.has("0" * 16, 7)
     with pytest.raises(DataError):
         load(shards, "0" * 16, 7)
@@ -86,35 +79,37 @@ def test_the_bytes_depend_on_the_clips_alone(written, tmp_path):
         }
 
 
-def test_tar_files_hold_a_clip_and_its_row_side_by_side(written):
-    store, clips, folder = written
-    rows = {row["clip_id"]: row for row in clips.iter_rows(named=True)}
-    read = []
-    for path in sorted(folder.glob("*.tar")):
+def samples_by_tarfile(tars: list[str]) -> list[dict]:
+    """Return the key, the row and the pixels of every clip, as ``webdataset`` returns them."""
+    samples = []
+    for path in tars:
         with tarfile.open(path) as tar:
-            names = tar.getnames()
-            for pixels_name, row_name in zip(names[::2], names[1::2], strict=True):
-                key = pixels_name.removesuffix(".npy")
-                assert row_name == f"{key}.json"
-                row = json.loads(tar.extractfile(row_name).read())
-                assert row == rows[key]
-                pixels = np.load(io.BytesIO(tar.extractfile(pixels_name).read()))
-                np.testing.assert_array_equal(pixels, store.read(row["video_id"], row["augmentation_index"]))
-                read.append(key)
-    assert read == [f"{video_id}_{number}" for video_id, number in ClipShards(folder).clips]
+            members = [(member.name, tar.extractfile(member).read()) for member in tar]
+        for (pixels_name, pixels), (row_name, row) in zip(members[::2], members[1::2], strict=True):
+            key = pixels_name.removesuffix(".npy")
+            assert row_name == f"{key}.json"
+            samples.append({"__key__": key, "npy": np.load(io.BytesIO(pixels)), "json": json.loads(row)})
+    return samples
 
 
-def test_the_package_webdataset_reads_our_shards(written):
+def samples_by_webdataset(tars: list[str]) -> list[dict]:
     webdataset = pytest.importorskip("webdataset")
-    store, clips, folder = written
-    rows = {row["clip_id"]: row for row in clips.iter_rows(named=True)}
-    tars = sorted(str(path) for path in folder.glob("*.tar"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves files open
-        read = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
+        samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
         gc.collect()
-    assert [sample["__key__"] for sample in read] == [f"{name}_{number}" for name, number in ClipShards(folder).clips]
-    for sample in read:
+    return samples
+
+
+@pytest.mark.parametrize("samples_of", [samples_by_tarfile, samples_by_webdataset])
+def test_tars_hold_a_clip_and_its_row_side_by_side(written, samples_of):
+    store, clips, folder = written
+    rows = {row["clip_id"]: row for row in clips.iter_rows(named=True)}
+    samples = samples_of(sorted(str(path) for path in folder.glob("*.tar")))
+    assert [sample["__key__"] for sample in samples] == [
+        f"{name}_{number}" for name, number in ClipShards(folder).clips
+    ]
+    for sample in samples:
         row = rows[sample["__key__"]]
         assert sample["json"] == row
         np.testing.assert_array_equal(sample["npy"], store.read(row["video_id"], row["augmentation_index"]))
@@ -132,34 +127,21 @@ def test_our_reader_reads_shards_of_the_package_webdataset(tmp_path):
     assert json.loads(contents.members["deep/v0.json"].read()) == {"label": "real"}
 
 
-def test_what_is_there_and_whole_is_not_written_again(written):
+def test_undamaged_shards_of_these_clips_are_not_written_again(written):
     store, clips, folder = written
-    before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")}
-    seen = []
-    write_shards(store, clips, progress=lambda done, total: seen.append((done, total)))
-    assert seen == []
-    assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")} == before
-    (folder / "clips-000001.tar").write_bytes(b"damaged")
+    before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.iterdir()}
+    write_shards(store, clips)
+    assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.iterdir()} == before
+    document = json.loads((folder / MANIFEST).read_text())
     (folder / "clips-000009.tar").touch()
-    write_shards(store, clips, shard_bytes=SHARD_BYTES, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(4, 10), (8, 10), (10, 10)]
-    assert {path.name: path.read_bytes() for path in folder.glob("clips-*")} == {n: c for n, (_, c) in before.items()}
-
-
-def test_a_manifest_of_other_clips_or_settings_is_written_anew(written):
-    store, clips, folder = written
-    path = folder / MANIFEST
-    whole = path.read_bytes()
-    document = json.loads(whole)
-    for other in (
-        {"settings_hash": "0" * 64},
-        {"shards": document["shards"][:2]},
-        {"shards": [], "shape": [1, 3, 8, 8]},
+    for damage in (
+        lambda: (folder / "clips-000001.tar").write_bytes(b"damaged"),
+        lambda: write_document(folder / MANIFEST, {**document, "settings_hash": "0" * 64}),
+        lambda: write_document(folder / MANIFEST, {**document, "shards": document["shards"][:2]}),
     ):
-        write_document(path, {**document, **other})
-        ClipShards(folder).verify()  # the shards fit it
+        damage()
         write_shards(store, clips, shard_bytes=SHARD_BYTES)
-        assert path.read_bytes() == whole
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == {n: c for n, (_, c) in before.items()}
 
 
 def test_any_flipped_bit_and_any_cut_is_found_before_a_clip_is_given(written):
@@ -209,10 +191,9 @@ def pickled_array(value: object) -> bytes:
     return stream.getvalue()
 
 
-def named(name: str, **attributes: object) -> tarfile.TarInfo:
+def named(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
-    for attribute, value in attributes.items():
-        setattr(member, attribute, value)
+    member.type, member.linkname = kind, "/etc/passwd"
     return member
 
 
@@ -223,10 +204,9 @@ def hostile_members(bomb: Bomb) -> dict[str, object]:
         "pickled array": lambda m, c: [(m, pickled_array(bomb).ljust(len(c), b"\0"))],
         "path that leaves": lambda m, c: [(named("../../outside.npy"), c)],
         "absolute path": lambda m, c: [(named("/tmp/outside.npy"), c)],
-        "link": lambda m, c: [(named(m.name, type=tarfile.SYMTYPE, linkname="/etc/passwd"), b"")],
-        "hard link": lambda m, c: [(named(m.name, type=tarfile.LNKTYPE, linkname="x.json"), b"")],
-        "folder": lambda m, c: [(named(m.name, type=tarfile.DIRTYPE), b"")],
-        "device": lambda m, c: [(named(m.name, type=tarfile.CHRTYPE), b"")],
+        "link": lambda m, c: [(named(m.name, tarfile.SYMTYPE), b"")],
+        "hard link": lambda m, c: [(named(m.name, tarfile.LNKTYPE), b"")],
+        "device": lambda m, c: [(named(m.name, tarfile.CHRTYPE), b"")],
         "another size": lambda m, c: [(m, c[:-1])],
         "another clip": lambda m, c: [(named("f" * 16 + "_0.npy"), c)],
         "twice": lambda m, c: [(m, c), (m, c)],
@@ -248,25 +228,26 @@ def test_hostile_members_are_refused_by_name_and_never_executed(written, tmp_pat
     assert set(tmp_path.rglob("*")) == before
 
 
+ENTRY = {"name": "clips-000000.tar", "sha256": "0" * 64, "size_bytes": 1, "clips": []}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"format": "something else"},
         {"shape": [2, 3, 16]},
         {"more": 1},
-        {"shards": [{"name": "../clips-000000.tar", "sha256": "0" * 64, "size_bytes": 1, "clips": []}]},
-        {"shards": [{"name": "clips-000000.tar\n", "sha256": "0" * 64, "size_bytes": 1, "clips": []}]},
-        {"shards": [{"name": "clips-000000.tar", "sha256": "0" * 64, "size_bytes": 1, "clips": [["../x", 0]]}]},
-        {"shards": [{"name": "clips-000000.tar", "sha256": "0" * 64, "size_bytes": 1, "clips": [["x", 0], ["x", 0]]}]},
+        {"shards": [ENTRY | {"name": "../clips-000000.tar"}]},
+        {"shards": [ENTRY | {"clips": [["../x", 0]]}]},
+        {"shards": [ENTRY | {"clips": [["x", 0], ["x", 0]]}]},
     ],
     ids=str,
 )
 def test_a_manifest_that_cannot_be_meant_is_refused(written, change):
-    _, _, folder = written
-    path = folder / MANIFEST
+    path = written[2] / MANIFEST
     write_document(path, {**json.loads(path.read_text()), **change})
     with pytest.raises(DataError, match=MANIFEST):
-        read_manifest(folder)
+        ClipShards(path.parent)
 
 
 def test_torn_and_absent_manifests_are_refused(written):
@@ -283,12 +264,3 @@ def test_a_clip_that_is_missing_in_the_store_is_named_and_leaves_no_manifest(tmp
     with pytest.raises(DataError, match="0000000000000003_1"):
         write_shards(store, clips, shard_bytes=SHARD_BYTES)
     assert not (shards_folder(store, clips) / MANIFEST).exists()
-
-
-def test_a_shard_for_each_clip_also_in_a_spawned_process(written):
-    store, clips, _ = written
-    folder = write_shards(store, clips.head(3), shard_bytes=1)
-    shards = pickle.loads(pickle.dumps(ClipShards(folder)))
-    assert len(shards.manifest.shards) == 3
-    for clip in shards.clips:
-        np.testing.assert_array_equal(load(shards, *clip), store.read(*clip))

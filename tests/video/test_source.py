@@ -53,16 +53,11 @@ def test_files_that_are_no_videos_are_unreadable(tmp_path, capfd, name):
     assert capfd.readouterr().err == ""
 
 
-def test_missing_folder_and_pipe_are_unreadable_and_do_not_hang(tmp_path, make_video):
+def test_missing_folder_and_pipe_are_unreadable_and_do_not_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe.mp4")
     for name in ("missing.mp4", ".", "pipe.mp4", "nul\0byte.mp4"):
         with pytest.raises(UnreadableVideo):
             probe_video(tmp_path / name)
-    if os.geteuid():  # root may read everything
-        path = make_video("a.mp4", 2)
-        path.chmod(0)
-        with pytest.raises(UnreadableVideo):
-            probe_video(path)
 
 
 def test_absurd_frame_sizes_are_refused_before_a_frame_is_made(make_video):
@@ -79,11 +74,10 @@ def test_absurd_frame_sizes_are_refused_before_a_frame_is_made(make_video):
             call(path)
 
 
-def test_protected_sample_entries_are_told_from_noise(make_video, tmp_path):
+def test_protected_sample_entries_are_told_from_noise(make_video):
     """The boxes of ISO/IEC 14496-12, 8.12 in an otherwise playable file: the decoder itself would not complain."""
-    content = make_video("a.mp4", 4, options={"bf": "0"}).read_bytes()
-    path = tmp_path / "protected.mp4"
-    path.write_bytes(_protect(content))
+    path = make_video("a.mp4", 4, options={"bf": "0"})
+    path.write_bytes(_protect(path.read_bytes()))
     with pytest.raises(UnreadableVideo, match="encrypted"):
         decode_clip(path, 2)
 
@@ -148,23 +142,9 @@ def test_a_plain_video_is_described_whether_its_path_is_text_or_not(make_video):
     assert probe == probe_video(str(path))
     assert (probe.codec, probe.container, probe.pixel_format) == ("h264", "mov", "yuv420p")
     assert (probe.width, probe.height, probe.num_frames, probe.has_audio) == (64, 48, 20, False)
-    assert (probe.frames_per_second, probe.duration_seconds) == (pytest.approx(25), pytest.approx(0.8))
-    assert probe.size_bytes == path.stat().st_size
-    assert probe.bits_per_second == pytest.approx(8 * path.stat().st_size / 0.8)
+    assert (probe.size_bytes, probe.frames_per_second) == (path.stat().st_size, pytest.approx(25))
+    assert (probe.duration_seconds, probe.bits_per_second) == pytest.approx((0.8, 8 * probe.size_bytes / 0.8))
     assert probe_video(make_video("one.mp4", 1)).num_frames == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("raw.h264", {"container": "h264", "options": {"bf": "2"}}),
-        ("b.avi", {"options": {"bf": "2"}}),
-        ("variable.mkv", {"times_ms": [n * n for n in range(20)]}),
-        ("alt_ref.webm", {"codec": "libvpx-vp9", "options": {"lag-in-frames": "16", "cpu-used": "8"}}),
-    ],
-)
-def test_frames_are_counted_where_headers_do_not_tell(make_video, name, options):
-    assert probe_video(make_video(name, 20, **options)).num_frames == 20
 
 
 def test_real_files_are_described_as_a_full_decode_describes_them(shared_media):

@@ -1,4 +1,3 @@
-import contextlib
 import io
 import pickle
 import random
@@ -38,21 +37,19 @@ def written(folder: Path, content: bytes, name: str = "picture") -> Path:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_picture_is_upright_whatever_the_camera_noted(tmp_path: Path, kind: str, orientation: int) -> None:
+def test_the_picture_is_upright_whatever_the_camera_noted(tmp_path: Path, kind: str) -> None:
+    image, exif = Image.fromarray(QUARTERS), Image.Exif()
+    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95, "subsampling": 0}}.get(kind, {})
     # What a camera stores that was held so that the scene needs this turn to be upright.
-    undo = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]
-    image = Image.fromarray(QUARTERS)
-    stored = image if undo is None else image.transpose(Image.Transpose(undo))
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options = {"lossless": True} if kind == "WEBP" else {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
-    path = written(tmp_path, encoded(stored, kind, exif=exif, **options))
-    decoded = decode_image(path)
-    assert decoded.shape == QUARTERS.shape
-    assert np.abs(decoded.astype(int) - QUARTERS).max() <= (40 if kind == "JPEG" else 0)
-    facts, _ = examine_image(path)
-    assert (facts.width, facts.height) == (24, 16)
+    for orientation, undo in {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}.items():
+        stored = image if undo is None else image.transpose(Image.Transpose(undo))
+        exif[0x0112] = orientation
+        path = written(tmp_path, encoded(stored, kind, exif=exif, **options))
+        decoded = decode_image(path)
+        assert decoded.shape == QUARTERS.shape
+        assert np.abs(decoded.astype(int) - QUARTERS).max() <= (40 if kind == "JPEG" else 0)
+        facts, _ = examine_image(path)
+        assert (facts.width, facts.height) == (24, 16)
 
 
 @pytest.mark.parametrize(
@@ -62,15 +59,10 @@ def test_the_picture_is_upright_whatever_the_camera_noted(tmp_path: Path, kind: 
 )  # fmt: skip
 def test_every_kind_of_pixels_becomes_rgb(tmp_path: Path, mode: str, kind: str) -> None:
     grey = np.repeat(np.arange(0, 256, 8, dtype=np.uint8)[None], 20, axis=0)
-    image = Image.fromarray(grey)
-    image = (
-        Image.fromarray(grey.astype(np.uint16) * 257)
-        if mode == "I;16"
-        else image.convert("RGB" if mode != "P" else "L").convert(mode)
-    )
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    image = deep if mode == "I;16" else Image.fromarray(grey).convert("RGB" if mode != "P" else "L").convert(mode)
     decoded = decode_image(written(tmp_path, encoded(image, kind)))
-    assert decoded.shape == (20, 32, 3)
-    assert decoded.dtype == np.uint8
+    assert (decoded.shape, decoded.dtype) == ((20, 32, 3), np.uint8)
     assert decoded.flags.c_contiguous
     assert decoded.flags.writeable
     if mode != "1":
@@ -78,30 +70,24 @@ def test_every_kind_of_pixels_becomes_rgb(tmp_path: Path, mode: str, kind: str) 
 
 
 def test_transparent_parts_are_white_in_every_form_of_transparency(tmp_path: Path) -> None:
-    rgba = np.zeros((8, 8, 4), dtype=np.uint8)
-    rgba[:, 4:] = (200, 30, 30, 255)
-    half = rgba.copy()
-    half[:, 4:, 3] = 128
-    decoded = decode_image(written(tmp_path, encoded(Image.fromarray(rgba), "PNG")))
-    assert decoded[0, 0].tolist() == [255, 255, 255]
-    assert decoded[0, 7].tolist() == [200, 30, 30]
-    assert abs(int(decode_image(written(tmp_path, encoded(Image.fromarray(half), "PNG")))[0, 7, 1]) - 142) <= 1
+    rgba = np.array([[[0, 0, 0, 0], [200, 30, 30, 255], [200, 30, 30, 128]]], dtype=np.uint8)
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
     palette.putpalette([9, 9, 9, 7, 80, 7])
-    decoded = decode_image(written(tmp_path, encoded(palette, "PNG", transparency=0)))
-    assert decoded[0].tolist() == [[255, 255, 255], [7, 80, 7]]
-    keyed = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], dtype=np.uint8))
-    decoded = decode_image(written(tmp_path, encoded(keyed, "PNG", transparency=(1, 2, 3))))
-    assert decoded[0].tolist() == [[255, 255, 255], [4, 5, 6]]
+    keyed = np.array([[[1, 2, 3], [4, 5, 6]]], dtype=np.uint8)
+    for content, wanted in (
+        (encoded(Image.fromarray(rgba), "PNG"), [[255, 255, 255], [200, 30, 30], [227, 142, 142]]),
+        (encoded(palette, "PNG", transparency=0), [[255, 255, 255], [7, 80, 7]]),
+        (encoded(Image.fromarray(keyed), "PNG", transparency=(1, 2, 3)), [[255, 255, 255], [4, 5, 6]]),
+    ):
+        decoded = decode_image(written(tmp_path, content))[0].astype(int)
+        assert np.abs(decoded[:2] - wanted[:2]).max() == 0
+        assert np.abs(decoded - wanted).max() <= 1
 
 
 def test_enough_pixels_are_enough(tmp_path: Path) -> None:
     path = written(tmp_path, encoded(textured(), "JPEG", quality=90))
-    assert decode_image(path).shape == (96, 128, 3)
-    assert decode_image(path, shortest_side=49).shape == (96, 128, 3)
-    assert decode_image(path, shortest_side=48).shape == (48, 64, 3)
-    assert decode_image(path, shortest_side=24).shape == (24, 32, 3)
-    assert decode_image(path, shortest_side=500).shape == (96, 128, 3)
+    sizes = {None: (96, 128), 49: (96, 128), 48: (48, 64), 24: (24, 32), 500: (96, 128)}
+    assert {side: decode_image(path, shortest_side=side).shape[:2] for side in sizes} == sizes
     assert (examine_image(path)[0].width, examine_image(path)[0].height) == (128, 96)
     png = written(tmp_path, encoded(textured(), "PNG"), "png")
     assert decode_image(png, shortest_side=24).shape == (96, 128, 3)
@@ -116,15 +102,13 @@ def reason_of(read, path: Path) -> str:
     return caught.value.reason
 
 
-@pytest.mark.parametrize(("kind", "options"), [
-    ("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("WEBP", {}), ("GIF", {}), ("TIFF", {}), ("BMP", {}),
-])  # fmt: skip
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.9, 0.999])
-def test_a_file_that_was_cut_is_refused(tmp_path: Path, kind: str, options: dict, share: float) -> None:
-    content = encoded(textured(), kind, **options)
-    cut = written(tmp_path, content[: min(int(len(content) * share), len(content) - 2)])
-    for read in (decode_image, examine_image):
-        assert reason_of(read, cut) in {"truncated", "corrupt", "no_image"}
+@pytest.mark.parametrize("kind", ["JPEG", "progressive JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+def test_a_file_that_was_cut_is_refused(tmp_path: Path, kind: str) -> None:
+    content = encoded(textured(), kind.split()[-1], **({"progressive": True} if " " in kind else {}))
+    for share in (0.05, 0.5, 0.9, 0.999):
+        cut = written(tmp_path, content[: min(int(len(content) * share), len(content) - 2)])
+        for read in (decode_image, examine_image):
+            assert reason_of(read, cut) in {"truncated", "corrupt", "no_image"}
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -179,22 +163,15 @@ def test_a_broken_exif_block_does_not_cost_the_picture(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
-def test_whatever_is_changed_in_a_file_it_is_read_or_refused_and_what_the_index_takes_can_be_read(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_changed_file_is_read_or_refused_and_what_the_index_takes_can_be_read(tmp_path: Path, kind: str) -> None:
     content = encoded(textured(24, 32), kind)
     for seed in range(25):
         generator, changed = random.Random(seed), bytearray(content)
         for _ in range(1 + seed % 4):
             changed[generator.randrange(min(len(changed), 200))] = generator.randrange(256)
         path = written(tmp_path, bytes(changed))
-        with contextlib.suppress(StillImageError):
+        try:
             facts, _ = examine_image(path)
-            assert _decoded(path).shape == (facts.height, facts.width, 3)
-
-
-def _decoded(path: Path) -> np.ndarray:
-    try:
-        return decode_image(path)
-    except StillImageError as error:
-        raise AssertionError("the index took what cannot be read") from error
+        except StillImageError:
+            continue
+        assert decode_image(path).shape == (facts.height, facts.width, 3)

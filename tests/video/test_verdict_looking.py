@@ -28,6 +28,13 @@ def item_of(path, target, view):
     }  # fmt: skip
 
 
+@pytest.fixture
+def good(tmp_path):
+    video = tmp_path / "a.mp4"
+    write_video(video, draw_clip("a", 0, True))
+    return video
+
+
 def looked_at_apart(path, target, view):
     answer = probe_file(str(path))
     if "reason" not in answer:
@@ -47,23 +54,19 @@ def test_one_pass_gives_the_answers_of_two(shared_media, tmp_path, number, name)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
-def test_a_good_video_is_decoded_once(tmp_path, monkeypatch, view):
-    video = tmp_path / "a.mp4"
-    write_video(video, draw_clip("a", 0, True))
-    apart = looked_at_apart(video, tmp_path / "two.npy", view)
+def test_a_good_video_is_decoded_once(tmp_path, good, monkeypatch, view):
+    apart = looked_at_apart(good, tmp_path / "two.npy", view)
     for again in ("probe_file", "make_original"):
         monkeypatch.setattr(untrusted, again, None)
-    assert untrusted.look(item_of(video, tmp_path / "one.npy", view)) == apart
+    assert untrusted.look(item_of(good, tmp_path / "one.npy", view)) == apart
     np.testing.assert_array_equal(np.load(tmp_path / "one.npy"), np.load(tmp_path / "two.npy"))
 
 
-def test_trouble_that_is_no_fault_of_the_video_is_told_apart(tmp_path):
-    video = tmp_path / "a.mp4"
-    write_video(video, draw_clip("a", 0, True))
-    item = item_of(video, tmp_path / "one.npy", View())
+def test_trouble_that_is_no_fault_of_the_video_is_told_apart(tmp_path, good):
+    item = item_of(good, tmp_path / "one.npy", View())
     assert untrusted.look(item | {"code": "other"})["code_changed"]
     assert untrusted.look(item | {"target": str(tmp_path)})["write_error"]
     own = tmp_path / "bad.py"
     own.write_text("def bad(frames):\n    return [0, 0, 0, 8]\n")
-    answer = untrusted.look(item_of(video, tmp_path / "one.npy", View(crop=f"{own}:bad")))
+    answer = untrusted.look(item_of(good, tmp_path / "one.npy", View(crop=f"{own}:bad")))
     assert "wanted finite left" in answer["crop_error"]

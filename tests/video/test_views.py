@@ -85,12 +85,11 @@ def test_several_uniform_clips_share_out_the_frames_of_one_long_one():
 
 
 def test_a_short_video_takes_a_smaller_stride_then_repeats_its_last_frame_and_says_so(make_video, number_of):
-    frames, (seen,) = decode_view(make_video("a.mp4", 9), 4, 64, View("window:4"))
-    assert [number_of(frame) for frame in frames] == [1, 3, 5, 7]
-    assert (seen.stride, seen.num_repeated, seen.note) == (2, 0, "the video is too short for stride 4")
-    frames, (seen,) = decode_view(make_video("b.mp4", 3), 5, 64, View("window:4"))
-    assert [number_of(frame) for frame in frames] == [0, 1, 2, 2, 2]
-    assert (seen.stride, seen.num_repeated, seen.note) == (1, 2, "the video is too short for stride 4")
+    for count, num_frames, numbers, facts in ((9, 4, [1, 3, 5, 7], (2, 0)), (3, 5, [0, 1, 2, 2, 2], (1, 2))):
+        frames, (seen,) = decode_view(make_video(f"{count}.mp4", count), num_frames, 64, View("window:4"))
+        assert [number_of(frame) for frame in frames] == numbers
+        assert (seen.stride, seen.num_repeated) == facts
+        assert seen.note == "the video is too short for stride 4"
 
 
 @pytest.mark.parametrize(
@@ -108,16 +107,12 @@ def test_a_crop_is_the_middle_of_the_picture_with_its_shorter_side_resized(make_
         pixel_format="yuv444p", options={"qp": "0"},
     )  # fmt: skip
     frames, (seen,) = decode_view(path, 1, 28, View(fit=fit))
-    shown = (round(width * (aspect or 1)), height)
-    resized = int(28 / 0.875) if "0.875" in fit else 28
-    scale = resized / min(shown)
-    size = (round(shown[0] * scale), round(shown[1] * scale))
-    left, top = round((size[0] - 28) / 2), round((size[1] - 28) / 2)
+    shown = np.array([round(width * (aspect or 1)), height])
+    size = np.round(shown * (int(28 / 0.875) if "0.875" in fit else 28) / min(shown)).astype(int)
+    left, top = np.round((size - 28) / 2)
     wanted = Image.fromarray(picture).resize(size, Image.Resampling.BILINEAR).crop((left, top, left + 28, top + 28))
-    difference = np.abs(frames[0].astype(int) - np.asarray(wanted).transpose(2, 0, 1))
-    assert difference.max() <= 3
-    assert seen.width * size[0] == pytest.approx(28)
-    assert seen.height * size[1] == pytest.approx(28)
+    assert np.abs(frames[0].astype(int) - np.asarray(wanted).transpose(2, 0, 1)).max() <= 3
+    assert [seen.width * size[0], seen.height * size[1]] == pytest.approx([28, 28])
 
 
 def test_boxes_become_squares_with_the_margin_inside_the_picture():
@@ -152,19 +147,17 @@ def nonsense(frames):
 def corpus(tmp_path, make_video):
     """A video with a bright square that moves, and a dark one; and their rows of the index."""
     (tmp_path / "my_crop.py").write_text(CROP)
-    root, rows = tmp_path / "corpus", []
+    root = tmp_path / "corpus"
     root.mkdir()
-    dark = np.full((96, 128, 3), 20, np.uint8)
-    moving = [dark.copy() for _ in range(12)]
+    moving = np.full((12, 96, 128, 3), 20, np.uint8)
     for number, frame in enumerate(moving):
         frame[30:46, 8 * number : 8 * number + 16] = 220
-    for label, frames in (("real", moving), ("fake", [dark] * 12)):
-        path = make_video(f"{label}.mp4", 12, width=128, height=96, frames=frames).rename(root / f"{label}.mp4")
+    rows = []
+    for label, frames in (("real", moving), ("fake", np.full_like(moving, 20))):
+        path = make_video(f"corpus/{label}.mp4", 12, width=128, height=96, frames=frames)
         digest = sha256_of_file(path)
-        rows.append(
-            {"video_id": digest[:16], "path": path.name, "label": label, "group_id": label, "content_sha256": digest}
-        )
-    return root, pl.DataFrame(rows)
+        rows.append((digest[:16], path.name, label, label, digest))
+    return root, pl.DataFrame(rows, ["video_id", "path", "label", "group_id", "content_sha256"], orient="row")
 
 
 def store_of(folder: Path, view: View) -> ClipStore:
@@ -198,16 +191,14 @@ def test_copies_are_augmented_clip_by_clip_and_shards_give_each_part(tmp_path, c
     store = store_of(tmp_path / "cache", View("window:1", clips=3))
     make_clips(store, index, root, 1, tmp_path / "made.csv")
     made = read_table(tmp_path / "made.csv", AUGMENTED)
-    shards = ClipShards(write_shards(store, made))
+    shards, part = ClipShards(write_shards(store, made)), np.empty((4, 3, 32, 32), np.uint8)
     for row in made.filter(pl.col("augmentation_index") == 1).iter_rows(named=True):
         original, plan = store.read(row["video_id"], 0), plan_of(row["operations"])
-        for clip in range(3):
-            part = np.empty((4, 3, 32, 32), np.uint8)
-            store.load(row["video_id"], 1, part, 4 * clip)
-            np.testing.assert_array_equal(part, apply_augmentation(original[4 * clip : 4 * clip + 4], plan))
-            again = np.empty_like(part)
-            shards.load(row["video_id"], 1, again, 4 * clip)
-            np.testing.assert_array_equal(part, again)
+        for first in (0, 4, 8):
+            wanted = apply_augmentation(original[first : first + 4], plan)
+            for source in (store, shards):
+                source.load(row["video_id"], 1, part, first)
+                np.testing.assert_array_equal(part, wanted)
     for first in (-1, 9):
         with pytest.raises(ValueError, match="uint8"):
             store.load(index["video_id"][0], 0, part, first)
@@ -221,6 +212,7 @@ def test_a_crop_that_fails_stops_the_run_and_is_named(tmp_path, corpus, function
         make_clips(store, index, root, 0, None)
 
 
+EDITED = "def whole(frames):\n    return 0, 0, 96, 96\n"
 EDITS_ITSELF = """
 from pathlib import Path
 
@@ -230,67 +222,45 @@ def whole(frames):
 """
 
 
-@pytest.mark.parametrize("when", ["before it is looked for", "while it is looked for"])
-def test_an_edited_crop_never_stores_under_the_name_of_the_function_before(tmp_path, corpus, when):
+@pytest.mark.parametrize("source", [EDITED, EDITS_ITSELF], ids=["edited before it runs", "edited while it runs"])
+def test_an_edited_crop_never_stores_under_the_name_of_the_function_before(tmp_path, corpus, source):
     root, index = corpus
     crop = tmp_path / "my_crop.py"
-    crop.write_text(EDITS_ITSELF if when.startswith("while") else "def whole(frames):\n    return 0, 0, 96, 96\n")
+    crop.write_text(source)
     store = store_of(tmp_path / "cache", View(crop=f"{crop}:whole"))
     folder = store.decode_folder
-    if when.startswith("before"):
-        crop.write_text("def whole(frames):\n    return 0, 0, 8, 8\n")
+    if source is EDITED:
+        crop.write_text(EDITED.replace("96, 96", "8, 8"))
     with pytest.raises(FvcError):
         make_clips(store, index, root, 0, None)
     assert not list(folder.rglob("*.npy"))
 
 
 def test_a_stores_name_has_what_decides_its_pixels_and_nothing_else(tmp_path, monkeypatch):
-    crop = tmp_path / "my_crop.py"
-    crop.write_text(CROP)
-    cropped, fitted = View(crop=f"{crop}:bright"), View(fit="crop:0.5")
-    views = [cropped, fitted, PLAIN_VIEW, View("window:2")]
-    before = [store_of(tmp_path, view).decode_hash for view in views]
-
-    def changed() -> list[bool]:
-        after = [store_of(tmp_path, view).decode_hash for view in views]
-        return [one != other for one, other in zip(before, after, strict=True)]
-
+    crop, moved = tmp_path / "my_crop.py", tmp_path / "elsewhere" / "my_crop.py"
+    moved.parent.mkdir()
+    for path in (crop, moved):
+        path.write_text(CROP)
+    views = [
+        PLAIN_VIEW, View("window:1"), View("window:2"), View(fit="crop"), View(fit="crop:0.5"), View(clips=2),
+        View(crop=f"{crop}:broken"), View(crop=f"{crop}:bright", margin=0.1), View(crop=f"{crop}:bright"),
+    ]  # fmt: skip
+    before = [store_of(tmp_path, view).decode_folder for view in views]
+    assert len(set(before)) == len(views)
+    assert store_of(tmp_path, View(crop=f"{moved}:bright")).decode_folder == before[-1]
+    moved.write_text(CROP + "\n")
+    assert store_of(tmp_path, View(crop=f"{moved}:bright")).decode_folder != before[-1]
     version = importlib.metadata.version
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "version", lambda name: "0" if name == "pillow" else version(name))
-        assert changed() == [True, False, False, False]
+        pillow = [store_of(tmp_path, view).decode_folder != folder for view, folder in zip(views, before, strict=True)]
+    assert pillow == [bool(view.crop) for view in views]
     monkeypatch.setattr(View, "resized", lambda self, side: side + 1)
-    assert all(changed())
+    assert not {store_of(tmp_path, view).decode_folder for view in views} & set(before)
 
 
-def test_the_plain_view_keeps_its_place_and_every_other_choice_has_its_own(tmp_path):
-    crop = tmp_path / "my_crop.py"
-    crop.write_text(CROP)
-    views = [
-        PLAIN_VIEW, View("window:1"), View("window:2"), View(fit="crop"), View(fit="crop:0.5"), View(clips=2),
-        View(crop=f"{crop}:bright"), View(crop=f"{crop}:bright", margin=0.1), View(crop=f"{crop}:broken"),
-    ]  # fmt: skip
-    folders = [store_of(tmp_path, view).decode_folder for view in views]
-    assert len(set(folders)) == len(views)
-    plain = ClipStore(tmp_path, 4, 32, AugmentationSettings(("flip", "frame_drop")))
-    assert plain.decode_folder == folders[0]
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    crop.rename(elsewhere / crop.name)
-    moved = store_of(tmp_path, View(crop=f"{elsewhere / crop.name}:bright"))
-    assert moved.decode_folder == folders[6]
-    (elsewhere / crop.name).write_text(CROP + "\n")
-    edited = store_of(tmp_path, moved.view)
-    assert edited.decode_folder != folders[6]
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        *(({"sampling": text}, "window:STRIDE") for text in ("window", "window:0", "window:-1", "window:4 ", "")),
-        *(({"fit": text}, r"crop:0\.875") for text in ("crop:0", "crop:1.5", "crop:.0", "squash")),
-    ],
-)
-def test_another_sampling_or_fit_is_refused(changes, wanted):
+@pytest.mark.parametrize("text", ["window", "window:0", "window:-1", "window:4 ", "", "crop:0", "crop:1.5", "squash"])
+def test_another_sampling_or_fit_is_refused(text):
+    field, wanted = ("fit", r"crop:0\.875") if text.startswith(("crop", "squash")) else ("sampling", "window:STRIDE")
     with pytest.raises(ValueError, match=wanted):
-        View(**changes)
+        View(**{field: text})

@@ -23,17 +23,14 @@ def stream_of(sizes, is_key=None, seconds=None, codec="h264", **told):
 
 
 def test_packets_are_compared_with_those_of_their_kind():
-    is_key = np.arange(90) % 30 == 0
-    place = np.arange(90)
+    is_key, place = np.arange(90) % 30 == 0, np.arange(90)
     for first in range(1, 88, 3):  # decoded as P B B, shown as B B P
         if not is_key[first : first + 3].any():
             place[first : first + 3] = first + 2, first, first + 1
     is_b = np.r_[False, place[1:] < np.maximum.accumulate(place)[:-1]]
-    sizes = np.where(is_key, 8000, np.where(is_b, 500, 2000))
-    found = measure_packets(stream_of(sizes, is_key, place / 30))
-    assert (found["b_step"], found["spread"], found["largest"]) == (2, 0, 0)
-    assert (found["key_distance"], found["odd_groups"], found["tiny"]) == (30, 0, 0)
-    assert found["key_step"] == 4  # most of the others are B frames
+    found = measure_packets(stream_of(np.where(is_key, 8000, np.where(is_b, 500, 2000)), is_key, place / 30))
+    wanted = {"b_step": 2, "spread": 0, "largest": 0, "key_distance": 30, "odd_groups": 0, "tiny": 0, "key_step": 4}
+    assert {name: found[name] for name in wanted} == wanted  # most frames except keyframes are B frames
 
 
 def test_motion_vectors_are_counted_by_length_and_direction():
@@ -83,10 +80,9 @@ def test_quantisers_are_those_of_frames_compared_with_their_own_type():
 
 
 def test_what_cannot_be_told_of_a_still_is_missing():
-    found = {}
     for name in FAMILIES:
-        found |= FEATURES.get(name).pooled([FEATURES.get(name).measure(stream_of([500]))])
-    assert all(math.isnan(each) for each in found.values())
+        found = FEATURES.get(name).pooled([FEATURES.get(name).measure(stream_of([500]))])
+        assert all(math.isnan(each) for each in found.values())
 
 
 def test_without_times_the_packets_are_still_compared_and_timing_is_missing():
