@@ -19,6 +19,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import UsageError, command_text
 
+SHARDS = "shards"  # folder of the records of shards, in a run folder and in a folder of predictions
 ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a notebook that has it is headless
 
 
@@ -95,7 +96,7 @@ class RunPaths:
     notebooks = _Path("notebooks")  # executed notebooks
     logs = _Path("logs")  # output of stages, as plain text
     slurm = _Path("slurm")  # the batch scripts of the run, and SLURM's accounting
-    shards = _Path("shards")  # <stage>/<number>_of_<number>.json: progress of a shard (one job of a stage's many)
+    shards = _Path(SHARDS)  # <stage>/<number>_of_<number>.json: progress of a shard (one job of a stage's many)
     superseded = _Path("superseded")  # earlier files of repeated stages: <number>/ and their paths in the run
 
     # Tables that stages exchange; ``services.tables`` has their schemas

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from fvc_lib.corpus.probing import file_state
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
 from fvc_lib.services.isolated_workers import SUSPECTS
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import SHARDS
 from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.source import VideoError
@@ -114,7 +114,7 @@ def take_in(folder: Path, stage: str) -> None:
         OSError: the disk is full.
     """
     sweep_temporaries(folder)
-    SUSPECTS.read(RunPaths(folder).shards / stage)
+    SUSPECTS.read(folder / SHARDS / stage)
     journals = sorted(folder.glob(_OF_SHARD.format("*_of_*")))
     if not journals:
         return

@@ -27,7 +27,7 @@ from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import KNOWN_FILES, write_table
+from fvc_lib.services.tables import KNOWN_FILES, TableSchema, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 from fvc_lib.tasks.shared_training import TrainedClass, changed_functions, functions_of, own_code, read_outcome
 from fvc_lib.video.clips.store import Pixels
@@ -270,7 +270,13 @@ class OneNetwork(Predictor):
 
     Args:
         trained: the trained network.
+
+    Attributes:
+        files_of_run: schema of the run's table of files, with at least the columns ``content_sha256 part``; a file may
+            have several rows. The schema's name is the name of the table.
     """
+
+    files_of_run: ClassVar[TableSchema]
 
     def __init__(self, trained: Trained) -> None:
         super().__init__(trained.name, trained.config, {"network": trained}, trained.standing)
@@ -295,6 +301,7 @@ class OneNetwork(Predictor):
                 f"{paths.run_id}: its training is not finished, so there is no network to ask. Finish the run: "
                 f"{command_text('--resume', paths.root)}"
             )
+        files = read_table(paths.tables / f"{cls.files_of_run.name}.parquet", cls.files_of_run)
         trained = Trained(
             name=paths.run_id,
             config=config,
@@ -302,33 +309,30 @@ class OneNetwork(Predictor):
             digest=outcome.training.best_weights,
             network=outcome.network,
             remedy=f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}",
-            known=dict(cls.files_of_run(paths).select("content_sha256", "part").iter_rows()),
+            known=dict(files.select("content_sha256", "part").iter_rows()),
             standing=standing,
         )
-        return cls.read(trained, paths)
+        return cls.read(trained, trained.weights.parent, files)
 
     @classmethod
     def of_bundle(cls, bundle: Any) -> Self:
         """Return the predictor of an opened ``Bundle``; raise ``FvcError`` for content that no export writes."""
         known = dict(bundle.table(KNOWN, KNOWN_FILES).iter_rows())
-        return cls.read(bundle.trained("network", known=known, standing=bundle.record.standing), bundle)
+        trained = bundle.trained("network", known=known, standing=bundle.record.standing)
+        return cls.read(trained, bundle.folder, None)
 
     @classmethod
-    def read(cls, trained: Trained, source: Any) -> Self:
+    def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
         """Return the predictor of ``trained``.
 
         Args:
             trained: the trained network.
-            source: a ``RunPaths`` or ``Bundle``, whose further files, such as labels or a tokenizer, are read.
+            folder: the run's folder of checkpoints, or the bundle; its further files, such as labels, are read.
+            files: the run's table of files; None for a bundle.
 
         Raises:
             FvcError: a file has content that no training or export writes.
         """
-        raise NotImplementedError
-
-    @staticmethod
-    def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """Return a table with at least the columns ``content_sha256 part``; a file of the run may have several rows."""
         raise NotImplementedError
 
     def write(self, folder: Path) -> dict[str, Any]:

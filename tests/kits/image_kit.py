@@ -7,9 +7,17 @@ import polars as pl
 from PIL import Image
 
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import IMAGE_TARGETS, IMAGES, write_table
-from fvc_lib.tasks.image.data import ImageDataset, image_parts
-from fvc_lib.tasks.image.training import ImageTask
+from fvc_lib.services.tables import (
+    IMAGE_PREDICTIONS,
+    IMAGE_TARGETS,
+    IMAGES,
+    TARGET_PREDICTIONS,
+    TASK_RESULTS,
+    read_table,
+    write_table,
+)
+from fvc_lib.tasks.image.results import image_results
+from fvc_lib.tasks.image.task import ImageDataset, ImageTask, image_parts
 from fvc_lib.tasks.mixing import MixSettings
 
 CLASSES = ("dots", "stripes", "waves")
@@ -57,6 +65,16 @@ def write_image_tables(paths, images, targets):
     """As 10_image_recognition writes them."""
     write_table(images, IMAGES, paths.images)
     write_table(targets, IMAGE_TARGETS, paths.image_targets)
+
+
+def image_results_of(paths, config):
+    """As 10_image_recognition writes them."""
+    tables = {"images": IMAGES, "image_targets": IMAGE_TARGETS, "image_predictions": IMAGE_PREDICTIONS,
+              "target_predictions": TARGET_PREDICTIONS}  # fmt: skip
+    read = [read_table(getattr(paths, name), schema) for name, schema in tables.items()]
+    results = image_results(*read, config)
+    write_table(results, TASK_RESULTS, paths.task_results)
+    return results
 
 
 def image_task(root, images, targets, *, mixing=None, size=16, seed=0, **settings):

@@ -13,11 +13,10 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import VIDEO_TEXTS, write_table
-from fvc_lib.tasks.image.results import image_results
 from fvc_lib.tasks.image.training import train_images
-from fvc_lib.tasks.video_text.results import video_text_results
 from fvc_lib.tasks.video_text.training import train_video_text
-from tests.kits.image_kit import image_tables, write_image_tables
+from tests.kits.image_kit import image_results_of, image_tables, write_image_tables
+from tests.kits.video_text_kit import video_text_results_of
 from tests.kits.warm_workers import forked_workers
 
 SMALL = {
@@ -43,7 +42,7 @@ def picture_run(folder, per_part=(18, 12, 12)):
     paths.params_yaml.write_text(config.to_yaml())
     write_document(paths.run_json, {})
     train_images(paths, config, metric_log=NoLog())
-    image_results(paths, config)
+    image_results_of(paths, config)
     return paths, root
 
 
@@ -65,7 +64,7 @@ def caption_run(folder, counts=None, **settings):
     with pytest.MonkeyPatch.context() as patch, forked_workers():
         patch.setattr(memory_policy, "frozen_garbage", nullcontext)
         train_video_text(paths, config, metric_log=NoLog())
-    video_text_results(paths, config)
+    video_text_results_of(paths, config)
     return paths, root
 
 

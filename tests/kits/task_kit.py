@@ -15,14 +15,13 @@ from PIL import Image
 
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
-from fvc_lib.engine.task import Batch, Sample
+from fvc_lib.engine.task import Sample
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.image.data import ImageDataset, ImageRecords, labels_of_training
-from fvc_lib.tasks.image.training import ImageTask
+from fvc_lib.tasks.image.task import ImageDataset, ImageRecords, ImageTask, labels_of_training
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask
-from fvc_lib.tasks.video_text.training import VideoTextTask
+from fvc_lib.tasks.video_text.task import VideoTextTask
 from tests.kits.video_text_kit import CONFIG, MadeUpPairs, planned
 
 KINDS = ("video", "image", "video_text")
@@ -161,28 +160,13 @@ def _video_text(tasks: TinyTasks) -> VideoTextTask:
     """Both losses; every fourth text describes two videos."""
     plan = planned(num_frames=2, contrastive="sigmoid")
 
-    def data(first: int, number: int) -> KeptPairs:
+    def data(first: int, number: int) -> MadeUpPairs:
         texts = tuple(first + n - (n % 4 == 3) for n in range(number))
-        return KeptPairs(tuple(range(first, first + number)), texts, plan, side=_SIDE)
+        return MadeUpPairs(tuple(range(first, first + number)), texts, plan, side=_SIDE)
 
     weights = {"contrastive_weight": 1.0, "caption_weight": 0.5}
     config = CONFIG.model_copy(update=weights)
     return VideoTextTask(data(0, tasks.rows), data(100, tasks.validation), plan, config)
-
-
-@dataclass(frozen=True)
-class KeptPairs(MadeUpPairs):
-    """Drawn once."""
-
-    drawn: dict[int, Batch] = field(default_factory=dict)
-
-    def __getitems__(self, indices):
-        for index in indices:
-            if index not in self.drawn:
-                self.drawn[index] = super().__getitems__([index])
-        found = [self.drawn[index] for index in indices]
-        tensors = {name: torch.cat([batch.tensors[name] for batch in found]) for name in found[0].tensors}
-        return Batch(tuple(sample_id for batch in found for sample_id in batch.sample_ids), tensors)
 
 
 _MAKERS = {"video": _video, "recipe": _recipe, "image": _image, "video_text": _video_text}

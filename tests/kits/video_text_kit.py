@@ -1,6 +1,7 @@
 """Tiny networks and made-up pairs of clips and texts for the tests of task video_text."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -11,7 +12,9 @@ from fvc_lib.detectors.packages import mend_torchvision
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.video_text.training import VideoTextTask
+from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, TASK_RESULTS, VIDEO_TEXTS, read_table, write_table
+from fvc_lib.tasks.video_text.results import video_text_results
+from fvc_lib.tasks.video_text.task import VideoTextTask
 
 CPU = torch.device("cpu")
 WORDS = ("a", "red", "green", "blue", "square", "circle", "on", "over", "the", "left", "right", "moves", "field")
@@ -60,8 +63,8 @@ class MadeUpPairs:
     def __getitems__(self, indices):
         videos, texts = [self.videos[i] for i in indices], [self.texts[i] for i in indices]
         tensors = {
-            "frames": torch.stack([self._clip(video) for video in videos]),
-            "tokens": torch.stack([self._tokens(text) for text in texts]),
+            "frames": torch.stack([_clip(video, self.plan.num_frames, self.side) for video in videos]),
+            "tokens": torch.stack([_tokens(text, self.plan.max_tokens, self.plan.vocabulary_size) for text in texts]),
             "video_index": torch.tensor(videos),
             "text_index": torch.tensor(texts),
         }
@@ -70,20 +73,23 @@ class MadeUpPairs:
     def whole(self) -> Batch:
         return self.__getitems__(range(len(self)))
 
-    def _clip(self, video):
-        generator = torch.Generator().manual_seed(video)
-        shape = (self.plan.num_frames, 3, self.side, self.side)
-        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
-    def _tokens(self, text):
-        """Of 0 to ``max_tokens - 2`` tokens between beginning and end."""
-        generator = torch.Generator().manual_seed(1000 + text)
-        length = text % (self.plan.max_tokens - 1)
-        tokens = torch.zeros(self.plan.max_tokens, dtype=torch.int64)
-        tokens[0] = NUMBERS.begin
-        tokens[1 : 1 + length] = torch.randint(3, self.plan.vocabulary_size, (length,), generator=generator)
-        tokens[1 + length] = NUMBERS.end
-        return tokens
+@cache
+def _clip(video, num_frames, side):
+    generator = torch.Generator().manual_seed(video)
+    return torch.randint(0, 256, (num_frames, 3, side, side), dtype=torch.uint8, generator=generator)
+
+
+@cache
+def _tokens(text, max_tokens, vocabulary_size):
+    """Of 0 to ``max_tokens - 2`` tokens between beginning and end."""
+    generator = torch.Generator().manual_seed(1000 + text)
+    length = text % (max_tokens - 1)
+    tokens = torch.zeros(max_tokens, dtype=torch.int64)
+    tokens[0] = NUMBERS.begin
+    tokens[1 : 1 + length] = torch.randint(3, vocabulary_size, (length,), generator=generator)
+    tokens[1 + length] = NUMBERS.end
+    return tokens
 
 
 def pairs(number: int = 6, plan: NetworkPlan = PLAN) -> MadeUpPairs:
@@ -99,6 +105,15 @@ def tiny_task(plan: NetworkPlan = PLAN, training=None, validation=None, **settin
 
 def planned(**changes) -> NetworkPlan:
     return replace(PLAN, **changes)
+
+
+def video_text_results_of(paths, config):
+    """As 20_video_text writes them."""
+    pairs = read_table(paths.video_texts, VIDEO_TEXTS)
+    ranks, captions = read_table(paths.retrieval_ranks, RETRIEVAL_RANKS), read_table(paths.captions, CAPTIONS)
+    results = video_text_results(pairs, ranks, captions, paths.embeddings, config)
+    write_table(results, TASK_RESULTS, paths.task_results)
+    return results
 
 
 def write_tiny_bert(folder: Path) -> str:

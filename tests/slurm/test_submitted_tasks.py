@@ -24,11 +24,11 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import TASK_OF_STAGE
-from fvc_lib.tasks.image.results import image_results
 from fvc_lib.tasks.image.training import train_images
 from fvc_lib.tasks.leakage_audit import split_audit
 from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus
 from tests.faults.stage_moments import renamed, watching
+from tests.kits.image_kit import image_results_of
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.long
@@ -81,7 +81,7 @@ def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
         audit = split_audit(images.images, images.root, config)
         write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
         train_images(paths, config, metric_log=log)
-        image_results(paths, config)
+        image_results_of(paths, config)
     return paths
 
 

@@ -7,13 +7,7 @@ import torch
 
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.services.errors import DataError
-from fvc_lib.tasks.image.data import (
-    ImageDataset,
-    balancing_weights,
-    image_parts,
-    middle_view,
-    training_view,
-)
+from fvc_lib.tasks.image.task import ImageDataset, balancing_weights, image_parts, middle_view, training_view
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.video.decode.still_image import StillImageError
 from tests.kits.image_kit import image_tables
@@ -33,41 +27,30 @@ def dataset(corpus, mixing=ALONE, seed=0, part="train", **changes):
     return ImageDataset(root, getattr(parts, part), parts.labels, 16, mixing=mixing, seed=seed, **changes)
 
 
-def equal(a, b):
-    return a.sample_ids == b.sample_ids and all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
-
-
 def whole(data):
     return data.__getitems__(range(len(data)))
 
 
 def test_a_sample_is_a_picture_with_what_is_known_of_it(corpus):
     data = dataset(corpus)
-    batch, records = whole(data), data.records
-    assert batch.tensors["image"].dtype == torch.uint8
-    assert batch.tensors["image"].shape == (24, 3, 16, 16)
-    assert batch.tensors["class_index"].tolist() == records.class_indices.tolist()
+    tensors, records = whole(data).tensors, data.records
+    assert (tensors["image"].dtype, tensors["image"].shape) == (torch.uint8, (24, 3, 16, 16))
+    assert tensors["class_index"].tolist() == records.class_indices.tolist()
     has_class = records.class_indices >= 0
     assert not has_class.all()
     assert data.classes is None  # balanced sampling would never draw a picture without a class
-    assert batch.tensors["class_target"].sum(1).tolist() == has_class.astype(float).tolist()
-    assert batch.tensors["class_target"].argmax(1)[has_class].tolist() == records.class_indices[has_class].tolist()
-    assert torch.equal(batch.tensors["known"] > 0, torch.from_numpy(np.isfinite(records.values)))
-    assert (batch.tensors["values"][batch.tensors["known"] == 0] == 0).all()
-
-
-def test_numbers_are_scaled_by_the_training_part_and_come_back(corpus):
-    data = dataset(corpus)
-    values, known = whole(data).tensors["values"].double(), whole(data).tensors["known"] > 0
+    assert tensors["class_target"].sum(1).tolist() == has_class.astype(float).tolist()
+    assert tensors["class_target"].argmax(1)[has_class].tolist() == records.class_indices[has_class].tolist()
+    there = np.isfinite(records.values)
+    assert torch.equal(tensors["known"] > 0, torch.from_numpy(there))
+    assert (tensors["values"][tensors["known"] == 0] == 0).all()
+    # Numbers are scaled by the training part and come back.
+    values = tensors["values"].double().numpy()
     for place in range(2):
-        own = values[known[:, place], place]
-        torch.testing.assert_close(
-            torch.stack([own.mean(), own.std(correction=0)]), torch.tensor([0.0, 1.0]).double(), atol=1e-6, rtol=0
-        )
-    there = np.isfinite(data.records.values)
-    np.testing.assert_allclose(data.labels.in_units(values.numpy())[there], data.records.values[there], rtol=1e-6)
-    validation = dataset(corpus, None, part="validation")
-    assert validation.labels == data.labels
+        own = values[there[:, place], place]
+        assert (own.mean(), own.std()) == pytest.approx((0, 1), abs=1e-6)
+    np.testing.assert_allclose(data.labels.in_units(values)[there], records.values[there], rtol=1e-6)
+    assert dataset(corpus, None, part="validation").labels == data.labels
 
 
 def test_neither_order_nor_batch_nor_process_changes_a_sample(corpus):
@@ -86,7 +69,9 @@ def test_an_epoch_is_the_same_again_wherever_the_corpus_and_its_rows_stand(corpu
     mixing = MixSettings(0.5, 0.3, 1.0)
     shuffled = images.sample(fraction=1, shuffle=True, seed=1), targets.sample(fraction=1, shuffle=True, seed=2)
     epoch = whole(dataset(corpus, mixing).at_epoch(2))
-    assert equal(whole(dataset((tmp_path / "elsewhere", *shuffled), mixing).at_epoch(1).at_epoch(2)), epoch)
+    again = whole(dataset((tmp_path / "elsewhere", *shuffled), mixing).at_epoch(1).at_epoch(2))
+    assert again.sample_ids == epoch.sample_ids
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in epoch.tensors.items())
     for other in (dataset(corpus, mixing).at_epoch(3), dataset(corpus, mixing, seed=1).at_epoch(2)):
         assert not torch.equal(whole(other).tensors["image"], epoch.tensors["image"])
     assert image_parts(*shuffled).fingerprint == image_parts(images, targets).fingerprint
@@ -104,13 +89,12 @@ def test_the_fingerprint_sees_every_change(corpus):
 
 
 def test_a_mixed_number_is_known_where_both_pictures_have_it(corpus):
-    data = dataset(corpus, MixSettings(1.0, 0.3))
-    mixed, alone = whole(data), whole(dataset(corpus))
-    known = mixed.tensors["known"] > 0
-    assert (known <= (alone.tensors["known"] > 0)).all()
-    assert known.sum() < (alone.tensors["known"] > 0).sum()
-    assert (mixed.tensors["values"][~known] == 0).all()
-    assert not torch.equal(mixed.tensors["values"][known], alone.tensors["values"][known])
+    mixed, alone = (whole(dataset(corpus, mixing)).tensors for mixing in (MixSettings(1.0, 0.3), ALONE))
+    known = mixed["known"] > 0
+    assert (known <= (alone["known"] > 0)).all()
+    assert known.sum() < (alone["known"] > 0).sum()
+    assert (mixed["values"][~known] == 0).all()
+    assert not torch.equal(mixed["values"][known], alone["values"][known])
 
 
 def test_balancing_weights_give_classes_equal_influence(corpus):
@@ -125,8 +109,7 @@ def test_balancing_weights_give_classes_equal_influence(corpus):
 
 
 def test_a_picture_that_breaks_while_training_is_named(tmp_path):
-    corpus = (tmp_path, *image_tables(tmp_path, (6, 3, 3)))
-    data = dataset(corpus)
+    data = dataset((tmp_path, *image_tables(tmp_path, (6, 3, 3))))
     path = data.records.table["path"][2]
     (tmp_path / path).write_bytes(b"no picture")
     with pytest.raises(StillImageError, match=path):
@@ -135,25 +118,23 @@ def test_a_picture_that_breaks_while_training_is_named(tmp_path):
 
 def test_a_part_without_pictures_and_what_was_never_learned_are_refused(corpus):
     _, images, targets = corpus
-    with pytest.raises(DataError, match="in the validation part"):
-        image_parts(images.filter(pl.col("part") != "validation"), targets)
-    only_tested = images.with_columns(
-        class_label=pl.when(pl.col("part") == "train").then(pl.lit("dots")).otherwise("class_label")
-    )
-    with pytest.raises(DataError, match=r"2 classes have no picture in the training part.*'stripes', 'waves'"):
-        image_parts(only_tested, targets)
-    with pytest.raises(DataError, match="targets calories, mass: no picture of the training part"):
-        image_parts(images, targets.filter(~pl.col("image_id").str.starts_with("train")))
+    trained = pl.col("part") == "train"
+    only_tested = images.with_columns(class_label=pl.when(trained).then(pl.lit("dots")).otherwise("class_label"))
+    untrained = targets.filter(~pl.col("image_id").str.starts_with("train"))
+    for tables, why in (
+        ((images.filter(pl.col("part") != "validation"), targets), "in the validation part"),
+        ((only_tested, targets), r"2 classes have no picture in the training part.*'stripes', 'waves'"),
+        ((images, untrained), "targets calories, mass: no picture of the training part"),
+    ):
+        with pytest.raises(DataError, match=why):
+            image_parts(*tables)
 
 
-def test_the_middle_view_is_the_largest_centred_square():
+def test_views_are_the_largest_centred_square_or_have_most_of_it():
     pixels = torch.zeros(3, 10, 20, dtype=torch.uint8)
     pixels[:, :, 5:15] = 200
     assert (middle_view(pixels, 8) == 200).all()
     assert torch.equal(middle_view(pixels[:, :, 5:15], 10), pixels[:, :, 5:15])
-
-
-def test_every_training_view_has_its_size_and_most_of_the_middle():
     for shape in ((1, 1), (1, 50), (50, 1), (30, 31), (16, 16)):
         pixels = torch.full((3, *shape), 100, dtype=torch.uint8)
         for seed in range(20):

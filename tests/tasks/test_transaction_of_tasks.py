@@ -12,7 +12,7 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError, finish_gradients
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
-from fvc_lib.tasks.video_text.training import VideoTextTask
+from fvc_lib.tasks.video_text.task import VideoTextTask
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
 from tests.kits.rank_kit import run_ranks
 from tests.kits.task_kit import KINDS, each_task

@@ -1,4 +1,5 @@
-import logging
+"""Clips of videos with texts, and the samples made of them."""
+
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.tables import VIDEO_TEXTS, check_table
-from fvc_lib.tasks.video_text.training import VideoTextDataset, make_clips, numbered
+from fvc_lib.services.tables import VIDEO_TEXTS, check_table, frame_of
+from fvc_lib.tasks.video_text.task import VideoTextDataset, numbered
+from fvc_lib.tasks.video_text.training import make_clips
+from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.clip import decode_clip
 
 TEXTS = {"t0": "a red ring", "t1": "a blue ring 🙂", "t2": "something else"}
@@ -22,7 +25,7 @@ PAIRS = ((0, "t0", "train"), (1, "t0", "train"), (1, "t1", "train"), (2, "t2", "
 
 
 class Corpus:
-    """Four videos and the table of their pairs."""
+    """Four videos, the table of their pairs, and their clips."""
 
     def __init__(self, folder: Path, make_video: Callable[..., Path]) -> None:
         self.root = folder / "corpus"
@@ -35,23 +38,21 @@ class Corpus:
         hashes = [sha256_of_file(path) for path in self.paths]
         self.video_ids = [digest[:16] for digest in hashes]
         rows = [
-            {
-                "pair_id": f"{hashes[video][:16]}_{text}",
-                "video_id": hashes[video][:16],
-                "path": self.paths[video].name,
-                "text_id": text,
-                "text": TEXTS[text],
-                "group_id": f"group {video}",
-                "part": part,
-                "split_source": "made",
-                "num_frames": 8,
-                "duration_seconds": None,
-                "content_sha256": hashes[video],
-            }
+            (f"{hashes[video][:16]}_{text}", hashes[video][:16], self.paths[video].name, text, TEXTS[text],
+             f"group {video}", part, "made", 8, None, hashes[video])
             for video, text, part in PAIRS
-        ]
-        schema = {name: column.dtype for name, column in VIDEO_TEXTS.columns.items()}
-        self.pairs = numbered(check_table(pl.DataFrame(rows, schema=schema), VIDEO_TEXTS, "test"))
+        ]  # fmt: skip
+        self.pairs = numbered(check_table(frame_of(rows, VIDEO_TEXTS), VIDEO_TEXTS, "test"))
+        assert make_clips(self.config, self.pairs) == []
+        self.store, self.tokenizer = ClipStore.of(self.config), TextTokenizer.train(TEXTS.values(), 300)
+
+    def clip(self, video_id: str) -> list[list[int]]:
+        frames = np.empty(self.store.shape, np.uint8)
+        self.store.load(video_id, 0, frames)
+        return frames.tolist()
+
+    def batch(self, pairs: pl.DataFrame, *indices: int):
+        return VideoTextDataset(self.store, pairs, self.tokenizer, 12).__getitems__(indices)
 
 
 @pytest.fixture(scope="module")
@@ -59,32 +60,18 @@ def made(tmp_path_factory: pytest.TempPathFactory, make_video: Callable[..., Pat
     return Corpus(tmp_path_factory.mktemp("video_texts"), make_video)
 
 
-@pytest.fixture(scope="module")
-def source(made):
-    found, missing = make_clips(made.config, made.pairs)
-    assert missing == ()
-    return found
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> TextTokenizer:
-    return TextTokenizer.train(TEXTS.values(), 300)
-
-
-def test_clips_are_made_once_and_are_the_originals(made, source):
+def test_clips_are_made_once_and_are_the_originals(made):
     before = {path: path.stat().st_mtime_ns for path in Path(made.config.cache_dir).rglob("*.npy")}
     assert len(before) == 4
     seen = []
     make_clips(made.config, made.pairs, progress=lambda *done: seen.append(done))
     assert seen[-1] == (4, 4)
     assert {path: path.stat().st_mtime_ns for path in Path(made.config.cache_dir).rglob("*.npy")} == before
-    frames = np.empty(source.shape, np.uint8)
-    source.load(made.video_ids[2], 0, frames)
-    assert frames.tolist() == decode_clip(made.paths[2], 3, 16).frames.tolist()
+    assert made.clip(made.video_ids[2]) == decode_clip(made.paths[2], 3, 16).frames.tolist()
 
 
-def test_a_sample_is_the_clip_the_tokens_and_the_numbers(made, source, tokenizer):
-    batch = VideoTextDataset(source, made.pairs, tokenizer, 12).__getitems__(range(5))
+def test_a_sample_is_the_clip_the_tokens_and_the_numbers(made):
+    batch = made.batch(made.pairs, *range(5))
     assert batch.sample_ids == tuple(made.pairs["pair_id"])
     assert {name: (t.dtype, tuple(t.shape)) for name, t in batch.tensors.items()} == {
         "frames": (torch.uint8, (5, 3, 3, 16, 16)),
@@ -92,49 +79,35 @@ def test_a_sample_is_the_clip_the_tokens_and_the_numbers(made, source, tokenizer
         "video_index": (torch.int64, (5,)),
         "text_index": (torch.int64, (5,)),
     }
-    for place, video_id in enumerate(made.pairs["video_id"]):
-        frames = np.empty(source.shape, np.uint8)
-        source.load(video_id, 0, frames)
-        assert batch.tensors["frames"][place].numpy().tolist() == frames.tolist()
-    assert batch.tensors["tokens"].equal(tokenizer.encode(made.pairs["text"].to_list(), 12))
+    assert batch.tensors["frames"].tolist() == [made.clip(video_id) for video_id in made.pairs["video_id"]]
+    assert batch.tensors["tokens"].equal(made.tokenizer.encode(made.pairs["text"].to_list(), 12))
     videos = batch.tensors["video_index"].tolist()
     assert batch.tensors["text_index"].tolist() == [0, 0, 1, 2, 1]
     assert [videos[1] == videos[2], len(set(videos)), min(videos), max(videos)] == [True, 4, 0, 3]
-
-
-def test_numbers_of_a_part_are_those_of_the_whole_table(made, source, tokenizer):
-    whole = VideoTextDataset(source, made.pairs, tokenizer, 8).__getitems__([3, 4])
-    test = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8).__getitems__([0, 1])
-    assert all(test.tensors[name].equal(rows) for name, rows in whole.tensors.items())
+    # Numbers of a part are those of the whole table.
+    test = made.batch(made.pairs.filter(part="test"), 0, 1)
+    assert all(rows[3:].equal(test.tensors[name]) for name, rows in batch.tensors.items())
     shuffled = made.pairs.sample(fraction=1, shuffle=True, seed=1)
     assert numbered(shuffled).sort("pair_id").equals(made.pairs.sort("pair_id"))
 
 
-def test_videos_that_cannot_be_decoded_are_named_and_left_out(tmp_path, made, source, tokenizer, caplog):
-    root = tmp_path / "copy"
-    shutil.copytree(made.root, root)
+def test_videos_that_cannot_be_decoded_are_named_and_left_out(tmp_path, made, caplog):
+    root = Path(shutil.copytree(made.root, tmp_path / "copy"))
     (root / made.paths[1].name).write_bytes(b"changed since it was indexed")
     (root / made.paths[3].name).unlink()
     config = made.config.model_copy(update={"corpus": str(root), "cache_dir": str(tmp_path / "cache")})
-    with caplog.at_level(logging.WARNING):
-        found, missing = make_clips(config, made.pairs)
-    lost = {made.video_ids[1], made.video_ids[3]}
-    assert set(missing) == lost
-    assert list(missing) == sorted(missing)
+    missing = make_clips(config, made.pairs)
+    assert missing == sorted([made.video_ids[1], made.video_ids[3]])
     assert all(video_id in caplog.text for video_id in missing)
     assert "content has changed" in caplog.text
-    kept = made.pairs.filter(~pl.col("video_id").is_in(missing))
-    assert set(kept["video_id"]) == set(made.video_ids) - lost
-    assert len(VideoTextDataset(found, kept, tokenizer, 8)) == 2
     with pytest.raises(DataError, match="2 of 4 videos have no clip"):
         make_clips(config.model_copy(update={"max_rejected_share": 0.4}), made.pairs)
 
 
 def test_a_stopped_making_keeps_what_was_made(tmp_path, made):
-    config = made.config.model_copy(update={"cache_dir": str(tmp_path)})
-    done = []
+    config, done = made.config.model_copy(update={"cache_dir": str(tmp_path)}), []
     with pytest.raises(StoppedError, match="1 of 4"):
         make_clips(config, made.pairs, progress=lambda *so_far: done.append(so_far), stop=lambda: True)
     assert done == [(1, 4)]
     assert len(list(tmp_path.rglob("*.npy"))) >= 1
-    assert make_clips(config, made.pairs)[1] == ()
+    assert make_clips(config, made.pairs) == []

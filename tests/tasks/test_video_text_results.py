@@ -1,23 +1,17 @@
 from itertools import permutations
 
 import numpy as np
-import polars as pl
 import pytest
 import safetensors.torch
 import torch
 
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, TASK_RESULTS, VIDEO_TEXTS, read_table, write_table
+from fvc_lib.services.tables import CAPTIONS, TASK_RESULTS, VIDEO_TEXTS, check_table, frame_of
 from fvc_lib.tasks.video_text.results import chance_metrics, chance_of_ranks, video_text_results
 from fvc_lib.tasks.video_text.training import retrieval_ranks
 
 CONFIG = resolve_config({"task": "video_text", "bootstrap_replicates": 100}, environ={})
-
-
-def types(schema):
-    return {name: column.dtype for name, column in schema.columns.items()}
 
 
 def ndcg(ranks):
@@ -44,37 +38,26 @@ def test_chance_is_the_mean_over_all_orders(candidates, positives):
     )  # fmt: skip
 
 
-@pytest.fixture
-def run(tmp_path):
+def test_every_number_stands_beside_its_control(tmp_path):
     """Four test videos of three texts, the third found wrongly; the last text stands beside two videos."""
+    parts = [(1, "test"), (2, "test"), (3, "test"), (3, "test"), (9, "train"), (9, "train"), (1, "validation")]
     rows = [
         (f"pair{n}", f"video000{n}", f"{n}.mp4", f"text{t}", f"a {t} thing", f"group{n // 2}", part, "official", 12,
          None, f"{n:064d}")
-        for n, (t, part) in enumerate(
-            [(1, "test"), (2, "test"), (3, "test"), (3, "test"), (9, "train"), (9, "train"), (1, "validation")]
-        )
+        for n, (t, part) in enumerate(parts)
     ]  # fmt: skip
-    pairs = pl.DataFrame(rows, schema=types(VIDEO_TEXTS), orient="row")
-    paths = RunPaths(tmp_path)
-    write_table(pairs, VIDEO_TEXTS, paths.video_texts)
-    texts = torch.eye(3)
+    pairs, texts = frame_of(rows, VIDEO_TEXTS), torch.eye(3)
     videos = torch.stack([texts[0], texts[1], 0.6 * texts[2] + 0.8 * texts[1], texts[2]])
     rows_of_pairs = torch.tensor([[0, 0], [1, 1], [2, 2], [3, 2]])
     retrieval = {"video_embeddings": videos, "text_embeddings": texts, "pairs": rows_of_pairs}
-    test = pairs.filter(pl.col("part") == "test")
-    write_table(retrieval_ranks(test, retrieval), RETRIEVAL_RANKS, paths.retrieval_ranks)
-    safetensors.torch.save_file(retrieval, paths.embeddings)
-    captions = [
-        (f"video000{n}", f"group{n // 2}", f"{n}.mp4", caption, f"a {t} thing")
-        for n, (caption, t) in enumerate([("a 1 thing", 1), ("a 9 thing", 2), ("", 3), ("a 3 thing", 3)])
-    ]
-    write_table(pl.DataFrame(captions, schema=types(CAPTIONS), orient="row"), CAPTIONS, paths.captions)
-    return paths
-
-
-def test_every_number_stands_beside_its_control(run):
-    results = video_text_results(run, CONFIG)
-    assert read_table(run.task_results, TASK_RESULTS).equals(results)
+    ranks, embeddings = retrieval_ranks(pairs.filter(part="test"), retrieval), tmp_path / "test_embeddings.safetensors"
+    safetensors.torch.save_file(retrieval, embeddings)
+    written = [("a 1 thing", 1), ("a 9 thing", 2), ("", 3), ("a 3 thing", 3)]
+    captions = frame_of(
+        [(f"video000{n}", f"group{n // 2}", f"{n}.mp4", said, f"a {t} thing") for n, (said, t) in enumerate(written)],
+        CAPTIONS,
+    )
+    results = check_table(video_text_results(pairs, ranks, captions, embeddings, CONFIG), TASK_RESULTS, "test")
     found = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
     value = {key: row["value"] for key, row in found.items()}
     assert value["model", "video_to_text", "recall@1"] == 0.75
@@ -92,9 +75,6 @@ def test_every_number_stands_beside_its_control(run):
     assert found["model", "text_to_video", "recall@1"]["num_samples"] == 3
     for name in {metric for source, _, metric in found if source == "model"} - {"mean_positive_similarity"}:
         assert any(source != "model" and metric == name for source, _, metric in found), name
-
-
-def test_damaged_embeddings_are_named(run):
-    run.embeddings.write_bytes(b"nothing")
+    embeddings.write_bytes(b"nothing")
     with pytest.raises(DataError, match="test_embeddings"):
-        video_text_results(run, CONFIG)
+        video_text_results(pairs, ranks, captions, embeddings, CONFIG)

@@ -23,12 +23,16 @@ from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256
 from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import IMAGE_RECOGNITION
-from fvc_lib.tasks.bundle import Bundle
 from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, decoded_side, middle_view
-from fvc_lib.tasks.image.training import LABELS, ImageTask
+from fvc_lib.tasks.image.task import (
+    LABELS,
+    ImageDataset,
+    ImageLabels,
+    ImageRecords,
+    ImageTask,
+    decoded_side,
+    middle_view,
+)
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 
 _DECODER = "fvc_lib.video.decode.still_image"
@@ -48,6 +52,7 @@ class ImagePredictor(OneNetwork):
 
     kind = "image"
     file_word = "picture"
+    files_of_run = tables.IMAGES
 
     def __init__(self, trained: Trained, labels: ImageLabels) -> None:
         super().__init__(trained)
@@ -61,21 +66,14 @@ class ImagePredictor(OneNetwork):
         self.columns = (_CLASS if labels.classes else {}) | dict.fromkeys(self._targets, pl.Float64())
 
     @classmethod
-    def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
+    def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
         """See ``OneNetwork``."""
-        path = (
-            source.folder if isinstance(source, Bundle) else source.training_checkpoints(IMAGE_RECOGNITION)
-        ) / LABELS
+        path = folder / LABELS
         try:
             return cls(trained, TypeAdapter(ImageLabels).validate_python(read_json_object(path)))
         except ValidationError as error:
             why = error.errors()[0]["msg"]
             raise DataError(f"{str(path)!r}: is not what a training writes ({why}). {trained.remedy}") from error
-
-    @staticmethod
-    def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """See ``OneNetwork``."""
-        return tables.read_table(paths.images, tables.IMAGES)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""

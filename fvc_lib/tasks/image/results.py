@@ -6,7 +6,6 @@ metric varies with the test groups that were drawn. It does not show how it vari
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -15,10 +14,9 @@ from fvc_lib.metrics.classification import IntArray, Metric
 from fvc_lib.metrics.declaration import declaration
 from fvc_lib.metrics.intervals import intervals_over_groups
 from fvc_lib.metrics.recognition import class_scores, macro_measures, regression_measures, top_k_measure
-from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import TASK_RESULTS, frame_of
 
 MODEL = "model"
 MAJORITY_CLASS = "majority_class"
@@ -27,33 +25,37 @@ MEAN_PREDICTOR = "mean_predictor"
 Row = tuple[object, ...]
 
 
-def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Return the metrics of model and controls (TASK_RESULTS), and write them to ``task_results.feather``.
+def image_results(
+    images: pl.DataFrame, targets: pl.DataFrame, classes: pl.DataFrame, numbers: pl.DataFrame, config: RunConfig
+) -> pl.DataFrame:
+    """Return the metrics of model and controls on the test part (TASK_RESULTS).
+
+    Args:
+        images: IMAGES of all parts.
+        targets: IMAGE_TARGETS of all parts.
+        classes: IMAGE_PREDICTIONS of the test part.
+        numbers: TARGET_PREDICTIONS of the test part.
+        config: gives replicates, confidence and seed.
 
     Raises:
-        DataError: the predictions are not those of the run's test part.
+        DataError: the predictions are not those of the test part.
     """
-    images = tables.read_table(paths.images, tables.IMAGES)
-    targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
-    classes = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS).sort("image_id")
-    numbers = tables.read_table(paths.target_predictions, tables.TARGET_PREDICTIONS).sort("target", "image_id")
+    classes, numbers = classes.sort("image_id"), numbers.sort("target", "image_id")
     test, training = images.filter(part="test"), images.filter(part="train")
-    of_class, of_target = ["image_id", "class_label", "group_id"], ["image_id", "target", "value", "group_id"]
-    _require(test.drop_nulls("class_label"), classes, of_class, paths.image_predictions)
-    _require(targets.join(test, on="image_id", how="semi"), numbers, of_target, paths.target_predictions)
+    _require(test.drop_nulls("class_label"), classes, ["image_id", "class_label", "group_id"], "image_predictions")
+    of_target = ["image_id", "target", "value", "group_id"]
+    _require(targets.join(test, on="image_id", how="semi"), numbers, of_target, "target_predictions")
     rows = _class_rows(training["class_label"].drop_nulls(), classes, config) if classes.height else []
     for (target,), predicted in numbers.group_by("target", maintain_order=True):
         known = targets.filter(target=target).join(training, on="image_id", how="semi")["value"]
         rows += _target_rows(str(target), predicted, known, config)
-    table = tables.check_table(tables.frame_of(rows, tables.TASK_RESULTS), tables.TASK_RESULTS, "image results")
-    tables.write_table(table, tables.TASK_RESULTS, paths.task_results)
-    return table
+    return frame_of(rows, TASK_RESULTS)
 
 
-def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], path: Path) -> None:
-    """Raise ``DataError`` unless ``made`` (read from ``path``) and ``due`` have equal ``columns``, in any row order."""
+def _require(due: pl.DataFrame, made: pl.DataFrame, columns: list[str], name: str) -> None:
+    """Raise ``DataError`` unless ``made`` (table ``name``) and ``due`` have equal ``columns``, in any row order."""
     if not due.select(columns).sort(columns).equals(made.select(columns).sort(columns)):
-        raise DataError(f"{str(path)!r}: not the rows of the test part. Run 10_image_recognition again.")
+        raise DataError(f"{name}: not the rows of the test part. Run 10_image_recognition again.")
 
 
 def worst_mistakes(predictions: pl.DataFrame, number: int = 12) -> pl.DataFrame:

@@ -18,19 +18,17 @@ from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_TEXTS, VIDEO_TEXTS, read_table, write_table
-from fvc_lib.tasks.bundle import Bundle
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
-from fvc_lib.tasks.video_text.training import encoder_folder, network_plan, text_tensors, tokenizer_file
+from fvc_lib.tasks.video_text.task import TOKENIZER, encoder_folder, network_plan, text_tensors
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.source import VideoError
 
 NEAREST = 5  # number of nearest texts in an answer
 _TEXTS_AT_ONCE = 256
-_TOKENIZER, _TEXTS = "tokenizer.json", "texts.parquet"
+_TEXTS = "texts.parquet"
 
 
 class VideoTextPredictor(OneNetwork):
@@ -41,6 +39,8 @@ class VideoTextPredictor(OneNetwork):
         tokenizer: tokenizer of captions and texts.
         texts: the run's M texts (KNOWN_TEXTS). A network with a contrastive loss compares videos with them.
     """
+
+    files_of_run = VIDEO_TEXTS
 
     def __init__(self, trained: Trained, tokenizer: TextTokenizer, texts: pl.DataFrame) -> None:
         super().__init__(trained)
@@ -62,23 +62,17 @@ class VideoTextPredictor(OneNetwork):
             )
 
     @classmethod
-    def read(cls, trained: Trained, source: RunPaths | Bundle) -> Self:
+    def read(cls, trained: Trained, folder: Path, files: pl.DataFrame | None) -> Self:
         """See ``OneNetwork``."""
-        if isinstance(source, Bundle):
-            file, texts = source.folder / _TOKENIZER, source.table(_TEXTS, KNOWN_TEXTS)
+        if files is None:
+            texts = read_table(folder / _TEXTS, KNOWN_TEXTS)
         else:
-            file = tokenizer_file(source)
-            texts = read_table(source.video_texts, VIDEO_TEXTS).select("text").unique().sort("text")
-        return cls(trained, TextTokenizer.load(file), texts)
-
-    @staticmethod
-    def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """See ``OneNetwork``."""
-        return read_table(paths.video_texts, VIDEO_TEXTS)
+            texts = files.select("text").unique().sort("text")
+        return cls(trained, TextTokenizer.load(folder / TOKENIZER), texts)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
-        self._tokenizer.save(folder / _TOKENIZER)
+        self._tokenizer.save(folder / TOKENIZER)
         write_table(pl.DataFrame({"text": self._texts}), KNOWN_TEXTS, folder / _TEXTS)
         return super().write(folder)
 

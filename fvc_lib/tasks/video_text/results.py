@@ -17,11 +17,10 @@ from fvc_lib.metrics import video_text
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
 from fvc_lib.metrics.intervals import intervals_over_groups, mean_measure
 from fvc_lib.metrics.video_text import Ranking
-from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import undamaged_content
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import TASK_RESULTS, frame_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,22 +33,24 @@ MOST_FREQUENT_CAPTION = "most_frequent_caption"
 Row = tuple[object, ...]
 
 
-def video_text_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Return the metrics of model and controls (TASK_RESULTS), and write them to ``task_results.feather``.
+def video_text_results(
+    pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFrame, embeddings_file: Path, config: RunConfig
+) -> pl.DataFrame:
+    """Return the metrics of model and controls on the test part (TASK_RESULTS).
 
     Args:
-        paths: paths of a run whose training has written ranks, captions and embeddings.
+        pairs: VIDEO_TEXTS of all parts.
+        ranks: RETRIEVAL_RANKS of the test part; may be empty.
+        captions: CAPTIONS of the test part; may be empty.
+        embeddings_file: the embeddings of the test part; read only if there are ``ranks``.
         config: gives replicates, confidence and seed.
 
     Raises:
-        DataError: a table or the embeddings cannot be read.
+        DataError: the embeddings cannot be read.
     """
-    pairs = tables.read_table(paths.video_texts, tables.VIDEO_TEXTS)
-    ranks = tables.read_table(paths.retrieval_ranks, tables.RETRIEVAL_RANKS)
-    captions = tables.read_table(paths.captions, tables.CAPTIONS)
     rows: list[Row] = []
     if ranks.height:
-        stored = read_embeddings(paths.embeddings)
+        stored = read_embeddings(embeddings_file)
         embeddings = stored["video_embeddings"], stored["text_embeddings"], stored["pairs"]
         for direction, found in video_text.retrieval_metrics(*embeddings).items():
             rows += _direction_rows(direction, ranks.filter(direction=direction), found, config)
@@ -60,9 +61,7 @@ def video_text_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
         written = {MODEL: captions["caption"].to_list(), MOST_FREQUENT_CAPTION: [commonest] * captions.height}
         for source, texts in written.items():
             rows += _caption_rows(source, texts, captions, content, config)
-    table = tables.check_table(tables.frame_of(rows, tables.TASK_RESULTS), tables.TASK_RESULTS, "video-text results")
-    tables.write_table(table, tables.TASK_RESULTS, paths.task_results)
-    return table
+    return frame_of(rows, TASK_RESULTS)
 
 
 def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Pictures as training samples: labels, the split into parts, and the crop that the network sees."""
+"""Task image: labels, samples, scores and the loss of a network that predicts a class and numbers from a picture."""
 
 import math
 from collections.abc import Sequence
@@ -10,18 +10,24 @@ from typing import Self
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
+from fvc_lib.detectors.network import num_trained_stages
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, Sample, stack_samples
+from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet, stack_samples
+from fvc_lib.metrics.calibration import class_probabilities, expected_calibration_error, fit_class_temperature
 from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.recognition import macro_f1, ranks_of_class, regression_scores
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS
-from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, mixed_target, rows_of_classes
+from fvc_lib.tasks.mixing import MixSettings, class_losses, draw_mix, mixed_pixels, mixed_target, rows_of_classes
 from fvc_lib.video.decode.still_image import decode_image
 
+LABELS = "labels.json"  # file of ``ImageLabels``, next to the weights
 UNKNOWN_CLASS = -1
 _NAMED_AT_MOST = 10
 
@@ -340,3 +346,173 @@ def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
     counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
     weights: FloatArray = counts.sum() / (num_classes * np.maximum(counts, 1))
     return weights
+
+
+@dataclass(frozen=True)
+class ScoredClasses:
+    """Predictions for the N pictures that have a class.
+
+    Attributes:
+        rows: int64 (N,), row numbers of these pictures among all pictures.
+        class_indices: int64 (N,), the true classes.
+        logits: float64 (N, C); 0 in place of NaN.
+        predicted: int64 (N,), the class with the highest logit; the first of equal ones.
+        probabilities: float64 (N,), softmax of the predicted class.
+        ranks: int64 (N,), rank of the true class from 1; ties count against the model.
+    """
+
+    rows: IntArray
+    class_indices: IntArray
+    logits: FloatArray
+    predicted: IntArray
+    probabilities: FloatArray
+    ranks: IntArray
+
+
+class ImageScores(SampleColumns):
+    """Collect the class, the logits and the values of all pictures.
+
+    Reads the outputs ``class_logits`` (B, C) and ``values`` (B, T) and the batch's ``class_index``, ``values`` and
+    ``known``.
+    """
+
+    def __init__(self, labels: ImageLabels) -> None:
+        super().__init__()
+        self.labels = labels
+        numbers = torch.empty(0, len(labels.targets), dtype=torch.float64)
+        self.add([], {"class_index": torch.empty(0, dtype=torch.int64), "logits": torch.empty(0, len(labels.classes))})
+        self.add([], {"predicted": numbers, "value": numbers, "known": numbers > 0})
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        """Add one batch; ``ValueError`` where the outputs still require grad."""
+        columns = {
+            "class_index": batch.tensors["class_index"].cpu(),
+            "logits": outputs["class_logits"].detach().cpu().float(),
+            "predicted": outputs["values"].double(),
+            "value": batch.tensors["values"].double(),
+            "known": batch.tensors["known"] > 0,
+        }
+        self.add(batch.sample_ids, columns)
+
+    @property
+    def has_finite_logits(self) -> bool:
+        """Whether all logits are finite."""
+        return bool(torch.isfinite(self.column("logits")).all())
+
+    def classes(self) -> ScoredClasses:
+        """Return the predictions for the pictures with a class."""
+        rows = np.flatnonzero(self.column("class_index").numpy() >= 0)
+        class_indices, logits = self.column("class_index").numpy()[rows], self.column("logits")[rows].double()
+        if not rows.size:
+            return ScoredClasses(rows, class_indices, logits.numpy(), rows, np.empty(0), rows)
+        logits = torch.nan_to_num(logits)
+        probabilities, ranks = torch.softmax(logits, dim=1).amax(1), ranks_of_class(logits.numpy(), class_indices)
+        predicted = logits.argmax(1).numpy()
+        return ScoredClasses(rows, class_indices, logits.numpy(), predicted, probabilities.numpy(), ranks)
+
+    def target(self, name: str) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Return true and predicted values of the N pictures that have a value of target ``name``.
+
+        Returns:
+            ``(rows, values, predicted)``: row numbers int64 (N,), true and predicted values float64 (N,) in the
+            target's unit.
+        """
+        number = self.labels.targets.index(name)
+        rows = np.flatnonzero(self.column("known")[:, number].numpy())
+        values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, number] for c in ("value", "predicted"))
+        return rows, values, predicted
+
+    def compute(self) -> dict[str, float]:
+        """Return ``top1``, ``top5``, ``macro_f1``, and ``mae_NAME`` and ``r2_NAME`` for every target NAME.
+
+        A metric is NaN if an output that it needs is not finite, and left out if no picture has its label.
+        """
+        metrics, classes = dict[str, float](), self.classes()
+        if classes.rows.size:
+            metrics = {
+                "top1": float(np.mean(classes.ranks <= 1)),
+                "top5": float(np.mean(classes.ranks <= 5)),
+                "macro_f1": macro_f1(classes.class_indices, classes.predicted),
+            }
+        if not self.has_finite_logits:
+            metrics = dict.fromkeys(metrics, math.nan)
+        for name in self.labels.targets:
+            rows, values, predicted = self.target(name)
+            if rows.size:
+                scores = regression_scores(values, predicted) if np.isfinite(predicted).all() else {}
+                metrics |= {f"{error}_{name}": scores.get(error, math.nan) for error in ("mae", "r2")}
+        return metrics
+
+
+def calibration_of(validation: ImageScores, test: ImageScores) -> Calibration | None:
+    """Fit a temperature on ``validation`` and measure the calibration error on ``test``.
+
+    Return None if a part has no labelled picture, or a validation logit is not finite.
+    """
+    fitted, tested = validation.classes(), test.classes()
+    if not fitted.rows.size or not tested.rows.size or not validation.has_finite_logits:
+        return None
+    temperature = fit_class_temperature(fitted.class_indices, fitted.logits)
+    errors = []
+    for divisor in (temperature, 1.0):
+        probabilities = class_probabilities(tested.logits, divisor)
+        right = (probabilities.argmax(axis=1) == tested.class_indices).astype(np.int64)
+        errors.append(float(expected_calibration_error(right, probabilities.max(axis=1))))
+    return Calibration(temperature, fitted.rows.size, tested.rows.size, *errors)
+
+
+class ImageTask:
+    """Train with a label-smoothed cross-entropy on the class plus a Huber loss on the values.
+
+    A picture without a class, or without a value, adds nothing to that loss. Every picture weighs 1, so the loss of a
+    batch is the mean over its pictures, however the batch is split.
+    """
+
+    def __init__(self, training: ImageDataset, validation: ImageDataset, config: RunConfig) -> None:
+        self.training_data: SampleSet = training
+        self.validation_data: SampleSet = validation
+        self.labels = training.labels
+        self.config = config
+
+    def build_model(self) -> ImageModel:
+        """Return the backbone with new heads, initialised from torch's current random state."""
+        weights = self.config.backbone_weights
+        backbone = build_backbone(self.config.backbone, Path(weights) if weights else None, self.config.image_size)
+        return ImageModel(backbone, len(self.labels.classes), len(self.labels.targets))
+
+    def begin_epoch(self, model: nn.Module, epoch: int) -> None:
+        """Freeze or unfreeze the backbone's stages for ``epoch``."""
+        assert isinstance(model, ImageModel)
+        freeze, stage = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
+        num_stages = len(model.backbone.stages())
+        model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=stage))
+
+    def forward(self, model: nn.Module, batch: Batch) -> Outputs:
+        """Return ``class_logits`` (B, C) and scaled ``values`` (B, T)."""
+        outputs: Outputs = model(batch.tensors["image"])
+        return outputs
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
+        """Return the sum of the pictures' losses; each picture weighs 1."""
+        tensors, smoothing = batch.tensors, self.config.label_smoothing
+        losses = class_losses(outputs["class_logits"], tensors["class_target"], label_smoothing=smoothing)
+        losses = losses + value_losses(outputs["values"], tensors["values"], tensors["known"])
+        return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
+
+    def new_accumulator(self) -> ImageScores:
+        """Return an empty ``ImageScores``."""
+        return ImageScores(self.labels)
+
+
+def value_losses(predicted: Tensor, values: Tensor, known: Tensor) -> Tensor:
+    """Return the Huber loss (B,) with delta 1, averaged over a picture's known values; 0 without known values.
+
+    Args:
+        predicted: float (B, T), scaled; T may be 0.
+        values: float (B, T), scaled; entries that are not known may have any value.
+        known: float (B, T), 1 where a value is known, else 0.
+    """
+    present = known > 0
+    errors = torch.where(present, predicted.float() - values, 0.0)
+    losses = F.huber_loss(errors, torch.zeros_like(errors), reduction="none")
+    return losses.sum(1) / present.sum(1).clamp_min(1)
