@@ -45,8 +45,8 @@ from fvc_lib.detectors.packages import imported
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loading import epoch_order
 from fvc_lib.engine.loop import Engine, EngineSettings
+from fvc_lib.engine.optimizer import build_optimizer, learning_rate_at
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
-from fvc_lib.engine.step import build_optimizer, learning_rate_at
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.memory import ProcessTree, frozen_garbage, peak_rss_bytes

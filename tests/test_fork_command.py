@@ -105,7 +105,9 @@ def test_a_fork_is_a_run_of_its_own_beside_the_first_and_records_what_it_comes_f
     assert record["forked_from"] == run.run_id
     assert record["changed"] == {"epochs": [3, 5], "num_workers": [0, 2]}
     assert "--fork" in record["attempts"][0]["command"]
-    assert run_config(fork) == run_config(run).model_copy(update={"epochs": 5, "num_workers": 2})
+    assert run_config(fork.params_yaml) == run_config(run.params_yaml).model_copy(
+        update={"epochs": 5, "num_workers": 2}
+    )
     assert f"fork of {run.run_id}: epochs 3 -> 5; num_workers 0 -> 2" in done.stdout
     assert "kept: nothing" in done.stdout
     assert files(run) == before

@@ -145,7 +145,7 @@ def test_every_notebook_of_a_task_runs_interactively_on_the_newest_run_and_chang
     before = results_of(run)
     for name, value in place.environment().items():
         monkeypatch.setenv(name, value)
-    for stage in stages_of(run_config(run)):
+    for stage in stages_of(run_config(run.params_yaml)):
         document = nbformat.read(ROOT / "notebooks" / f"{stage.name}.ipynb", as_version=4)
         nbclient.NotebookClient(
             document, timeout=300, resources={"metadata": {"path": str(ROOT / "notebooks")}}

@@ -57,7 +57,7 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_gpus_and_a_fork_d
 def test_a_run_begun_in_a_notebook_has_all_gpus_for_its_training(tmp_path, capsys, monkeypatch):
     values = {"num_ranks": "auto", "runs_dir": str(tmp_path / "runs")}
     run, config, is_new = open_run("10_image_recognition", "new", values, command="test")
-    assert config.num_ranks == run_config(run).num_ranks == 8
+    assert config.num_ranks == run_config(run.params_yaml).num_ranks == 8
     assert is_new
     assert "num_ranks auto: 8 (" in capsys.readouterr().out
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -19,10 +19,10 @@ ROWS = [HEADER, *(f"{name},{LABELS[number % 2]}" for number, name in enumerate(N
 GROUPED = [f"{row},{number % 4}" if number else f"{row},group" for number, row in enumerate(ROWS)]
 # The files and the manifest of each wrong corpus, the exit code, and words of the error.
 WRONG = {
-    "empty": ([], [], 2, ("a folder without 'real' and 'fake'",)),
+    "empty": ([], [], 2, ("a folder with 'real/' and 'fake/'",)),
     "one class": ([f"real/{name}" for name in NAMES], [], 3, ("'fake'", "20")),
     "three videos": (["real/a.mp4", "real/b.mp4", "fake/c.mp4"], [], 3, ("num_folds", "2 with real", "1 with fake")),
-    "pictures": ([f"{number}.png" for number in range(20)], [], 2, ("a folder without 'real' and 'fake'",)),
+    "pictures": ([f"{number}.png" for number in range(20)], [], 2, ("a folder with 'real/' and 'fake/'",)),
     "texts": (
         [f"{label}/{number}.txt" for label in LABELS for number in range(20)],
         [],

@@ -13,8 +13,8 @@ import polars as pl
 from fvc_lib import CHECKOUT
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble, read_ensemble
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.records.ensembles import read_ensemble
+from fvc_lib.services.run_paths import RunPaths, find_run_or_ensemble, is_ensemble
 from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def standing_of_run(run: RunPaths) -> "Standing":
     from fvc_lib.tasks.predicting import ScoreRecord, Standing
 
     headline = run_headline(run)
-    if run_config(run).task == DEFAULT_TASK:
+    if run_config(run.params_yaml).task == DEFAULT_TASK:
         sentences = headline.sentences
         rows = [
             (score.source, HEADLINE_METRIC, score.value, score.low, score.high)
@@ -225,7 +225,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.analysis.wording import clean_text, interval_text
 
-    config, headline = run_config(run), run_headline(run)
+    config, headline = run_config(run.params_yaml), run_headline(run)
     model = clean_text((headline.model or config.model).rpartition("/")[2])  # a user's file without its folders
     split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
     if config.task == DEFAULT_TASK:
@@ -285,7 +285,7 @@ def _training(run: RunPaths) -> list[str]:
             f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
             for place, member in enumerate(record.members)
         ]
-    config = run_config(run)
+    config = run_config(run.params_yaml)
     of_task, name = TASKS[config.task], getattr(config, TASKS[config.task].network)
     file = run.fold_outcome(0) if config.task == DEFAULT_TASK else run.stage_outcome(of_task.training_stage.name)
     if (outcome := read_outcome(file, TrainingRecord)) is None:

@@ -26,8 +26,8 @@ from fvc_lib.services.config_fields import split_names, split_pairs
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import listed, write_document
-from fvc_lib.services.records.ensembles import RECORD, Method
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, is_pattern
+from fvc_lib.services.records.ensembles import Method
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, RunPaths, find_run, is_pattern
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
 _MOST_OF_A_PART = 80  # number of characters of a part's name that a bar shows
@@ -335,7 +335,7 @@ def ensemble(
     if any(RunPaths(parent).run_json.is_file() for parent in (folder, *folder.parents)):
         raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")
     page, answer = folder / "ensemble.html", folder / "answer.txt"
-    prepare_folder(folder, ENSEMBLE, [RECORD, answer.name])
+    prepare_folder(folder, ENSEMBLE, [ENSEMBLE_RECORD, answer.name])
     click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
     first = found.runs[0].config
     parameters: dict[str, Any] = {
@@ -398,7 +398,7 @@ def robustness(
     from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load
 
     found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
-    config = run_config(found)
+    config = run_config(found.params_yaml)
     if config.task != DEFAULT_TASK:
         raise UsageError(f"{found.run_id} is of task {config.task}; robustness is of runs of task {DEFAULT_TASK}.")
     names = [name for text in levels for name in split_names(text)]

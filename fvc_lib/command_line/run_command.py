@@ -214,7 +214,7 @@ class RunCommand:
             click.echo(line)
 
     def _changes(self, ancestor: RunPaths) -> dict[str, which_run.Change]:
-        return which_run.changes(run_config(ancestor), self.config)
+        return which_run.changes(run_config(ancestor.params_yaml), self.config)
 
     def _taken(self, ancestor: RunPaths) -> list[Task]:
         return which_run.tasks_of_fork(make_plan(self.notebooks, self.config, ancestor))

@@ -38,7 +38,7 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
     cache. A repeated shard does only what is missing.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
-    config, one, of_stage = run_config(paths), Shard.named(shard), stage_named(stage)
+    config, one, of_stage = run_config(paths.params_yaml), Shard.named(shard), stage_named(stage)
     refuse_stage_of_another_task(config, of_stage)
     if not of_stage.sharded(config):
         raise UsageError(

@@ -30,7 +30,7 @@ from fvc_lib.corpus.corpus_files import (
 from fvc_lib.corpus.folds import PartSplit, split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import IMAGE_FILES, ProbeResult, probe_files
-from fvc_lib.corpus.samples.dishes import generate_sample_dishes
+from fvc_lib.corpus.samples.drawings import generate_sample_dishes
 from fvc_lib.corpus.sources.images import ListedImage, list_images
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
@@ -217,7 +217,7 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
         name=pl.format("{} {}", "path", pl.col("row").fill_null(0)),
         key=pl.format("{} {}", smallest, "known"),
     )
-    grouping = join_groups([GroupMember(name, name, key, stated) for stated, name, key in facts.iter_rows()])
+    group_ids, _ = join_groups([GroupMember(name, name, key, stated) for stated, name, key in facts.iter_rows()])
     notes = []
     alone = images["stated_group"].null_count()
     if alone and not looked_for:
@@ -225,8 +225,8 @@ def with_groups(images: pl.DataFrame, *, looked_for: bool = True) -> tuple[pl.Da
             f"{alone:,} images have no stated group, and near-copies were not looked for: a copy may be trained on and "
             "tested on. Set near_duplicate_bits, or state groups in a manifest."
         )
-    group_ids = pl.Series(grouping.group_ids, dtype=pl.String).str.replace("^video ([0-9a-f]{16})$", "image $1")
-    return images.with_columns(group_id=group_ids), notes
+    group_id = pl.Series(group_ids, dtype=pl.String).str.replace("^video ([0-9a-f]{16})$", "image $1")
+    return images.with_columns(group_id=group_id), notes
 
 
 def _rank(part: str) -> pl.Expr:

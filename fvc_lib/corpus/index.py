@@ -15,7 +15,7 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.corpus.copies.groups import GroupMember, Merge, join_groups
-from fvc_lib.corpus.copies.near_duplicates import near_copies
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.corpus_files import (
     NOT_A_LOSS,
     Entry,
@@ -55,8 +55,8 @@ def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ..
     group called ``source <source id>``.
     """
     sources = listing.annotations["source_id"].unique().sort().to_list()
-    grouping = join_groups([GroupMember(source, source, None) for source in sources], (), listing.memberships)
-    return dict(zip(sources, grouping.group_ids, strict=True)), grouping.merges
+    group_ids, merges = join_groups([GroupMember(source, source, None) for source in sources], (), listing.memberships)
+    return dict(zip(sources, group_ids, strict=True)), merges
 
 
 def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
@@ -143,6 +143,7 @@ _ROWS_AT_ONCE = 1 << 13  # rows of the index that are made at a time
 _SAME_AS, _USED = "same content as ", ", which is used."  # the text of a rejection before and after the repr of a path
 _PROBED = [field.name for field in fields(VideoProbe)]
 _HASHES = ("content_sha256", "perceptual_hash")
+_RESCALED = "Those that had fewer were enlarged, and slower ones repeat frames: both may still tell labels apart."
 
 Reject = Callable[[Iterable[str], str, str], None]  # called with (paths, reason, detail); rejects these paths
 
@@ -211,7 +212,8 @@ def build_index(
         videos = _trial(videos, config, reject)
     if config.recipe and videos.height:
         originals, videos = _reencoded(videos, files_of(listing), config, reject, progress)
-        notes += tuple(filter(None, [rescaling_note(originals, config.recipe)]))
+        if height := recipe_named(config.recipe).height:
+            notes += (f"Every video has {height} rows now. {_RESCALED}",)
         write_table(_with_ids(originals), INDEX, folder / "original_index.parquet")
     index, rejected = _with_ids(videos), rejections.frame(listing.rejected)
     group_id = pl.col("source_id").replace_strict(group_of, return_dtype=pl.String)
@@ -281,9 +283,11 @@ def _grouped(
         GroupMember(entry.path, entry.source_id, results[entry.path].content_sha256, entry.stated_group)
         for entry in entries
     ]
-    contents, hashes = ([getattr(results[entry.path], name) for entry in entries] for name in _HASHES)
-    grouping = join_groups(members, near_copies(contents, hashes, near_duplicate_bits), listing.memberships)
-    del contents, hashes, members
+    near = list[tuple[int, int]]()
+    if near_duplicate_bits:
+        near = near_duplicate_links([results[entry.path].perceptual_hash for entry in entries], near_duplicate_bits)
+    group_ids, merges = join_groups(members, near, listing.memberships)
+    del members, near
     schema = {name: kind for name, kind in column_types(INDEX).items() if name not in {"video_id", "group_id"}}
     parts = [pl.DataFrame(schema=schema)]
     for start in range(0, len(entries), _ROWS_AT_ONCE):
@@ -291,7 +295,7 @@ def _grouped(
         found = [results.pop(entry.path) for entry in some]
         parts.append(pl.DataFrame({name: _column(name, some, found) for name in schema}, schema=schema))
         give_back_freed()
-    return pl.concat(parts).with_columns(pl.Series("group_id", grouping.group_ids, pl.String)), grouping.merges
+    return pl.concat(parts).with_columns(pl.Series("group_id", group_ids, pl.String)), merges
 
 
 def _column(name: str, entries: Sequence[Entry], results: Sequence[ProbeResult]) -> list[object]:
@@ -406,27 +410,3 @@ def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame) -> p
         "  with both labels": f"{groups.filter(label=2).height:,}",
     }
     return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
-
-
-_SAME_RATE = 0.01  # relative difference of equal frame rates; 23.976 and 24, 29.97 and 30 frames a second differ less
-
-
-def rescaling_note(originals: pl.DataFrame, recipe: str) -> str:
-    """Return a sentence that counts enlarged videos and videos with repeated frames; empty if nothing was rescaled.
-
-    Args:
-        originals: INDEX of the files before re-encoding.
-        recipe: settings of the re-encoding (``RunConfig.recipe``).
-    """
-    made = recipe_named(recipe)
-    if not made.height or originals.is_empty():
-        return ""
-    turned = pl.col("rotation_degrees").is_in([90, 270])
-    heights = originals.select(pl.when(turned).then("width").otherwise("height")).to_series().to_list()
-    small = sum(height < made.height for height in heights)
-    slow = originals.filter(pl.col("frames_per_second") < made.rate * (1 - _SAME_RATE)).height
-    return (
-        f"Every video has {made.height} rows and {made.rate} frames a second now. Of {originals.height:,} videos "
-        f"{small:,} were enlarged (the smallest has {min(heights)} rows) and {slow:,} repeat frames, which may still "
-        "tell labels apart."
-    )

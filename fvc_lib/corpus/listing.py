@@ -25,6 +25,7 @@ from typing import Any
 import polars as pl
 
 from fvc_lib.corpus.corpus_files import (
+    LABEL_FOLDER,
     READING,
     CorpusFiles,
     Entry,
@@ -174,8 +175,6 @@ class CorpusLoader:
         recognises: returns whether a folder or file has the layout, without opening a video.
         read: lists the corpus. A loader of videos takes the path and returns a ``Listing``; one of images takes the
             ``CorpusFiles`` and the path and returns an ``ImageListing``.
-        lacks: called for a path that has no known layout. Returns a sentence that names what the path lacks for this
-            layout, or the empty text if the path does not resemble the layout.
         rank: layouts of lower rank are tried first; 0: a layout that cannot be mistaken for another one.
         title: full name of a published corpus; empty for other layouts. The group names of published corpora mean the
             same in every folder and in other published corpora.
@@ -192,7 +191,6 @@ class CorpusLoader:
     accepted: str
     recognises: Callable[[Path], bool]
     read: Callable[..., Any]
-    lacks: Callable[[Path], str] = lambda path: ""
     rank: int = 0
     title: str = ""
     corpus: str = ""
@@ -226,15 +224,11 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     for loader in loaders:
         if loader.recognises(corpus):
             return loader
-    lacking = next(filter(None, (loader.lacks(corpus) for loader in loaders)), "has none of the known layouts.")
-    if "Did you mean" not in lacking:
-        for depth in ("[!.]*", "[!.]*/[!.]*"):
-            inner = [path for path in sorted(corpus.glob(depth))[:20] if path.is_dir()]
-            below = [repr(str(path)) for path in inner if any(loader.recognises(path) for loader in loaders)]
-            if below:
-                lacking += f" Did you mean {' or '.join(below)}?"
-                break
-    raise UsageError(f"corpus {str(corpus)!r}: {lacking} {accepted}")
+    hint, parent = "", [corpus.parent] if LABEL_FOLDER.fullmatch(corpus.name) else []
+    for paths in (corpus.glob("[!.]*/[!.]*"), corpus.glob("[!.]*"), parent):  # the nearest comes last and wins
+        if meant := [path for path in sorted(paths)[:20] if any(loader.recognises(path) for loader in loaders)]:
+            hint = f" Did you mean {' or '.join(repr(str(path)) for path in meant)}?"
+    raise UsageError(f"corpus {str(corpus)!r}: has none of the known layouts.{hint} {accepted}")
 
 
 def read_corpus(

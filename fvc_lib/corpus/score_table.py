@@ -325,8 +325,8 @@ def with_corpus(
     if differing := joined.filter(pl.col("label") != pl.col("label of corpus")).height:
         notes.append(f"{differing:,} videos have another label in the corpus; the table's counts.")
     members = [GroupMember(video, video, None, group) for video, group in videos.select("video_id", "group_id").rows()]
-    grouping = join_groups(members, (), known.select("video_id", "corpus: " + pl.col("group_id")).iter_rows())
-    group = pl.Series(grouping.group_ids, dtype=pl.String)
+    group_ids, _ = join_groups(members, (), known.select("video_id", "corpus: " + pl.col("group_id")).iter_rows())
+    group = pl.Series(group_ids, dtype=pl.String)
     videos = joined.with_columns(
         pl.coalesce("generator", "generator of corpus"),
         pl.coalesce("real_source", "real_source of corpus"),

@@ -18,7 +18,7 @@ import polars as pl
 
 from fvc_lib.corpus import label_table
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
-from fvc_lib.corpus.copies.near_duplicates import near_copies
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.corpus_files import (
     CorpusFiles,
     Refusal,
@@ -31,7 +31,7 @@ from fvc_lib.corpus.folds import PartSplit, split_parts
 from fvc_lib.corpus.images import refuse_empty_parts, reject, without_copies_across
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
-from fvc_lib.corpus.samples.captions import generate_sample_captions
+from fvc_lib.corpus.samples.drawings import generate_sample_captions
 from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
@@ -242,9 +242,11 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     # Loss is checked here, because repeated rows and copies in two parts, which are rejected later, are no loss.
     refuse_lost(listing.root, "pair", rejections.frame(), table.height, config.max_rejected_share)
     paths, contents = videos["path"].to_list(), videos["content_sha256"].to_list()
-    near = near_copies(contents, [probes[path].perceptual_hash for path in paths], config.near_duplicate_bits)
-    grouping = join_groups(list(map(GroupMember, paths, paths, contents)), near, listing.memberships)
-    table = table.join(videos.select("path", group_id=pl.Series(grouping.group_ids, dtype=pl.String)), on="path")
+    near, bits = list[tuple[int, int]](), config.near_duplicate_bits
+    if bits:
+        near = near_duplicate_links([probes[path].perceptual_hash for path in paths], bits)
+    group_ids, _ = join_groups(list(map(GroupMember, paths, paths, contents)), near, listing.memberships)
+    table = table.join(videos.select("path", group_id=pl.Series(group_ids, dtype=pl.String)), on="path")
     # A stated group or a file in two parts raises an error here; copies in two parts are left out below.
     _split(table, pl.coalesce("stated_group", "path"), config.seed)
     table = table.sort("content_sha256", "text", "path", "row")

@@ -22,6 +22,7 @@ from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
 from fvc_lib.engine.oom_detection import MicroBatchPlan, OutOfMemory
+from fvc_lib.engine.optimizer import learning_rate_at
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.ranks import Ranks, refuse_unequal_ranks
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
@@ -318,9 +319,7 @@ class Engine:
         before = state.micro_batch
         draws = stable_seed("step", self.settings.seed, state.step)
         result = self._transaction.gradients(batch, before, num_samples, draws=draws)
-        rate = stepping.learning_rate_at(
-            state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share
-        )
+        rate = learning_rate_at(state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share)
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
         norm, due = stepping.take_together(self._stepper, self._ranks, result, rate, save_is_due=due)
         # Counters change only after the step. If memory runs out in it, the batch must not count.

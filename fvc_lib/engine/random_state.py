@@ -1,13 +1,45 @@
-"""Seed all random generators, and store and restore their states as tensors."""
+"""Seed all random generators, store and restore their states as tensors, and draw dropout masks per sample.
+
+Dropout masks are drawn separately for every sample of an effective batch (the samples of one optimizer step). So
+splitting the batch into micro-batches (parts that fit into memory), or sharing it among ranks (processes), changes no
+result.
+
+Every call of a dropout layer draws one number from torch's random state. That state is the same at the beginning of
+every part of an effective batch, and gradient checkpointing restores it for its second forward pass. This number and
+the sample's index in the effective batch seed the sample's mask. So the mask is also the same after a resume.
+
+This covers ``nn.Dropout``, ``Dropout1d``, ``Dropout2d`` and ``Dropout3d``. Other random draws in a forward pass are
+made for a whole micro-batch at once. If an effective batch must be split, a network with such draws is refused.
+"""
+
+from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fvc_lib.engine.task import Batch
+from fvc_lib.services.errors import FvcError
+
+# Number of dimensions of a layer's input with a batch dimension; 0: any. Without it, the first dimension is channels.
+_LAYERS = {nn.Dropout: 0, nn.Dropout1d: 3, nn.Dropout2d: 0, nn.Dropout3d: 5}
+_FORWARDS = {layer.forward: (layer, dimensions) for layer, dimensions in _LAYERS.items()}
+_SHARES = ("dropout", "p", "drop_prob", "drop_path", "dropout_p", "attention_dropout", "attn_drop", "layerdrop")
+# Largest relative difference that counts as rounding when a sample is computed alone and together with another one:
+# in float32, and in lower precision. The inputs of two different samples differ by more.
+_TOLERANCE, _COARSE_TOLERANCE = 1e-2, 5e-2
+_REMEDY = (
+    "Set this dropout to 0 or put its part into evaluation mode (module.eval() in the network's own train method), or "
+    "train on one rank with batch_size the effective batch size."
+)
 
 
 def stable_seed(*parts: str | int) -> int:
@@ -79,3 +111,187 @@ def restore_torch_state(states: dict[str, Tensor], device: torch.device) -> None
         torch.cuda.set_rng_state(states["device"], device)
     elif "device" in states and device.type == "mps":
         torch.mps.set_rng_state(states["device"])
+
+
+# --- Dropout masks per sample
+
+
+class DropoutSplitError(FvcError):
+    """A network's random draws would depend on how the effective batch is split into parts."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The positions of a forward pass's samples in the effective batch, and the seed of their dropout masks."""
+
+    first: int  # index of the first sample in the effective batch
+    count: int  # number of samples in the forward pass
+    draws: int  # seed of the masks, together with the samples' indices; differs from step to step
+    split: bool  # whether the effective batch has samples that are not in this forward pass
+
+
+class SampleDropout:
+    """Replace the dropout layers' forward passes in ``model`` while ``samples`` is set.
+
+    Names of parameters and buffers stay. While ``samples`` is None the layers behave as in torch.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.samples: Samples | None = None
+        self._model, self._device = model, device
+        self._names = {module: name for name, module in model.named_modules() if type(module).forward in _FORWARDS}
+        self._inputs: list[tuple[nn.Module, Tensor]] | None = None
+        self._num_passes = self._num_draws = 0
+        self._checked = self._coarse = False
+        for layer in self._names:  # on the instance, where nn.Module.__call__ finds it first
+            layer.__dict__["forward"] = partial(self._dropped, layer)
+        model.register_forward_pre_hook(self._begin)
+        model.register_forward_hook(self._end)
+
+    @property
+    def _active(self) -> bool:
+        return any(layer.training and layer.p for layer in self._names)
+
+    @property
+    def is_to_be_checked(self) -> bool:
+        """Whether the model has active dropout layers (training, with p > 0), and ``check`` has not succeeded yet."""
+        return self._active and not self._checked
+
+    def of(self, samples: Samples | None) -> None:
+        """Set ``samples`` for the next forward and backward passes; None: use torch's dropout."""
+        self.samples, self._num_passes = samples, 0
+
+    def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:
+        """Check that the first dimension of every dropout layer's input holds one sample after the other.
+
+        The layers' inputs for two samples computed together are compared with those for each of the two samples alone.
+        After a success, further calls do nothing.
+
+        Args:
+            batch: has at least one sample; a single one is used twice.
+            forward: takes the index of the first sample and the samples, calls ``of`` and runs the model.
+
+        Raises:
+            DropoutSplitError: a layer's input is not ordered in this way.
+        """
+        if not self.is_to_be_checked:
+            return
+        two = batch.part(0, 2)
+        if len(two) < 2:
+            two = Batch(two.sample_ids * 2, {name: torch.cat([tensor] * 2) for name, tensor in two.tensors.items()})
+        together, first, second = (
+            self._given(partial(forward, start, two.part(start, stop))) for start, stop in ((0, 2), (0, 1), (1, 2))
+        )
+        if not len(together) == len(first) == len(second):
+            raise DropoutSplitError(
+                f"{type(self._model).__name__} calls its dropout {len(together)} times for two samples and "
+                f"{len(first)} times for one, so its dropout would depend on how the effective batch is split. "
+                f"{_REMEDY}"
+            )
+        bound = _COARSE_TOLERANCE if self._coarse else _TOLERANCE
+        for (layer, rows), (_, one), (_, other) in zip(together, first, second, strict=True):
+            alone = torch.cat([one, other])
+            if rows.shape != alone.shape or (rows - alone).norm() > bound * alone.norm():
+                raise self._rows_are_not_samples(layer, rows)
+        self._checked = True
+
+    def _given(self, compute: Callable[[], Any]) -> list[tuple[nn.Module, Tensor]]:
+        found: list[tuple[nn.Module, Tensor]] = []
+        self._inputs = found
+        try:
+            with torch.no_grad():
+                compute()
+        finally:
+            self._inputs = None
+        return found
+
+    def _begin(self, model: nn.Module, _: Any) -> None:
+        samples = self.samples
+        if samples is None:
+            return
+        self._outer = torch_state(self._device)
+        if self._active:
+            torch.manual_seed(stable_seed("dropout", samples.draws, self._num_passes))
+        self._num_passes, self._num_draws = self._num_passes + 1, 0
+        self._inner = capture_random_state(self._device) if samples.split else None
+
+    def _end(self, model: nn.Module, *_: Any) -> None:
+        if self.samples is None:
+            return
+        if self._inner is not None:
+            self._refuse_other_draws(self._inner)
+        if self._active:
+            restore_torch_state(self._outer, self._device)
+
+    def _dropped(self, layer: Any, values: Tensor) -> Tensor:
+        samples = self.samples
+        if samples is None or not layer.training or not layer.p:
+            untouched: Tensor = type(layer).forward(layer, values)
+            return untouched
+        rows = len(values) if values.dim() else 0
+        count = samples.count
+        if not rows or rows % count:
+            if samples.split:
+                raise self._rows_are_not_samples(layer, values)
+            count = 1  # the effective batch is not split, so one mask for all samples will do
+        if self._inputs is not None:
+            self._inputs.append((layer, values.detach().clone()))
+            self._coarse |= torch.is_autocast_enabled(values.device.type) or values.dtype.itemsize < 4
+        self._num_draws += 1
+        call, generator = _call_number(), torch.Generator(values.device)
+        dropped = torch.empty(_mask_shape(layer, values), dtype=torch.bool, device=values.device)
+        for number, its_rows in enumerate(dropped.view(count, -1)):
+            generator.manual_seed(stable_seed("dropout", call, samples.first + number))
+            its_rows.bernoulli_(layer.p, generator=generator)
+        return (values / (1 - layer.p) if layer.p < 1 else values).masked_fill(dropped, 0.0)
+
+    def _rows_are_not_samples(self, layer: nn.Module, values: Tensor) -> DropoutSplitError:
+        return DropoutSplitError(
+            f"the effective batch must be split, and the input {tuple(values.shape)} of dropout layer "
+            f"{self._names[layer]!r} does not hold one sample after the other in its first dimension. "
+            f" Put the batch first (batch_first=True). {_REMEDY}"
+        )
+
+    def _refuse_other_draws(self, before: dict[str, Tensor]) -> None:
+        """Raise ``DropoutSplitError`` if a forward pass drew other random numbers than the seeds of dropout masks.
+
+        Such draws are made for a whole micro-batch at once, so they depend on the split. ``before`` has the states of
+        all random generators at the beginning of the forward pass.
+        """
+        expected = torch.Generator()
+        expected.set_state(before["torch"])
+        for _ in range(self._num_draws):
+            _call_number(expected)
+        before = {**before, "torch": expected.get_state()}
+        after = capture_random_state(self._device)
+        if all(state.equal(after[name]) for name, state in before.items()):
+            return
+        suspects = [
+            f"{name} ({type(module).__name__})"
+            for name, module in self._model.named_modules()
+            if module.training and module not in self._names
+            if any(isinstance(share := getattr(module, attribute, 0), float) and share > 0 for attribute in _SHARES)
+        ]
+        where = f": {', '.join(suspects[:5])}" if suspects else ""
+        raise DropoutSplitError(
+            f"{type(self._model).__name__} draws random numbers that are not those of an nn.Dropout layer (dropout of "
+            f"attention, of a recurrent layer or as a function, drop-path and the like){where}. The effective batch "
+            f"must be split, and they would be drawn again for every part, which changes the result. {_REMEDY}"
+        )
+
+
+def _mask_shape(layer: nn.Module, values: Tensor) -> tuple[int, ...]:
+    """Return the shape of the dropout mask for the input ``values`` of ``layer``.
+
+    It is the shape of ``values`` for ``nn.Dropout``. The other layers drop whole channels: all dimensions after the
+    channels have size 1.
+    """
+    kind, batched = _FORWARDS[type(layer).forward]
+    if kind is nn.Dropout:
+        return tuple(values.shape)
+    leading = 2 if not batched or values.dim() == batched else 1
+    return *values.shape[:leading], *(1 for _ in values.shape[leading:])
+
+
+def _call_number(generator: torch.Generator | None = None) -> int:
+    return int(torch.randint(1 << 62, (), generator=generator))

@@ -18,28 +18,39 @@ are old and some new. Only a checkpoint then has the old weights (``StepLostErro
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fvc_lib.engine import joint_loss
-from fvc_lib.engine.device import Precision, release_cached_memory, training_batch_norms
-from fvc_lib.engine.dropout import SampleDropout, Samples
+from fvc_lib.engine.device import Precision, release_cached_memory, resolve_device, training_batch_norms
 from fvc_lib.engine.joint_loss import Compared
 from fvc_lib.engine.loading import share
 from fvc_lib.engine.oom_detection import OutOfMemory, Place, first_line, is_out_of_memory
-from fvc_lib.engine.random_state import capture_random_state, restore_random_state
+from fvc_lib.engine.optimizer import build_optimizer, finish_gradients, set_learning_rate
+from fvc_lib.engine.random_state import (
+    SampleDropout,
+    Samples,
+    capture_random_state,
+    forked_random_state,
+    restore_random_state,
+    stable_seed,
+)
 from fvc_lib.engine.ranks import Agreement, GradientSum, Ranks
-from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
-from fvc_lib.services.errors import FvcError
+from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task, stack_samples
+from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.memory import memory_advice
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -421,62 +432,6 @@ def take_together(
     return norm, bool(rows[0][1])
 
 
-class EagerAdamW(torch.optim.AdamW):
-    """A ``torch.optim.AdamW`` that does not import torch's compiler; results are equal to the bit.
-
-    torch's class imports the compiler only to exclude these methods from it. That costs 800 modules, 1.3 s of CPU
-    time and 75 MB in every process that trains.
-    """
-
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
-    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
-
-
-def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> EagerAdamW:
-    """Return AdamW (Loshchilov and Hutter, 2019) for the trainable parameters of ``model``.
-
-    Weight decay is not applied to parameters with fewer than two dimensions, such as biases and scales of norms.
-    """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": weight_decay}
-    others = {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0}
-    return EagerAdamW([matrices, others], lr=learning_rate)
-
-
-def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
-    """Return the learning rate of ``step`` (0-based): a linear rise to ``peak``, then a cosine towards zero.
-
-    The rise takes ``warmup_share`` of ``total_steps``. The rate would reach zero one step after the last.
-    """
-    warmup_steps = round(total_steps * warmup_share)
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
-    return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set ``learning_rate`` in every parameter group of ``optimizer``."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-
-
-def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
-    """Multiply all gradients by ``factor``, then clip them to the joint L2 norm ``max_norm``.
-
-    Returns:
-        The norm before clipping, a scalar tensor.
-    """
-    parameters = [p for p in parameters if p.grad is not None]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if gradients and factor != 1.0:
-        torch._foreach_mul_(gradients, factor)
-    return nn.utils.clip_grad_norm_(parameters, max_norm)
-
-
 class Stepper:
     """AdamW with clipping and loss scaling for one model.
 
@@ -546,3 +501,71 @@ class Stepper:
             scaler.step(self._optimizer)
         scaler.update()
         return norm
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """The results of one step on ``batch``.
+
+    Attributes:
+        batch: the samples, on the CPU.
+        lines: two sentences: on the device, and on the network with its loss and gradient norm.
+        network: one row per child module: ``part`` (its name), ``class`` and ``parameters`` (number of trainable ones).
+        tensors: one row per input and output: ``tensor`` (its name), ``shape`` and ``dtype``.
+    """
+
+    batch: Batch
+    lines: tuple[str, ...]
+    network: pl.DataFrame
+    tensors: pl.DataFrame
+
+
+def first_step(task: Task, config: RunConfig, *, num_samples: int = 4) -> FirstStep:
+    """Build the task's network, run one forward and backward pass on a small batch, and return the results.
+
+    Args:
+        task: the task to train.
+        config: gives device, precision and seed.
+        num_samples: size of the batch, at most the number of training samples. The samples are spread evenly over the
+            training data.
+
+    Raises:
+        DataError: there is no training sample.
+        UsageError: the requested device is not available.
+    """
+    import polars as pl  # imported here, because the rest of the engine does not need it
+
+    compute = resolve_device(config.device, config.amp)
+    data = task.training_data
+    if not len(data):
+        raise DataError("training data: got no sample, wanted at least one. Look at the folds and the clip store.")
+    number = min(num_samples, len(data))
+    with forked_random_state(stable_seed("first step", config.seed), compute.device):
+        model = task.build_model().to(compute.device).train()
+        batch = stack_samples([data[place * len(data) // number] for place in range(number)])
+        there, precision = batch.to(compute.device), Precision(compute)
+        with torch.no_grad(), precision.autocast():
+            outputs = task.forward(model, there)
+        result = BatchTransaction(task, model, precision, compute.device).gradients(there, number)
+        scale = float(precision.scaler.get_scale()) if precision.scales_losses else 1.0
+        norm = finish_gradients(model.parameters(), result.num_samples / (result.loss.weight * scale), math.inf)
+    parts = [(name, type(part).__name__, _num_trained(part.parameters())) for name, part in model.named_children()]
+    parts.append(("own", "parameters", _num_trained(model.parameters(recurse=False))))
+    tensors = {f"in: {name}": tensor for name, tensor in batch.tensors.items()}
+    tensors.update({f"out: {name}": tensor for name, tensor in outputs.items()})
+    rows = [
+        (name, " × ".join(map(str, tensor.shape)), str(tensor.dtype)[len("torch.") :])
+        for name, tensor in tensors.items()
+    ]
+    trained = _num_trained(model.parameters())
+    sentence = (
+        f"one step of {type(model).__name__} ({trained:,} parameters) on {number} samples: "
+        f"loss {result.loss.mean():.3f}, gradient norm {float(norm):.3f}"
+    )
+    network = pl.DataFrame(parts, schema=["part", "class", "parameters"], orient="row")
+    shown = pl.DataFrame(rows, schema=["tensor", "shape", "dtype"], orient="row")
+    return FirstStep(batch, (compute.describe(), sentence), network, shown)
+
+
+def _num_trained(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

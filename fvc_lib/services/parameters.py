@@ -15,12 +15,11 @@ from fvc_lib.services.config import DECLARED, DEFAULTS, ENVIRONMENT, NEUTRAL, Ru
 from fvc_lib.services.config_fields import read_yaml
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.records.digests import undamaged_content
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import CROSS_CORPUS, TASKS
 
 
-def run_config(run: RunPaths) -> RunConfig:
-    """Return the configuration of ``run``, from its ``params.yaml``.
+def run_config(params_yaml: Path) -> RunConfig:
+    """Return the configuration of a run from its file ``params.yaml``.
 
     A field that is newer than the file, and so missing in it, gets its neutral value instead of the default.
 
@@ -28,7 +27,7 @@ def run_config(run: RunPaths) -> RunConfig:
         UsageError: the file is invalid.
         DataError: the file is damaged.
     """
-    return resolve_config({**NEUTRAL, **read_params_file(run.params_yaml)}, environ={})
+    return resolve_config({**NEUTRAL, **read_params_file(params_yaml)}, environ={})
 
 
 def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:

@@ -387,7 +387,7 @@ class DetectorSpec:
     weights_licence: str = ""  # licence of the weights
     brings_weights: bool = False  # whether the weights come with the installation and are the default
     packages: tuple[str, ...] = ()  # packages that it needs besides the default installation
-    head: str = "mean"  # head over the trunk's features, one of ``detectors/heads``
+    head: str = "mean"  # head over the trunk's features, one of ``detectors.network.HEADS``
     tune: str = "all"  # trained parameters: head, norms, last:N, effort or all
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
     of_name: Callable[[str], "DetectorSpec"] | None = None  # for a family: returns the declaration of one of its names

@@ -1,4 +1,4 @@
-"""Name the files and folders of a run, create and find run folders, and expand patterns of tar files."""
+"""Name the files of a run, create and find folders of runs and ensembles, and expand patterns of tar files."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class _Path:
         return run.root / self._name
 
 
+ENSEMBLE_RECORD = "ensemble.json"  # written last: a folder with it is a finished ensemble
 CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # stages whose checkpoint folder has another name than the stage
 
 
@@ -234,6 +235,39 @@ def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> Run
         f"{len(fitting) or 'no'} run called {name!r} under {str(runs_dir)!r}; the newest there: {newest}. "
         f"Name one of them, its path, or 'latest'; or begin one: {begin}"
     )
+
+
+def is_ensemble(path: str | Path) -> bool:
+    """Return whether the folder ``path`` has the record of a finished ensemble."""
+    return (Path(path).expanduser() / ENSEMBLE_RECORD).is_file()
+
+
+def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
+    """Return all finished ensembles under ``runs_dir``, sorted by name; ``experiment`` may be a pattern."""
+    folders = [record.parent.absolute() for record in Path(runs_dir).glob(f"{experiment}/*/{ENSEMBLE_RECORD}")]
+    return [RunPaths(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
+
+
+def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
+    """Return the ensemble or run called ``name``.
+
+    An ensemble is named by its path, its folder's name or a unique part of that name that contains ``ensemble``. Any
+    other name is passed to ``find_run``.
+
+    Raises:
+        UsageError: no ensemble or run fits, or several do.
+    """
+    if is_ensemble(name):
+        return RunPaths(Path(name).expanduser().absolute())
+    known = list_ensembles(runs_dir) if "ensemble" in name else []
+    if not known:
+        return find_run(runs_dir, name)
+    fitting = [ensemble for ensemble in known if ensemble.run_id == name]
+    fitting = fitting or [ensemble for ensemble in known if name in ensemble.run_id]
+    if len(fitting) != 1:
+        names = ", ".join(ensemble.run_id for ensemble in known)
+        raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {names}. Name one.")
+    return fitting[0]
 
 
 # Patterns that name many tars at once: ``shards/train-{000..099}.tar``, ``{real,fake}/*.tar``, ``repo/**/*.tar``.

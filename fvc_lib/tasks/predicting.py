@@ -291,7 +291,7 @@ class OneNetwork(Predictor):
             FvcError: a file of the run is damaged.
         """
         refuse_damaged(paths.root, logs=False)
-        config = run_config(paths)
+        config = run_config(paths.params_yaml)
         if final:
             raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {paths.run_id} is of task {config.task}.")
         stage = TASKS[config.task].training_stage.name
@@ -380,5 +380,5 @@ def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED, *, final: boo
         UsageError: the run is not finished, or has no network trained on all groups.
         FvcError: a file of the run is damaged.
     """
-    found: Predictor = predictor_class(run_config(paths).task).of_run(paths, standing, final=final)
+    found: Predictor = predictor_class(run_config(paths.params_yaml).task).of_run(paths, standing, final=final)
     return found

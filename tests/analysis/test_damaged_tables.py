@@ -31,7 +31,7 @@ NOTHING = Fingerprint({}, {}, "", {}, "")
 
 def finish(run: RunPaths) -> list[Task]:
     """The records that the runner leaves of finished stages."""
-    tasks = tasks_in_order(run_config(run))
+    tasks = tasks_in_order(run_config(run.params_yaml))
     for task in tasks:
         record_finished(task, NOTHING, run)
     return tasks

@@ -17,8 +17,8 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.records.ensembles import RECORD, EnsembleRecord, find_run_or_ensemble, members_of, read_ensemble
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
+from fvc_lib.services.run_paths import ENSEMBLE_RECORD, RunPaths, find_run_or_ensemble
 from fvc_lib.services.tables import read_table, write_table
 from fvc_lib.tasks.video import ensembles
 
@@ -96,7 +96,7 @@ def test_the_record_names_members_and_files_and_a_change_of_any_is_found(ensembl
     folder = RunPaths(above / "demo" / "ensemble_mean_1")
     runs = [RunPaths(above / "demo" / run.run_id) for run in ensemble.runs]
     assert read_ensemble(folder.root) == record
-    assert members_of(folder.root, record) == [RunPaths(run.root.resolve()) for run in runs]
+    assert members_of(folder.root, record) == [run.root.resolve() for run in runs]
     assert record.members[2].predictions[4] == sha256_of_file(runs[2].predictions(4))
     assert {"kfold_results.feather", "tables/index.parquet", "tables/predictions_fold_0.parquet"} <= set(record.files)
     assert find_run_or_ensemble(above, "ensemble_mean").root == folder.root
@@ -110,7 +110,9 @@ def test_the_record_names_members_and_files_and_a_change_of_any_is_found(ensembl
     table.write_bytes(table.read_bytes() + b" ")
     with pytest.raises(DataError, match="predictions_fold_3"):
         read_ensemble(folder.root)
-    (folder.root / RECORD).write_text((folder.root / RECORD).read_text().replace('"mean"', '"stacking"'))
+    (folder.root / ENSEMBLE_RECORD).write_text(
+        (folder.root / ENSEMBLE_RECORD).read_text().replace('"mean"', '"stacking"')
+    )
     with pytest.raises(DataError, match="damaged"):
         read_ensemble(folder.root)
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageEnhance
 
 from fvc_lib.corpus.copies.perceptual_hash import hash_of_grids, luma_grids, thumbnail_text, without_bars
-from fvc_lib.corpus.samples.dishes import photograph, plan_dishes
+from fvc_lib.corpus.samples.drawings import photograph, plan_dishes
 
 
 def drawn(count: int) -> list[Image.Image]:

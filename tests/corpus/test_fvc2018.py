@@ -1,39 +1,39 @@
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.sources.general import parse_video_url, read_fvc2018
 from fvc_lib.services.errors import UsageError
 
+URLS = [
+    ("https://www.youtube.com/watch?v=-J_x2Y7mbln", ("youtube", "-J_x2Y7mbln")),
+    (" https://m.youtube.com/watch?v=AEPvSo8bE2I#x ", ("youtube", "AEPvSo8bE2I")),
+    ("https://youtu.be/AEPvSo8bE2I?t=3", ("youtube", "AEPvSo8bE2I")),
+    ("https://www.youtube.com/shorts/AEPvSo8bE2I/", ("youtube", "AEPvSo8bE2I")),
+    ("www.youtube.com/v/AEPvSo8bE2I", ("youtube", "AEPvSo8bE2I")),
+    ("https://www.facebook.com/some.page/videos/1542574069191584/", ("facebook", "1542574069191584")),
+    ("https://www.facebook.com/page/videos/vb.100/1542574069191584/?type=3", ("facebook", "1542574069191584")),
+    ("https://www.facebook.com/video.php?v=1542574069191584", ("facebook", "1542574069191584")),
+    ("https://fb.watch/abc_-9/", ("facebook", "abc_-9")),
+    ("https://twitter.com/user/status/123456789", ("twitter", "123456789")),
+    ("https://mobile.twitter.com/user/status/123456789/video/1", ("twitter", "123456789")),
+    ("https://x.com/i/status/123456789?s=20", ("twitter", "123456789")),
+    ("https://vimeo.com/12345", None),
+    ("https://notyoutube.com/watch?v=AEPvSo8bE2I", None),
+    ("https://www.youtube.com/watch?v=../../etc/passwd", None),
+    ("https://www.youtube.com/watch?v=", None),
+    ("https://www.facebook.com/page", None),
+    ("http://[broken", None),
+]
 
-@pytest.mark.parametrize(
-    ("url", "wanted"),
-    [
-        ("https://www.youtube.com/watch?v=-J_x2Y7mbln", ("youtube", "-J_x2Y7mbln")),
-        (" https://m.youtube.com/watch?v=AEPvSo8bE2I#x ", ("youtube", "AEPvSo8bE2I")),
-        ("https://youtu.be/AEPvSo8bE2I?t=3", ("youtube", "AEPvSo8bE2I")),
-        ("https://www.youtube.com/shorts/AEPvSo8bE2I/", ("youtube", "AEPvSo8bE2I")),
-        ("www.youtube.com/v/AEPvSo8bE2I", ("youtube", "AEPvSo8bE2I")),
-        ("https://www.facebook.com/some.page/videos/1542574069191584/", ("facebook", "1542574069191584")),
-        ("https://www.facebook.com/page/videos/vb.100/1542574069191584/?type=3", ("facebook", "1542574069191584")),
-        ("https://www.facebook.com/video.php?v=1542574069191584", ("facebook", "1542574069191584")),
-        ("https://fb.watch/abc_-9/", ("facebook", "abc_-9")),
-        ("https://twitter.com/user/status/123456789", ("twitter", "123456789")),
-        ("https://mobile.twitter.com/user/status/123456789/video/1", ("twitter", "123456789")),
-        ("https://x.com/i/status/123456789?s=20", ("twitter", "123456789")),
-        ("https://vimeo.com/12345", None),
-        ("https://notyoutube.com/watch?v=AEPvSo8bE2I", None),
-        ("https://www.youtube.com/watch?v=../../etc/passwd", None),
-        ("https://www.youtube.com/watch?v=", None),
-        ("https://www.facebook.com/page", None),
-        ("http://[broken", None),
-    ],
-)
-def test_parse_video_url(url: str, wanted: tuple[str, str] | None) -> None:
-    assert parse_video_url(url) == wanted
+
+def test_videos_are_known_by_their_urls() -> None:
+    assert [(url, parse_video_url(url)) for url, _ in URLS] == URLS
 
 
 def write_tables(folder: Path, seeds: str, duplicates: str) -> Path:
@@ -104,3 +104,13 @@ def test_every_row_of_the_real_tables_is_accounted_for(shared: Path) -> None:
     # Labelled both fake and debunked, or real and parody: one usable row each.
     unusable = {"label_not_used": 495, "duplicate_path": 5, "conflicting_labels": 2}
     assert Counter(listing.rejected["reason"]) == {"missing_video": 5077, **unusable}
+    # Cascades that share a video are one group.
+    groups, merges = group_annotations(listing)
+    assert len(groups) == 5572
+    assert len(set(groups.values())) == 376
+    assert {astuple(merge) for merge in merges} == {
+        ("f138+3 more", "same_source", "CkLI6Qb4drI", "f140", "f142"),
+        ("f138+3 more", "same_source", "FJcVcV46XBE", "f138", "f139"),
+        ("f138+3 more", "same_source", "FJcVcV46XBE", "f138", "f140"),
+        ("f144+1 more", "same_source", "CjZt_9iehWI", "f144", "f145"),
+    }

@@ -6,9 +6,8 @@ from itertools import combinations
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.samples import dishes
-from fvc_lib.corpus.samples.captions import draw, plan_clips
-from fvc_lib.corpus.samples.dishes import generate_sample_dishes
+from fvc_lib.corpus.samples import drawings
+from fvc_lib.corpus.samples.drawings import draw, generate_sample_dishes, plan_clips
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
 from fvc_lib.corpus.samples.videos import MANIPULATIONS, manifest_of, plan_events, region_masks
 
@@ -16,14 +15,14 @@ from fvc_lib.corpus.samples.videos import MANIPULATIONS, manifest_of, plan_event
 def test_drawn_pixels_are_those_of_these_corpus_versions():
     # A change of a digest changes a corpus: give it another CORPUS_VERSION, so that old ones are not reused. Digests
     # are equal on every machine, whatever its threads and hash seed.
-    dish = dishes.plan_dishes()[0]
+    dish = drawings.plan_dishes()[0]
     base, donor = (render_shot(Shot(role, 96, 64, 12, draw_camera(role))) for role in ("base", "donor"))
     forged = [manipulation.apply(base, donor, generator_for("forger")) for manipulation in MANIPULATIONS.values()]
     drawn = {
         "forged": np.stack(forged),
         "filmed": render_shot(Shot("pinned", 160, 120, 8, draw_camera("pinned"))),
         "captioned": draw(plan_clips()[0]),
-        "dish": dishes._draw(dish, generator_for("photograph", dish.name, 0)),
+        "dish": drawings._draw(dish, generator_for("photograph", dish.name, 0)),
     }
     assert {name: hashlib.sha256(pixels.tobytes()).hexdigest()[:16] for name, pixels in drawn.items()} == {
         "forged": "36e0d222e3cfd5bf", "filmed": "6792c179a03be61e", "captioned": "fa9f58e1440b40f3",
@@ -42,7 +41,7 @@ def test_the_manifest_lists_every_clip_with_its_group_and_manipulation():
 
 
 def test_missing_files_are_made_again_and_those_of_another_version_too(monkeypatch, tmp_path):
-    monkeypatch.setattr(dishes, "DISHES_PER_FOOD", 1)
+    monkeypatch.setattr(drawings, "DISHES_PER_FOOD", 1)
     seen: list[tuple[int, int]] = []
     manifest = generate_sample_dishes(tmp_path, progress=lambda *done: seen.append(done))
     assert seen == [(3 * number, 18) for number in range(1, 7)]

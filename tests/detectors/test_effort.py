@@ -7,8 +7,7 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors import effort
 from fvc_lib.detectors.effort import Residual
-from fvc_lib.detectors.heads.temporal import HEADS
-from fvc_lib.detectors.network import Detector, PictureTrunk, tune
+from fvc_lib.detectors.network import HEADS, Detector, PictureTrunk, tune
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.step import BatchTransaction, Stepper
 from fvc_lib.engine.task import Batch

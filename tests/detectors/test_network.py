@@ -8,12 +8,13 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fvc_lib.detectors.heads.temporal import HEADS, path_statistics
 from fvc_lib.detectors.network import (
+    HEADS,
     Detector,
     PictureTrunk,
     batch_norms_to_group_norms,
     build_detector,
+    path_statistics,
     trunk_stages,
     tune,
 )

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
-from fvc_lib.corpus.samples.captions import plan_clips
+from fvc_lib.corpus.samples.drawings import plan_clips
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, SMALLEST_VOCABULARY, TextTokenizer
 
 CAPTIONS = sorted({clip.caption for clip in plan_clips()})

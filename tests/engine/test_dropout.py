@@ -7,9 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fvc_lib.engine.device import Precision, recompute_activations, resolve_device
-from fvc_lib.engine.dropout import DropoutSplitError
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.random_state import DropoutSplitError, forked_random_state
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch, LossSum
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder

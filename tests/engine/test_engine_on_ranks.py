@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fvc_lib.engine.step import EagerAdamW
+from fvc_lib.engine.optimizer import EagerAdamW
 from tests.faults.checkpoint_lives import same
 from tests.kits.engine_kit import EndsOnce, tight
 from tests.kits.rank_kit import Training, distance, run_ranks, same_result, same_weights, train

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fvc_lib.engine.first_step import first_step
+from fvc_lib.engine.step import first_step
 from fvc_lib.services.parameters import resolve_config
 from tests.kits.task_kit import KINDS
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from fvc_lib.engine.step import EagerAdamW, build_optimizer, finish_gradients, learning_rate_at
+from fvc_lib.engine.optimizer import EagerAdamW, build_optimizer, finish_gradients, learning_rate_at
 
 
 @given(st.integers(1, 500), st.floats(0, 0.9), st.floats(1e-6, 1))

@@ -4,7 +4,8 @@ from torch import nn
 
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.loop import evaluate_batch
-from fvc_lib.engine.step import BatchNormSplitError, BatchTransaction, MemoryExhaustedError, finish_gradients
+from fvc_lib.engine.optimizer import finish_gradients
+from fvc_lib.engine.step import BatchNormSplitError, BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import Batch, LossSum
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, split_tolerance
 

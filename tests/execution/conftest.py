@@ -151,7 +151,7 @@ def declared(name, needs, per_fold):
     return Stage(name, needs, lambda run, fold: [run.tables / f"{need}.txt" for need in needs], outputs, per_fold)
 stages = [declared(name, tuple(needs), per_fold) for name, needs, per_fold in stages]
 notebooks = {stage.name: read_notebook(folder / f"{stage.name}.ipynb") for stage in stages}
-config = run_config(run)
+config = run_config(run.params_yaml)
 runner = Runner(run, config, notebooks, jobs=jobs, only_tasks=tasks)
 sys.exit(runner.execute(lambda: make_plan(notebooks, config, run, tasks=tasks, stages=stages)))
 """

@@ -48,7 +48,7 @@ def test_a_record_status_and_attempt_stand_in_the_run_and_the_same_record_in_the
     assert (status.stages[STAGE].state, status.stages[STAGE].attempts) == ("done", 1)
     # The run's own seed counts, as under the runner; what may change between attempts was taken and noted.
     assert shown(out) == shown(run.executed_notebook(STAGE)) == [f"seed 3 {run.root}\n"]
-    assert run_config(run).num_workers == 2
+    assert run_config(run.params_yaml).num_workers == 2
     assert len(json.loads(run.run_json.read_text())["attempts"]) == 2
     assert run.stage_checkpoint(STAGE).is_file()
     assert not list(run.notebooks.glob("*.partial.*"))
@@ -118,5 +118,5 @@ def test_without_any_run_one_begins(tmp_path, monkeypatch):
     with pytest.raises(PapermillException):  # a cell that writes no index
         execute(tmp_path, "1", stage="01_data_index", seed=8, num_folds=2, run_dir="new")
     (run,) = list_runs(tmp_path / "runs")
-    assert (run_config(run).seed, run_config(run).num_folds) == (8, 2)
+    assert (run_config(run.params_yaml).seed, run_config(run.params_yaml).num_folds) == (8, 2)
     assert read_status(run).stages["01_data_index"].error.name == "MissingOutput"

@@ -50,7 +50,7 @@ def test_a_flipped_bit_of_the_record_or_the_parameters_is_refused_by_name(run, c
         path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
         if name == "params.yaml":
             with pytest.raises(DataError, match=re.escape(str(path))):
-                run_config(run)
+                run_config(run.params_yaml)
         else:
             with pytest.raises(DataError, match=re.escape(str(path))):
                 record_resumption(run, config, command="second")
@@ -63,10 +63,10 @@ def test_a_flipped_bit_of_the_record_or_the_parameters_is_refused_by_name(run, c
 def test_parameters_are_whole_whichever_file_a_kill_left_when_a_resumption_changed_them(run, config):
     before = run.params_yaml.read_bytes()
     record_resumption(run, config.model_copy(update={"num_workers": 1}), command="second")
-    assert run_config(run).num_workers == 1
+    assert run_config(run.params_yaml).num_workers == 1
     run.params_yaml.write_bytes(before)  # killed before it was replaced
     assert run_damage(run.root) == []
-    assert run_config(run).num_workers == config.num_workers
+    assert run_config(run.params_yaml).num_workers == config.num_workers
 
 
 def test_an_equal_resume_adds_an_attempt_and_withdraws_nothing(run, config):

@@ -55,7 +55,7 @@ def test_without_any_run_a_new_one_begins_with_the_cells_values(runs_dir, opened
 def test_a_relative_path_in_the_cell_is_recorded_as_where_it_leads(runs_dir, opened, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     session = opened("01_data_index", corpus="videos")
-    assert run_config(session.paths).corpus == str(tmp_path / "videos")
+    assert run_config(session.paths.params_yaml).corpus == str(tmp_path / "videos")
     assert opened("01_data_index", corpus="videos").paths == session.paths
     monkeypatch.chdir(runs_dir)
     with pytest.raises(UsageError, match=r"was made with other values: corpus"):
@@ -190,6 +190,6 @@ def test_plain_papermill_takes_any_field(runs_dir, tmp_path, monkeypatch):
         language="python", progress_bar=False,
     )  # fmt: skip
     (run,) = list_runs(runs_dir)
-    config = run_config(run)
+    config = run_config(run.params_yaml)
     assert (config.num_folds, config.learning_rate, config.annotations_only) == (3, 0.01, True)
     assert run.annotations.is_file()

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fvc_lib.corpus.samples import captions as sample_captions, dishes as sample_dishes, videos as sample
+from fvc_lib.corpus.samples import drawings, videos as sample
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import sha256_of_file
@@ -125,15 +125,15 @@ def small_corpus(task: str, folder: Path) -> Path:
     """What a small run of ``task`` reads: some of the sample corpus, drawn into ``folder``."""
     with pytest.MonkeyPatch.context() as patch:
         if task == "image":
-            dishes = sample_dishes.plan_dishes()
+            dishes = drawings.plan_dishes()
             some = [dish for food in ("cookies", "sausages", "toast") for dish in _of_food(dishes, food)[:10]]
-            patch.setattr(sample_dishes, "plan_dishes", lambda: tuple(some))
-            return sample_dishes.generate_sample_dishes(folder)
+            patch.setattr(drawings, "plan_dishes", lambda: tuple(some))
+            return drawings.generate_sample_dishes(folder)
         if task == "video_text":
-            clips, numbers = sample_captions.plan_clips(), {"train": 24, "validation": 6, "test": 8}
+            clips, numbers = drawings.plan_clips(), {"train": 24, "validation": 6, "test": 8}
             few = [clip for part, n in numbers.items() for clip in [c for c in clips if c.part == part][:n]]
-            patch.setattr(sample_captions, "plan_clips", lambda: tuple(few))
-            return sample_captions.generate_sample_captions(folder)
+            patch.setattr(drawings, "plan_clips", lambda: tuple(few))
+            return drawings.generate_sample_captions(folder)
         events = sample.plan_events()
         both = [event for label in ("real", "fake") for event in [e for e in events if e.label == label][:6]]
         patch.setattr(sample, "plan_events", lambda: tuple(both))

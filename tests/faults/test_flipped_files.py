@@ -79,10 +79,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(home: Path) -> RunPaths:
     """A run of two trained folds with the records that the runner leaves."""
     made = trained_run(home)
-    begun = begin_run(run_config(made).model_copy(update={"runs_dir": str(home / "begun")}), command="first")
+    begun = begin_run(
+        run_config(made.params_yaml).model_copy(update={"runs_dir": str(home / "begun")}), command="first"
+    )
     for name in ("run.json", "params.yaml", "status.json"):
         shutil.copyfile(begun.root / name, made.root / name)
-    for task in tasks_in_order(run_config(made)):
+    for task in tasks_in_order(run_config(made.params_yaml)):
         if all(path.is_file() for path in task.stage.outputs(made, task.fold)[:1]):
             record_finished(task, NOTHING, made)
     return made
@@ -129,7 +131,7 @@ def test_each_command_refuses_a_file_with_a_flipped_bit_by_name(run, home, tmp_p
 
 @pytest.mark.fault(40)
 def test_a_resumption_repeats_the_fold_whose_files_are_damaged(run):
-    task = next(task for task in tasks_in_order(run_config(run)) if task.key == "04_fold_training_fold_0")
+    task = next(task for task in tasks_in_order(run_config(run.params_yaml)) if task.key == "04_fold_training_fold_0")
     for path in (run.fold_checkpoints(0) / "outcome.json", run.validation_predictions(0)):
         assert reason_to_run(task, NOTHING, run) is None
         with flipped(path, random.Random(path.name)):
@@ -146,7 +148,7 @@ def index(run: RunPaths) -> pl.DataFrame:
 
 @pytest.mark.fault(40)
 def test_a_flipped_bit_of_a_cached_clip_is_refused_by_name_at_its_first_reading(run, index):
-    config, chance = run_config(run), random.Random("clips")
+    config, chance = run_config(run.params_yaml), random.Random("clips")
     store = ClipStore.of(config)
     path = store.clip_path(index["video_id"][0], 0)
     frames = np.empty(store.shape, np.uint8)
@@ -178,7 +180,7 @@ def test_a_flipped_bit_of_cached_features_is_refused_by_name(tmp_path):
 
 @pytest.mark.fault(40)
 def test_a_flipped_bit_of_a_shard_or_its_manifest_is_refused_by_name(run, index, home):
-    chance, store = random.Random("shards"), ClipStore.of(run_config(run))
+    chance, store = random.Random("shards"), ClipStore.of(run_config(run.params_yaml))
     folder = write_shards(store, read_table(run.augmented_metadata, AUGMENTED))
     for path in (folder / "manifest.json", folder / "clips-000000.tar"):
         for _ in range(10):

@@ -2,7 +2,7 @@
 
 import torch
 
-from fvc_lib.engine.step import EagerAdamW
+from fvc_lib.engine.optimizer import EagerAdamW
 from fvc_lib.services.checkpoint_files import LATEST
 from tests.kits.task_kit import changed, when_backward, with_noise
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.samples.captions import make_clip, plan_clips
+from fvc_lib.corpus.samples.drawings import make_clip, plan_clips
 from fvc_lib.services import memory as memory_policy
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config

@@ -138,7 +138,7 @@ def test_a_field_newer_than_a_run_has_its_neutral_value_there_and_not_today_s_de
     run = RunPaths(tmp_path)
     run.params_yaml.write_text("task: video\nepochs: 3\n")
     monkeypatch.setattr(parameters, "NEUTRAL", {**NEUTRAL, "label_smoothing": 0.5})
-    assert (run_config(run).label_smoothing, run_config(run).epochs) == (0.5, 3)
+    assert (run_config(run.params_yaml).label_smoothing, run_config(run.params_yaml).epochs) == (0.5, 3)
 
 
 @pytest.mark.parametrize("task", TASKS)

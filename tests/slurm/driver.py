@@ -43,7 +43,7 @@ def main() -> int:
     run = RunPaths(Path(given.resume).absolute())
     tasks = frozenset(given.tasks.split(",")) if given.tasks else None
     stages = stages_of(HOME)
-    config, notebooks = run_config(run), read_notebooks(HOME / "notebooks", stages)
+    config, notebooks = run_config(run.params_yaml), read_notebooks(HOME / "notebooks", stages)
     runner = Runner(run, config, notebooks, jobs=given.jobs, only_tasks=tasks)
     try:
         return runner.execute(lambda: make_plan(notebooks, config, run, tasks=tasks, stages=stages))

@@ -72,7 +72,7 @@ def stage_of(run: RunPaths, task: str) -> StageStatus:
 
 def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
     """The stage's work for a run of the same parameters, in this process."""
-    config, paths = run_config(run), RunPaths(folder / "alone" / run.run_id)
+    config, paths = run_config(run.params_yaml), RunPaths(folder / "alone" / run.run_id)
     with MetricLog(paths.metrics(STAGE_OF_TASK[task]), run_id=paths.run_id, fold=None) as log:
         images = index_images(config)
         write_table(images.images, IMAGES, paths.images)

@@ -112,7 +112,7 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     new = tmp_path / "new.mp4"
     write_video(new, draw_clip("unknown", 0, fake=True))
     index = read_table(runs[0].index, INDEX)
-    known = Path(run_config(runs[0]).corpus) / index["path"][3]
+    known = Path(run_config(runs[0].params_yaml).corpus) / index["path"][3]
     alone = [next(load_detector(run.root).findings([new], workers=1)).logits for run in runs]
     folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
     detector = load_detector(folder.root)

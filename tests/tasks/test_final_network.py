@@ -52,7 +52,7 @@ def without(scored_run, home) -> RunPaths:
 
 @pytest.fixture(scope="module")
 def run(without) -> RunPaths:
-    train(without, run_config(without))
+    train(without, run_config(without.params_yaml))
     return without
 
 
@@ -63,7 +63,7 @@ def bundle(run, home) -> Path:
 
 
 def test_all_groups_train_it_or_choose_for_it_and_nothing_tests_it(run):
-    config = run_config(run)
+    config = run_config(run.params_yaml)
     outcome = train(run, config)
     assert outcome.train_anew  # a finished one is not trained again
     with_control = config.model_copy(update={"shuffled_label_control": True})
@@ -83,7 +83,7 @@ def test_videos_of_any_training_of_a_protocol_take_part(run):
     parts = [("a", 0, "train"), ("a", 1, "left_out"), ("b", 0, "test"), ("b", 1, "train"), ("c", 0, "left_out")]
     rows = [(f"video{v}{'x' * 8}", v, "real" if v == "a" else "fake", fold, part) for v, fold, part in parts]
     table = pl.DataFrame(rows, schema=["video_id", "group_id", "label", "fold", "part"], orient="row")
-    rows = data.rows_to_train_on(table, run_config(run).model_copy(update={"protocol": "official"}), None)
+    rows = data.rows_to_train_on(table, run_config(run.params_yaml).model_copy(update={"protocol": "official"}), None)
     assert rows.folds["group_id"].to_list() == ["a", "b"]
 
 

@@ -8,9 +8,10 @@ from fvc_lib.engine import joint_loss
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.joint_loss import compared_outputs, joint_part
 from fvc_lib.engine.loop import evaluate_batch
+from fvc_lib.engine.optimizer import finish_gradients
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.ranks import Ranks
-from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError, finish_gradients
+from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
 from fvc_lib.tasks.video_text.task import VideoTextTask
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight

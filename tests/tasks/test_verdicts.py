@@ -333,7 +333,7 @@ def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, 
 def test_a_run_whose_cache_cannot_be_made_here_uses_this_machines(run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "here"))
-    elsewhere = run_config(run).model_copy(update={"cache_dir": str(tmp_path / "file" / "cache")})
+    elsewhere = run_config(run.params_yaml).model_copy(update={"cache_dir": str(tmp_path / "file" / "cache")})
     with scratch_folder(elsewhere) as folder:
         assert folder.parent == tmp_path / "here" / "scoring"
     assert not folder.exists()

@@ -50,14 +50,18 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.ensembles import (
-    RECORD as ENSEMBLE_RECORD,
-    find_run_or_ensemble,
-    is_ensemble,
-    list_ensembles,
     members_of,
     read_ensemble,
 )
-from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
+from fvc_lib.services.run_paths import (
+    ENSEMBLE_RECORD,
+    RunPaths,
+    find_run,
+    find_run_or_ensemble,
+    is_ensemble,
+    list_ensembles,
+    list_runs,
+)
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING
 
@@ -85,7 +89,7 @@ class JudgedRun:
     @cached_property
     def config(self) -> RunConfig:
         """The run's configuration."""
-        return run_config(self.run)
+        return run_config(self.run.params_yaml)
 
     @cached_property
     def headline(self) -> ReportHeadline:
@@ -97,7 +101,8 @@ class JudgedRun:
         """The configuration of a run, or the configurations of all members of an ensemble."""
         if not is_ensemble(self.run.root):
             return (self.config,)
-        return tuple(run_config(member) for member in members_of(self.run.root, read_ensemble(self.run.root)))
+        members = members_of(self.run.root, read_ensemble(self.run.root))
+        return tuple(run_config(RunPaths(member).params_yaml) for member in members)
 
     @cached_property
     def detector(self) -> str:

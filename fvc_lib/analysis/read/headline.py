@@ -46,8 +46,7 @@ from fvc_lib.services.code_versions import mixed_code
 from fvc_lib.services.config import RESCALE_RATE
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.records.digests import run_damage
-from fvc_lib.services.records.ensembles import is_ensemble
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, is_ensemble, list_runs
 from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import (
     DEFAULT_TASK,

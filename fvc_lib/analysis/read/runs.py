@@ -19,8 +19,7 @@ from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import document_damage
-from fvc_lib.services.records.ensembles import RECORD as ENSEMBLE_RECORD
-from fvc_lib.services.run_paths import RunPaths, is_held
+from fvc_lib.services.run_paths import ENSEMBLE_RECORD, RunPaths, is_held
 from fvc_lib.services.tables import TableSchema, column_types, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, STAGES, TASKS
 

@@ -37,14 +37,6 @@ class Merge:
     second: str  # name of the other joined group, likewise
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Result of ``join_groups``: the group id of each member, in the order of members, and the joined groups."""
-
-    group_ids: tuple[str, ...]
-    merges: tuple[Merge, ...]
-
-
 class Components:
     """Connected components of ``count`` items, numbered from 0.
 
@@ -80,8 +72,8 @@ def join_groups(
     members: Sequence[GroupMember],
     near_duplicates: Iterable[tuple[int, int]] = (),
     memberships: Iterable[tuple[str, str]] = (),
-) -> Grouping:
-    """Give every member the id of its connected component.
+) -> tuple[tuple[str, ...], tuple[Merge, ...]]:
+    """Return (ids, merges): the id of the connected component of each member, and the joined groups.
 
     A component with one stated group has the name of that group. A component with several is named after the first in
     sorted order, such as ``f138+3 more``. A component without a stated group is called ``video <first 16 hex digits of
@@ -156,4 +148,4 @@ def join_groups(
         for place, *facts in joined
         if components.label[place] in group_ids
     ]
-    return Grouping(tuple(group_ids[label] for label in labels), tuple(merges))
+    return tuple(group_ids[label] for label in labels), tuple(merges)

@@ -97,26 +97,6 @@ def near_duplicate_links(
     return sorted((one, other) for one, other in pairs.tolist())
 
 
-def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
-    """Return pairs of positions that connect near-duplicate files, by ``near_duplicate_links``.
-
-    Of files with equal content, only the first is in a pair. The list is empty if ``max_bits`` is 0.
-
-    Args:
-        contents: content hash of each file.
-        hashes: perceptual hash of each file, or None.
-        max_bits: see ``near_duplicate_links``.
-    """
-    if not max_bits:
-        return []
-    first: dict[str, int] = {}
-    for place, content in enumerate(contents):
-        first.setdefault(content, place)
-    places = list(first.values())
-    links = near_duplicate_links([hashes[place] for place in places], max_bits)
-    return [(places[one], places[other]) for one, other in links]
-
-
 def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
     """Return the row numbers, int64, of the videos in ``table`` that may show the footage of the video ``one``.
 

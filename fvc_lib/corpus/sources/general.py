@@ -38,7 +38,6 @@ from fvc_lib.corpus.label_table import (
     file_rows,
     join_frames,
     read_label_table,
-    tables_in,
 )
 from fvc_lib.corpus.listing import (
     CorpusLoader,
@@ -100,23 +99,6 @@ def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
         if found:
             return found
     return []
-
-
-def _lacks_label_folders(path: Path) -> str:
-    if not path.is_dir():
-        return ""
-    meant, tables = None, tables_in(path)
-    if any(top.split("/")[0] == path.name for top, *_ in _label_folders(path.parent)):
-        meant = path.parent
-    elif tables:
-        meant = path / tables[0]
-    elif any(path.glob("*/*.tar")):
-        meant = path / "*" / "*.tar"
-    holds_pictures = any(is_picture(each.name) for level in ("*", "*/*") for each in path.glob(level))
-    hint = f" It holds pictures. {LAYOUT}." if holds_pictures else ""
-    if meant is not None:
-        hint = f" Did you mean {str(meant)!r}?"
-    return f"a folder without 'real' and 'fake'.{hint}"
 
 
 # --- A CSV or Parquet manifest: one row per video, with paths relative to the manifest's folder.
@@ -308,10 +290,10 @@ def _videos_by_id(files: CorpusFiles, listed: Collection[str], rejections: Rejec
 CORPORA.register(
     CorpusLoader(
         name="folder",
-        accepted="a folder with 'real/' and 'fake/' in it, or with 'train/real/', 'train/fake/', 'test/real/' ...",
+        accepted="a folder with 'real/' and 'fake/' in it, or with 'train/real/', 'train/fake/', 'test/real/' ... "
+        "(frames of a video: real/VIDEO/000.png or .jpg)",
         recognises=lambda path: bool(_label_folders(path)),
         read=read_label_folders,
-        lacks=_lacks_label_folders,
         rank=1,
     )
 )
@@ -321,7 +303,6 @@ CORPORA.register(
         accepted="a CSV or Parquet manifest with the columns 'path' and 'label' (real, fake)",
         recognises=lambda path: path.is_file() and path.suffix.lower() in SUFFIXES,
         read=read_manifest,
-        lacks=lambda path: "" if path.is_dir() else f"a file that is none of {', '.join(SUFFIXES)}.",
         rank=1,
     )
 )

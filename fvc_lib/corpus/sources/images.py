@@ -287,17 +287,6 @@ def list_folder(files: CorpusFiles, corpus: Path) -> ImageListing:
     return found
 
 
-def _lacks_folders(folder: Path) -> str:
-    if not folder.is_dir():
-        return ""
-    tables = label_table.tables_in(folder)
-    hint = f" Did you mean {str(folder / tables[0])!r}?" if tables else ""
-    return (
-        f"a folder without folders, so no image has a class or a number to learn.{hint} Sort the images into one "
-        "folder per class, or list their classes or numbers in a manifest."
-    )
-
-
 IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="food101",
@@ -320,7 +309,6 @@ IMAGE_LAYOUTS.register(
         accepted=_MANIFEST,
         recognises=_is_manifest,
         read=list_manifest,
-        lacks=lambda path: "" if path.is_dir() else "a file that is no table.",
         rank=1,
     )
 )
@@ -330,7 +318,6 @@ IMAGE_LAYOUTS.register(
         accepted="a folder with one folder per class",
         recognises=lambda path: bool(folders_in(path)),
         read=list_folder,
-        lacks=_lacks_folders,
         rank=2,
     )
 )

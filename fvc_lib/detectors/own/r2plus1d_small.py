@@ -4,16 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, ConvNorm, Stem
+from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, R2PLUS1D_BIBTEX, ConvNorm, Stem
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
-
-BIBTEX = """@inproceedings{tran2018closer,
-  author = {Tran, Du and Wang, Heng and Torresani, Lorenzo and Ray, Jamie and LeCun, Yann and Paluri, Manohar},
-  title = {A Closer Look at Spatiotemporal Convolutions for Action Recognition},
-  booktitle = {Proceedings of the IEEE Conference on Computer Vision and Pattern Recognition (CVPR)},
-  pages = {6450--6459},
-  year = {2018}
-}"""
 
 
 class R2Plus1dTrunk(nn.Module):
@@ -89,7 +81,7 @@ DETECTORS.register(
         name="r2plus1d_small",
         family="own",
         paper="Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018",
-        bibtex=BIBTEX,
+        bibtex=R2PLUS1D_BIBTEX,
         licence="this project's",
         num_frames=6,
         side=112,

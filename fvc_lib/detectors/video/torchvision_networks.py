@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, KINETICS_DEVIATION, KINETICS_MEAN, Trunk
-from fvc_lib.detectors.own.r2plus1d_small import BIBTEX as R2PLUS1D
+from fvc_lib.detectors.own.stems import R2PLUS1D_BIBTEX
 from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
@@ -15,7 +15,7 @@ _MVIT = "Li et al., MViTv2: improved multiscale vision transformers, CVPR 2022"
 _SWIN = "Liu et al., Video Swin transformer, CVPR 2022"
 _R3D = "Tran et al., A closer look at spatiotemporal convolutions for action recognition, CVPR 2018"
 _BIBTEX = {
-    _R3D: R2PLUS1D,
+    _R3D: R2PLUS1D_BIBTEX,
     _S3D: r"""@inproceedings{xie2018rethinking,
   author = {Xie, Saining and Sun, Chen and Huang, Jonathan and Tu, Zhuowen and Murphy, Kevin},
   title = {Rethinking Spatiotemporal Feature Learning: Speed-Accuracy Trade-offs in Video Classification},

@@ -276,7 +276,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     fold, key = int(namespace["fold"]) if "fold" in namespace else None, f"{stage}.interactive_memory"
     if attempt is not None:  # the runner has checked everything, and its values count before this kernel's environment
         paths = find_run(Path(run_dir).parents[1], run_dir)
-        config = run_config(paths)
+        config = run_config(paths.params_yaml)
         log, events = paths.memory(stage, fold), paths.memory_events(stage, fold)
     else:
         from fvc_lib.execution.run import which_run
@@ -285,7 +285,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         edited = which_run.edited_values({name: namespace[name] for name in parameters}, TASK_OF_STAGE.get(stage))
         if only_looks:
             paths = _run_to_look_at(run_dir, edited)
-            config = run_config(paths)
+            config = run_config(paths.params_yaml)
         else:
             paths, config, _ = which_run.open_run(
                 stage, run_dir, edited, command="interactive, from a notebook", state="interactive"

@@ -133,7 +133,7 @@ def config_to_resume(run: RunPaths, given: GivenValues, arguments: Sequence[str]
     Raises:
         UsageError: a given parameter differs from the run's value and could change its results.
     """
-    own = run_config(run)
+    own = run_config(run.params_yaml)
     wanted = _with_written(own, given)
     if wanted.num_ranks == AUTO_RANKS:
         wanted = wanted.model_copy(update={"num_ranks": own.num_ranks})
@@ -156,7 +156,7 @@ def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
     Raises:
         UsageError: no value differs from the run's, or a process works on the run.
     """
-    own = run_config(run)
+    own = run_config(run.params_yaml)
     if is_worked_on(run):
         raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
     wanted = _with_written(own, given).model_copy(
@@ -257,7 +257,7 @@ def open_run(
     runs = [run for run in list_runs(runs_dir) if task is None or _task_of(run) == task]
     if run_dir != "new" and (run_dir or runs):
         run = find_run(runs_dir, run_dir) if run_dir else runs[-1]
-        if task is not None and (of_run := run_config(run).task) != task:
+        if task is not None and (of_run := run_config(run.params_yaml).task) != task:
             raise UsageError(
                 f"{run.run_id} is a run of task {of_run}, and this notebook is of task {task}. Name another one in "
                 'run_dir, or "new".'
@@ -300,7 +300,7 @@ def edited_values(cell: Mapping[str, Any], task: str | None) -> dict[str, Any]:
 def _task_of(run: RunPaths) -> str | None:
     """Return a run's parameter ``task`` (video, image or video_text); None if its parameters cannot be read."""
     with suppress(FvcError):
-        return run_config(run).task
+        return run_config(run.params_yaml).task
     return None
 
 

@@ -1,4 +1,4 @@
-"""Read and find ensembles on the disk. An ensemble combines the scores of several finished runs, its members.
+"""Read the records of ensembles. An ensemble combines the scores of several finished runs, its members.
 
 An ensemble's folder has tables at the same paths as a run, but no ``run.json``: it cannot be resumed, and the trained
 weights lie in its members. Its record is written last, so a folder with a record is complete.
@@ -9,12 +9,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fvc_lib.services.atomic_files import AnyPath, content_hash, path_from_text
-from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.records.digests import read_document
-from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.atomic_files import content_hash, path_from_text
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.digests import PARAMS, read_document
+from fvc_lib.services.run_paths import ENSEMBLE_RECORD
 
-RECORD = "ensemble.json"
 FORMAT: Literal[1] = 1
 Method = Literal["mean", "stacking"]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -112,11 +111,6 @@ class EnsembleRecord(_Strict):
         return sum(rule.weights[place] for rule in self.folds) / len(self.folds) / shared
 
 
-def is_ensemble(path: str | Path) -> bool:
-    """Return whether the folder ``path`` has the record of a finished ensemble."""
-    return (Path(path).expanduser() / RECORD).is_file()
-
-
 def read_ensemble(folder: Path) -> EnsembleRecord:
     """Return the record of the ensemble in ``folder``, after checking the digests of the files that it lists.
 
@@ -125,54 +119,26 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
     """
     again = "Make the ensemble again: run_notebooks.py ensemble RUN RUN..."
     try:
-        record = EnsembleRecord.model_validate(read_document(folder / RECORD))
+        record = EnsembleRecord.model_validate(read_document(folder / ENSEMBLE_RECORD))
     except ValidationError as error:
-        raise DataError(f"{folder / RECORD}: is missing, damaged or of another version. {again}") from error
+        raise DataError(f"{folder / ENSEMBLE_RECORD}: is missing, damaged or of another version. {again}") from error
     for name, digest in record.files.items():
         if content_hash(folder / name) != digest:
             raise DataError(f"{folder / name}: is not what the ensemble wrote: missing, damaged or changed. {again}")
     return record
 
 
-def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
-    """Return the paths of the member runs of the ensemble in ``folder``.
+def members_of(folder: Path, record: EnsembleRecord) -> list[Path]:
+    """Return the run folders of the members of the ensemble in ``folder``.
 
     Raises:
         DataError: a run is missing.
     """
-    found = [RunPaths((folder / path_from_text(member.path)).resolve()) for member in record.members]
+    found = [(folder / path_from_text(member.path)).resolve() for member in record.members]
     for run in found:
-        if not run.params_yaml.is_file():
+        if not (run / PARAMS).is_file():
             raise DataError(
-                f"{folder.name}: its member {run.run_id} is not at {str(run.root)!r}. Bring it back there; an ensemble "
-                "and its members move together."
+                f"{folder.name}: its member {run.name} is not at {str(run)!r}. Bring it back there; an ensemble and "
+                "its members move together."
             )
     return found
-
-
-def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
-    """Return all finished ensembles under ``runs_dir``, sorted by name; ``experiment`` may be a pattern."""
-    folders = [record.parent.absolute() for record in Path(runs_dir).glob(f"{experiment}/*/{RECORD}")]
-    return [RunPaths(folder) for folder in sorted(folders, key=lambda folder: folder.name)]
-
-
-def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
-    """Return the ensemble or run called ``name``.
-
-    An ensemble is named by its path, its folder's name or a unique part of that name that contains ``ensemble``. Any
-    other name is passed to ``find_run``.
-
-    Raises:
-        UsageError: no ensemble or run fits, or several do.
-    """
-    if is_ensemble(name):
-        return RunPaths(Path(name).expanduser().absolute())
-    known = list_ensembles(runs_dir) if "ensemble" in name else []
-    if not known:
-        return find_run(runs_dir, name)
-    fitting = [ensemble for ensemble in known if ensemble.run_id == name]
-    fitting = fitting or [ensemble for ensemble in known if name in ensemble.run_id]
-    if len(fitting) != 1:
-        names = ", ".join(ensemble.run_id for ensemble in known)
-        raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {names}. Name one.")
-    return fitting[0]

@@ -35,8 +35,8 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
-from fvc_lib.services.records.ensembles import FORMAT, RECORD, EnsembleRecord, FoldRule, MemberRecord, Method
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.records.ensembles import FORMAT, EnsembleRecord, FoldRule, MemberRecord, Method
+from fvc_lib.services.run_paths import ENSEMBLE_RECORD, RunPaths
 from fvc_lib.services.tables import (
     FOLDS,
     INDEX,
@@ -85,7 +85,7 @@ def checked_member(run: RunPaths, predictions: pl.DataFrame, detector: int) -> M
     Raises:
         LeakageError, DataError: as ``results.check_predictions``.
     """
-    member = Member(run, run_config(run), predictions, detector)
+    member = Member(run, run_config(run.params_yaml), predictions, detector)
     try:
         check_predictions(read_table(run.folds, FOLDS), predictions, left_out=_left_out(member))
     except DataError as error:
@@ -331,7 +331,7 @@ def write_ensemble(
         ``(results, audit, record)``: the tables RESULTS and LEAKAGE_AUDIT, and the record.
     """
     folder.tables.mkdir(parents=True, exist_ok=True)
-    (folder.root / RECORD).unlink(missing_ok=True)
+    (folder.root / ENSEMBLE_RECORD).unlink(missing_ok=True)
     first, num_folds = members[0], len(rules)
     index, all_folds, parts = read_table(first.run.index, INDEX), read_table(first.run.folds, FOLDS), _protocol(first)
     write_table(index, INDEX, folder.index)
@@ -357,7 +357,7 @@ def write_ensemble(
         folds=list(rules),
         files={str(path.relative_to(folder.root)): sha256_of_file(path) for path in files},
     )
-    write_document(folder.root / RECORD, record.model_dump(mode="json"))
+    write_document(folder.root / ENSEMBLE_RECORD, record.model_dump(mode="json"))
     return results, audit, record
 
 

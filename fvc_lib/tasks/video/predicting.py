@@ -25,8 +25,8 @@ from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text
-from fvc_lib.services.records.ensembles import EnsembleRecord, is_ensemble, members_of, read_ensemble
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
+from fvc_lib.services.run_paths import RunPaths, is_ensemble
 from fvc_lib.services.tables import AUGMENTED, INDEX, KNOWN_VIDEOS, read_table, write_table
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
@@ -153,7 +153,7 @@ class VideoDetector(Predictor):
             if final:
                 raise UsageError("--final: an ensemble has no network of all groups. Leave it out.")
             record = read_ensemble(paths.root)
-            members = [cls.of_run(run) for run in members_of(paths.root, record)]
+            members = [cls.of_run(RunPaths(run)) for run in members_of(paths.root, record)]
             rates = [rule.base_rate for rule in record.folds]
             return cls._of_members(record, members, KnownVideos.of(paths, range(len(rates)), rates), standing)
         networks = networks_of_run(paths, held=None, final=final)

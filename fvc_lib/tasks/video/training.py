@@ -16,9 +16,9 @@ import polars as pl
 
 from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.first_step import first_step
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.ranks import Ranks
+from fvc_lib.engine.step import first_step
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import sha256_of_json, write_text

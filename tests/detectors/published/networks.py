@@ -15,8 +15,7 @@ from torch import nn
 
 from fvc_lib.corpus.samples.files import Encoding, encode_frames
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, render_shot
-from fvc_lib.detectors.heads.temporal import HEADS
-from fvc_lib.detectors.network import Detector, Trunk, tune
+from fvc_lib.detectors.network import HEADS, Detector, Trunk, tune
 from fvc_lib.detectors.packages import imported
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Sample

@@ -228,7 +228,7 @@ def networks_of_run(
         DataError: a file of the run is damaged.
     """
     refuse_damaged(paths.root, logs=False)
-    config = run_config(paths)
+    config = run_config(paths.params_yaml)
     if config.task != DEFAULT_TASK:
         raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
     wanted = range(config.num_trainings) if folds is None else sorted(folds)
