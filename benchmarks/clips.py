@@ -37,7 +37,7 @@ from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolde
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource
-from fvc_lib.tasks.video.task import VideoTask, engine_settings
+from fvc_lib.tasks.video.training import VideoTask, engine_settings
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore, Pixels
 

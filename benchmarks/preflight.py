@@ -33,8 +33,7 @@ from fvc_lib.services.memory import ProcessTree, memory_budget, peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, write_table
 from fvc_lib.tasks.video.data import ClipDataset, clip_rows
-from fvc_lib.tasks.video.task import VideoTask
-from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.tasks.video.training import VideoTask, train_fold
 from fvc_lib.video.clips.store import ClipStore
 
 ALLOWED = 0.25

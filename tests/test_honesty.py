@@ -20,8 +20,8 @@ from fvc_lib.corpus.samples.scenes import generator_for
 from fvc_lib.corpus.samples.videos import plan_events, region_masks
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
+from fvc_lib.tasks.video.predicting import networks_of_run
 from fvc_lib.tasks.video.verdicts.evidence import occlusion_map
-from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from fvc_lib.video.decode.clip import decode_clip
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
     ``shown``; ``hit``, the share of the highest tile that lies in the region; ``iou`` of the region and
     as large a part of the picture, the highest first. By chance ``share`` and ``chance_iou``.
     """
-    networks = networks_of_run(run, held=None)
+    networks = networks_of_run(run)
     frames, side = networks.config.num_frames, networks.config.fixed_size
     regions = {
         event.clips[0].path: event.name

@@ -20,7 +20,7 @@ from fvc_lib.services.memory import MemoryBudget
 from fvc_lib.services.parameters import read_params_file, resolve_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.image.training import DEFAULT_MICRO_BATCH
-from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video.training import VideoTask
 from fvc_lib.tasks.video_text.task import VideoTextTask, network_plan
 
 FOLDER = Path(__file__).parents[1] / "params"

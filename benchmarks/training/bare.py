@@ -14,7 +14,7 @@ from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.optimizer import build_optimizer, learning_rate_at, set_learning_rate
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video.training import VideoTask
 
 
 class BareLoop:

@@ -10,7 +10,7 @@ from benchmarks.clips import fill, video_id
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
-from fvc_lib.tasks.video.task import VideoTask, engine_settings
+from fvc_lib.tasks.video.training import VideoTask, engine_settings
 from fvc_lib.video.clips.store import ClipStore
 
 

@@ -14,11 +14,11 @@ from fvc_lib.services.atomic_files import path_to_text, process_lives, this_host
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.tasks.video.verdicts.untrusted import look
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_item, decode_limits, failure_of
 from fvc_lib.video.clips.store import ClipStore
 
 FILE_SECONDS = 60.0  # the time limit in seconds for an empty file; every megabyte adds one second
-_LOOK = "fvc_lib.tasks.video.verdicts.untrusted:look"
 _SCRATCH = "scoring"
 
 
@@ -101,7 +101,7 @@ def looked_at(
     # The limit depends on the size, not on the duration that the file states: a hostile file may state a wrong one.
     states = [file_state(path) or {"size_bytes": 0} for path in files]
     limits["timeout_seconds"] = [least + round(state["size_bytes"] / 1e6) for state in states]
-    with closing(run_isolated(_LOOK, items, **limits)) as answers:
+    with closing(run_isolated(f"{look.__module__}:{look.__name__}", items, **limits)) as answers:
         for answer in answers:
             value, path = dict(answer.value or {}), path_to_text(files[answer.position])
             if answer.failure:

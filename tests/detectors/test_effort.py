@@ -13,7 +13,7 @@ from fvc_lib.engine.step import BatchTransaction, Stepper
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video.training import VideoTask
 
 CPU = resolve_device("cpu")
 WIDTH = 12

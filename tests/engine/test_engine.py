@@ -6,7 +6,7 @@ import torch
 
 from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError, CheckpointWriteError
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.tasks.video.task import BinaryScores
+from fvc_lib.tasks.video.training import BinaryScores
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
 from tests.kits.task_kit import each_task
 

@@ -16,7 +16,7 @@ from fvc_lib.engine.preflight import StepRequest, planned_micro_batch, preflight
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory import MemoryBudget, NoObserver
-from fvc_lib.tasks.video.task import engine_settings
+from fvc_lib.tasks.video.training import engine_settings
 from tests.kits.preflight_tasks import ComparingTask, TroubledTask
 
 ROOT = Path(__file__).parents[2]

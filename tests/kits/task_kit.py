@@ -20,7 +20,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.image.task import ImageDataset, ImageRecords, ImageTask, labels_of_training
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
-from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video.training import VideoTask
 from fvc_lib.tasks.video_text.task import VideoTextTask
 from tests.kits.video_text_kit import CONFIG, MadeUpPairs, planned
 

@@ -21,7 +21,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.data import ClipDataset, class_weights, clip_rows
-from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video.training import VideoTask
 from fvc_lib.video.clips.store import ClipStore
 from tests.kits.engine_kit import SETTINGS, Observer, draining
 from tests.kits.task_kit import TinyTasks, write_pictures

@@ -14,7 +14,6 @@ from fvc_lib.analysis.audit.numbers import group_ids
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.video import controls
 
 pytestmark = pytest.mark.usefixtures("few_rounds")
@@ -129,19 +128,6 @@ def test_all_controls_do_not_depend_on_the_row_order_and_shuffled_labels_are_jud
     assert shuffled.equals(predictions.select("control_label", "control_score"))
     absent = predictions.with_columns(control_score=pl.lit(None, pl.Float64))
     assert controls.shuffled_labels(absent) is None
-
-
-def test_missing_videos_are_named_and_many_categories_or_one_class_do_no_harm(tables: Any) -> None:
-    folds = tables.folds()
-    with pytest.raises(DataError, match="video00000"):
-        controls.metadata_only(tables.index(folds)[1:], folds)
-    many = tables.folds(num_groups=400, per_group=1, num_folds=2)
-    index = tables.index(many, codec=[f"codec\n{row}" for row in range(many.height)])
-    assert 0.3 < auc(controls.metadata_only(index, many, rounds=3)) < 0.7
-    label = pl.when(pl.col("fold") == 0).then(pl.lit("real")).otherwise("label")
-    one_class = tables.folds(num_folds=2).with_columns(label=label)
-    scored = controls.metadata_only(tables.index(one_class), one_class)
-    assert set(scored.filter(fold=1)["score"]) == {0.0}
 
 
 def test_under_a_protocol_each_control_learns_what_its_own_training_had(tables: Any) -> None:

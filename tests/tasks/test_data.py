@@ -14,8 +14,7 @@ from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, class_weights, clip_rows, fold_clips, prior_logit
-from fvc_lib.tasks.video.task import BinaryScores
-from fvc_lib.tasks.video.training import fold_training, train_fold
+from fvc_lib.tasks.video.training import BinaryScores, fold_training, train_fold
 from tests.kits.training import draw_clip
 
 ROWS = (ClipRow("a", 0, 0), ClipRow("a", 1, 0), ClipRow("b", 0, 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,15 +41,12 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
 
 
-def files_below(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file()]
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> list[RunPaths]:
+def runs(scored_run, tmp_path_factory) -> list[RunPaths]:
     """Two networks on the same folds; only read."""
     home = tmp_path_factory.mktemp("ensemble")
-    made = [trained_run(home / str(rate), learning_rate=rate) for rate in (0.01, 0.03)]
+    first = RunPaths(shutil.copytree(scored_run.root, home / "runs" / scored_run.run_id))
+    made = [first, trained_run(home / "other", learning_rate=0.03)]
     for run in made:
         write_document(run.run_json, {})
         write_table(frame_of([], LEAKAGE_AUDIT), LEAKAGE_AUDIT, run.leakage_audit)
@@ -139,7 +135,8 @@ def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loade
     folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
     bundle = tmp_path / "bundle"
     write_bundle(predictor_of(folder, STANDING), bundle, "the card")
-    assert not any(str(runs[0].root.parents[2]).encode() in file.read_bytes() for file in files_below(bundle))
+    home = str(runs[1].root.parents[2]).encode()
+    assert not any(home in file.read_bytes() for file in bundle.rglob("*") if file.is_file())
     new = tmp_path / "new.mp4"
     write_video(new, draw_clip("unknown", 0, fake=True))
     of_run, of_bundle = load_detector(folder.root), load_detector(bundle)
@@ -148,32 +145,16 @@ def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loade
     assert found[0].logits == found[1].logits
     assert of_run.known.tested["logit"].sort().equals(of_bundle.known.tested["logit"].sort())
 
-    def spoilt(spoil: Callable[[Path], object]) -> Path:
-        copy = Path(shutil.copytree(bundle, tmp_path / "spoilt", dirs_exist_ok=True))
-        spoil(copy)
-        return copy
-
-    def swapped(copy: Path) -> None:
-        (copy / "members/0").rename(copy / "members/2")
-        (copy / "members/1").rename(copy / "members/0")
-        (copy / "members/2").rename(copy / "members/1")
-        sealed(copy)
-
-    torn = "members/0/model/fold_0.safetensors"
-    for spoil in (swapped, lambda copy: (copy / torn).write_bytes(b"torn")):
-        with pytest.raises(FvcError):
-            load_detector(spoilt(spoil))
-        shutil.rmtree(tmp_path / "spoilt")
-
-    def with_code(copy: Path) -> None:
-        params = json.loads((copy / "members/1/bundle.json").read_text())["params"]
-        (copy / "members/1/network").mkdir()
-        (copy / "members/1/network/evil.py").write_text("raise SystemExit('ran')")
-        edited(copy / "members/1", params=params | {"model": "evil.py:Net"})
-        sealed(copy)
-
+    member = bundle / "members/1"
+    params = json.loads((member / "bundle.json").read_text())["params"]
+    (member / "network").mkdir()
+    (member / "network/evil.py").write_text("raise SystemExit('ran')")
+    edited(member, params=params | {"model": "evil.py:Net"})
     with pytest.raises(UsageError, match="allow_code=True"):
-        load_detector(spoilt(with_code))
+        load_detector(sealed(bundle))
+    (member / "model/fold_0.safetensors").write_bytes(b"torn")
+    with pytest.raises(FvcError):
+        load_detector(bundle)
 
 
 def test_a_member_that_was_trained_anew_is_no_member_any_more(copies, tmp_path):

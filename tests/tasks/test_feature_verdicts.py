@@ -15,9 +15,8 @@ from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video.classical import described_in, fitted_model, measured_features
+from fvc_lib.tasks.video.predicting import known_videos, networks_of_run
 from fvc_lib.tasks.video.verdicts.evidence import NO_FRAMES, file_evidence
-from fvc_lib.tasks.video.verdicts.rule import KnownVideos
-from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from tests.kits.scored_run import enlarged, trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -70,7 +69,7 @@ def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there
     networks = networks_of_run(run)
     index = read_table(run.index, INDEX).sort("video_id")
     row = {"path": str(home / "corpus" / index["path"][0]), "sha256": index["content_sha256"][0]}
-    found = file_evidence(networks, KnownVideos.of(run, [0, 1]), row, map_minutes=1.0)
+    found = file_evidence(networks, known_videos(run, [0, 1]), row, map_minutes=1.0)
     assert found.windows is None
     assert (found.occlusion, found.note) == (None, NO_FRAMES)
     assert found.provenance

@@ -18,11 +18,11 @@ from fvc_lib.services.tasks import FINAL_TRAINING
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video import data
+from fvc_lib.tasks.video.predicting import held_back
 from fvc_lib.tasks.video.training import read_fold, train_fold
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH, rule_of
-from fvc_lib.tasks.video.verdicts.scoring import held_back
 from tests.kits.scored_run import NUM_VIDEOS, write_video
 from tests.kits.training import draw_clip
 

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from fvc_lib.detectors.network import PictureTrunk
 from fvc_lib.detectors.weights import load_weights
 from fvc_lib.execution.run.shards import Shard
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
 from fvc_lib.tasks.video import features
 from fvc_lib.tasks.video.data import made_clips
 from fvc_lib.tasks.video.features import FeatureSource, with_features
+from fvc_lib.tasks.video.predicting import networks_of_run
 from fvc_lib.tasks.video.training import fold_training, read_fold, train_fold
-from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from fvc_lib.video.clips.store import prune_set, stored_sets
 from tests.faults.conftest import elsewhere
 
@@ -158,14 +158,6 @@ def test_a_trunk_that_is_trained_or_random_or_none_sees_the_clips(frozen, change
     assert set(batch.tensors) == {"frames", "label"}  # nothing is computed unless asked
 
 
-def test_a_damaged_file_is_named_with_the_remedy(frozen):
-    source = source_of(frozen)
-    path = next(iter(source.folder.rglob("*.npy")))
-    path.write_bytes(b"\0" * path.stat().st_size)
-    with pytest.raises(DataError, match=rf"{path.name}.*Delete the file"):
-        source.features([(path.stem[:-2], int(path.stem[-1]), 0)])
-
-
 def test_out_of_memory_halves_the_batch_and_loses_nothing(frozen, monkeypatch):
     computed, sizes = features._computed, []
 
@@ -179,14 +171,3 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(frozen, monkeypatch):
     monkeypatch.setattr(features, "clips_in_a_pass", lambda _device, batch_size: batch_size)  # as on a GPU
     assert len(list(source_of(frozen).folder.rglob("*.npy"))) == 72
     assert sizes[:3] == [1, 4, 2]
-
-
-@pytest.mark.long
-def test_ranks_share_the_features_and_their_starter_computes_none(tiny_training, list_log, monkeypatch):
-    monkeypatch.setattr("fvc_lib.tasks.video.training.with_features", lambda *_, **__: pytest.fail("in the starter"))
-    tiny = tiny_training.with_config(model="efficientnet_lite0", epochs=1, num_ranks=2, shuffled_label_control=False)
-    tiny.paths.params_yaml.parent.mkdir(parents=True, exist_ok=True)
-    tiny.paths.params_yaml.write_text(tiny.config.to_yaml())
-    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
-    assert outcome.num_ranks == 2
-    assert len(list(tiny.store.decode_folder.rglob("features_*/*/*.npy"))) == 72

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.analysis.pages.answers import heated
 from fvc_lib.command_line.verdicts.pages import page_parts
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.predicting import Trained
@@ -25,7 +24,7 @@ class Handmade(Networks):
         config = resolve_config({"model": "frame_cnn", "batch_size": batch_size, "device": "cpu"}, environ={})
         none = Trained("", config, Path(), "", TrainedClass("", "", "", 0), "")
         folds = {fold: FoldNetwork(none, 0.0, 1.0) for fold in range(len(made))}
-        super().__init__("handmade", config, folds, held=None)
+        super().__init__("handmade", config, folds)
         self.made, self.largest, self.passes = made, 0, 0
 
     def _loaded(self, fold: int) -> nn.Module:
@@ -120,11 +119,3 @@ def test_a_map_that_would_take_too_long_is_not_made(clip):
     found = occlusion_map(networks, (0,), clip[None], max_minutes=1e-9)
     assert "--map-minutes" in found.why_hidden
     assert networks.passes <= 1 + 16
-
-
-def test_heat_covers_what_a_map_marks_and_leaves_the_rest_grey(clip):
-    values = np.zeros((SIDE, SIDE), np.float32)
-    values[TILE, TILE] = 1
-    drawn = heated(clip[0], values).astype(int)
-    assert np.ptp(drawn[:, 20:, 20:], axis=0).max() == 0
-    assert (drawn[0, TILE, TILE] - drawn[2, TILE, TILE]).min() > 100  # orange

@@ -17,9 +17,6 @@ from fvc_lib.services.tables import PROTOCOL
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.results import (
     METRIC_NAMES,
-    MOST_VALUES,
-    NOT_KNOWN,
-    SMALL_BELOW_GROUPS,
     check_predictions,
     confusion_table,
     kfold_results,
@@ -259,30 +256,6 @@ def test_kinds_of_fakes_and_sources_of_reals_stand_against_all_of_the_other_clas
     found, _ = sliced(manipulation=manipulation, generator=generator, real_source=source)
     assert found["generator", "maker 1"]["num_real"] == 90
     assert found["real_source", "site 0"]["num_fake"] == 90
-
-
-def test_bins_are_half_open_and_only_frequent_values_make_slices(sliced: Any) -> None:
-    lengths = [4.999, 5.0, 15.0, 299.9, 300.0, None] * 30
-    found, _ = sliced(duration_seconds=lengths, width=[640, 360] * 90, height=[360, 640] * 90)
-    bins = ["under 5 s", "5 s to 15 s", "15 s to 60 s", "60 s to 300 s", "300 s and more", NOT_KNOWN]
-    counts = {value: each["num_videos"] for (_, value), each in found.items()}
-    assert counts == dict.fromkeys(bins, 30)  # upright and flat pictures have one number of pixels: no slices
-    platforms = [f"site {number % 40}" for number in range(180)]
-    found, _ = sliced(width=[640, 639] * 90, height=[360, 360] * 90, platform=platforms)
-    assert {value for column, value in found if column == "resolution"} == {
-        "640x360 to 1280x720", "320x240 to 640x360",
-    }  # fmt: skip
-    assert sum(column == "platform" for column, _ in found) == MOST_VALUES
-
-
-def test_a_slice_of_one_class_has_no_auc_and_few_groups_of_a_class_are_small(sliced: Any, many: pl.DataFrame) -> None:
-    few = set(many["group_id"].unique(maintain_order=True)[: 2 * SMALL_BELOW_GROUPS - 2])
-    found, _ = sliced(
-        platform=["web" if label == "fake" else "tv" for label in many["label"]],
-        codec=["vp9" if group in few else "h264" for group in many["group_id"]],
-    )
-    assert (found["platform", "web"]["number"], found["platform", "web"]["is_small"]) == (None, True)
-    assert [found["codec", name]["is_small"] for name in ("vp9", "h264")] == [True, False]
 
 
 def test_the_confusion_and_its_shares_are_scikit_learns(tables: Any, folds: pl.DataFrame) -> None:

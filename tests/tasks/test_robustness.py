@@ -11,12 +11,12 @@ import pytest
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import PREDICTIONS, ROBUSTNESS, read_table, write_table
+from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks import decoding
 from fvc_lib.tasks.decoding import FileToScore
-from fvc_lib.tasks.video import robustness
-from fvc_lib.tasks.video.robustness import levels_named, score_levels
-from fvc_lib.tasks.video.verdicts.scoring import networks_of_run, score_files
+from fvc_lib.tasks.video.predicting import networks_of_run, stored_predictions
+from fvc_lib.tasks.video.robustness import level_facts, levels_named, score_levels
+from fvc_lib.tasks.video.verdicts.scoring import score_files
 from tests.faults.forked import run as run_child
 from tests.kits.scored_run import NUM_VIDEOS, trained_run
 
@@ -27,7 +27,13 @@ def run(tmp_path_factory) -> RunPaths:
 
 
 def _lines(run, level):
-    return [json.loads(line) for line in run.robustness_scores(level).read_bytes().splitlines()]
+    return [json.loads(line) for line in (run.robustness_scores / f"{level}.jsonl").read_bytes().splitlines()]
+
+
+def scored(run, levels, predictions=None, **options):
+    stored = stored_predictions(run, (0, 1)) if predictions is None else predictions
+    index = read_table(run.index, INDEX)
+    return score_levels(networks_of_run(run), index, stored, run.robustness_scores, levels, workers=1, **options)
 
 
 def be_killed_at_the_seventeenth(run):
@@ -35,7 +41,7 @@ def be_killed_at_the_seventeenth(run):
         if done == 17:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    score_levels(run, ("size_half",), workers=1, progress=killed)
+    scored(run, ("size_half",), progress=killed)
 
 
 @pytest.mark.slow
@@ -45,39 +51,34 @@ def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores
     assert (len(_lines(run, "undisturbed")), len(_lines(run, "size_half"))) == (12, 5)
 
     seen = []
-    table, difference = score_levels(run, ("size_half", "jpeg_50"), workers=1, progress=lambda *done: seen.append(done))
+    table, difference = scored(run, ("size_half", "jpeg_50"), progress=lambda *done: seen.append(done))
     assert difference == pytest.approx(0, abs=1e-6)
     assert seen[-1] == (36, 36)
     for level in ("undisturbed", "size_half", "jpeg_50"):
         assert sorted(line["video_id"] for line in _lines(run, level)) == sorted(table["video_id"].unique())
     assert table["level"].unique(maintain_order=True).to_list() == ["undisturbed", "size_half", "jpeg_50"]
     assert table["failure"].null_count() == table.height
-    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)])
-    same = table.filter(level="size_half").join(stored, on=["video_id", "group_id", "label", "fold", "threshold"])
+    same = table.filter(level="size_half").join(
+        stored_predictions(run, (0, 1)), on=["video_id", "group_id", "label", "fold", "threshold"]
+    )
     assert same.height == NUM_VIDEOS
     assert (same["score"] != same["score_right"]).any()
 
     # All is known: another call decodes nothing, and keeps what it was not asked for.
     monkeypatch.setattr(decoding, "run_isolated", lambda *_, **__: pytest.fail("decoded again"))
-    again, _ = score_levels(run, ("jpeg_50",))
+    again, _ = scored(run, ("jpeg_50",))
     assert again.equals(table)
-    assert again.equals(read_table(run.robustness, ROBUSTNESS))
     assert not list((Path(networks_of_run(run).config.cache_dir) / "scoring").iterdir())
 
 
-def test_scores_that_are_not_the_stored_ones_stop_the_sweep(run, tmp_path):
-    other = run.predictions(0).read_bytes()
-    changed = read_table(run.predictions(0), PREDICTIONS).with_columns(score=1 - pl.col("score"))
-    try:
-        write_table(changed, PREDICTIONS, run.predictions(0))
-        with pytest.raises(DataError, match="largest difference: 0"):
-            score_levels(run, (), workers=1)
-    finally:
-        run.predictions(0).write_bytes(other)
+def test_scores_that_are_not_the_stored_ones_stop_the_sweep(run):
+    changed = stored_predictions(run, (0, 1)).with_columns(score=1 - pl.col("score"))
+    with pytest.raises(DataError, match="largest difference: 0"):
+        scored(run, (), changed)
 
 
 def test_a_file_of_the_run_gets_its_stored_score_from_its_own_fold_unless_its_content_changed(run):
-    networks, row = networks_of_run(run, held=2), read_table(run.predictions(1), PREDICTIONS).row(0, named=True)
+    networks, row = networks_of_run(run), read_table(run.predictions(1), PREDICTIONS).row(0, named=True)
     own = Path(networks.config.corpus) / row["label"] / f"{row['video_id']}.mp4"
     files = [FileToScore(own, (1,)), FileToScore(own, (1,), content_sha256="0" * 64)]
     again, refused = sorted(score_files(networks, files, workers=1), key=lambda each: each.position)
@@ -99,6 +100,6 @@ def test_levels_are_named_by_recipe_or_kind():
     assert "canonical" not in every
     assert levels_named(["jpeg"]) == ("jpeg_90", "jpeg_70", "jpeg_50")
     assert levels_named(["trim_back", "size_half", "size"]) == ("size_half", "size_quarter", "trim_back")
-    assert set(robustness.level_facts()["level"]) >= set(every)
+    assert set(level_facts()["level"]) >= set(every)
     with pytest.raises(UsageError, match="got 'jpg'"):
         levels_named(["jpg"])

@@ -9,7 +9,6 @@ import pytest
 from fvc_lib.analysis.pages.answers import over_time
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.command_line.verdicts.pages import page_name, page_parts, write_video_pages
-from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
 from fvc_lib.tasks.video.predicting import VideoDetector
@@ -132,29 +131,6 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert (out / "videos" / names[0]).read_text() != hostile
 
 
-def test_judging_and_pages_tell_how_far_they_are_and_at_which_part_of_which_file(detector, tmp_path):
-    write_changed(tmp_path / "clip.mp4", 10, 40)
-    told: list[tuple[int, int, str]] = []
-
-    def progress(done: int, total: int, part: str = "") -> None:
-        told.append((done, total, part))
-
-    verdicts = judging.judge_files(detector, [tmp_path / "clip.mp4"], rule_of(0.3), tmp_path, progress=progress)
-    assert told[-1] == (1, 1, "")
-    told.clear()
-    (page,) = write_video_pages(verdicts, tmp_path, map_minutes=5, progress=progress).values()
-    assert "Where it looks fake" in (tmp_path / page).read_text()
-    parts = [part.removeprefix("clip.mp4: ") for _, _, part in told[:-1]]
-    begins = dict.fromkeys(part.partition(",")[0] for part in parts)
-    assert list(begins) == [
-        "decoding the whole video",
-        "judging windows over the whole video",
-        "mapping where it looks fake",
-    ]
-    assert told[0] == (0, 1, "clip.mp4: decoding the whole video")
-    assert told[-1] == (1, 1, "")
-
-
 def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_once(detector, tmp_path, monkeypatch):
     known, networks = detector.known, detector.networks
     found = distance_of(networks, known)
@@ -166,18 +142,3 @@ def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_onc
     assert features[0].tolist() == found.features[0][1:2].tolist()
     monkeypatch.setattr(type(networks), "logits", None)  # from here on nothing is computed
     assert distance_of(networks, known).features[1].tolist() == found.features[1].tolist()
-
-
-def test_a_part_that_fails_leaves_the_parts_before_it(run, detector, monkeypatch):
-    own = detector.known.rows.row(0, named=True)
-    path = run.root.parents[2] / "corpus" / own["path"]
-    row = {"path": path_to_text(path), "sha256": own["content_sha256"], "score": own["score"]}
-
-    def broken(*_: object) -> None:
-        raise ValueError("<b>no</b>")
-
-    monkeypatch.setattr(evidence, "score_windows", broken)
-    found = evidence.file_evidence(detector.networks, detector.known, row, map_minutes=0)
-    assert found.windows is None
-    assert found.clips.shape == (1, 4, 3, 24, 24)
-    assert found.failure == "ValueError: <b>no</b>"

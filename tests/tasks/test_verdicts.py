@@ -5,7 +5,6 @@ import io
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,20 +15,16 @@ from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
-from fvc_lib.execution.run.shards import Shard
 from fvc_lib.metrics.abstention import p_values
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import not_reported
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table
 from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.journal import Journal, find_out
 from fvc_lib.tasks.video.calibration import read_selection
-from fvc_lib.tasks.video.predicting import Finding, VideoDetector, decoding_cautions
+from fvc_lib.tasks.video.predicting import VideoDetector, decoding_cautions, networks_of_run
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, files_of, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
-from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from fvc_lib.tasks.video.verdicts.unfamiliar import KnownFootage, training_ranges
 from tests.kits.scored_run import write_video
 from tests.kits.training import ScoredTables, draw_clip
@@ -162,8 +157,6 @@ def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeyp
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match="without a file of kind video"):
         files_of(["none"])
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"in/a.webm\0in/b.MP4\0")))  # find -print0
-    assert [path.name for path in files_of(["-"])] == ["a.webm", "b.MP4"]
 
 
 def test_a_copy_is_found_by_the_runs_videos_alone_and_by_all_of_them(run):
@@ -210,20 +203,6 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     assert bad["verdict"] is gone["verdict"] is None
     assert found.answer().endswith("1 without a prediction, 2 could not be read.")
     assert found.limits[0].startswith("Asked: at most 30 % of the reals called fake")
-
-
-def test_a_file_beyond_its_time_limit_has_a_row_that_says_so_and_is_tried_again(run, tmp_path, monkeypatch):
-    def too_slow(_function, _items, *, timeout_seconds, **_limits):
-        (seconds,) = timeout_seconds
-        yield SimpleNamespace(position=0, failure="timeout", detail=f"no answer within {seconds:.0f} s", value=None)
-
-    write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
-    detector = verdict_detector(run.root)
-    with monkeypatch.context() as patch:
-        patch.setattr("fvc_lib.tasks.decoding.run_isolated", too_slow)
-        (late,) = detector.findings([tmp_path / "new.mp4"])
-    assert "no answer within 60 s" in late.failure
-    assert not late.lasts
 
 
 def looked_at_by(monkeypatch) -> list[str]:
@@ -284,7 +263,7 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
 
 
 def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_filled_up_with(run, monkeypatch):
-    networks = networks_of_run(run, held=None)
+    networks = networks_of_run(run)
     clips = np.stack([draw_clip(f"v{number}", 0, number % 2 == 0) for number in range(7)])[:, None]
     assert networks.logits(0, clips).tolist() == [networks.logits(0, clips[[each]])[0] for each in range(7)]
     monkeypatch.setattr("fvc_lib.tasks.video.verdicts.scoring.clips_in_a_pass", lambda _device, size: size)
@@ -292,42 +271,6 @@ def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_fi
     together = networks.logits(0, clips, features)  # passes of four, as on a GPU
     assert [networks.logits(0, clips[[each]], own)[0] for each in (5, 2)] == together[[5, 2]].tolist()
     assert np.array_equal(np.concatenate(own), features[0][[5, 2]])
-
-
-def shard_of(run, files: list[Path], folder: Path, number: int, of: int, progress=not_reported) -> None:
-    shard = Shard(number, of)
-    mine = [file for file in files if shard.has(str(file))]
-    detector = verdict_detector(run.root)
-    journal = Journal(folder, detector.identity, Finding, shard=str(shard))
-    find_out(journal, mine, partial(detector.findings, workers=1), progress)
-
-
-def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, tmp_path, monkeypatch):
-    of, files = 3, [tmp_path / f"{number}.mp4" for number in range(4)]
-    for file in files[:3]:
-        write_video(file, draw_clip(file.stem, 0, file.stem == "1"))
-    files[3].write_bytes(b"no video")
-    judge(run, files, tmp_path / "alone")
-    folder = tmp_path / "sharded"
-    folder.mkdir()
-
-    def stop(done, _):
-        if done == 1:
-            raise KeyboardInterrupt
-
-    some = next(number for number in range(of) if Shard(number, of).has(str(files[0])))  # by path: another may be empty
-    with pytest.raises(KeyboardInterrupt):
-        shard_of(run, files, folder, some, of, progress=stop)
-    for number in reversed(range(of)):
-        shard_of(run, files, folder, number, of)
-    with (folder / f"findings.{some}_of_{of}.jsonl").open("ab") as journal:
-        journal.write(b'{"by": "torn')
-    looked = looked_at_by(monkeypatch)
-    judge(run, files, folder)
-    assert looked == ["3"]  # a bad file is tried again
-    for name in ("verdicts.csv", "verdicts.jsonl"):
-        assert (folder / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
-    assert not list(folder.glob("findings.*_of_*"))
 
 
 def test_a_run_whose_cache_cannot_be_made_here_uses_this_machines(run, tmp_path, monkeypatch):
@@ -372,17 +315,3 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
     )
     assert none.exit_code == 3, none.output
     assert "of 1 video none could be read" in none.output
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["x.mp4", "--fpr", "0"], "Invalid value for '--fpr'"),
-        (["x.mp4", "--error-rate", "1"], "error_rate: got 1"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_path, given, words):
-    ended = CliRunner().invoke(main, ["predict", str(run.root), *given, "--out", str(tmp_path / "out"), *NO_MAPS])
-    assert ended.exit_code == 2
-    assert words in ended.output
-    assert not (tmp_path / "out").exists()

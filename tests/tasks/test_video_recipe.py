@@ -2,18 +2,16 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from fvc_lib.detectors.network import trunk_stages
-from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.step import BatchGradients, Stepper
-from fvc_lib.engine.task import Batch, LossMean
+from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.task import Batch
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
-from fvc_lib.tasks.video.task import VideoTask, engine_settings
+from fvc_lib.tasks.video.training import VideoTask, engine_settings
 from tests.kits.engine_kit import latest_weights, same_end, stop_after
 from tests.kits.task_kit import DrawnClips
 
@@ -50,23 +48,6 @@ def test_the_loss_is_torch_s_to_the_bit_and_smoothing_moves_half_of_its_share_to
     assert found.weight.equal(weights.sum())
     smoothed = F.binary_cross_entropy_with_logits(LOGITS, 0.8 * LABELS + 0.1, weights, reduction="sum")
     torch.testing.assert_close(loss_of(label_smoothing=0.2).total, smoothed)
-
-
-def stepper_of(model, shares=None, **more):
-    settings = {"learning_rate": 0.1, "weight_decay": 0.01, "max_gradient_norm": 1.0, **more}
-    return Stepper(model, Precision(CPU), **settings, rate_shares=shares)
-
-
-def some_steps(model, stepper, number):
-    for _ in range(number):
-        model.zero_grad()
-        model(torch.ones(2, 3)).square().sum().backward()
-        stepper.take(BatchGradients(LossMean(1.0, 1.0), 1, 1), 0.1)
-
-
-def layers():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
 
 
 def asked(**settings):

@@ -17,7 +17,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -32,7 +31,7 @@ from fvc_lib.metrics.intervals import one_vote_per_group
 from fvc_lib.metrics.operating_points import operating_point, threshold_at
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError, UsageError
+from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.records.ensembles import FORMAT, EnsembleRecord, FoldRule, MemberRecord, Method
@@ -97,9 +96,12 @@ def _protocol(member: Member) -> pl.DataFrame | None:
     return None if member.config.protocol == KFOLD else read_table(member.run.protocol, PROTOCOL)
 
 
+def _made(member: Member) -> pl.DataFrame:
+    return made_samples(member.run.augmented_metadata, member.run.features, member.config)
+
+
 def _left_out(member: Member) -> list[str]:
-    made = made_samples(member.run, member.config)
-    return undecoded(read_table(member.run.folds, FOLDS), made, _protocol(member))
+    return undecoded(read_table(member.run.folds, FOLDS), _made(member), _protocol(member))
 
 
 def of_detectors(values: FloatArray, detectors: Sequence[int]) -> FloatArray:
@@ -141,12 +143,9 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
     ``stacking`` fits the weights on inner validation videos alone.
 
     Raises:
-        UsageError: ``method`` is unknown.
         LeakageError: predictions of videos that a network was trained on, or that its fold tests.
         DataError: predictions are missing, or detectors have no inner validation video in common in any fold.
     """
-    if method not in get_args(Method):
-        raise UsageError(f"method: got {method!r}, wanted {' or '.join(get_args(Method))}.")
     rules, number = list[FoldRule](), 1 + max(member.detector for member in members)
     for fold in sorted(members[0].predictions["fold"].unique()):
         chosen = [(member.detector, member.predictions.filter(fold=fold)["threshold"][0]) for member in members]
@@ -217,7 +216,7 @@ def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
 
     run, config, table = member.run, member.config, _protocol(member)
     rows = rows_to_train_on(read_table(run.folds, FOLDS) if table is None else table, config, fold)
-    without = set(rows.folds["video_id"]) - set(made_samples(run, config)["video_id"])
+    without = set(rows.folds["video_id"]) - set(_made(member)["video_id"])
     split = rows.split(
         fold, inner_validation_share=config.inner_validation_share, seed=config.seed, without=without
     )  # fmt: skip

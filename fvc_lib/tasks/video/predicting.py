@@ -8,7 +8,7 @@ odds of the members are then combined.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -24,20 +24,34 @@ from pydantic import Field
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.checkpoint_files import BEST
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, command_text
+from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths, is_ensemble
-from fvc_lib.services.tables import AUGMENTED, INDEX, KNOWN_VIDEOS, read_table, write_table
+from fvc_lib.services.tables import (
+    AUGMENTED,
+    FINAL_VALIDATION,
+    INDEX,
+    KNOWN_VIDEOS,
+    PREDICTIONS,
+    read_table,
+    write_table,
+)
+from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, refused, write_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
-from fvc_lib.tasks.predicting import NOT_STATED, Picture, Prediction, Predictor, Standing, Strict, no_picture
+from fvc_lib.tasks.predicting import NOT_STATED, Picture, Prediction, Predictor, Standing, Strict, Trained, no_picture
+from fvc_lib.tasks.shared_training import read_outcome
+from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import (
     FINAL,
     FoldNetwork,
     Networks,
     name_of,
-    networks_of_run,
     score_clips,
 )
 from fvc_lib.tasks.video.verdicts.unfamiliar import (
@@ -155,11 +169,11 @@ class VideoDetector(Predictor):
             record = read_ensemble(paths.root)
             members = [cls.of_run(RunPaths(run)) for run in members_of(paths.root, record)]
             rates = [rule.base_rate for rule in record.folds]
-            return cls._of_members(record, members, KnownVideos.of(paths, range(len(rates)), rates), standing)
-        networks = networks_of_run(paths, held=None, final=final)
+            return cls._of_members(record, members, known_videos(paths, range(len(rates)), rates), standing)
+        networks = networks_of_run(paths, final=final)
         folds = sorted(networks.folds.keys() - {FINAL})
         temperature = networks.folds[FINAL].temperature if final else 0.0
-        known = KnownVideos.of(paths, folds, networks.base_rates, final_temperature=temperature)
+        known = known_videos(paths, folds, networks.base_rates, final_temperature=temperature)
         return cls(
             networks,
             known,
@@ -190,7 +204,7 @@ class VideoDetector(Predictor):
             fold: FoldNetwork(bundle.trained(_stem(fold), fold=name_of(fold)), **stored.model_dump())
             for fold, stored in records.items()
         }
-        networks = Networks(bundle.record.name, bundle.config, folds, held=None)
+        networks = Networks(bundle.record.name, bundle.config, folds)
         features = bundle.arrays(_FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, networks.judges))
         known = KnownVideos(rows, networks.base_rates)
         return cls(networks, known, section.ranges, standing, lambda: features)
@@ -247,9 +261,9 @@ class VideoDetector(Predictor):
     # Facts
 
     def check(self) -> None:
-        """See ``Predictor``; one network at a time is in memory."""
+        """See ``Predictor``."""
         for networks in self._all_networks:
-            Networks(networks.name, networks.config, networks.folds).check()
+            networks.check()
 
     @property
     def decode_hash(self) -> str:
@@ -444,6 +458,110 @@ class VideoDetector(Predictor):
 
 def _stem(fold: int) -> str:
     return "final" if fold == FINAL else f"fold_{fold}"
+
+
+def networks_of_run(paths: RunPaths, folds: Collection[int] | None = None, *, final: bool = False) -> Networks:
+    """Return the networks of a run.
+
+    Args:
+        paths: the run.
+        folds: numbers of the folds; None: all.
+        final: whether to add the network of all groups, which then judges new videos alone.
+
+    Raises:
+        UsageError: the run is of another task, or one of its trainings is not finished.
+        DataError: a file of the run is damaged.
+    """
+    refuse_damaged(paths.root, logs=False)
+    config = run_config(paths.params_yaml)
+    if config.task != DEFAULT_TASK:
+        raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
+    wanted = range(config.num_trainings) if folds is None else sorted(folds)
+    networks = {fold: _fold_network(paths, config, fold) for fold in wanted}
+    if final:
+        network = _fold_network(paths, config, FINAL)
+        networks[FINAL] = replace(network, temperature=network.temperature * held_back(paths, networks))
+    return Networks(paths.run_id, config, networks)
+
+
+def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
+    """Return the network of ``fold``, or of all groups for ``FINAL``.
+
+    Raises:
+        UsageError: its training is not finished.
+    """
+    file, folder, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), list[str]()
+    if fold == FINAL:
+        file, folder = paths.stage_outcome(FINAL_TRAINING), paths.training_checkpoints(FINAL_TRAINING)
+        more = ["-p", "train_final", "true"]
+    outcome = read_outcome(file, TrainingSummary)
+    if outcome is None:
+        raise UsageError(
+            f"{paths.run_id}: {name_of(fold)} is not finished, so there is no network to ask. Name another run, or "
+            f"finish this one: {command_text('--resume', paths.root, *more)}"
+        )
+    training, chosen = outcome.training, outcome.training.selection
+    trained = Trained(
+        name=f"{paths.run_id}, {name_of(fold)}",
+        config=config,
+        weights=folder / BEST,
+        digest=training.best_weights,
+        network=outcome.network,
+        remedy=f"Train it again: {command_text('--force', '04b' if more else '04', '--resume', paths.root)}",
+    )
+    rate = chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None
+    return FoldNetwork(trained, chosen.prior_logit, training.temperature, rate, outcome.device)
+
+
+def held_back(paths: RunPaths, folds: Collection[int]) -> float:
+    """Return the number, at least 1, by which the log odds of the network of all groups are divided.
+
+    Its temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large. The result
+    is a ratio of two medians over these videos: the median absolute log odds by this network, divided by the median
+    absolute out-of-fold log odds.
+
+    Raises:
+        UsageError: none of these videos has an out-of-fold score.
+    """
+    size = (pl.col("logit") / pl.col("temperature")).abs()
+    stored = stored_predictions(paths, folds)
+    both = read_table(paths.final_validation, FINAL_VALIDATION).select("video_id", mine=size)
+    both = both.join(stored.select("video_id", theirs=size), on="video_id")
+    if not both.height:
+        raise UsageError(
+            f"{paths.run_id}: none of the videos that chose the epoch of the network of all groups is tested by a "
+            "fold, so its scores cannot be compared with theirs. Leave --final out."
+        )
+    mine, theirs = both.select("mine", "theirs").median().row(0)
+    return max(1.0, mine / theirs) if theirs else 1.0
+
+
+def stored_predictions(paths: RunPaths, folds: Iterable[int]) -> pl.DataFrame:
+    """Return the predictions of the test videos of ``folds`` (PREDICTIONS) as one table."""
+    return pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds])
+
+
+def known_videos(
+    paths: RunPaths, folds: Iterable[int], base_rates: Sequence[float | None] = (), *, final_temperature: float = 0.0
+) -> KnownVideos:
+    """Return the videos of a run or ensemble, with their scores.
+
+    Args:
+        paths: the run or ensemble.
+        folds: numbers of the folds whose predictions are read.
+        base_rates: the attribute of ``KnownVideos``.
+        final_temperature: temperature of the network of all groups. If above 0, its stored logits are divided by this
+            temperature and added as ``final_logit``.
+    """
+    scores = stored_predictions(paths, folds).select("video_id", "fold", "score", "logit", "temperature")
+    by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
+    if final_temperature:
+        by_final = read_table(paths.final_validation, FINAL_VALIDATION)
+        by_final = by_final.select("video_id", final_logit=pl.col("logit") / final_temperature)
+    rows = read_table(paths.index, INDEX)
+    for more in (scores, by_final):
+        rows = rows.join(more, on="video_id", how="left", maintain_order="left")
+    return KnownVideos(rows, base_rates)
 
 
 def index_of_files(run: RunPaths) -> pl.DataFrame:

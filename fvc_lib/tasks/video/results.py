@@ -39,7 +39,6 @@ from fvc_lib.metrics.operating_points import operating_point
 from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     AUGMENTED,
     FEATURES,
@@ -104,14 +103,19 @@ def forensic_features(path: Path, config: RunConfig) -> pl.DataFrame:
     return measured.select("video_id", "group_id", pl.col(names).cast(pl.Float64))
 
 
-def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Return the table of the run's samples: AUGMENTED, or the videos for a model on forensic features.
+def made_samples(clips: Path, features: Path, config: RunConfig) -> pl.DataFrame:
+    """Return the table of a run's samples: AUGMENTED, or the videos for a model on forensic features.
 
     The table of videos has the columns ``video_id group_id augmentation_index``; the index is always 0.
+
+    Args:
+        clips: the run's file of AUGMENTED.
+        features: the run's file of FEATURES.
+        config: the run's parameters.
     """
     if config.of_features != "forensic":
-        return read_table(run.augmented_metadata, AUGMENTED)
-    return forensic_features(run.features, config).select("video_id", "group_id", augmentation_index=pl.lit(0))
+        return read_table(clips, AUGMENTED)
+    return forensic_features(features, config).select("video_id", "group_id", augmentation_index=pl.lit(0))
 
 
 def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
@@ -128,21 +132,25 @@ def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame |
     return used.join(clips, on="video_id", how="anti")["video_id"].unique().sort().to_list()
 
 
-def earlier_openings(run: RunPaths, num_folds: int) -> tuple[int, str]:
-    """Count the trainings that opened an outer fold of the run and were later replaced.
+def earlier_openings(run_json: Path, superseded: Path, folders: Sequence[Path]) -> tuple[int, str]:
+    """Count the trainings that opened an outer fold of a run and were later replaced.
+
+    Args:
+        run_json: the record of the run.
+        superseded: folder of the files that repeated stages replaced.
+        folders: the checkpoint folder of every fold.
 
     Returns:
         ``(replaced, forked_from)``: the number of replaced trainings whose weights differ from those of the current
         training, or whose record is damaged; and the id of the run that this one was forked from, empty if none.
     """
     replaced = 0
-    for fold in range(num_folds):
-        folder = run.fold_checkpoints(fold)
+    for folder in folders:
         now = read_selection(folder)
-        for path in run.superseded.glob(f"*/{folder.relative_to(run.root)}/{SELECTION}"):
+        for path in superseded.glob(f"*/{folder.relative_to(superseded.parent)}/{SELECTION}"):
             before = read_selection(path.parent)
             replaced += now is None or before is None or before.weights != now.weights
-    return replaced, str(read_json_object(run.run_json).get("forked_from", ""))
+    return replaced, str(read_json_object(run_json).get("forked_from", ""))
 
 
 # Results

@@ -21,11 +21,10 @@ from fvc_lib.corpus.samples.videos import corpus_root
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import JsonLines, checked_row
-from fvc_lib.services.tables import INDEX, PREDICTIONS, ROBUSTNESS, frame_of, read_table, write_table
+from fvc_lib.services.tables import ROBUSTNESS, frame_of
 from fvc_lib.tasks.decoding import FileToScore
-from fvc_lib.tasks.video.verdicts.scoring import Networks, networks_of_run, score_files
+from fvc_lib.tasks.video.verdicts.scoring import Networks, score_files
 from fvc_lib.video.reencode import RECIPES
 
 _logger = logging.getLogger(__name__)
@@ -68,16 +67,22 @@ def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def score_levels(
-    paths: RunPaths,
+    networks: Networks,
+    index: pl.DataFrame,
+    predictions: pl.DataFrame,
+    folder: Path,
     levels: Sequence[str],
     *,
     workers: int = 0,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[pl.DataFrame, float]:
-    """Score every test video of the run, undisturbed and at each of ``levels``; write ``tables/robustness.parquet``.
+    """Score every test video of a run, undisturbed and at each of ``levels``.
 
     Args:
-        paths: a run of task video whose folds are all trained.
+        networks: the networks of all folds of the run.
+        index: INDEX of the run.
+        predictions: PREDICTIONS of the run, all folds together.
+        folder: folder of the files ``LEVEL.jsonl``, to which scores are appended.
         levels: names, as ``levels_named`` returns them.
         workers: processes that decode and encode; 0: one per core.
         progress: called with (videos done, videos) over all levels.
@@ -87,46 +92,34 @@ def score_levels(
         completely, and the largest absolute difference between an undisturbed score and the stored score.
 
     Raises:
-        UsageError: the run is of another task or not finished.
         DataError: undisturbed videos do not get their stored scores.
     """
-    networks, checked = networks_of_run(paths), 0.0
-    videos = _videos(paths, networks)
+    root, checked = corpus_root(networks.config), 0.0
+    videos = predictions.select("video_id", "group_id", "label", "fold", "threshold", stored="score")
+    facts = index.select("video_id", "path", "content_sha256")
+    videos = videos.join(facts, on="video_id", validate="1:1").sort("fold", "video_id")
+    files = [str(root / path_from_text(text)) for text in videos["path"]]
+    videos = videos.with_columns(path=pl.Series(files, dtype=pl.String))
     total, done = (len(levels) + 1) * videos.height, 0
     for level in (UNDISTURBED, *levels):
 
         def tell(number: int, before: int = done) -> None:
             progress(before + number, total)
 
-        _score_level(paths.robustness_scores(level), networks, videos, level, workers, tell)
+        file = folder / f"{level}.jsonl"
+        _score_level(file, networks, videos, level, workers, tell)
         done += videos.height
         if level == UNDISTURBED:
-            scored = _stored(paths.robustness_scores(level), networks, level)
-            checked = _check_undisturbed(videos.join(scored, on="video_id"), networks, paths)
+            scored = videos.join(_stored(file, networks, level), on="video_id")
+            checked = _check_undisturbed(scored, networks)
     tables = []
     for level in (UNDISTURBED, *RECIPES):
-        scored = videos.join(_stored(paths.robustness_scores(level), networks, level), on="video_id")
+        scored = videos.join(_stored(folder / f"{level}.jsonl", networks, level), on="video_id")
         if scored.height == videos.height:
             kind = RECIPES[level].kind if level in RECIPES else level
             tables.append(scored.with_columns(level=pl.lit(level), kind=pl.lit(kind)))
     columns = pl.concat(tables).select(list(ROBUSTNESS.columns)).to_dict()
-    table = frame_of(columns, ROBUSTNESS)
-    write_table(table, ROBUSTNESS, paths.robustness)
-    return table, checked
-
-
-def _videos(paths: RunPaths, networks: Networks) -> pl.DataFrame:
-    """Return the test videos, sorted by fold and id, with ``stored``, their score in the run's predictions.
-
-    Columns: ``video_id group_id label fold threshold stored path content_sha256``.
-    """
-    root = corpus_root(networks.config)
-    index = read_table(paths.index, INDEX, without=["perceptual_hash"]).select("video_id", "path", "content_sha256")
-    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.folds])
-    predictions = predictions.select("video_id", "group_id", "label", "fold", "threshold", stored="score")
-    videos = predictions.join(index, on="video_id", validate="1:1").sort("fold", "video_id")
-    files = [str(root / path_from_text(text)) for text in videos["path"]]
-    return videos.with_columns(path=pl.Series(files, dtype=pl.String))
+    return frame_of(columns, ROBUSTNESS), checked
 
 
 def _score_level(
@@ -179,7 +172,7 @@ def _stored(file: Path, networks: Networks, level: str) -> pl.DataFrame:
     return pl.DataFrame(list(rows.values()), schema=_SCORED)
 
 
-def _check_undisturbed(scored: pl.DataFrame, networks: Networks, paths: RunPaths) -> float:
+def _check_undisturbed(scored: pl.DataFrame, networks: Networks) -> float:
     """Return the largest absolute difference between the undisturbed videos' scores and their stored scores.
 
     Raises:
@@ -199,6 +192,6 @@ def _check_undisturbed(scored: pl.DataFrame, networks: Networks, paths: RunPaths
         raise DataError(
             f"{scored.height} undisturbed videos do not all get their stored score (largest difference: {worst:.4f}), "
             "so the effect of a disturbance is unknown. Decoding code or a library has changed: train again, "
-            f"{command_text('--from', '03', '--resume', paths.root)}, or restore the versions in run.json."
+            f"{command_text('--from', '03', '--resume', networks.name)}, or restore the versions in run.json."
         )
     return float(worst)

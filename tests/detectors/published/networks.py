@@ -21,7 +21,7 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Sample
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import DETECTORS, TrunkOptions
-from fvc_lib.tasks.video.task import VideoTask
+from fvc_lib.tasks.video.training import VideoTask
 from tests.kits.task_kit import Clips
 
 CPU = torch.device("cpu")

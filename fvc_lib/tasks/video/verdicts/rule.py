@@ -9,10 +9,9 @@ videos: those that chose the epoch and temperature of the network of all groups.
 looks a little better on them than it is.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 import polars as pl
@@ -33,8 +32,7 @@ from fvc_lib.metrics.abstention import (
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, KNOWN_VIDEOS, PREDICTIONS, read_table
+from fvc_lib.services.tables import KNOWN_VIDEOS
 
 WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
 WORTH = (
@@ -107,34 +105,6 @@ class KnownVideos:
 
     def __init__(self, rows: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> None:
         self.rows, self.tested, self.base_rates = rows, rows.drop_nulls("score"), tuple(base_rates)
-
-    @classmethod
-    def of(
-        cls,
-        run: RunPaths,
-        folds: Iterable[int],
-        base_rates: Sequence[float | None] = (),
-        *,
-        final_temperature: float = 0.0,
-    ) -> Self:
-        """Return the videos of a run or ensemble.
-
-        Args:
-            run: the run or ensemble.
-            folds: numbers of the folds whose predictions are read.
-            base_rates: see the attribute.
-            final_temperature: temperature of the network of all groups. If above 0, its stored logits are divided by
-                this temperature and added as ``final_logit``.
-        """
-        scores = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
-        by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
-        if final_temperature:
-            by_final = read_table(run.final_validation, FINAL_VALIDATION)
-            by_final = by_final.select("video_id", final_logit=pl.col("logit") / final_temperature)
-        rows = read_table(run.index, INDEX)
-        for more in (scores.select("video_id", "fold", "score", "logit", "temperature"), by_final):
-            rows = rows.join(more, on="video_id", how="left", maintain_order="left")
-        return cls(rows, base_rates)
 
     def anonymous(self) -> pl.DataFrame:
         """Return the table KNOWN_VIDEOS, with groups numbered instead of named, and rows sorted by content hash."""

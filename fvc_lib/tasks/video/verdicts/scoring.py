@@ -4,15 +4,14 @@ Files are decoded in isolated processes, by the code that makes training clips. 
 scored. The caller names the folds whose networks judge a file: a network must not judge a video that trained it.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import torch
 from torch import Tensor, nn
 
@@ -26,20 +25,12 @@ from fvc_lib.engine.device import (
     resolve_device,
 )
 from fvc_lib.engine.oom_detection import is_out_of_memory
-from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, UsageError, command_text
-from fvc_lib.services.parameters import run_config
-from fvc_lib.services.records.digests import refuse_damaged
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
-from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
-from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.classical import fitted_model, measured_features, probe
-from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
 Floats = npt.NDArray[np.float64]
@@ -75,7 +66,7 @@ class FoldNetwork:
 
 
 class Networks:
-    """The networks of a finished run of task video; a network is loaded when it is first needed.
+    """The networks of a finished run of task video; a network is loaded when it is first needed, and stays in memory.
 
     New videos are judged by the networks of all folds. If ``folds`` has the network of all groups (``FINAL``), that
     network judges new videos alone.
@@ -84,17 +75,16 @@ class Networks:
         name: name of the run, for messages.
         config: parameters of the run.
         folds: networks by number of the fold, or ``FINAL``.
-        held: the largest number of networks in memory at once; None: all.
     """
 
-    def __init__(self, name: str, config: RunConfig, folds: Mapping[int, FoldNetwork], *, held: int | None = 1) -> None:
+    def __init__(self, name: str, config: RunConfig, folds: Mapping[int, FoldNetwork]) -> None:
         self.name, self.config, self.folds = name, config, folds
         self.compute = resolve_device(config.device, config.amp)
         self._precision = Precision(self.compute)
         self.sees_frames = config.of_features != "forensic"
         micro_batch = config.batch_size or DETECTORS.get(config.model).micro_batch
         self.batch_size = micro_batch if self.sees_frames else _MEASURED_AT_ONCE
-        self._held, self._networks = held or len(folds), dict[int, Any]()
+        self._networks: dict[int, Any] = {}
         self.remarks: dict[str, None] = {}  # cautions on changed code of the networks that were loaded, in order
 
     @property
@@ -179,8 +169,6 @@ class Networks:
             UsageError, FvcError: as ``Trained.built`` and ``fitted_model``.
         """
         if fold not in self._networks:
-            if len(self._networks) >= self._held:
-                self._networks.clear()
             self._networks[fold] = self._loaded(fold)
         return self._networks[fold]
 
@@ -210,85 +198,6 @@ def _pooled(inputs: Tensor) -> Tensor:
 def name_of(fold: int) -> str:
     """Return the name of a fold for messages, such as ``fold 2``; ``the network of all groups`` for ``FINAL``."""
     return "the network of all groups" if fold == FINAL else f"fold {fold}"
-
-
-def networks_of_run(
-    paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1, final: bool = False
-) -> Networks:
-    """Return the networks of a run.
-
-    Args:
-        paths: the run.
-        folds: numbers of the folds; None: all.
-        held: the largest number of networks in memory at once; None: all.
-        final: whether to add the network of all groups, which then judges new videos alone.
-
-    Raises:
-        UsageError: the run is of another task, or one of its trainings is not finished.
-        DataError: a file of the run is damaged.
-    """
-    refuse_damaged(paths.root, logs=False)
-    config = run_config(paths.params_yaml)
-    if config.task != DEFAULT_TASK:
-        raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
-    wanted = range(config.num_trainings) if folds is None else sorted(folds)
-    networks = {fold: _fold_network(paths, config, fold) for fold in wanted}
-    if final:
-        network = _fold_network(paths, config, FINAL)
-        networks[FINAL] = replace(network, temperature=network.temperature * held_back(paths, networks))
-    return Networks(paths.run_id, config, networks, held=held)
-
-
-def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
-    """Return the network of ``fold``, or of all groups for ``FINAL``.
-
-    Raises:
-        UsageError: its training is not finished.
-    """
-    file, folder, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), list[str]()
-    if fold == FINAL:
-        file, folder = paths.stage_outcome(FINAL_TRAINING), paths.training_checkpoints(FINAL_TRAINING)
-        more = ["-p", "train_final", "true"]
-    outcome = read_outcome(file, TrainingSummary)
-    if outcome is None:
-        raise UsageError(
-            f"{paths.run_id}: {name_of(fold)} is not finished, so there is no network to ask. Name another run, or "
-            f"finish this one: {command_text('--resume', paths.root, *more)}"
-        )
-    training, chosen = outcome.training, outcome.training.selection
-    trained = Trained(
-        name=f"{paths.run_id}, {name_of(fold)}",
-        config=config,
-        weights=folder / BEST,
-        digest=training.best_weights,
-        network=outcome.network,
-        remedy=f"Train it again: {command_text('--force', '04b' if more else '04', '--resume', paths.root)}",
-    )
-    rate = chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None
-    return FoldNetwork(trained, chosen.prior_logit, training.temperature, rate, outcome.device)
-
-
-def held_back(paths: RunPaths, folds: Collection[int]) -> float:
-    """Return the number, at least 1, by which the log odds of the network of all groups are divided.
-
-    Its temperature was fitted on the few videos that also chose its epoch, so its log odds may be too large. The result
-    is a ratio of two medians over these videos: the median absolute log odds by this network, divided by the median
-    absolute out-of-fold log odds.
-
-    Raises:
-        UsageError: none of these videos has an out-of-fold score.
-    """
-    size = (pl.col("logit") / pl.col("temperature")).abs()
-    stored = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds])
-    both = read_table(paths.final_validation, FINAL_VALIDATION).select("video_id", mine=size)
-    both = both.join(stored.select("video_id", theirs=size), on="video_id")
-    if not both.height:
-        raise UsageError(
-            f"{paths.run_id}: none of the videos that chose the epoch of the network of all groups is tested by a "
-            "fold, so its scores cannot be compared with theirs. Leave --final out."
-        )
-    mine, theirs = both.select("mine", "theirs").median().row(0)
-    return max(1.0, mine / theirs) if theirs else 1.0
 
 
 # --- Files
