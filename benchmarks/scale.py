@@ -27,9 +27,10 @@ import numpy as np
 import polars as pl
 
 from benchmarks.index import status_bytes
-from fvc_lib.analysis.dashboard.panels import default_selection, panels
+from fvc_lib.analysis.dashboard.panels import panels
 from fvc_lib.analysis.figures import corpus, results as figures, roc_and_calibration as ranking
 from fvc_lib.analysis.pages.report import videos_html, write_report, write_runs_index
+from fvc_lib.analysis.read.queries import default_selection
 from fvc_lib.analysis.read.scores import score_table, write_results
 from fvc_lib.corpus import index, protocols
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text
@@ -162,7 +163,7 @@ class Steps:
     def results_and_controls(self) -> int:
         found = kfold_results(*self._tables(), self.config)
         write_table(found, RESULTS, self.run.results)
-        write_results(self.run, found)
+        write_results(self.run.results_csv, found)
         return 0
 
     def slices(self) -> int:
@@ -178,7 +179,7 @@ class Steps:
 
     def table_of_scores(self) -> int:
         index, _, predictions = self._tables()
-        write_table(score_table(index, predictions, run=self.run), SCORES, self.run.scores)
+        write_table(score_table(index, predictions), SCORES, self.run.scores)
         return 0
 
     def figures_of_the_results(self) -> int:

@@ -188,7 +188,8 @@ def test_a_figure_is_on_the_dashboard_by_its_file_alone(with_example, tmp_path):
     code = f"""
 from pathlib import Path
 import polars as pl
-from fvc_lib.analysis.dashboard.panels import Selection, panels
+from fvc_lib.analysis.dashboard.panels import panels
+from fvc_lib.analysis.read.queries import Selection
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, write_table
 run = RunPaths(Path({str(tmp_path / "runs" / "demo" / "run_20250304_101500_abcdef01")!r}))

@@ -9,7 +9,7 @@ import time
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
+from fvc_lib.analysis.read.detector_comparison import TABLE_FILES
 from fvc_lib.command_line import sweep
 from fvc_lib.command_line.sweep import combinations, execute, values_to_sweep
 from fvc_lib.execution.run.record import begin_run, run_hash

@@ -17,9 +17,9 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from fvc_lib.analysis.read.queries import ask, memory_events, memory_samples
+from fvc_lib.analysis.read.queries import ask
+from fvc_lib.analysis.read.runs import Answer
 from fvc_lib.analysis.wording import count_text, megabytes_text
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS
 
 PROCESS = "process"  # name of the place for main memory
@@ -79,15 +79,17 @@ class MemoryFindings:
         return rows.select(columns.split())
 
 
-def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:
-    """Return the memory findings of ``run``, from what it has recorded so far.
+def run_memory(
+    samples: Answer, events: Answer, *, leave_out: Collection[str] = (), folds: Collection[int] = ()
+) -> MemoryFindings:
+    """Return the memory findings of a run.
 
     Args:
-        run: the run.
+        samples: outcome of ``queries.memory_samples``.
+        events: outcome of ``queries.memory_events``.
         leave_out: names of stages to leave out.
         folds: outer folds to include. Empty: all folds, and the stages without folds.
     """
-    samples, events = memory_samples([run]), memory_events([run])
     chosen = ~pl.col("stage").is_in(list(leave_out))
     chosen = chosen & pl.col("fold").is_in(list(folds)) if folds else chosen
     usage, happened = memory_usage(samples.frame.filter(chosen)), events.frame.filter(chosen)

@@ -100,8 +100,7 @@ def standing_of_run(run: RunPaths) -> "Standing":
     The result has the first sentences of the report, and the scores of the model and of its controls, with intervals. A
     control is a model that can use only shortcuts, such as the file's metadata.
     """
-    from fvc_lib.analysis.pages.answers import worth_of
-    from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline
+    from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline, worth_of
     from fvc_lib.analysis.read.runs import read_tables
     from fvc_lib.services.tables import TASK_RESULTS
     from fvc_lib.tasks.predicting import ScoreRecord, Standing

@@ -151,7 +151,7 @@ def compare(members: Sequence[Combination]) -> int:
         The exit code: 1 if the notebook fails, else 0.
     """
     from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
-    from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
+    from fvc_lib.analysis.read.detector_comparison import TABLE_FILES
 
     config = members[0].given.config
     digest = sha256_of_json(sorted(member.run_hash for member in members))[:8]

@@ -3,7 +3,6 @@
 import functools
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,14 +13,16 @@ import pytest
 
 from fvc_lib.metrics.classification import average_precision, brier_score, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import group_interval
+from fvc_lib.metrics.intervals import group_interval, one_vote_per_group
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import JsonLines, MetricLog
-from fvc_lib.services.tables import write_table
-from tests.analysis.evaluation_tables import audit_of, slices_of
+from fvc_lib.services.stage_logs import MetricLog
+from fvc_lib.services.tables import read_table, write_table
+from tests.analysis.memory_story import StoryWriter
+from tests.analysis.task_runs import framed
 
 CODECS = ("h264", "hevc", "vp9", "mpeg4")
 SIZES = ((1280, 720), (640, 480), (1920, 1080), (320, 240))
@@ -97,8 +98,7 @@ def write_index(run: RunPaths, seed: int) -> pl.DataFrame:
                 "content_sha256": f"{number:064x}", "perceptual_hash": None,
             }
         )  # fmt: skip
-    schema = {name: column.dtype for name, column in tables.INDEX.columns.items()}
-    index = pl.DataFrame(rows, schema=schema)
+    index = framed(rows, tables.INDEX)
     write_table(index, tables.INDEX, run.index)
     return index
 
@@ -168,21 +168,14 @@ def results_of(predictions: pl.DataFrame, seed: int) -> pl.DataFrame:
                     "num_videos": interval.num_rows, "num_groups": interval.num_groups,
                 }
             )  # fmt: skip
-            by_group = metric(truth, scores, np.stack([1 / counts_of(groups)]))[0]
             sizes = {"num_videos": interval.num_rows, "num_groups": interval.num_groups}
+            by_group = metric(truth, scores, one_vote_per_group(groups))
             rows.append({**common, "scope": "all_by_group", "value": float(by_group), **sizes})
             for fold, value in enumerate(per_fold):
                 inside = predictions.filter(pl.col("fold") == fold)
                 counts = {"num_videos": inside.height, "num_groups": inside["group_id"].n_unique()}
                 rows.append({**common, "scope": f"fold_{fold}", "value": float(value), **counts})
-    schema = {name: column.dtype for name, column in tables.RESULTS.columns.items()}
-    return pl.DataFrame(rows, schema=schema)
-
-
-def counts_of(groups: list[str]) -> np.ndarray:
-    """(N,), how many rows each row's group has."""
-    sizes = Counter(groups)
-    return np.array([sizes[group] for group in groups])
+    return framed(rows, tables.RESULTS)
 
 
 def write_metrics(run: RunPaths, fold: int, seed: int) -> None:
@@ -197,18 +190,10 @@ def write_metrics(run: RunPaths, fold: int, seed: int) -> None:
 
 
 def write_memory(run: RunPaths, fold: int) -> None:
-    with JsonLines(run.memory("04_fold_training", fold)) as lines:
-        for second in range(40):
-            used = 420 + 14 * fold + 300 * (1 - np.exp(-second / 6)) + 20 * np.sin(second)
-            lines.append(
-                {
-                    "timestamp": 1_741_083_300.0 + second, "elapsed_seconds": float(second),
-                    "phase": "train" if second > 4 else "setup",
-                    "epoch": second // 8, "batch_idx": None, "global_step": second, "allocated_mb": used,
-                    "reserved_mb": used, "max_allocated_mb": used, "total_memory_mb": 2000, "usage_percent": used / 20,
-                    "free_mb": 2000 - used, "device": "cpu", "rank": 0, "rss_mb": used - 30,
-                }
-            )  # fmt: skip
+    writer = StoryWriter(run, fold=fold)
+    for second in range(40):
+        used = 420 + 14 * fold + 300 * (1 - np.exp(-second / 6)) + 20 * np.sin(second)
+        writer.sample(used, "train" if second > 4 else "setup", epoch=second // 8, step=second, children_mb=30)
 
 
 def write_status(run: RunPaths, state: str = "done") -> None:
@@ -239,8 +224,70 @@ def write_status(run: RunPaths, state: str = "done") -> None:
     )  # fmt: skip
 
 
-def notebook(path: Path, cells: list[object]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = nbformat.v4.new_notebook(cells=cells)
-    path.write_text(nbformat.writes(document), encoding="utf-8")
+def notebook(path: Path, *cells: object) -> Path:
+    write_text(path, nbformat.writes(nbformat.v4.new_notebook(cells=list(cells))))
     return path
+
+
+def slices_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
+    known = predictions.join(index.select("video_id", "codec", "platform"), on="video_id")
+    known = known.with_columns(platform=pl.col("platform").fill_null("not known"))
+    rows = []
+    for by in ("codec", "platform"):
+        for (value,), part in sorted(known.group_by(by)):
+            labels = (part["label"] == "fake").cast(pl.Int64).to_numpy()
+            interval = group_interval(labels, part["score"], part["group_id"].to_list(), roc_auc, replicates=100)
+            number, low, high = (
+                float(end) if np.isfinite(end) else None for end in (interval.value, interval.low, interval.high)
+            )
+            rows.append(
+                {
+                    "slice_by": by, "value": value, "metric": "roc_auc", "number": number, "low": low, "high": high,
+                    "num_videos": part.height, "num_real": int((labels == 0).sum()), "num_fake": int(labels.sum()),
+                    "num_groups": part["group_id"].n_unique(), "is_small": part["group_id"].n_unique() < 16,
+                }
+            )  # fmt: skip
+    return framed(rows, tables.SLICES)
+
+
+def audit_of(predictions: pl.DataFrame) -> pl.DataFrame:
+    shared = predictions.group_by("group_id").agg(pl.col("fold").n_unique()).filter(pl.col("fold") > 1).height
+    rows = [
+        {"check": "groups_in_two_folds", "count": shared, "number": None, "finding": "No group is in two folds.",
+         "passed": shared == 0},
+        {"check": "videos", "count": predictions.height, "number": None, "finding": "So many were judged.",
+         "passed": None},
+    ]  # fmt: skip
+    return framed(rows, tables.LEAKAGE_AUDIT)
+
+
+def predictions_of(run: RunPaths) -> pl.DataFrame:
+    return pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)]).sort("video_id")
+
+
+def change_predictions(run: RunPaths, changed: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+    """Write what notebook 04 would have written with other predictions; the folds follow them."""
+    predictions = changed(predictions_of(run))
+    for fold in range(5):
+        write_table(predictions.filter(fold=fold), tables.PREDICTIONS, run.predictions(fold))
+    write_table(predictions.select("video_id", "group_id", "label", "fold"), tables.FOLDS, run.folds)
+
+
+def detector_runs(folder: Path, written_run: Callable[[int, float], RunPaths], most: int = 4) -> list[RunPaths]:
+    """The first ``most`` runs of a weak detector of two seeds and a strong one of two."""
+    strong = {"model": "r2plus1d_small"}
+    asked: list[tuple[str, float, dict[str, object]]] = [
+        ("run_a0", 0.4, {}),
+        ("run_a1", 0.6, {"seed": 1, "folds_seed": 0}),
+        ("run_b0", 4.0, strong),
+        ("run_b1", 3.0, {**strong, "seed": 1, "folds_seed": 0}),
+    ]
+    return [
+        set_parameters(RunPaths(shutil.copytree(written_run(drawn, skill).root, folder / "demo" / name)), **parameters)
+        for drawn, (name, skill, parameters) in enumerate(asked[:most], 1)
+    ]
+
+
+def set_parameters(run: RunPaths, **parameters: object) -> RunPaths:
+    write_text(run.params_yaml, resolve_config({"model": "frame_cnn", **parameters}, environ={}).to_yaml())
+    return run

@@ -4,8 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from fvc_lib.analysis.memory import MemoryFindings, run_memory
+from fvc_lib.analysis.read.queries import memory_events, memory_samples
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import JsonLines
+
+
+def memory_of(run: RunPaths) -> MemoryFindings:
+    return run_memory(memory_samples([run]), memory_events([run]))
 
 
 @dataclass

@@ -1,17 +1,17 @@
 """Runs of the tasks image and video_text as their notebooks leave them, with made-up and partly hostile content."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from fvc_lib.services import tables, tables as task_tables
+from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import TableSchema, write_table
+from tests.analysis.memory_story import StoryWriter
 
 HOSTILE = '<img src=x onerror=alert(1)> & "it\'s"\n; DROP TABLE runs; --'
 CLASSES = ("apple pie", "bibimbap", "caesar salad", HOSTILE)
@@ -37,7 +37,7 @@ def images_of(num_images: int = NUM_IMAGES, classes: tuple[str, ...] = CLASSES) 
         for number in range(num_images)
     ]  # fmt: skip
     rows = [{**row, "part": row["part"][number // 2 % 12]} for number, row in enumerate(rows)]
-    return framed(rows, task_tables.IMAGES)
+    return framed(rows, tables.IMAGES)
 
 
 def targets_of(images: pl.DataFrame) -> pl.DataFrame:
@@ -50,7 +50,7 @@ def targets_of(images: pl.DataFrame) -> pl.DataFrame:
         for number, image in enumerate(images.iter_rows(named=True)) if number % 5
         for target, unit in TARGETS.items()
     ]  # fmt: skip
-    return framed(rows, task_tables.IMAGE_TARGETS)
+    return framed(rows, tables.IMAGE_TARGETS)
 
 
 def image_predictions_of(images: pl.DataFrame, seed: int = 0) -> pl.DataFrame:
@@ -70,15 +70,14 @@ def image_predictions_of(images: pl.DataFrame, seed: int = 0) -> pl.DataFrame:
                 "probability": float(draw.uniform(0.3, 1)), "rank_of_class": 1 if right else 2,
             }
         )  # fmt: skip
-    return framed(rows, task_tables.IMAGE_PREDICTIONS)
+    return framed(rows, tables.IMAGE_PREDICTIONS)
 
 
 def target_predictions_of(images: pl.DataFrame, targets: pl.DataFrame, seed: int = 0) -> pl.DataFrame:
     """Off by about 20."""
-    draw = np.random.default_rng(seed)
-    test = images.filter(pl.col("part") == "test").select("image_id", "path")
+    test = images.filter(part="test").select("image_id", "path")
     known = targets.join(test, on="image_id")
-    noise = draw.normal(0, 20, known.height)
+    noise = np.random.default_rng(seed).normal(0, 20, known.height)
     predicted = known.with_columns(predicted=pl.col("value") + pl.Series(noise))
     return predicted.select("image_id", "group_id", "path", "target", "unit", "value", "predicted")
 
@@ -109,7 +108,7 @@ def image_results_of(top1: float = 0.75) -> pl.DataFrame:
             result("mean_predictor", f"target:{target}", "r2", -0.02, 0.01),
         )),
     ]  # fmt: skip
-    return framed(rows, task_tables.TASK_RESULTS)
+    return framed(rows, tables.TASK_RESULTS)
 
 
 def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", experiment: str = "dishes") -> RunPaths:
@@ -117,12 +116,12 @@ def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", 
     run = RunPaths(runs_dir / experiment / name)
     images = images_of()
     targets = targets_of(images)
-    write_table(images, task_tables.IMAGES, run.images)
-    write_table(targets, task_tables.IMAGE_TARGETS, run.image_targets)
+    write_table(images, tables.IMAGES, run.images)
+    write_table(targets, tables.IMAGE_TARGETS, run.image_targets)
     write_table(rejected(), tables.REJECTED, run.rejected)
-    write_table(image_predictions_of(images), task_tables.IMAGE_PREDICTIONS, run.image_predictions)
-    write_table(target_predictions_of(images, targets), task_tables.TARGET_PREDICTIONS, run.target_predictions)
-    write_table(image_results_of(), task_tables.TASK_RESULTS, run.task_results)
+    write_table(image_predictions_of(images), tables.IMAGE_PREDICTIONS, run.image_predictions)
+    write_table(target_predictions_of(images, targets), tables.TARGET_PREDICTIONS, run.target_predictions)
+    write_table(image_results_of(), tables.TASK_RESULTS, run.task_results)
     write_rest(run, "image", "10_image_recognition")
     return run
 
@@ -150,7 +149,7 @@ def pairs_of(num_videos: int = 60) -> pl.DataFrame:
                 "split_source": "made", "num_frames": 20, "duration_seconds": 1.0, "content_sha256": f"{number:064x}",
             }
         )  # fmt: skip
-    return framed(rows, task_tables.VIDEO_TEXTS)
+    return framed(rows, tables.VIDEO_TEXTS)
 
 
 def ranks_of(pairs: pl.DataFrame) -> pl.DataFrame:
@@ -171,7 +170,7 @@ def ranks_of(pairs: pl.DataFrame) -> pl.DataFrame:
         }
         for number, row in enumerate(texts.iter_rows(named=True))
     ]  # fmt: skip
-    return framed(rows, task_tables.RETRIEVAL_RANKS)
+    return framed(rows, tables.RETRIEVAL_RANKS)
 
 
 def captions_of(pairs: pl.DataFrame) -> pl.DataFrame:
@@ -183,7 +182,7 @@ def captions_of(pairs: pl.DataFrame) -> pl.DataFrame:
         }
         for number, row in enumerate(test.iter_rows(named=True))
     ]  # fmt: skip
-    return framed(rows, task_tables.CAPTIONS)
+    return framed(rows, tables.CAPTIONS)
 
 
 def video_text_results_of() -> pl.DataFrame:
@@ -200,7 +199,7 @@ def video_text_results_of() -> pl.DataFrame:
         result("model", "captions", "exact_match", 0.5, 0.1),
         result("most_frequent_caption", "captions", "exact_match", 0.05, 0.04),
     ]  # fmt: skip
-    return framed(rows, task_tables.TASK_RESULTS)
+    return framed(rows, tables.TASK_RESULTS)
 
 
 def write_video_text_run(
@@ -209,11 +208,11 @@ def write_video_text_run(
     """A finished run of task video_text, without its records."""
     run = RunPaths(runs_dir / experiment / name)
     pairs = pairs_of()
-    write_table(pairs, task_tables.VIDEO_TEXTS, run.video_texts)
+    write_table(pairs, tables.VIDEO_TEXTS, run.video_texts)
     write_table(rejected(), tables.REJECTED, run.rejected)
-    write_table(ranks_of(pairs), task_tables.RETRIEVAL_RANKS, run.retrieval_ranks)
-    write_table(captions_of(pairs), task_tables.CAPTIONS, run.captions)
-    write_table(video_text_results_of(), task_tables.TASK_RESULTS, run.task_results)
+    write_table(ranks_of(pairs), tables.RETRIEVAL_RANKS, run.retrieval_ranks)
+    write_table(captions_of(pairs), tables.CAPTIONS, run.captions)
+    write_table(video_text_results_of(), tables.TASK_RESULTS, run.task_results)
     write_rest(run, "video_text", "20_video_text")
     return run
 
@@ -230,21 +229,9 @@ def write_rest(run: RunPaths, task: str, stage: str) -> None:
                 log.log(
                     step=step, epoch=step // 10, phase="validation", metrics={"loss": 2.2 / step, "top1": step / 40}
                 )
-    sample = {
-        "timestamp": 1_741_083_300.0, "phase": "train", "epoch": 0, "batch_idx": None, "global_step": 1,
-        "allocated_mb": 400.0, "reserved_mb": 400.0, "max_allocated_mb": 400.0, "total_memory_mb": 2000,
-        "usage_percent": 20.0, "free_mb": 1600.0, "device": "cpu", "rank": 0, "rss_mb": 400.0,
-    }  # fmt: skip
-    lines = [
-        {
-            **sample,
-            "timestamp": sample["timestamp"] + second,
-            "elapsed_seconds": float(second),
-            "rss_mb": 400.0 + second,
-        }
-        for second in range(5)
-    ]
-    write_text(run.memory(stage), "".join(json.dumps(line) + "\n" for line in lines))
+    writer = StoryWriter(run, stage, None)
+    for second in range(5):
+        writer.sample(400 + second, epoch=0, step=1)
     done = {"state": "done", "attempts": 1, "duration_seconds": 60.0, "peak_rss_bytes": 405_000_000, "exit_code": 0}
     write_json(
         run.status_json,

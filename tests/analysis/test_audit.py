@@ -129,17 +129,13 @@ def test_who_leaves_out_videos_is_not_put_first_and_no_winner(planted, tmp_path)
     limits = findings.cautions(found, has_groups=False, notes=["A note."])
     assert any("picky did not answer 120 of 480" in line for line in limits)
     assert f"the {480 - 120} of 480 videos" in findings.answer(found)[0]
-    findings.write_tables(found, tmp_path, limits)
     assert any("each video is taken for a group of its own" in line for line in limits)
-    in_the_terminal = (tmp_path / findings.ANSWER).read_text().splitlines()
-    assert in_the_terminal == [*findings.answer(found), "", *limits]
+    findings.write_tables(found, tmp_path, limits)
+    assert (tmp_path / findings.ANSWER).read_text().splitlines() == [*findings.answer(found), "", *limits]
     table = scores.select(weak="weak", shy=pl.when(pl.int_range(480) % 3 == 0).then("strong"))
     found = numbers.audit_scores(videos, table, HOW)
     assert (found.detectors[0], found.differences["is_shown"].item()) == ("shy", True)
     assert "left 320 videos unanswered: call it no winner" in findings.answer(found)[1]
-    is_real = pl.Series((videos["label"] == "real").to_numpy())
-    table = scores.select(strong="strong", reals=pl.when(is_real).then("weak"))
-    assert "on 480 videos in 160 groups" in findings.answer(numbers.audit_scores(videos, table, HOW))[0]
 
 
 def test_a_detector_that_reads_the_source_of_reals_is_caught_by_its_floor(planted, audit):
@@ -183,14 +179,6 @@ def test_a_detector_stands_beside_its_controls_on_the_same_videos(planted):
     assert "on the 240 of 480 videos that it answered, in 80 groups" in lead
     every = {name: each.with_columns(score=pl.Series(noise)) for name, each in controls.items()}
     assert numbers.audit_scores(videos, half, HOW, controls=every).above_controls("half") is True
-    lost = {name: each.with_columns(score=pl.when(pl.int_range(480) > 0).then("score")) for name, each in every.items()}
-    told = " ".join(findings.answer(numbers.audit_scores(videos, scores.select("strong"), HOW, controls=lost)))
-    assert "above every control" in told, "of one video that the corpus lacks all that is lost is this video"
-    known = {
-        name: each.with_columns(score=pl.when(pl.Series(answered)).then("score")) for name, each in controls.items()
-    }
-    audit = numbers.audit_scores(videos, scores.select("strong"), HOW, controls=known)
-    assert audit.above_controls("strong") is False
 
 
 def test_a_detector_that_ranks_the_other_way_is_told_and_a_threshold_that_was_given_is_used(planted):
@@ -209,7 +197,7 @@ def test_a_detector_that_ranks_the_other_way_is_told_and_a_threshold_that_was_gi
         numbers.Settings("fpr=2")
 
 
-def test_one_detector_without_anything_known_gives_what_can_be_given(tmp_path):
+def test_one_detector_without_anything_known_gives_what_can_be_given():
     facts = {name: pl.lit(None, pl.String) for name in ("group_id", "generator", "real_source", "corpus")}
     videos = pl.DataFrame({"video_id": ["a", "b", "c"], "label": ["real", "fake", "fake"]}).with_columns(**facts)
     scores = pl.DataFrame({"one": [0.1, 0.9, None]})
@@ -218,5 +206,4 @@ def test_one_detector_without_anything_known_gives_what_can_be_given(tmp_path):
     assert audit.interval("one") == (1.0, None, None)
     assert "No control" in missing[0]
     assert "No control could be computed" in " ".join(findings.answer(audit))
-    assert findings.write_tables(audit, tmp_path)
     assert "one" in figures.detectors_figure(audit).layout.title.text

@@ -2,51 +2,39 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 from fvc_lib.analysis.figures.comparisons import cost_figure
-from fvc_lib.analysis.read import comparison_tables
+from fvc_lib.analysis.read import detector_comparison
 from fvc_lib.analysis.read.comparison import (
-    BEST,
-    HIGHEST,
     JudgedRun,
+    comparable_runs,
     compare,
-    compare_detectors,
     judged_runs,
     names_of,
     replicates_of,
     with_data_of_first,
 )
+from fvc_lib.analysis.read.detector_comparison import BEST, HIGHEST, DetectorComparison
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import read_table, write_table
+from fvc_lib.services.tables import frame_of, read_table, write_table
+from tests.analysis.conftest import change_predictions, detector_runs, predictions_of, set_parameters
 
 MakeRun = Callable[..., RunPaths]
 Change = Callable[[pl.DataFrame], pl.DataFrame]
-
-
-def predictions_of(run: RunPaths) -> pl.DataFrame:
-    return pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)]).sort("video_id")
-
-
-def change_predictions(run: RunPaths, changed: Change) -> None:
-    """Write what notebook 04 would have written with other predictions; the folds follow them."""
-    predictions = changed(predictions_of(run))
-    for fold in range(5):
-        write_table(predictions.filter(pl.col("fold") == fold), tables.PREDICTIONS, run.predictions(fold))
-    write_table(predictions.select("video_id", "group_id", "label", "fold"), tables.FOLDS, run.folds)
 
 
 @pytest.fixture
@@ -112,9 +100,8 @@ def without_predictions(run: RunPaths) -> None:
 
 
 def leak(run: RunPaths) -> None:
-    schema = {name: column.dtype for name, column in tables.LEAKAGE_AUDIT.columns.items()}
     row = ("groups_in_two_folds", 1, None, "1 of 24 groups in more than one fold.", False)
-    write_table(pl.DataFrame([row], schema=schema, orient="row"), tables.LEAKAGE_AUDIT, run.leakage_audit)
+    write_table(frame_of([row], tables.LEAKAGE_AUDIT), tables.LEAKAGE_AUDIT, run.leakage_audit)
 
 
 def turn_labels(run: RunPaths) -> None:
@@ -177,28 +164,9 @@ group = pl.col("group_id")
 # --- Detectors: means over seeds
 
 
-def set_parameters(run: RunPaths, **parameters: object) -> RunPaths:
-    write_text(run.params_yaml, resolve_config({"model": "frame_cnn", **parameters}, environ={}).to_yaml())
-    return run
-
-
-def runs_in(folder: Path, written_run: Callable[[int, float], RunPaths]) -> list[RunPaths]:
-    """A weak detector of two seeds and a strong one of two."""
-    asked: list[tuple[str, float, dict[str, object]]] = [
-        ("run_a0", 0.4, {}),
-        ("run_a1", 0.6, {"seed": 1, "folds_seed": 0}),
-        ("run_b0", 4.0, {"model": "r2plus1d_small"}),
-        ("run_b1", 3.0, {"model": "r2plus1d_small", "seed": 1, "folds_seed": 0}),
-    ]
-    return [
-        set_parameters(RunPaths(shutil.copytree(written_run(drawn, skill).root, folder / "demo" / name)), **parameters)
-        for drawn, (name, skill, parameters) in enumerate(asked, 1)
-    ]
-
-
 @pytest.fixture
 def runs(tmp_path: Path, written_run: Callable[[int, float], RunPaths]) -> list[RunPaths]:
-    return runs_in(tmp_path / "runs", written_run)
+    return detector_runs(tmp_path / "runs", written_run)
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +174,15 @@ def found(tmp_path_factory: pytest.TempPathFactory, written_run: Callable[[int, 
     """One comparison for all tests that change nothing."""
     measured = {"num_parameters": 1000, "num_trained": 10, "milliseconds_per_clip": 2.5}
     return compare_detectors(
-        runs_in(tmp_path_factory.mktemp("detectors"), written_run), replicates=100,
+        detector_runs(tmp_path_factory.mktemp("detectors"), written_run), replicates=100,
         measure_costs=lambda parts: [measured if part.model == "frame_cnn" else {} for part in parts],
     )  # fmt: skip
+
+
+def compare_detectors(
+    runs: list[RunPaths], reference: RunPaths | None = None, without_run: Sequence[Sequence[str]] = (), **more: Any
+) -> DetectorComparison:
+    return detector_comparison.compare_detectors(*comparable_runs(runs, reference, without_run), **more)
 
 
 def auc(judged: JudgedRun) -> float:
@@ -228,7 +202,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_detector_with_a_mean_and_a
     assert pair.difference.value == pytest.approx(means[1] - means[0])
     assert pair.is_shown
     assert [detector.marks["roc_auc"] for detector in found.detectors] == ["", BEST]
-    assert BEST in comparison_tables.metric_table(found)["roc_auc"][1]
+    assert BEST in detector_comparison.metric_table(found)["roc_auc"][1]
 
 
 @pytest.mark.slow
@@ -237,7 +211,7 @@ def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others
     write_table(results.filter(pl.col("source") != "shuffled_labels"), tables.RESULTS, runs[3].results)
     without = compare_detectors(runs, reference=runs[0], replicates=100)
     assert without.detectors[1].marks["roc_auc"] == HIGHEST
-    assert comparison_tables.detector_table(without)["above_controls"][1] == "1 of 2 runs"
+    assert detector_comparison.detector_table(without)["above_controls"][1] == "1 of 2 runs"
     assert not without.differences[0].is_shown
     assert "only 1 of 2 runs" in without.differences[0].finding
 
@@ -255,7 +229,7 @@ def test_a_training_counts_once_and_what_is_not_compared_is_listed_with_its_reas
     failed = ("model big", "model big: no run; exit code 2")
     found = compare_detectors([*runs, copy], reference=copy, replicates=50, without_run=[failed])
     assert [[run.name for run in detector.runs] for detector in found.detectors] == [["run_b9"], ["run_a0", "run_a1"]]
-    left_out = comparison_tables.left_out_table(found)
+    left_out = detector_comparison.left_out_table(found)
     assert left_out["run_id"].to_list() == ["model big", "run_b1", "run_b0"]
     assert "exit code 2" in left_out["why"][0]
     with pytest.raises(DataError, match="the reference cannot be compared"):
@@ -278,12 +252,12 @@ def test_a_users_file_counts_by_what_it_held_when_it_was_trained_with(runs, tmp_
     assert names_of([first, second])[0].endswith(" of run_a0")
 
 
-def test_the_files_hold_numbers_latex_and_each_publication_once(found, runs, tmp_path):
-    files = {path.name: path for path in comparison_tables.write_tables(found, tmp_path / "comparison")}
+def test_the_files_hold_numbers_latex_and_each_publication_once(found, tmp_path):
+    files = {path.name: path for path in detector_comparison.write_tables(found, tmp_path / "comparison")}
     numbers = pl.read_csv(files["detectors.csv"])
     assert numbers["num_parameters"].to_list() == [1000, None]
     assert numbers["roc_auc_value"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
-    assert set(pl.read_csv(files["runs.csv"])["run_id"]) == {run.run_id for run in runs}
+    assert pl.read_csv(files["runs.csv"])["run_id"].sort().to_list() == ["run_a0", "run_a1", "run_b0", "run_b1"]
     latex = files["detectors.tex"].read_text()
     assert r"r2plus1d\_small" in latex
     assert r"$\star$ &" in latex
@@ -292,10 +266,3 @@ def test_the_files_hold_numbers_latex_and_each_publication_once(found, runs, tmp
     assert bibliography.count("@inproceedings{tran2018closer,") == 1
     assert bibliography.count("% corpus clips") == 1
     assert [trace.name for trace in cost_figure(found).data if trace.name] == ["frame_cnn"]
-    trials = [runs[0], runs[2]]
-    for run in trials:
-        write_text(run.params_yaml, run.params_yaml.read_text().replace("dev_groups: 0", "dev_groups: 20"))
-    tried = compare_detectors(trials, replicates=50)
-    assert not tried.differences[0].is_shown
-    assert set(comparison_tables.number_table(tried)["trial"]) == {"trial on 20 groups"}
-    assert comparison_tables.paper_table(tried).count("trial on 20 groups") == 1

@@ -1,17 +1,14 @@
 """A flipped bit in a finished stage's table is named with the stage, whoever reads it."""
 
-import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.analysis.dashboard.panels import Selection, notes
+from fvc_lib.analysis.dashboard.panels import notes
 from fvc_lib.analysis.mlflow import run_content
-from fvc_lib.analysis.pages.report import summary_lines
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table
 from fvc_lib.command_line.main import main
@@ -21,9 +18,7 @@ from fvc_lib.services import tables
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
-from tests.analysis.conftest import notebook
 from tests.analysis.task_runs import write_image_run, write_video_text_run
-from tests.faults.disks import small_tmpfs
 
 FLIPS = 8
 NOTHING = Fingerprint({}, {}, "", {}, "")
@@ -92,7 +87,7 @@ def test_every_query_and_the_dashboard_name_a_damaged_table(run: RunPaths) -> No
         content = flip(path, random.Random(1))
         assert names_damage(queries.SQL_TABLES[name]([run]).notes, path), name
         if name == "results":
-            assert names_damage(notes(Selection((run,))).splitlines(), path)
+            assert names_damage(notes(queries.Selection((run,))).splitlines(), path)
         path.write_bytes(content)
 
 
@@ -128,33 +123,3 @@ def test_compare_refuses_a_run_with_a_damaged_table(make_run: Callable[..., RunP
     told = CliRunner().invoke(main, ["compare", *(str(each.root) for each in runs)])
     assert told.exit_code == 3
     assert names_damage(told.output, runs[1].predictions(3))
-
-
-def set_status(run: RunPaths, state: str, of_results: dict[str, object]) -> None:
-    status = json.loads(run.status_json.read_text())
-    status["state"] = state
-    status["stages"]["05_kfold_results"] = of_results
-    run.status_json.write_text(json.dumps(status))
-
-
-def test_numbers_of_an_earlier_attempt_are_told_as_such(run: RunPaths) -> None:
-    done = {"state": "done", "attempts": 1, "finished_utc": "2025-03-04T10:15:00Z"}
-    set_status(run, "done", done)
-    assert "  ROC-AUC with interval\n" in "\n".join(summary_lines(run))
-    set_status(run, "failed", done)
-    assert "ROC-AUC with interval, of attempt 1 of 05_kfold_results" in "\n".join(summary_lines(run))
-
-
-def test_a_report_that_a_full_disk_has_no_room_for_is_an_error_that_names_no_old_file(
-    run: RunPaths, tmp_path: Path
-) -> None:
-    with small_tmpfs(tmp_path / "disk", "64m") as disk:
-        there = RunPaths(shutil.copytree(run.root, disk.folder / "runs" / "demo" / run.run_id))
-        notebook(there.executed_notebook("05_kfold_results"), [])
-        there.report_html.write_text("old")
-        disk.fill()
-        told = CliRunner().invoke(main, ["report", str(there.root)])
-        assert told.exit_code == 1
-        assert "error: the report was not written" in told.output
-        assert "  report        " not in told.output
-        assert there.report_html.read_text() == "old"

@@ -14,11 +14,11 @@ from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
     NOTHING,
     PANELS,
-    Selection,
     panels,
 )
 from fvc_lib.analysis.figures import roc_and_calibration
 from fvc_lib.analysis.pages.display import PLOTLY
+from fvc_lib.analysis.read.queries import Selection
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
@@ -41,10 +41,6 @@ def runs_dir(runs: list[RunPaths]) -> Path:
 
 def shown(name: str, selection: Selection) -> go.Figure:
     return next(panel for panel in panels() if panel.name == name).draw(selection)
-
-
-def title(figure: go.Figure) -> str:
-    return str(figure.layout.title.text).replace("<br>", " ")
 
 
 class Handle:
@@ -93,8 +89,8 @@ def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
     chosen = board.choose(folds=(1, 2), metrics=("roc_auc", "loss"), smoothing=0.5)
     curves = shown("learning curves 1", chosen)
     assert len(curves.layout.annotations) == 2
-    assert "ROC AUC" in title(curves)
-    assert title(shown("learning curves 2", chosen)).startswith("Loss")
+    assert "ROC AUC" in curves.layout.title.text
+    assert shown("learning curves 2", chosen).layout.title.text.startswith("Loss")
     assert shown("folds", chosen).frame["fold"].to_list() == [1, 2]
     other = board.choose(detail=runs[0])
     assert (other.folds, other.detailed, other.metrics) == ((), runs[0], ("loss",))

@@ -10,31 +10,22 @@ import polars as pl
 import pytest
 from scipy.special import expit
 
-from fvc_lib.analysis.read import comparison, comparison_tables
+from fvc_lib.analysis.read import comparison, detector_comparison
 from fvc_lib.analysis.read.headline import measured_scores, run_headline, run_verdict
 from fvc_lib.analysis.read.runs import ensemble_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import ENSEMBLE_RECORD, RunPaths, find_run_or_ensemble
 from fvc_lib.services.tables import read_table, write_table
 from fvc_lib.tasks.video import ensembles
+from tests.analysis.conftest import change_predictions, detector_runs
 
 
 def runs_in(folder: Path, written_run: Callable[[int, float], RunPaths]) -> list[RunPaths]:
     """A detector of two seeds, and another one; all were judged by labels shuffled alike."""
-    asked: list[tuple[str, float, dict[str, object]]] = [
-        ("run_a0", 0.4, {}),
-        ("run_a1", 0.6, {"seed": 1, "folds_seed": 0}),
-        ("run_b0", 3.0, {"model": "r2plus1d_small"}),
-    ]
-    made = []
-    for drawn, (name, skill, parameters) in enumerate(asked, 1):
-        run = RunPaths(shutil.copytree(written_run(drawn, skill).root, folder / "demo" / name))
-        write_text(run.params_yaml, resolve_config({"model": "frame_cnn", **parameters}, environ={}).to_yaml())
-        made.append(run)
+    made = detector_runs(folder, written_run, 3)
     for fold in range(5):
         labels = read_table(made[0].predictions(fold), tables.PREDICTIONS)["control_label"]
         for run in made[1:]:
@@ -140,8 +131,10 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
     above = ensemble.folder.root.parents[1]
     listed = comparison.runs_to_compare([], above)
     assert listed == [*ensemble.runs, ensemble.folder]
-    found = comparison.compare_detectors(
-        listed, replicates=50, measure_costs=lambda parts: [{"num_parameters": 10 + len(part.model)} for part in parts]
+    found = detector_comparison.compare_detectors(
+        *comparison.comparable_runs(listed),
+        replicates=50,
+        measure_costs=lambda parts: [{"num_parameters": 10 + len(part.model)} for part in parts],
     )
     assert found.left_out == ()
     assert [each.name for each in found.detectors] == ["frame_cnn", "r2plus1d_small", ensemble_text(ensemble.folder)]
@@ -151,7 +144,7 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
     stored = read_table(ensemble.folder.results, tables.RESULTS)
     value = stored.filter(source="model", scope="all", metric="roc_auc")["value"][0]
     assert whole.intervals["roc_auc"].value == pytest.approx(value)
-    assert comparison_tables.run_table(comparison_tables.runs_of(found))["run_id"].to_list()[-1] == "ensemble_mean_1"
+    assert found.detectors[-1].runs[-1].name == "ensemble_mean_1"
 
 
 def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(ensemble):
@@ -179,20 +172,13 @@ def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(ensemble
     assert found["control_label"].equals(telling["control_label"])
 
 
-def change_tables(run: RunPaths, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
-    predictions = change(pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)]))
-    for fold in range(5):
-        write_table(predictions.filter(fold=fold), tables.PREDICTIONS, run.predictions(fold))
-    write_table(predictions.select("video_id", "group_id", "label", "fold"), tables.FOLDS, run.folds)
-
-
 def test_a_run_on_other_data_or_with_another_operating_point_is_refused(runs):
     asked = runs[1].params_yaml.read_text()
     write_text(runs[1].params_yaml, asked.replace("operating_point: best", "operating_point: fpr=0.1"))
     with pytest.raises(DataError, match=r"kfold best, kfold fpr=0\.1"):
         comparison.read_members(runs)
     alone = pl.when(pl.col("video_id") == f"{5:016x}").then(pl.lit("alone")).otherwise("group_id")
-    change_tables(runs[1], lambda frame: frame.with_columns(group_id=alone))
+    change_predictions(runs[1], lambda frame: frame.with_columns(group_id=alone))
     with pytest.raises(DataError, match=r"run_a1.*1 video differ"):
         comparison.read_members(runs)
 

@@ -1,8 +1,6 @@
 """Every figure states a finding, its sample size and its axes, treats names as text, and says when it is empty."""
 
-import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +9,14 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.figures import comparisons, corpus, logs, results, roc_and_calibration as ranking, tasks, theme
-from fvc_lib.analysis.memory import run_memory
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.headline import FORGERIES
+from fvc_lib.analysis.read.headline import FORGERIES, protocol_cautions
 from fvc_lib.analysis.read.runs import read_tables
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis import task_runs
-from tests.analysis.memory_story import StoryWriter, troubled_run
+from tests.analysis.memory_story import StoryWriter, memory_of, troubled_run
 
-HOSTILE = "<a href='http://x'>b</a>"
 IMAGES = task_runs.images_of()
 TARGETS = task_runs.targets_of(IMAGES)
 MEANS = tasks.training_means(IMAGES, TARGETS)
@@ -52,7 +48,7 @@ def annotations(run: RunPaths) -> pl.DataFrame:
 
 def figures_of(run: RunPaths) -> dict[str, go.Figure]:
     """All figures of one run."""
-    predictions, memory = queries.predictions([run]).frame, run_memory(run)
+    predictions, memory = queries.predictions([run]).frame, memory_of(run)
     return {
         "controls": results.controls_figure(queries.results([run]).frame),
         "scores": results.score_distribution_figure(predictions),
@@ -70,12 +66,6 @@ def figures_of(run: RunPaths) -> dict[str, go.Figure]:
     }
 
 
-OF_A_TASK: dict[str, Callable[[int], go.Figure]] = {  # with so many rows of each table
-    "confusion": lambda most: tasks.confusion_figure(PREDICTED.head(most)),
-    "numbers": lambda most: tasks.target_scatter_figure(NUMBERS.head(most), RESULTS, MEANS),
-}
-
-
 def check_look(figure: go.Figure) -> None:
     assert len(title(figure)) > 20
     assert "n = " in subtitle(figure)
@@ -91,7 +81,8 @@ def check_look(figure: go.Figure) -> None:
 
 def test_figures_of_a_run_have_a_finding_an_n_and_axes(run: RunPaths) -> None:
     drawn = figures_of(run)
-    for figure in drawn.values():
+    numbers = tasks.target_scatter_figure(NUMBERS, RESULTS, MEANS)
+    for figure in (*drawn.values(), tasks.confusion_figure(PREDICTED), numbers):
         check_look(figure)
     predictions = queries.predictions([run]).frame
     right = ((predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")).mean()
@@ -104,40 +95,17 @@ def test_figures_of_a_run_have_a_finding_an_n_and_axes(run: RunPaths) -> None:
         assert "n = 1 video" in subtitle(figure)
 
 
-@pytest.mark.parametrize("name", OF_A_TASK)
-def test_figures_of_a_task_have_a_finding_an_n_and_axes(name: str) -> None:
-    check_look(OF_A_TASK[name](10_000))
-    assert "nothing to show" in title(OF_A_TASK[name](0))
-
-
 def test_figures_of_an_empty_run_say_why_they_are_empty(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "e" / "run_x")
-    empty = comparisons.levels_figure(tables.frame_of([], tables.ROBUSTNESS_RESULTS))
-    for figure in (*figures_of(run).values(), empty):
+    empty = (
+        comparisons.levels_figure(tables.frame_of([], tables.ROBUSTNESS_RESULTS)),
+        tasks.confusion_figure(PREDICTED.clear()),
+        tasks.target_scatter_figure(NUMBERS.clear(), RESULTS, MEANS),
+    )
+    for figure in (*figures_of(run).values(), *empty):
         assert "nothing to show" in title(figure)
         assert subtitle(figure)
         assert not figure.data
-
-
-def test_names_are_text_in_titles_ticks_and_legends(tmp_path: Path) -> None:
-    curves = pl.DataFrame(
-        {"stage": [HOSTILE] * 2, "fold": [None] * 2, "phase": [HOSTILE] * 2,
-         "metric": [HOSTILE] * 2, "step": [1, 1], "epoch": [0, 0], "value": [0.1, 0.2]},
-        schema_overrides={"fold": pl.Int64},
-    )  # fmt: skip
-    counts = pl.DataFrame({"label": ["real"], "value": [HOSTILE], "num_videos": [3]})
-    name = HOSTILE.replace("/", "|")
-    writer = StoryWriter(RunPaths(tmp_path / "e" / "run_x"), stage=name)
-    writer.sample(500, name).event("out_of_memory", name)
-    for epoch in range(6):
-        writer.sample(500, epoch=epoch, device=name, rss_mb=100)
-    found = run_memory(writer.run)
-    for figure in (
-        corpus.index_overview_figure(counts, HOSTILE),
-        logs.learning_curves_figure(curves, HOSTILE), logs.phase_peaks_figure(found),
-        logs.stage_timeline_figure(found), logs.growth_figure(found),
-    ):  # fmt: skip
-        assert "<a " not in figure.to_json().replace("\\u003c", "<").replace('\\"', '"')
 
 
 # --- Corpus
@@ -209,6 +177,11 @@ def test_targets_stand_worst_first_each_with_its_own_controls() -> None:
             rows.append((source, scope, "roc_auc", value, value - 0.05, value + 0.05, None, None, 40, 20))
     found = tables.frame_of(rows, tables.RESULTS)
     assert comparisons.targets_of(found) == ["mora", "open_sora_mb"]
+    asked = {"protocol": "cross_corpus", "target_corpora": ["mora", "open_sora_mb"]}
+    (caution,) = protocol_cautions(asked, found, "roc_auc")
+    assert caution.endswith(
+        "The number is the plain mean over 2 targets, the worst first: mora 0.600, open_sora_mb 0.900."
+    )
     table = comparisons.target_table(found)
     assert table["standing"].to_list() == ["not above control", "above control"]
     assert table["Model"].to_list() == ["0.600 [0.550, 0.650]", "0.900 [0.850, 0.950]"]
@@ -223,7 +196,7 @@ def story(tmp_path: Path) -> StoryWriter:
 
 
 def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_path: Path) -> None:
-    found = run_memory(troubled_run(tmp_path / "e" / "run_x"))
+    found = memory_of(troubled_run(tmp_path / "e" / "run_x"))
     figure = logs.phase_peaks_figure(found)
     peak = dict(zip(ticks(figure), values(figure), strict=True))
     assert peak["04_fold_training:<br>train"] == 1930
@@ -244,21 +217,12 @@ def test_stages_lie_end_to_end_with_events_at_their_moment(story: StoryWriter) -
     for _ in range(10):
         index.sample(300, "setup")
     story.sample(500, "setup").sample(900).event("out_of_memory", "it <b>ended</b>", seconds=0.5).sample(800)
-    figure = logs.stage_timeline_figure(run_memory(story.run))
+    figure = logs.stage_timeline_figure(memory_of(story.run))
     first, second = (trace for trace in figure.data if trace.name == "process")
     assert list(first.x) == list(range(1, 11))
     assert list(second.x) == [11, 12, 13.5]
     event = next(trace for trace in figure.data if trace.name == "out of memory")
     assert (event.x[0], event.text[0]) == (12.5, "it &lt;b&gt;ended&lt;/b&gt;")
-
-
-def test_a_device_and_its_process_have_a_line_each(story: StoryWriter) -> None:
-    for used in (2000, 6000, 4000):
-        story.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
-    found = run_memory(story.run)
-    lines = {trace.name: list(trace.y) for trace in logs.stage_timeline_figure(found).data}
-    assert lines == {"cuda:0": [2000, 6000, 4000], "process": [700, 700, 700]}
-    assert "04_fold_training:<br>train, cuda:0" in ticks(logs.phase_peaks_figure(found))
 
 
 def test_a_long_log_is_thinned_and_keeps_its_peak(story: StoryWriter) -> None:
@@ -270,24 +234,12 @@ def test_a_long_log_is_thinned_and_keeps_its_peak(story: StoryWriter) -> None:
         for second, each in enumerate(used)
     ]
     path.write_text("\n".join(lines) + "\n")
-    (line,) = logs.stage_timeline_figure(run_memory(story.run)).data
+    (line,) = logs.stage_timeline_figure(memory_of(story.run)).data
     assert len(line.x) <= 3000
     assert (max(line.y), min(line.y)) == (900, 503)  # the highest of four neighbours
 
 
 # --- Images, videos and texts
-
-MANY = tuple(f"class {number} with a name longer than the axis has room for" for number in range(101))
-
-
-def test_of_very_many_classes_the_32_with_most_mistakes_are_drawn() -> None:
-    rows = [
-        {"class_label": true, "predicted_label": called, "group_id": "g"} for true, called in itertools.pairwise(MANY)
-    ]
-    matrix = tasks.confusion_figure(pl.DataFrame(rows))
-    assert np.shape(matrix.data[0].z) == (32, 32)
-    assert "the 32 of 101 classes with most mistakes" in subtitle(matrix)
-    assert len(set(matrix.data[0].y)) == 32  # shortened names are told apart by their numbers
 
 
 def test_every_field_of_the_matrix_is_counted() -> None:
@@ -300,24 +252,77 @@ def test_every_field_of_the_matrix_is_counted() -> None:
 
 
 def test_predicted_numbers_stand_in_their_unit_with_the_mean() -> None:
-    means = tasks.training_means(IMAGES, TARGETS)
-    figure = tasks.target_scatter_figure(task_runs.target_predictions_of(IMAGES, TARGETS), RESULTS, means)
+    figure = tasks.target_scatter_figure(NUMBERS, RESULTS, MEANS)
     assert title(figure) == "calories: off by 16.0 [14.0, 18.0] kcal on average"
     assert figure.layout.xaxis.title.text == "True calories (kcal)"
     assert figure.layout.xaxis2.title.text == "True mass (g)"
     drawn = [trace.y[0] for trace in figure.data if trace.name == "Mean predictor"]
-    assert drawn == pytest.approx([means["calories"], means["mass"]])
+    assert drawn == pytest.approx([MEANS["calories"], MEANS["mass"]])
     training = IMAGES.filter(part="train")["image_id"]
     known = TARGETS.filter(pl.col("image_id").is_in(training.implode()), target="mass")
-    assert means["mass"] == pytest.approx(known["value"].mean())
+    assert MEANS["mass"] == pytest.approx(known["value"].mean())
 
 
-def test_a_table_has_a_column_for_each_control_and_says_which_way_is_better() -> None:
-    table = tasks.metric_and_control_table(RESULTS, ["target:"])
-    columns = ["of", "metric", "unit", "better", "Model", "Mean predictor", "num_samples", "num_groups"]
-    assert table.columns == columns
-    assert table["better"].to_list() == ["lower", "higher"] * 2
-    assert table["Mean predictor"][0] == "50.00 [45.00, 55.00]"
-    both = tasks.metric_and_control_table(RESULTS, ["all", "target:"])
-    assert both["Most frequent class"].to_list()[-1] is None
-    assert tasks.metric_and_control_table(RESULTS, ["captions"]).is_empty()
+NUMBER = 60
+
+
+@pytest.fixture(scope="module")
+def tied():
+    """Features of which one follows the size, one the codec, one the label, one nothing; and their index."""
+    draw = np.random.default_rng(4)
+    sizes, codecs = draw.integers(100, 2000, NUMBER), draw.integers(0, 3, NUMBER)
+    labels = draw.integers(0, 2, NUMBER)
+    ids = [f"video{number}" for number in range(NUMBER)]
+    columns = {
+        "a_size_mean": np.log(sizes) * -3.0,
+        "a_codec_mean": codecs * 10 + draw.random(NUMBER),
+        "a_label_mean": labels + 0.2 * draw.random(NUMBER),
+        "a_noise_mean": draw.random(NUMBER),
+        "a_same_mean": np.ones(NUMBER),
+    }
+    features = pl.DataFrame(
+        {"video_id": ids, "group_id": [f"g{number // 2}" for number in range(NUMBER)]}
+        | {"label": np.where(labels == 1, "fake", "real")}
+        | columns,
+        schema_overrides=dict.fromkeys(columns, pl.Float32),
+    ).with_columns(
+        pl.when(pl.int_range(pl.len()) >= 3).then("a_noise_mean").alias("a_noise_mean"),
+        pl.lit(None, pl.Float32).alias("a_none_mean"),
+    )
+    index = pl.DataFrame(
+        {"video_id": ids, "width": sizes, "height": sizes, "num_frames": draw.integers(10, 500, NUMBER)}
+        | {"bits_per_second": [None] * 5 + draw.random(NUMBER - 5).tolist(), "codec": [f"c{code}" for code in codecs]}
+    )
+    return features, index.sample(fraction=1, shuffle=True, seed=1)
+
+
+def test_ties_tell_which_feature_follows_what(tied):
+    found = corpus.feature_ties(*tied)
+    rows = {row["feature"]: row for row in found.iter_rows(named=True)}
+    assert rows["a_size_mean"]["size"] == pytest.approx(1)
+    assert rows["a_codec_mean"]["codec"] == pytest.approx(0.94, abs=0.03)
+    assert rows["a_label_mean"]["auc"] == 1
+    assert found["feature"][:2].to_list() == ["a_size_mean", "a_codec_mean"]
+    assert rows["a_noise_mean"]["strongest"] < 0.5
+    assert rows["a_noise_mean"]["missing"] == pytest.approx(3 / NUMBER)
+    assert (rows["a_same_mean"]["strongest"], rows["a_same_mean"]["auc"]) == (None, 0.5)
+    assert (rows["a_none_mean"]["strongest"], rows["a_none_mean"]["auc"], rows["a_none_mean"]["missing"]) == (
+        None,
+        None,
+        1,
+    )
+
+
+def test_the_figure_names_what_differs_most_and_leaves_out_what_nobody_has(tied):
+    features, _ = tied
+    columns = {name: (name, "unit") for name in ("a_label_mean", "a_noise_mean", "a_none_mean")}
+    figure = corpus.family_figure(features, "a", columns)
+    assert "a: real and fake videos differ most in a_label_mean, AUC 1.000 [" in figure.layout.title.text.replace(
+        "<br>", " "
+    )
+    assert len(figure.data) == 4
+    assert figure.data[0].median[0] == pytest.approx(
+        features.filter(pl.col("label") == "real")["a_label_mean"].median(), rel=1e-6
+    )
+    assert "nothing to show" in corpus.family_figure(features, "a", {"a_none_mean": ("none", "unit")}).layout.title.text
+    assert "nothing to show" in corpus.family_figure(features.head(0), "a", columns).layout.title.text

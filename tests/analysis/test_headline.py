@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import polars as pl
 import pytest
-from nbformat.v4 import new_markdown_cell, new_notebook, writes
+from nbformat.v4 import new_markdown_cell
 
 from fvc_lib.analysis.mlflow import run_content
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
@@ -25,6 +25,7 @@ from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.conftest import notebook
 
 MODEL = Score("model", 0.8, 0.7, 0.9)
 CONSTANT = Score("constant", 0.5, 0.5, 0.5)
@@ -135,6 +136,8 @@ def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths) -> 
     mark = "of an earlier attempt, written 2025-03-05 08:00 UTC: 05_kfold_results is failed"
     assert f"ROC-AUC with interval, {mark}" in "\n".join(summary_lines(run))
     assert mark in run_content(run).tags["fvc.verdict"]
+    write_json(run.status_json, {"state": "failed", "stages": {"05_kfold_results": {**stage, "state": "done"}}})
+    assert "ROC-AUC with interval, of attempt 2 of 05_kfold_results" in "\n".join(summary_lines(run))
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -190,7 +193,8 @@ def test_without_a_strict_control_nothing_is_claimed_and_all_pages_say_how_to_ge
     write_results(run, tables.read_table(run.results, tables.RESULTS).filter(pl.col("source") != missing))
     verdict = run_headline(run).verdict
     assert verdict.standing == "not shown"
-    write_report_of(run)
+    notebook(run.executed_notebook("05_kfold_results"), new_markdown_cell("# Results"))
+    write_run_report(run)
     pages = {
         "report": run.report_html.read_text(),
         "terminal": "\n".join(summary_lines(run)),
@@ -221,8 +225,3 @@ def test_what_must_be_said_of_a_run_names_leaks_damage_and_how_it_was_asked_for(
 
 def write_results(run: RunPaths, frame: pl.DataFrame) -> None:
     tables.write_table(frame, tables.RESULTS, run.results)
-
-
-def write_report_of(run: RunPaths) -> None:
-    write_text(run.notebooks / "05_kfold_results.ipynb", writes(new_notebook(cells=[new_markdown_cell("# Results")])))
-    write_run_report(run)

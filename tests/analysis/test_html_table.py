@@ -1,3 +1,4 @@
+import os
 import re
 from html import unescape
 
@@ -7,6 +8,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.analysis.pages.display import HtmlTable, only_shows
+from fvc_lib.analysis.wording import (
+    bytes_text,
+    clean_text,
+    duration_text,
+    interval_text,
+    number_text,
+)
 
 HOSTILE = ["<script>alert(1)</script>", "a'b\"c", "x\ny", "&lt;", "]]>", "{{ 7*7 }}"]
 
@@ -38,15 +46,6 @@ def test_numbers_carry_units_and_missing_ones_say_so() -> None:
     ]
 
 
-def test_numbers_with_intervals_are_numbers_too() -> None:
-    frame = pl.DataFrame({"by_video": ["0.994 [0.963, 1.000]", None], "finding": ["1.0 [0, 1]", "it is 1.0 [0, 1]"]})
-    page = HtmlTable(frame)._repr_html_()
-    assert '<td class="number">0.994 [0.963, 1.000]</td>' in page
-    assert '<td class="number">1.0 [0, 1]</td>' in page
-    marked = HtmlTable(pl.DataFrame({"auc": ["0.386 [0.192, 0.555] ☆", "reference"], "seeds": ["one", "two"]}))
-    assert marked._repr_html_().count('<td class="number">') == 1
-
-
 def test_an_error_while_something_is_only_shown_stands_in_its_place(capsys):
     with only_shows():
         raise duckdb.OutOfMemoryException("Out of Memory Error: failed to allocate <1 GB>")
@@ -69,3 +68,36 @@ def test_long_empty_and_stacked_tables_say_so() -> None:
     assert re.search(r'<td title="Reasons"[^>]*></td>', stacked), (
         "and an empty one is empty, so that it can be left out"
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "not recorded"), (float("nan"), "not recorded"), (0.04, "0.0 s"), (9.96, "10.0 s"), (42.4, "42 s"),
+     (59.4, "59 s"), (185, "3 min 05 s"), (3599.6, "1 h 00 min"), (8040, "2 h 14 min"), (-1, "not recorded")],
+)  # fmt: skip
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(None, "not recorded"), (812_000_000, "812 MB"), (1_250_000_000, "1.25 GB"), (400, "0.4 kB"), (52_000, "52 kB")],
+)
+def test_bytes(size: float | None, text: str) -> None:
+    assert bytes_text(size) == text
+
+
+def test_a_missing_number_and_an_undefined_one_are_told_apart() -> None:
+    assert number_text(None) == "not recorded"
+    assert number_text(float("nan")) == "undefined"
+    assert interval_text(0.81249, 0.7, 0.9) == "0.812 [0.700, 0.900]"
+    assert interval_text(0.8, None, None) == "0.800"
+    assert interval_text(0.8, float("nan"), float("nan")) == "0.800"
+    assert interval_text(None, 0.1, 0.2) == "not recorded"
+
+
+@pytest.mark.parametrize("raw", ["a\nb", "x\x1b[31m", os.fsdecode(b"\xff.mp4"), "right\u202eleft", "\x00"])
+def test_text_stays_on_one_line_and_can_be_encoded(raw: str) -> None:
+    text = clean_text(raw)
+    text.encode()
+    assert text.isprintable()

@@ -12,13 +12,12 @@ from fvc_lib.analysis.memory import (
     memory_facts,
     out_of_memory_sentence,
     prediction_sentence,
-    run_memory,
 )
 from fvc_lib.analysis.read import queries
 from fvc_lib.services.memory import DeviceMemory
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MemorySampler
-from tests.analysis.memory_story import StoryWriter, troubled_run
+from tests.analysis.memory_story import StoryWriter, memory_of, troubled_run
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def run(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> MemoryFindings:
-    return run_memory(troubled_run(tmp_path_factory.mktemp("troubled") / "e" / "run_x"))
+    return memory_of(troubled_run(tmp_path_factory.mktemp("troubled") / "e" / "run_x"))
 
 
 def samples(run: RunPaths) -> pl.DataFrame:
@@ -76,7 +75,7 @@ def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:
             memory.watch_device("cuda:0", lambda: DeviceMemory(3_000_000, 4_000_000, 5_000_000, 9_000_000, 1_000_000))
             memory.at("train", epoch=attempt, batch_idx=0, global_step=7)
             memory.event("out_of_memory", "memory ended", where="forward", micro_batch=4, micro_batch_next=2)
-    found = run_memory(run)
+    found = memory_of(run)
     assert found.notes == ()
     assert found.usage["attempt"].unique().sort().to_list() == [1, 2]
     peaks = {(row["place"], row["phase"]): row for row in found.peaks.iter_rows(named=True)}
@@ -84,6 +83,7 @@ def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:
     assert (peaks["cuda:0", "setup"]["used_mb"], peaks["cuda:0", "train"]["used_mb"]) == (5, 3)
     assert 10 < peaks["process", "train"]["used_mb"] < 10_000
     assert found.out_of_memory["micro_batch_next"].to_list() == [2, 2]
+    assert "2 times: the micro-batch went down to 2" in out_of_memory_sentence(found)
     assert found.events["attempt"].to_list() == [1, 2]
 
 
@@ -96,7 +96,7 @@ def test_the_peak_of_a_phase_is_its_highest_sample_and_every_phase_counts(troubl
     assert (troubled.peak["stage"], troubled.peak["fold"], troubled.peak["used_mb"]) == ("04_fold_training", 1, 1930)
     assert [name for name, _ in memory_facts(troubled)] == ["Memory", "Out of memory", "Leak"]
     StoryWriter(run).sample(500, "setup").sample(1900, "preflight").sample(700, "train")
-    found = run_memory(run)
+    found = memory_of(run)
     assert (found.peak["phase"], found.peak["used_mb"]) == ("preflight", 1900)
 
 
@@ -104,7 +104,7 @@ def test_a_peak_between_two_samples_counts_in_the_phase_and_attempt_that_had_it(
     writer = StoryWriter(run).sample(500, "setup", highest_mb=500).sample(600, "train", highest_mb=600)
     writer.sample(620, "train", highest_mb=950).sample(630, "validation", highest_mb=950)
     writer.resume().sample(400, "setup", highest_mb=400).sample(450, "train", highest_mb=450)
-    peaks = run_memory(run).peaks
+    peaks = memory_of(run).peaks
     assert [one(peaks, phase=phase)["used_mb"] for phase in ("setup", "train", "validation")] == [500, 950, 630]
     assert one(peaks, phase="train")["num_samples"] == 3
 
@@ -116,7 +116,7 @@ def test_an_accelerator_is_told_from_the_process_it_belongs_to(run: RunPaths) ->
         writer.sample(700, rss_mb=600)
         writer.budget_mb = 8000
         writer.sample(used, seconds=0, device="cuda:0", reserved_mb=used + 500, rss_mb=600)
-    found = run_memory(run)
+    found = memory_of(run)
     assert one(found.peaks, place="process", phase="train")["used_mb"] == 700
     device = one(found.peaks, place="cuda:0")
     assert (device["used_mb"], device["usage_percent"]) == (6000, 75)
@@ -124,24 +124,12 @@ def test_an_accelerator_is_told_from_the_process_it_belongs_to(run: RunPaths) ->
     assert found.predictions.select("place", "measured_mb").rows() == [("cuda:0", 6000)]
 
 
-def test_every_out_of_memory_is_a_row_with_the_next_micro_batch(run: RunPaths) -> None:
-    writer = StoryWriter(run).sample(1000)
-    writer.event("out_of_memory", where="forward", micro_batch=8, micro_batch_next=4, epoch=1, step=2)
-    writer.event("micro_batch", micro_batch_before=8, micro_batch=4)
-    writer.event("out_of_memory", where="optimizer_step")
-    found = run_memory(run)
-    assert found.out_of_memory.select("epoch", "happened_in", "micro_batch_next").rows() == [
-        (1, "forward", 4), (None, "optimizer_step", None),
-    ]  # fmt: skip
-    assert "2 times: the micro-batch went down to 4" in out_of_memory_sentence(found)
-
-
 def test_a_prediction_is_compared_with_training_and_validation_only(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(1500, "setup").event("preflight", predicted_peak_mb=900.0, used_mb=1.0)
     writer.sample(800, "train").sample(1000, "validation").sample(1900, "test")
-    row = run_memory(run).predictions.row(0, named=True)
+    row = memory_of(run).predictions.row(0, named=True)
     assert (row["predicted_mb"], row["measured_mb"], row["error_percent"]) == (900, 1000, -10)
-    assert "10% below the measured peak" in prediction_sentence(run_memory(run))
+    assert "10% below the measured peak" in prediction_sentence(memory_of(run))
 
 
 # --- Growth

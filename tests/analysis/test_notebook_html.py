@@ -1,17 +1,15 @@
 import json
-import os
 import re
 from pathlib import Path
 
-import nbformat
 import plotly.graph_objects as go
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, new_raw_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle
-from fvc_lib.analysis.pages.notebook_html import clean_html, figure_html, render_notebook
-from fvc_lib.services.errors import DataError
+from fvc_lib.analysis.pages.report import clean_html, figure_html, render_notebook
+from tests.analysis.conftest import notebook
 
 HOSTILE = [
     "<script>alert(1)</script>after",
@@ -34,8 +32,7 @@ HOSTILE = [
 
 
 def rendered(path: Path, *cells: object) -> str:
-    path.write_text(nbformat.writes(new_notebook(cells=list(cells))), encoding="utf-8")
-    return render_notebook(path, "s1").body
+    return render_notebook(notebook(path, *cells), "s1").body
 
 
 def displayed(**data: object) -> object:
@@ -90,22 +87,6 @@ def test_a_stored_figure_becomes_a_div_and_its_data(tmp_path: Path) -> None:
     assert render_notebook(path, "s1").num_figures == 2
 
 
-def test_code_is_folded_and_parameters_are_named(tmp_path: Path) -> None:
-    cells = [
-        new_code_cell("a = 1\nb = 2", metadata={"tags": ["parameters"]}),
-        new_code_cell("a = 3", metadata={"tags": ["injected-parameters"]}),
-        new_code_cell("print(a)"),
-        new_code_cell(""),
-        new_raw_cell("<b>raw</b>"),
-        new_markdown_cell("| **Purpose** | all |", metadata={"tags": ["folded"]}),
-    ]
-    body = rendered(tmp_path / "a.ipynb", *cells)
-    for label in ("Parameters, 2 lines", "Parameters set by the run, 1 line", "Code, 1 line", "About this record"):
-        assert f'<details class="code"><summary>{label}</summary>' in body
-    assert body.count("<details") == 4
-    assert "raw" not in body
-
-
 @pytest.mark.parametrize(
     ("name", "source", "title"),
     [
@@ -145,14 +126,6 @@ def test_links_lead_to_the_runs_logs_and_nowhere_else(tmp_path: Path) -> None:
     assert re.findall('href="([^"]*)"', body) == ["logs/outputs/03/cell_01.txt"]
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"cells": 3}', b"\xff\xfe"])
-def test_what_is_no_notebook_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / os.fsdecode(b"rec\xfford.ipynb")
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"rec\\xfford.ipynb"):
-        render_notebook(path, "s1")
-
-
 MARKUP = "</p><script>alert('x')</script><img src=x onerror=alert(1)>"
 
 
@@ -161,15 +134,6 @@ def shown(figure: go.Figure) -> tuple[str, dict]:
     html = figure_html(figure_bundle(figure)[PLOTLY], "f")
     data = re.search(r'id="f-data">(.*)</script>', html)
     return html, json.loads(data[1])["layout"] if data else {}
-
-
-def test_the_finding_and_its_basis_are_text_above_the_figure() -> None:
-    figure = theme.figure("word " * 40, "n = 3 videos").add_scatter(x=[1], y=[2])
-    html, layout = shown(figure)
-    assert '<p class="finding">word word' in html
-    assert '<p class="basis">n = 3 videos</p>' in html
-    assert "title" not in layout
-    assert layout["margin"]["t"] < figure.layout.margin.t
 
 
 @pytest.mark.fault(39)

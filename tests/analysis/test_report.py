@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from fvc_lib.analysis.figures.logs import learning_curves_figure
 from fvc_lib.analysis.figures.results import controls_figure
@@ -22,6 +21,7 @@ from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.conftest import notebook
 
 
 def loads_of(path: Path) -> list[str]:
@@ -40,12 +40,6 @@ def open_sections(path: Path) -> list[bool]:
     return ["open" in each for each in sections]
 
 
-def save(path: Path, *cells: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(nbformat.writes(new_notebook(cells=list(cells))), encoding="utf-8")
-    return path
-
-
 def cell(source: str, *outputs: object, status: str = "completed") -> object:
     return new_code_cell(source, outputs=list(outputs), metadata={"papermill": {"status": status}})
 
@@ -58,12 +52,12 @@ def shown(*bundles: dict) -> object:
 def notebooks(run: RunPaths) -> list[Path]:
     predictions = queries.predictions([run]).frame
     results = [controls_figure(queries.results([run]).frame), roc_figure(predictions, replicates=20)]
-    curves = learning_curves_figure(queries.learning_curves([run]).frame)
+    curves = figure_bundle(learning_curves_figure(queries.learning_curves([run]).frame))
     results_cells = (new_markdown_cell("# Results <b>\n\n$a<b$"), shown(*map(figure_bundle, results)))
     return [
-        save(run.executed_notebook("05_kfold_results"), *results_cells),
-        save(run.executed_notebook("06_analysis_dashboard"), new_markdown_cell("# C"), shown(figure_bundle(curves))),
-        save(run.executed_notebook("02_folds"), new_markdown_cell("# Folds\n\n[a link](https://example.org/x)")),
+        notebook(run.executed_notebook("05_kfold_results"), *results_cells),
+        notebook(run.executed_notebook("06_analysis_dashboard"), new_markdown_cell("# C"), shown(curves)),
+        notebook(run.executed_notebook("02_folds"), new_markdown_cell("# Folds\n\n[a link](https://example.org/x)")),
     ]
 
 
@@ -88,7 +82,7 @@ def test_the_report_holds_everything_but_plotly_and_loads_nothing_else(run: RunP
 
 def test_a_failed_run_says_so_first_and_opens_the_failed_section(run: RunPaths, notebooks: list[Path]) -> None:
     error = new_output("error", ename="ValueError", evalue="<no> codec", traceback=["\x1b[31mValueError\x1b[0m"])
-    save(run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), cell("x", error))
+    notebook(run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), cell("x", error))
     stages = {"03_augmentation": {"state": "failed", "error": {"name": "ValueError", "message": "<no> codec"}}}
     write_json(run.status_json, {"state": "failed", "stages": stages})
     run.partial_notebook("01_data_index").write_text('{"cells": [')  # named, and hides no other
@@ -117,7 +111,7 @@ def died(run: RunPaths) -> Path:
         cell("c", status="pending"),
         cell("d", status="pending"),
     )
-    return save(run.partial_notebook("03_augmentation"), new_markdown_cell("# Augmentation"), *cells)
+    return notebook(run.partial_notebook("03_augmentation"), new_markdown_cell("# Augmentation"), *cells)
 
 
 def test_a_record_whose_kernel_died_says_so_and_what_never_ran_and_links_work(run: RunPaths, died: Path) -> None:

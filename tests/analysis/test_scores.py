@@ -5,18 +5,16 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.scores import runs_of_other_seeds, score_table, write_results
+from fvc_lib.analysis.read.queries import predictions_of_other_seeds
+from fvc_lib.analysis.read.scores import score_table, write_results
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
+from tests.analysis.conftest import predictions_of
 
 MakeRun = Callable[..., RunPaths]
-
-
-def predictions_of(run: RunPaths) -> pl.DataFrame:
-    return pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)])
 
 
 @pytest.fixture
@@ -40,9 +38,9 @@ def test_the_spread_is_over_runs_that_differ_in_the_seed_alone(make_run: MakeRun
     run, same, other = (make_run(name=f"run_{name}") for name in "abc")
     for each, config in ((run, RunConfig()), (same, RunConfig(seed=1)), (other, RunConfig(seed=2, epochs=3))):
         write_text(each.params_yaml, config.to_yaml())
-    (found,) = runs_of_other_seeds(run)
+    (found,) = predictions_of_other_seeds(run)
     write_text(other.params_yaml, RunConfig(seed=1).to_yaml())
-    assert len(runs_of_other_seeds(run)) == 1, "a seed counts once"
+    assert len(predictions_of_other_seeds(run)) == 1, "a seed counts once"
     shifted = found.with_columns(score=(pl.col("score") - 0.1).clip(0, 1))
     table = score_table(read_table(run.index, tables.INDEX), predictions_of(run), [shifted])
     mid = table.filter(pl.col("score").is_between(0.1, 1))
@@ -51,11 +49,10 @@ def test_the_spread_is_over_runs_that_differ_in_the_seed_alone(make_run: MakeRun
 
 
 def test_what_a_trial_writes_for_other_programs_says_so(run: RunPaths, scores: pl.DataFrame) -> None:
-    results = read_table(run.results, tables.RESULTS)
-    write_results(run, results)
+    results, trial = read_table(run.results, tables.RESULTS), "trial on 20 groups"
+    write_results(run.results_csv, results)
     assert scores["trial"].null_count() == scores.height
     assert pl.read_csv(run.results_csv)["trial"].null_count() == results.height
-    write_text(run.params_yaml, RunConfig(dev_groups=20).to_yaml())
-    write_results(run, results)
-    of_trial = score_table(read_table(run.index, tables.INDEX), predictions_of(run), run=run)
-    assert set(of_trial["trial"]) == set(pl.read_csv(run.results_csv)["trial"]) == {"trial on 20 groups"}
+    write_results(run.results_csv, results, trial)
+    of_trial = score_table(read_table(run.index, tables.INDEX), predictions_of(run), trial=trial)
+    assert set(of_trial["trial"]) == set(pl.read_csv(run.results_csv)["trial"]) == {trial}

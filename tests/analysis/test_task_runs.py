@@ -5,17 +5,18 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from fvc_lib.analysis.dashboard.dashboard import Dashboard
-from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, panels
+from fvc_lib.analysis.dashboard.panels import NOTHING, panels
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, task_scores
-from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
+from fvc_lib.analysis.read.queries import Selection, default_selection
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS, read_table, write_table
+from tests.analysis.conftest import notebook
 from tests.analysis.task_runs import (
     framed,
     image_results_of,
@@ -96,9 +97,7 @@ def test_what_chance_reaches_is_exact_and_other_controls_without_an_interval_are
 
 def test_report_list_and_terminal_tell_the_same_number(task: str, task_run: RunPaths) -> None:
     stage = {"image": "10_image_recognition", "video_text": "20_video_text"}[task]
-    record = task_run.executed_notebook(stage)
-    record.parent.mkdir(parents=True)
-    record.write_text(writes(new_notebook(cells=[new_markdown_cell("# A question?"), new_code_cell("1")])))
+    notebook(task_run.executed_notebook(stage), new_markdown_cell("# A question?"), new_code_cell("1"))
     write_run_report(task_run)
     write_runs_index(task_run.root.parent.parent)
     number = {"image": "0.750 [0.670, 0.830]", "video_text": "0.720 [0.620, 0.820]"}[task]
@@ -155,13 +154,3 @@ def test_another_task_in_detail_brings_its_own_metrics_and_compares_its_own_runs
     for name in ("roc", "parameters"):
         assert shown[name].bundle(board.selection)["text/plain"] == NOTHING
     assert board.choose(detail=video).metrics == ("loss",)
-
-
-def test_tables_of_all_tasks_can_be_asked_in_sql(tmp_path: Path) -> None:
-    runs = (write_image_run(tmp_path), write_video_text_run(tmp_path))
-    query = "SELECT run_id, count(*) AS n FROM task_results WHERE source = 'model' GROUP BY run_id ORDER BY run_id"
-    assert ask_sql(runs, query).frame["run_id"].to_list() == [run.run_id for run in runs]
-    for run, names in zip(runs, (("images", "image_predictions"), ("captions", "retrieval_ranks")), strict=True):
-        for name in names:
-            assert SQL_TABLES[name]([run]).frame.height > 0
-            assert SQL_TABLES[name]([run]).notes == ()

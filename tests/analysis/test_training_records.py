@@ -1,10 +1,14 @@
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.runs import GONE, read_tables, run_status
+from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
@@ -79,3 +83,36 @@ def test_only_parameters_that_differ_are_shown_in_the_order_of_the_runs(run: Run
     assert answer.frame.row(1)[:3] == ("augmentations", "run_a", json.dumps(["noise", "flip"]))
     assert queries.parameter_differences([first, first]).frame.is_empty()
     assert queries.parameter_differences([first]).frame.is_empty()
+
+
+def test_a_foreign_table_is_left_out_and_named(tmp_path: Path) -> None:
+    good = pl.DataFrame({"video_id": ["v"], "group_id": ["g"], "label": ["real"], "fold": [0]})
+    tables.write_table(good, tables.FOLDS, tmp_path / "good.parquet")
+    pl.DataFrame({"other": [1]}).write_parquet(tmp_path / "foreign.parquet")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
+    names = ("good", "foreign", "torn", "missing")
+    answer = read_tables([(name, tmp_path / f"{name}.parquet") for name in names], tables.FOLDS)
+    assert answer.frame.rows() == [("good", "v", "g", "real", 0)]
+    assert len(answer.notes) == 2
+    assert "foreign.parquet was left out" in answer.notes[0]
+    assert "torn.parquet was left out" in answer.notes[1]
+
+
+def say(run: RunPaths, state: str, **stages: str) -> None:
+    told = {key: {"state": each, "attempts": 1} for key, each in stages.items()}
+    write_json(run.status_json, {"state": state, "stages": told})
+
+
+def states(run: RunPaths) -> dict[str, object]:
+    status = run_status(run)
+    return {"run": status.get("state"), **{key: stage["state"] for key, stage in status["stages"].items()}}
+
+
+def test_a_job_that_holds_one_tasks_lock_keeps_the_run_going(run):
+    say(run, "running", a="running", b="running")
+    lock = run.task_lock("b")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert states(run) == {"run": "running", "a": GONE, "b": "running"}
+    assert states(run)["run"] == GONE

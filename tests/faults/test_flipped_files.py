@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 import run_notebooks
-from fvc_lib.analysis.dashboard.panels import default_selection
+from fvc_lib.analysis.read.queries import default_selection
 from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
 from fvc_lib.execution.plan import Fingerprint, reason_to_run, record_finished
 from fvc_lib.execution.run.record import begin_run

@@ -131,8 +131,3 @@ def test_bad_input_is_named(metric: Metric, labels: list, scores: list, named: s
 def test_scores_that_are_no_probabilities_are_refused(metric: Metric) -> None:
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         metric([0, 1], [0.1, 1.2])
-
-
-WEIGHTED_ROWS = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=25
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, METRICS, PROBABILITY_METRICS, RANKING_METRICS
-from fvc_lib.metrics.declaration import declaration, declarations, declare, direction, is_share
+from fvc_lib.metrics.declaration import declaration, declare, direction, is_share
 
 
 def test_the_metrics_of_a_cross_validation_are_those_declared_for_it_in_their_order():
@@ -34,10 +34,6 @@ def test_the_metrics_of_a_cross_validation_are_those_declared_for_it_in_their_or
 def test_a_metric_is_found_under_the_names_that_logs_and_tables_give_it(name, title, better, share):
     found = declaration(name)
     assert (found.title, direction(name), is_share(name)) == (title, better, share)
-
-
-def test_every_metric_says_what_it_measures():
-    assert all(each.says.endswith(".") and each.title for each in declarations())
 
 
 def test_what_has_no_better_way_and_what_is_unknown_are_refused_by_name():

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
-from fvc_lib.metrics.classification import decide
+from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide
 from fvc_lib.metrics.operating_points import (
     crossed_thresholds,
     halves,
@@ -74,3 +74,24 @@ def test_a_row_is_judged_by_the_threshold_of_the_other_half():
     assert thresholds.tolist() == [20, 20, 2, 2]
     called = decide([1.0, 3.0, 10.0, 30.0], thresholds)
     assert (share_of_fakes_called(labels, called), share_of_reals_called(labels, called)) == (0.5, 0.5)
+
+
+BOUNDED = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.floats(0, 1, allow_subnormal=False))
+BOUNDED_ROWS = st.lists(st.tuples(st.integers(0, 1), BOUNDED), min_size=2, max_size=25)
+
+
+@given(BOUNDED_ROWS)
+def test_no_threshold_has_a_higher_balanced_accuracy(rows: list[tuple[int, float]]) -> None:
+    labels, scores = (np.array(column) for column in zip(*rows, strict=True))
+    assume(labels.min() < labels.max())
+    threshold = best_threshold(labels, scores)
+    reached = balanced_accuracy(labels, decide(scores, threshold))
+    tried = [balanced_accuracy(labels, decide(scores, t)) for t in [*scores, *np.nextafter(scores, 2)]]
+    assert 0 <= threshold <= 1
+    assert reached == pytest.approx(max(tried), abs=1e-12)
+
+
+def test_among_equals_the_nearest_to_a_half_wins_then_the_lower() -> None:
+    # 0.05 | 0.15 and 0.55 | 0.75 split equally well; 0.65 is nearer to 0.5 than 0.1.
+    assert best_threshold([0, 1, 0, 1], [0.05, 0.15, 0.55, 0.75]) == pytest.approx(0.65)
+    assert best_threshold([0, 1, 0, 1], [0.25, 0.375, 0.625, 0.75]) == 0.3125

@@ -14,9 +14,9 @@ from typing import Any
 from plotly.utils import PlotlyJSONEncoder
 
 from fvc_lib.analysis.dashboard import panels
-from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Bundle, Selection
+from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Bundle
 from fvc_lib.analysis.pages.display import PLOTLY, show_bundle
-from fvc_lib.analysis.read.queries import learning_curves
+from fvc_lib.analysis.read.queries import Selection, default_metrics, default_selection, learning_curves
 from fvc_lib.analysis.read.runs import run_labels, run_status
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
@@ -133,7 +133,7 @@ class Dashboard:
         self.selection = replace(self.selection, **changes)
         run = self.selection.detailed
         if run != before:
-            self.selection = replace(self.selection, folds=(), metrics=panels.default_metrics(run))
+            self.selection = replace(self.selection, folds=(), metrics=default_metrics(run))
         for number, panel in enumerate(self._panels if self._handles else ()):
             if run != before or set(panel.follows) & set(changes):
                 self._show(number, panel.bundle(self.selection))
@@ -200,7 +200,7 @@ def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
         UsageError: ``run`` fits no run or several.
         DataError: a file of the run is damaged.
     """
-    return Dashboard(Path(runs_dir), panels.default_selection(Path(runs_dir), run))
+    return Dashboard(Path(runs_dir), default_selection(Path(runs_dir), run))
 
 
 def _as_json(bundle: Bundle) -> str:

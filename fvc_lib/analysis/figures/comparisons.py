@@ -8,12 +8,14 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis.audit.numbers import Audit
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlSentences
-from fvc_lib.analysis.read.comparison import DetectorComparison, compare, lines
+from fvc_lib.analysis.read.comparison import compare, lines
+from fvc_lib.analysis.read.detector_comparison import DetectorComparison
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, Score, judge, overall_scores
+from fvc_lib.analysis.read.queries import Selection
 from fvc_lib.analysis.read.robustness import UNDISTURBED
 from fvc_lib.analysis.read.runs import TARGET_SCOPE
 from fvc_lib.analysis.wording import figure_text, interval_text, metric_name, number_text, source_name

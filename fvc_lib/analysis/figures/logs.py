@@ -7,10 +7,10 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import memory
-from fvc_lib.analysis.dashboard.panels import MOST_METRICS, NOTHING, PANELS, Selection, Shown
+from fvc_lib.analysis.dashboard.panels import MOST_METRICS, NOTHING, PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.memory import PROCESS, MemoryFindings, phase_text, where_text
-from fvc_lib.analysis.read.queries import learning_curves
+from fvc_lib.analysis.read.queries import Selection, learning_curves, memory_events, memory_samples
 from fvc_lib.analysis.wording import count_text, duration_text, figure_text, megabytes_text, metric_name, number_text
 from fvc_lib.metrics.declaration import is_share
 
@@ -207,4 +207,5 @@ for _number in range(MOST_METRICS):
 
 @PANELS.register_panel("memory", at=60, follows=("folds",), is_live=True)
 def _memory_panel(selection: Selection) -> Shown:
-    return stage_timeline_figure(memory.run_memory(selection.detailed, folds=selection.folds))
+    samples, events = memory_samples([selection.detailed]), memory_events([selection.detailed])
+    return stage_timeline_figure(memory.run_memory(samples, events, folds=selection.folds))

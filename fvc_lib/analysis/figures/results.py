@@ -13,13 +13,20 @@ import polars as pl
 import polars.selectors as cs
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.dashboard import panels
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
-from fvc_lib.analysis.read.queries import fold_table, parameter_differences
+from fvc_lib.analysis.read.queries import (
+    Selection,
+    confidence_of,
+    fold_table,
+    of_folds,
+    parameter_differences,
+    table_of,
+    task_of,
+)
 from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.services.atomic_files import path_to_text
@@ -183,21 +190,21 @@ def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 @PANELS.register_panel("controls", at=10, tasks=("video",))
 def _controls_panel(selection: Selection) -> Shown:
     verdict = headline.run_verdict(selection.detailed, headline.measured_scores(selection.detailed))
-    confidence = panels.confidence_of(selection)
-    return controls_figure(panels.table_of(selection, "results"), confidence=confidence, verdict=verdict)
+    confidence = confidence_of(selection)
+    return controls_figure(table_of(selection, "results"), confidence=confidence, verdict=verdict)
 
 
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))
 def _folds_panel(selection: Selection) -> Shown:
     needless = cs.by_name("run_id", require_all=False) | cs.ends_with(UNCALIBRATED)
-    table = panels.of_folds(selection, fold_table([selection.detailed]).frame.select(~needless))
+    table = of_folds(selection, fold_table([selection.detailed]).frame.select(~needless))
     caption = f"{path_to_text(selection.detailed.run_id)}: the model on each outer fold; –: undefined, or too few reals"
     return HtmlTable(table, caption=caption, missing="–")
 
 
 @PANELS.register_panel("slices", at=44, tasks=("video",))
 def _slices_panel(selection: Selection) -> Shown:
-    return slices_figure(panels.table_of(selection, "slices"), confidence=panels.confidence_of(selection))
+    return slices_figure(table_of(selection, "slices"), confidence=confidence_of(selection))
 
 
 @PANELS.register_panel("parameters", at=72, follows=("runs",))
@@ -206,8 +213,8 @@ def _parameters_panel(selection: Selection) -> Shown:
 
     Only runs with the task of the run in detail are included.
     """
-    task = panels.task_of(selection.detailed)
-    runs = [run for run in selection.runs if panels.task_of(run) == task]
+    task = task_of(selection.detailed)
+    runs = [run for run in selection.runs if task_of(run) == task]
     differing = parameter_differences(runs).frame
     if differing.is_empty():
         return NOTHING

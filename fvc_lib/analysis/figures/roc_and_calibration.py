@@ -18,10 +18,10 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import PANELS, QUICK_REPLICATES, Selection, Shown, of_folds
+from fvc_lib.analysis.dashboard.panels import PANELS, QUICK_REPLICATES, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import add_line, add_reference, fake_labels, videos_and_groups
-from fvc_lib.analysis.read.queries import predictions as read_predictions
+from fvc_lib.analysis.read.queries import Selection, of_folds, predictions as read_predictions
 from fvc_lib.metrics import calibration
 from fvc_lib.metrics.classification import (
     SHARE,

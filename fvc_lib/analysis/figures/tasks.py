@@ -12,10 +12,11 @@ import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.pages.display import HtmlSentences, HtmlTable
 from fvc_lib.analysis.read.headline import measured_scores, run_verdict
+from fvc_lib.analysis.read.queries import Selection, confidence_of, table_of
 from fvc_lib.analysis.wording import figure_text, interval_text
 from fvc_lib.services.tables import PARTS
 

@@ -11,19 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 from markupsafe import Markup
 
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.gallery import Card, card_html, thumbnail
 from fvc_lib.analysis.pages.page import render, write_page
-from fvc_lib.analysis.read.headline import run_headline, run_verdict, task_scores
-from fvc_lib.analysis.read.runs import read_tables, run_parameters, run_task
-from fvc_lib.analysis.wording import count_text
-from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import TASK_RESULTS
-from fvc_lib.services.tasks import TASKS
 
 Floats = npt.NDArray[np.floating]
 Pixels = npt.NDArray[np.uint8]
@@ -166,26 +158,6 @@ def heated(frame: Pixels, values: Floats) -> Pixels:
 # --- All predictions of a task without folds
 
 
-def worth_of(run: RunPaths) -> tuple[str, ...]:
-    """Return sentences on how far the results of a run without folds can be trusted.
-
-    They are the run's verdict, its cautions, and every main score of its task, next to the scores of the controls. The
-    verdict says whether the model is above its controls, the simple predictors that it must beat.
-    """
-    task = run_task(run_parameters(run))
-    results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
-    sentences = list(run_headline(run).sentences)
-    for begins, metric, _ in TASKS[task].headline:
-        rows = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
-        for of_subject in rows.partition_by("subject", maintain_order=True):
-            measured = task_scores(of_subject, task)
-            scores = "; ".join(score.text for score in measured.scores)
-            samples = count_text(measured.num_samples or 0, measured.measure.one)
-            sentences.append(f"{measured.measure.name} on {samples} of the test part: {scores}.")
-            sentences.append(run_verdict(run, measured).sentence)
-    return tuple(dict.fromkeys(sentences))
-
-
 def write_predictions_page(
     path: Path,
     title: str,
@@ -203,7 +175,7 @@ def write_predictions_page(
         path: path of the page.
         title: title of the page, plain text.
         answer: a sentence with the number of files.
-        worth: sentences of ``worth_of`` and further limits.
+        worth: sentences of ``headline.worth_of`` and further limits.
         cards: cards of the first ``MOST_CARDS`` files that were read.
         num_read: number of files that were read.
         failures: path and reason of each file that was not read. The first ``MOST_CARDS`` are shown.

@@ -1,13 +1,13 @@
-"""Compare runs, detectors, ensembles and seeds on the same videos.
+"""Compare runs on the same videos, pair by pair, and an ensemble with its members.
 
 Runs are compared only if they predicted the same videos with the same labels, groups and folds. Intervals and p-values
 come from half-samples (random halves of the groups), which all compared runs share. A run that cannot be compared is
-refused with a reason. A detector here means the runs that differ in their seeds alone.
+refused with a reason. ``detector_comparison`` compares detectors: sets of runs that differ in their seeds alone.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,10 +18,8 @@ from fvc_lib.analysis.read.headline import (
     HEADLINE_METRIC as MAIN_METRIC,
     ReportHeadline,
     audit_failures,
-    run_cautions,
     run_headline,
 )
-from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.runs import (
     differing_parameters,
     ensemble_text,
@@ -204,6 +202,63 @@ def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list
     return alike, refusals
 
 
+def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
+    """Return the runs and ensembles called ``names``.
+
+    Without names, return all video runs of the newest run's experiment, oldest first, and then its ensembles.
+
+    Raises:
+        UsageError: a name fits no run.
+    """
+    if names:
+        return [find_run_or_ensemble(runs_dir, name) for name in names]
+    experiment = find_run(runs_dir, "latest").experiment
+    runs = [run for run in list_runs(runs_dir, experiment) if run_task(run_parameters(run)) == DEFAULT_TASK]
+    return [*runs, *list_ensembles(runs_dir, experiment)]
+
+
+def comparable_runs(
+    runs: Sequence[RunPaths], reference: RunPaths | None = None, without_run: Sequence[Sequence[str]] = ()
+) -> tuple[list[JudgedRun], list[Refusal]]:
+    """Return the finished ``runs`` that can be compared, the first of them as reference, and refusals of the others.
+
+    Of several runs of the same training only the newest counts: copies would hide the variation between trainings.
+
+    Args:
+        runs: finished runs and ensembles.
+        reference: the run to return first. None: the first of ``runs`` that can be compared.
+        without_run: pairs ``(name, reason)`` of wanted runs that do not exist. They become refusals.
+
+    Raises:
+        DataError: ``reference`` cannot be compared.
+    """
+    judged, refusals = judged_runs([reference, *runs] if reference else runs, finished=True)
+    if reference and (not judged or judged[0].run.root.resolve() != reference.root.resolve()):
+        raise DataError(f"the reference cannot be compared. {refusals[0][1]}")
+    newest: dict[tuple[str, int], JudgedRun] = {}
+    for run in judged:
+        key = run.detector, run.config.seed
+        if key not in newest or run.run.run_id > newest[key].run.run_id:
+            newest[key] = run
+    chosen, of_other_data = with_data_of_first(list(newest.values()))
+    doubles = [run.name for run in judged if run not in newest.values()]
+    refusals += [*of_other_data, *((name, f"{name}: a newer run has its parameters and seed.") for name in doubles)]
+    return chosen, [*((name, reason) for name, reason in without_run), *refusals]
+
+
+def names_of(runs: Sequence[JudgedRun]) -> list[str]:
+    """Return a name for the detector of each run: its model and the parameters in which it differs from the first run.
+
+    An ensemble is named after its members.
+    """
+    names, first = [], runs[0].config.relevant()
+    for run in runs:
+        parameters = {**run.config.relevant(), "seed": first.get("seed"), "folds_seed": first.get("folds_seed")}
+        marks = [clean_text(run.config.model), *differing_parameters(parameters, first)]
+        names.append(ensemble_text(run.run) or ", ".join(marks))
+    return [name if names.count(name) == 1 else f"{name} of {run.name}" for name, run in zip(names, runs, strict=True)]
+
+
 # --- Differences between two, on the same half-samples of the groups
 
 
@@ -301,7 +356,7 @@ class Comparison:
     refusals: tuple[Refusal, ...] = ()
 
 
-def _compare(
+def compare_named(
     named: Mapping[str, Sequence[JudgedRun]],
     pairs: Sequence[tuple[str, str]],
     metric: str,
@@ -400,7 +455,7 @@ def compare(
         return Comparison(metric, confidence, refusals=refused)
     named = {run.name: [run] for run in alike}
     pairs = list(itertools.combinations(named, 2))
-    compared = _compare(named, pairs, metric, {}, replicates=replicates, seed=seed, confidence=confidence)
+    compared = compare_named(named, pairs, metric, {}, replicates=replicates, seed=seed, confidence=confidence)
     return replace(compared, refusals=refused)
 
 
@@ -413,206 +468,6 @@ def lines(comparison: Comparison) -> tuple[str, ...]:
     shown += [pair.finding for pair in comparison.pairs]
     shown += [f"Not compared: {reason}" for _, reason in comparison.refusals]
     return (*shown, "Intervals and p speak of other videos, not of other trainings: each run was trained once.")
-
-
-# --- Detectors: runs that differ in their seeds alone, taken together
-
-DETECTOR_METRICS = (MAIN_METRIC, "average_precision", "balanced_accuracy", "f1", "brier_score")
-BEST, HIGHEST = "★", "☆"
-MARKS = (
-    f"{BEST}: the best value, and its difference from every other detector is shown (Holm over all pairs of the "
-    f"metric), and all its runs are above their controls. {HIGHEST}: the best value, but one of these does not hold: "
-    "call it no winner."
-)
-COSTS = (
-    "num_parameters", "num_trained",
-    "milliseconds_per_clip",  # one forward pass of one clip on this machine
-    "peak_rss_bytes", "peak_device_bytes",  # the maximum over the processes of training
-    "training_seconds",  # sum over the folds of the model, mean over runs
-)  # fmt: skip
-MeasureCosts = Callable[[Sequence[RunConfig]], Sequence[Mapping[str, float]]]
-
-
-@dataclass(frozen=True)
-class Detector:
-    """Runs that differ in their seeds alone, or an ensemble.
-
-    Attributes:
-        name: name, unique within the comparison.
-        runs: the runs, ordered by seed.
-        num_above_controls: number of runs that are above every control.
-        intervals: maps a metric to the mean over the runs, with an interval over groups.
-        spread: maps a metric to the smallest and the largest value of a single run.
-        cost: maps the known entries of ``COSTS`` to their values.
-        marks: maps a metric to ``BEST`` or ``HIGHEST`` if the detector has the best value, else to an empty text.
-    """
-
-    name: str
-    runs: tuple[JudgedRun, ...]
-    num_above_controls: int
-    intervals: Mapping[str, Interval]
-    spread: Mapping[str, tuple[float, float]]
-    cost: Mapping[str, float]
-    marks: Mapping[str, str]
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the networks, without repetition."""
-        return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
-
-    @property
-    def is_above_controls(self) -> bool:
-        """Whether all runs are above every control."""
-        return self.num_above_controls == len(self.runs)
-
-
-@dataclass(frozen=True)
-class DetectorComparison:
-    """The outcome of ``compare_detectors``.
-
-    Attributes:
-        detectors: all detectors, the reference first.
-        differences: ``MAIN_METRIC`` of every other detector minus that of the reference.
-        left_out: names of runs that are not compared, with reasons.
-        cautions: sentences that belong next to any table of these runs (``headline.run_cautions``).
-        confidence: coverage of the intervals.
-    """
-
-    detectors: tuple[Detector, ...]
-    differences: tuple[PairComparison, ...]
-    left_out: tuple[Refusal, ...]
-    cautions: tuple[str, ...]
-    confidence: float
-
-
-def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
-    """Return the runs and ensembles called ``names``.
-
-    Without names, return all video runs of the newest run's experiment, oldest first, and then its ensembles.
-
-    Raises:
-        UsageError: a name fits no run.
-    """
-    if names:
-        return [find_run_or_ensemble(runs_dir, name) for name in names]
-    experiment = find_run(runs_dir, "latest").experiment
-    runs = [run for run in list_runs(runs_dir, experiment) if run_task(run_parameters(run)) == DEFAULT_TASK]
-    return [*runs, *list_ensembles(runs_dir, experiment)]
-
-
-def compare_detectors(
-    runs: Sequence[RunPaths],
-    *,
-    reference: RunPaths | None = None,
-    replicates: int = 2000,
-    confidence: float = 0.95,
-    without_run: Sequence[Sequence[str]] = (),
-    measure_costs: MeasureCosts | None = None,
-) -> DetectorComparison:
-    """Compare the detectors of ``runs`` with a reference detector.
-
-    Intervals and p-values describe how results may vary with the choice of videos. The spread over runs describes how
-    they may vary with the seed of the training.
-
-    Args:
-        runs: finished runs and ensembles.
-        reference: a run of the reference detector; None: the first run that can be compared.
-        replicates: number of half-samples of the groups.
-        confidence: coverage of every interval.
-        without_run: pairs ``(name, reason)`` of wanted combinations of parameters that have no run. The outcome lists
-            them as left out.
-        measure_costs: takes the configurations of a detector's networks, and returns for each a dict from entries of
-            ``COSTS`` to values. The costs of a detector are the sums over its networks. None: nothing is measured.
-
-    Raises:
-        DataError: ``reference`` cannot be compared, or nothing is left to compare.
-    """
-    judged, refusals = judged_runs([reference, *runs] if reference else runs, finished=True)
-    if reference and (not judged or judged[0].run.root.resolve() != reference.root.resolve()):
-        raise DataError(f"the reference cannot be compared. {refusals[0][1]}")
-    # Of several runs of the same training only the newest counts: copies would hide the variation between trainings.
-    newest: dict[tuple[str, int], JudgedRun] = {}
-    for run in judged:
-        key = run.detector, run.config.seed
-        if key not in newest or run.run.run_id > newest[key].run.run_id:
-            newest[key] = run
-    chosen, of_other_data = with_data_of_first(list(newest.values()))
-    doubles = [run.name for run in judged if run not in newest.values()]
-    refusals += [*of_other_data, *((name, f"{name}: a newer run has its parameters and seed.") for name in doubles)]
-    refusals = [*((name, reason) for name, reason in without_run), *refusals]
-    by_detector: dict[str, list[JudgedRun]] = {run.detector: [] for run in chosen}
-    for run in sorted(chosen, key=lambda run: run.config.seed):
-        by_detector[run.detector].append(run)
-    if len(by_detector) < 2 and (refusals or len(chosen) < 2):  # one detector trained several times shows its spread
-        reasons = " ".join(reason for _, reason in refusals)
-        raise DataError(f"{count_text(len(by_detector), 'detector')} can be compared, wanted two or more. {reasons}")
-    named = dict(zip(names_of([several[0] for several in by_detector.values()]), by_detector.values(), strict=True))
-    above, limits = {}, {}
-    for name, several in named.items():
-        above[name] = sum(run.headline.verdict.standing == "above control" for run in several)
-        if above[name] < len(several):
-            runs_of = count_text(len(several), "run")
-            limits[name] = f"But only {above[name]} of {runs_of} of {name} lie above every control."
-
-    def compared(pairs: Sequence[tuple[str, str]], metric: str) -> Comparison:
-        return _compare(named, pairs, metric, limits, replicates=replicates, seed=0, confidence=confidence)
-
-    every_pair = list(itertools.combinations(named, 2))
-    of_metric = {metric: compared(every_pair, metric) for metric in DETECTOR_METRICS}
-    from_reference = compared(every_pair[: len(named) - 1], MAIN_METRIC)  # the first pairs are those of the first name
-    detectors = [
-        Detector(
-            name,
-            tuple(several),
-            above[name],
-            {metric: comparison.values[name] for metric, comparison in of_metric.items()},
-            {metric: comparison.spread[name] for metric, comparison in of_metric.items()},
-            _costs(several, measure_costs),
-            {metric: _mark(comparison, name) for metric, comparison in of_metric.items()},
-        )
-        for name, several in named.items()
-    ]
-    cautioned: dict[str, list[str]] = {}
-    for run in chosen:
-        for caution in run_cautions(run.run):
-            cautioned.setdefault(caution, []).append(run.name)
-    cautions = tuple(f"{', '.join(names)}: {caution}" for caution, names in cautioned.items())
-    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(refusals), cautions, confidence)
-
-
-def names_of(runs: Sequence[JudgedRun]) -> list[str]:
-    """Return a name for the detector of each run: its model and the parameters in which it differs from the first run.
-
-    An ensemble is named after its members.
-    """
-    names, first = [], runs[0].config.relevant()
-    for run in runs:
-        parameters = {**run.config.relevant(), "seed": first.get("seed"), "folds_seed": first.get("folds_seed")}
-        marks = [clean_text(run.config.model), *differing_parameters(parameters, first)]
-        names.append(ensemble_text(run.run) or ", ".join(marks))
-    return [name if names.count(name) == 1 else f"{name} of {run.name}" for name, run in zip(names, runs, strict=True)]
-
-
-def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[str, float]:
-    runs, measured = [run.run for run in judged], measure(judged[0].parts) if measure else [{}]
-    peaks = memory_peaks(runs).frame.filter(stage=FOLD_TRAINING)
-    costs = peaks.select(pl.max("peak_rss_bytes", "peak_device_bytes")).row(0, named=True)
-    costs["training_seconds"] = training_summary(runs).frame.filter(trained="model")["seconds"].sum() / len(runs)
-    costs |= {name: sum(network[name] for network in measured) for name in set.intersection(*map(set, measured))}
-    return {name: value for name, value in costs.items() if value}
-
-
-def _mark(compared: Comparison, name: str) -> str:
-    """Return the mark of ``name``: ``BEST`` or ``HIGHEST`` if it has the best value of two or more, else an empty text.
-
-    ``BEST`` needs a shown difference from every other name. Its p-values must be adjusted for all pairs, because which
-    name is best is only known after looking at the values.
-    """
-    best = max if direction(compared.metric) == "higher" else min
-    values = [interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
-    if len(values) < 2 or compared.values[name].value != best(values):
-        return ""
-    return BEST if all(pair.is_shown for pair in compared.pairs if name in (pair.first, pair.second)) else HIGHEST
 
 
 # --- Ensembles: runs that can be one detector together, and whether that is better than the best of them
@@ -700,7 +555,7 @@ def against_members(
     limits = {}
     if headline.verdict.standing != "above control":
         limits[ENSEMBLE] = f"That claims nothing of fakes: {headline.verdict.sentence}"
-    return _compare(named, pairs, MAIN_METRIC, limits, replicates=replicates, seed=seed, confidence=confidence)
+    return compare_named(named, pairs, MAIN_METRIC, limits, replicates=replicates, seed=seed, confidence=confidence)
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:

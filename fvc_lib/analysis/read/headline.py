@@ -571,6 +571,26 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     )
 
 
+def worth_of(run: RunPaths) -> tuple[str, ...]:
+    """Return sentences on how far the results of a run without folds can be trusted.
+
+    They are the run's verdict, its cautions, and every main score of its task, next to the scores of the controls. The
+    verdict says whether the model is above its controls, the simple predictors that it must beat.
+    """
+    task = run_task(run_parameters(run))
+    results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
+    sentences = list(run_headline(run).sentences)
+    for begins, metric, _ in TASKS[task].headline:
+        rows = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
+        for of_subject in rows.partition_by("subject", maintain_order=True):
+            measured = task_scores(of_subject, task)
+            scores = "; ".join(score.text for score in measured.scores)
+            samples = count_text(measured.num_samples or 0, measured.measure.one)
+            sentences.append(f"{measured.measure.name} on {samples} of the test part: {scores}.")
+            sentences.append(run_verdict(run, measured).sentence)
+    return tuple(dict.fromkeys(sentences))
+
+
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> list[str]:
     """Return sentences on how well two sources of reals are told apart, and on the model's margin over that score.
 

@@ -5,6 +5,8 @@ frame, and notes on files and lines that could not be read. The column ``run_id`
 SQL runs in DuckDB, which has access to the given frames, but not to files, network or extensions.
 """
 
+import fnmatch
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +16,16 @@ from pathlib import Path
 import duckdb
 import polars as pl
 
-from fvc_lib.analysis.read.runs import Answer, read_tables, run_names
+from fvc_lib.analysis.read.runs import Answer, read_tables, run_names, run_parameters, run_task
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import message_text, path_to_text, read_json_object
-from fvc_lib.services.config import NOT_HASHED
+from fvc_lib.services.config import NEUTRAL, NOT_HASHED, RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.parameters import read_params_file
-from fvc_lib.services.records.digests import damage_of
-from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths
-from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
+from fvc_lib.services.records.digests import damage_of, refuse_damaged
+from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths, find_run, list_runs
+from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING, TASKS
 
 # --- SQL over frames
 
@@ -404,6 +406,24 @@ def predictions(runs: Sequence[RunPaths]) -> Answer:
     return read_tables(files, tables.PREDICTIONS)
 
 
+def predictions_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
+    """Return the predictions of other runs that differ from ``run`` in the seed alone, and have results.
+
+    Only runs of the same experiment are searched. There is one frame per seed; of several runs with the same seed the
+    latest counts. The folds of the runs may differ, because no network scores a group that it was trained on.
+    """
+    frames = {}
+    parameters = {**NEUTRAL, **run_parameters(run)}
+    for other in map(RunPaths, sorted(run.root.parent.glob("run_*"))):
+        others = {**NEUTRAL, **run_parameters(other)}
+        names = {*parameters, *others} - NOT_HASHED
+        if other.results.is_file() and [name for name in names if parameters.get(name) != others.get(name)] == ["seed"]:
+            scored = predictions([other])
+            if scored.frame.height and not scored.notes:  # the other run's report names damaged files
+                frames[others["seed"]] = scored.frame.drop("run_id")
+    return list(frames.values())
+
+
 def _asked(run: RunPaths, table: str, query: str) -> Answer:
     """Return the rows of an SQL query over one table of ``run``. ``table`` is a key of ``SQL_TABLES``."""
     answer = SQL_TABLES[table]([run])
@@ -467,6 +487,84 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
         "captions",
     )},
 }  # fmt: skip
+
+
+# --- The selection of a dashboard's reader
+
+_MOST_RUNS = 8  # the most runs that are selected by default
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the reader has chosen to see.
+
+    Attributes:
+        runs: the chosen runs, at least one.
+        detail: the run shown in detail. If it is None or not in ``runs``, the first run is shown.
+        metrics: metrics with learning curves. The first three are drawn.
+        folds: outer folds to show. Empty: all.
+        smoothing: smoothing of learning curves, in [0, 1). 0 is none.
+    """
+
+    runs: tuple[RunPaths, ...]
+    detail: RunPaths | None = None
+    metrics: tuple[str, ...] = ("loss",)
+    folds: tuple[int, ...] = ()
+    smoothing: float = 0.0
+
+    @property
+    def detailed(self) -> RunPaths:
+        """The run that is shown in detail."""
+        return self.detail if self.detail is not None and self.detail in self.runs else self.runs[0]
+
+
+def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
+    """Return a selection of at most eight runs: ``run``, shown in detail, and the newest others of its experiment.
+
+    ``run`` is a name or path. None: the newest run in ``runs_dir``.
+
+    Raises:
+        UsageError: there is no such run.
+        DataError: a file of the run is damaged.
+    """
+    chosen = find_run(runs_dir, run or "latest")
+    refuse_damaged(chosen.root)
+    alike = [other for other in list_runs(runs_dir) if other.experiment == chosen.experiment and other != chosen]
+    return Selection((chosen, *alike[::-1][: _MOST_RUNS - 1]), metrics=default_metrics(chosen))
+
+
+def default_metrics(run: RunPaths) -> tuple[str, ...]:
+    """Return the metrics whose learning curves are shown by default for the run's task (``TaskSpec.curves``).
+
+    A pattern with ``*`` stands for the first metric by name that matches it and was logged.
+    """
+    logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
+    names = [fnmatch.filter(logged, name)[:1] if "*" in name else [name] for name in TASKS[task_of(run)].curves]
+    return tuple(itertools.chain(*names))
+
+
+def task_of(run: RunPaths) -> str:
+    """Return the task of ``run``: ``video``, ``image`` or ``video_text``."""
+    return run_task(run_parameters(run))
+
+
+def confidence_of(selection: Selection) -> float:
+    """Return the coverage, such as 0.95, of the intervals in the tables of the run in detail."""
+    confidence = run_parameters(selection.detailed).get("confidence")
+    return confidence if isinstance(confidence, float) else RunConfig().confidence
+
+
+def table_of(selection: Selection, name: str) -> pl.DataFrame:
+    """Return a table of the run in detail. It is empty if the file is missing or unreadable.
+
+    ``name`` is a key of ``SQL_TABLES``, such as ``results``.
+    """
+    return SQL_TABLES[name]([selection.detailed]).frame
+
+
+def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``frame`` that belong to the chosen folds. If no fold is chosen, return all rows."""
+    return frame.filter(pl.col("fold").is_in(selection.folds)) if selection.folds else frame
 
 
 # --- A user's SQL

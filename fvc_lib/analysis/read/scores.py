@@ -1,19 +1,16 @@
 """Tables of the scores of single videos, and the results of a run as CSV."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.runs import run_parameters, trial_text
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.config import NEUTRAL, NOT_HASHED
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import SCORES, check_table, csv_for_people
 
 
 def score_table(
-    index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = (), run: RunPaths | None = None
+    index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = (), trial: str = ""
 ) -> pl.DataFrame:
     """Return the SCORES table: one row for each video of ``predictions``.
 
@@ -24,7 +21,7 @@ def score_table(
         predictions: PREDICTIONS schema, all folds together.
         others: predictions of further runs that differ in their seed alone. ``score_std`` is the sample standard
             deviation of a video's score over all these runs, or null for a single run.
-        run: the run of the predictions, for the column ``trial``.
+        trial: text for the column ``trial``, such as ``trial on 20 groups``. Empty: null.
     """
     every = pl.concat([frame.select("video_id", "score") for frame in (predictions, *others)])
     spread = every.group_by("video_id").agg(score_std=pl.col("score").std(), num_seeds=pl.len().cast(pl.Int64))
@@ -33,42 +30,17 @@ def score_table(
     rows = rows.join(spread, on="video_id", how="left").with_columns(
         called=pl.when(distance >= 0).then(pl.lit("fake")).otherwise(pl.lit("real")),
         path=pl.col("path").fill_null(pl.col("video_id")),
-        trial=_trial_column(run),
+        trial=pl.lit(trial or None, pl.String),
     )
     rows = rows.with_columns(is_right=pl.col("called") == pl.col("label"))
     table = rows.sort("is_right", -distance.abs(), "video_id").select(list(SCORES.columns))
     return check_table(table, SCORES, "scores")
 
 
-def _trial_column(run: RunPaths | None) -> pl.Expr:
-    """Return a constant column: text such as ``trial on 20 groups`` for a run on part of its corpus, else null."""
-    return pl.lit((run and trial_text(run_parameters(run))) or None, pl.String)
-
-
-def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
-    """Return the predictions of other runs that differ from ``run`` in the seed alone, and have results.
-
-    Only runs of the same experiment are searched.
-
-    There is one frame per seed; of several runs with the same seed the latest counts. The folds of the runs may
-    differ, because no network scores a group that it was trained on.
-    """
-    frames = {}
-    parameters = {**NEUTRAL, **run_parameters(run)}
-    for other in map(RunPaths, sorted(run.root.parent.glob("run_*"))):
-        others = {**NEUTRAL, **run_parameters(other)}
-        names = {*parameters, *others} - NOT_HASHED
-        if other.results.is_file() and [name for name in names if parameters.get(name) != others.get(name)] == ["seed"]:
-            scored = queries.predictions([other])
-            if scored.frame.height and not scored.notes:  # the other run's report names damaged files
-                frames[others["seed"]] = scored.frame.drop("run_id")
-    return list(frames.values())
-
-
-def write_results(run: RunPaths, results: pl.DataFrame) -> None:
-    """Write ``results``, rows of RESULTS, into the run's CSV file of results.
+def write_results(path: Path, results: pl.DataFrame, trial: str = "") -> None:
+    """Write ``results``, rows of RESULTS, as CSV, with the further column ``trial`` (null if the text is empty).
 
     Raises:
         OSError: the file cannot be written.
     """
-    write_text(run.results_csv, csv_for_people(results.with_columns(trial=_trial_column(run))))
+    write_text(path, csv_for_people(results.with_columns(trial=pl.lit(trial or None, pl.String))))

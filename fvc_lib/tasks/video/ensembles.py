@@ -22,9 +22,8 @@ import numpy as np
 import polars as pl
 
 from fvc_lib import __version__
-from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.calibration import Stacking, fit_stacking, mean_log_odds, probabilities
 from fvc_lib.metrics.classification import FloatArray, roc_auc
-from fvc_lib.metrics.combination import Stacking, fit_stacking, mean_log_odds
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import one_vote_per_group

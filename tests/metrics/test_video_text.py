@@ -2,14 +2,21 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
-from fvc_lib.metrics.video_text import retrieval_metrics
+from fvc_lib.metrics.intervals import mean_measure
+from fvc_lib.metrics.video_text import (
+    bleu4_measure,
+    content_word_recall,
+    content_words,
+    retrieval_metrics,
+    token_f1,
+    words,
+)
 
 KS = (1, 3, 1000)
 
 
-def naive(similarities: np.ndarray, pairs: set[tuple[int, int]]) -> dict[str, object]:
+def naive_retrieval(similarities: np.ndarray, pairs: set[tuple[int, int]]) -> dict[str, object]:
     """One direction from the dense matrix of all similarities, candidate by candidate."""
     ranks, gains = {}, []
     for query in sorted({query for query, _ in pairs}):
@@ -40,8 +47,8 @@ def check_against_naive(videos: np.ndarray, texts: np.ndarray, given: np.ndarray
     dense = videos.astype(np.float64) @ texts.astype(np.float64).T
     found = retrieval_metrics(videos, texts, given, KS)
     for direction, oracle in (
-        ("video_to_text", naive(dense, pairs)),
-        ("text_to_video", naive(dense.T, {(text, video) for video, text in pairs})),
+        ("video_to_text", naive_retrieval(dense, pairs)),
+        ("text_to_video", naive_retrieval(dense.T, {(text, video) for video, text in pairs})),
     ):
         ours = found[direction]
         assert (ours.queries.tolist(), ours.ranks.tolist()) == (oracle["queries"], oracle["ranks"])
@@ -81,16 +88,6 @@ def test_collapsed_embeddings_come_last_and_not_first() -> None:
     assert set(retrieval_metrics(videos, texts, pairs_of(np.arange(20)))["video_to_text"].ranks) == {20}
 
 
-def test_embeddings_may_be_arrays_or_tensors_of_any_layout() -> None:
-    generator = np.random.default_rng(0)
-    videos, texts = (generator.normal(size=(size, 20)).astype(np.float32) for size in (40, 10))
-    pairs = pairs_of(generator.integers(0, 10, 40))
-    expected = retrieval_metrics(videos, texts, pairs)
-    for converted in (torch.from_numpy(videos).requires_grad_(), videos.astype(np.float64), np.asfortranarray(videos)):
-        found = retrieval_metrics(converted, torch.from_numpy(texts), torch.from_numpy(pairs))
-        assert found["video_to_text"].metrics == expected["video_to_text"].metrics
-
-
 @pytest.mark.parametrize(
     ("videos", "texts", "pairs", "message"),
     [
@@ -105,3 +102,81 @@ def test_embeddings_may_be_arrays_or_tensors_of_any_layout() -> None:
 def test_bad_input_is_refused(videos, texts, pairs, message) -> None:
     with pytest.raises(ValueError, match=message):
         retrieval_metrics(np.array(videos), np.array(texts), pairs)
+
+
+def value(measure, rows, weights=None):
+    nothing = np.zeros(rows)
+    return measure(nothing, nothing) if weights is None else measure(nothing, nothing, weights)
+
+
+def test_words_are_runs_of_letters_and_digits_of_any_script():
+    assert words("A red-circle, 2 Größen; 漢字!") == ["a", "red", "circle", "2", "größen", "漢字"]
+    assert words("  ...  ") == []
+
+
+@pytest.mark.parametrize(
+    ("caption", "references", "expected"),
+    [
+        ("a red circle", ["a red circle"], 1.0),
+        ("a red circle", ["a blue circle"], 2 / 3),
+        ("a a a", ["a b"], 2 * 1 / 5),  # a repeated word is found once
+        ("a red circle", ["nothing", "red circle"], 2 * 2 / 5),
+        ("", ["a"], 0.0),
+        ("a", [], 0.0),
+    ],
+)
+def test_token_f1_is_that_of_the_best_reference(caption, references, expected):
+    assert token_f1(caption, references) == pytest.approx(expected)
+
+
+def test_content_is_what_tells_texts_apart():
+    texts = ["a red circle", "a blue circle", "a blue square"]
+    assert content_words(texts) == {"red", "square"}, "of three texts more than half are two"
+    assert content_word_recall("red", ["a red circle"], {"red", "circle"}) == 0.5
+    assert content_word_recall("red", ["a red circle", "the red"], {"red", "circle"}) == 1.0
+    assert math.isnan(content_word_recall("red", ["a"], {"red"}))
+
+
+def naive_bleu(captions, references):
+    """After the formula of the paper, sentence by sentence and n-gram by n-gram."""
+    logs = []
+    for n in range(1, 5):
+        matched = total = 0
+        for caption, its in zip(captions, references, strict=True):
+            said = caption.split()
+            grams = [tuple(said[i : i + n]) for i in range(len(said) - n + 1)]
+            total += len(grams)
+            for gram in set(grams):
+                most = max(sum(tuple(r.split()[i : i + n]) == gram for i in range(len(r.split()) - n + 1)) for r in its)
+                matched += min(grams.count(gram), most)
+        if not matched:
+            return 0.0
+        logs.append(math.log(matched / total))
+    said = sum(len(caption.split()) for caption in captions)
+    near = sum(
+        min((len(r.split()) for r in its), key=lambda size: (abs(size - len(c.split())), size))
+        for c, its in zip(captions, references, strict=True)
+    )
+    return math.exp(sum(logs) / 4) * (1 if said > near else math.exp(1 - near / said))
+
+
+CAPTIONS = ["a red circle moves left over a field", "a ring moves", "a blue blue blue square moves up slowly there"]
+REFERENCES = [
+    ["a red circle moves right over a field", "the red circle moves left"],
+    ["a ring moves down over a road"],
+    ["a blue square moves up", "one blue square moves up slowly there now"],
+]
+
+
+def test_bleu_is_that_of_the_paper():
+    assert value(bleu4_measure(CAPTIONS, REFERENCES), 3) == pytest.approx(naive_bleu(CAPTIONS, REFERENCES))
+    perfect = [reference[0] for reference in REFERENCES]
+    assert value(bleu4_measure(perfect, REFERENCES), 3) == pytest.approx(1.0)
+    assert value(bleu4_measure(["x", "", "y"], REFERENCES), 3) == 0.0
+
+
+def test_a_mean_leaves_out_what_is_undefined():
+    measure = mean_measure("share", [1.0, math.nan, 0.0, 1.0])
+    assert value(measure, 4) == pytest.approx(2 / 3)
+    assert value(measure, 4, [[1, 5, 0, 0], [0, 1, 0, 0]]).tolist() == pytest.approx([1.0, math.nan], nan_ok=True)
+    assert measure.__name__ == "share"

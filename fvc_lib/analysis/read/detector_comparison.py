@@ -1,26 +1,30 @@
-"""Comparisons of detectors as tables, LaTeX and files.
+"""Compare detectors: their metrics, differences from a reference and costs, as tables, LaTeX and files.
 
-The mark behind a number says whether it is the best (``comparison.MARKS``).
+A detector is a set of runs that differ in their seeds alone, or an ensemble. The mark behind a number says whether it
+is the best (``MARKS``).
 """
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from fvc_lib.analysis.read.comparison import (
-    BEST,
-    COSTS,
-    HIGHEST,
-    Detector,
-    DetectorComparison,
+    Comparison,
     JudgedRun,
     PairComparison,
+    Refusal,
+    compare_named,
     difference_text,
+    names_of,
     p_text,
 )
-from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, run_cautions
+from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.runs import read_tables, trial_text
 from fvc_lib.analysis.wording import (
     bytes_text,
@@ -32,11 +36,171 @@ from fvc_lib.analysis.wording import (
     latex_text,
     number_text,
 )
+from fvc_lib.metrics.declaration import direction
+from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.records.ensembles import FoldRule
 from fvc_lib.services.registry import CORPORA, DETECTORS
 from fvc_lib.services.tables import INDEX, csv_for_people
+from fvc_lib.services.tasks import FOLD_TRAINING
+
+DETECTOR_METRICS = (MAIN_METRIC, "average_precision", "balanced_accuracy", "f1", "brier_score")
+BEST, HIGHEST = "★", "☆"
+MARKS = (
+    f"{BEST}: the best value, and its difference from every other detector is shown (Holm over all pairs of the "
+    f"metric), and all its runs are above their controls. {HIGHEST}: the best value, but one of these does not hold: "
+    "call it no winner."
+)
+COSTS = (
+    "num_parameters", "num_trained",
+    "milliseconds_per_clip",  # one forward pass of one clip on this machine
+    "peak_rss_bytes", "peak_device_bytes",  # the maximum over the processes of training
+    "training_seconds",  # sum over the folds of the model, mean over runs
+)  # fmt: skip
+MeasureCosts = Callable[[Sequence[RunConfig]], Sequence[Mapping[str, float]]]
+
+
+@dataclass(frozen=True)
+class Detector:
+    """Runs that differ in their seeds alone, or an ensemble.
+
+    Attributes:
+        name: name, unique within the comparison.
+        runs: the runs, ordered by seed.
+        num_above_controls: number of runs that are above every control.
+        intervals: maps a metric to the mean over the runs, with an interval over groups.
+        spread: maps a metric to the smallest and the largest value of a single run.
+        cost: maps the known entries of ``COSTS`` to their values.
+        marks: maps a metric to ``BEST`` or ``HIGHEST`` if the detector has the best value, else to an empty text.
+    """
+
+    name: str
+    runs: tuple[JudgedRun, ...]
+    num_above_controls: int
+    intervals: Mapping[str, Interval]
+    spread: Mapping[str, tuple[float, float]]
+    cost: Mapping[str, float]
+    marks: Mapping[str, str]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the networks, without repetition."""
+        return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
+
+    @property
+    def is_above_controls(self) -> bool:
+        """Whether all runs are above every control."""
+        return self.num_above_controls == len(self.runs)
+
+
+@dataclass(frozen=True)
+class DetectorComparison:
+    """The outcome of ``compare_detectors``.
+
+    Attributes:
+        detectors: all detectors, the reference first.
+        differences: ``MAIN_METRIC`` of every other detector minus that of the reference.
+        left_out: names of runs that are not compared, with reasons.
+        cautions: sentences that belong next to any table of these runs (``headline.run_cautions``).
+        confidence: coverage of the intervals.
+    """
+
+    detectors: tuple[Detector, ...]
+    differences: tuple[PairComparison, ...]
+    left_out: tuple[Refusal, ...]
+    cautions: tuple[str, ...]
+    confidence: float
+
+
+def compare_detectors(
+    runs: Sequence[JudgedRun],
+    left_out: Sequence[Refusal] = (),
+    *,
+    replicates: int = 2000,
+    confidence: float = 0.95,
+    measure_costs: MeasureCosts | None = None,
+) -> DetectorComparison:
+    """Compare the detectors of ``runs`` with that of the first run, the reference.
+
+    Intervals and p-values describe how results may vary with the choice of videos. The spread over runs describes how
+    they may vary with the seed of the training.
+
+    Args:
+        runs: finished runs and ensembles on the same data (``comparison.comparable_runs``).
+        left_out: runs that are not compared, and wanted combinations of parameters without a run. Both have a reason.
+        replicates: number of half-samples of the groups.
+        confidence: coverage of every interval.
+        measure_costs: takes the configurations of a detector's networks, and returns for each a dict from entries of
+            ``COSTS`` to values. The costs of a detector are the sums over its networks. None: nothing is measured.
+
+    Raises:
+        DataError: there are fewer than two detectors, and not one that was trained several times.
+    """
+    by_detector: dict[str, list[JudgedRun]] = {run.detector: [] for run in runs}
+    for run in sorted(runs, key=lambda run: run.config.seed):
+        by_detector[run.detector].append(run)
+    if len(by_detector) < 2 and (left_out or len(runs) < 2):  # one detector trained several times shows its spread
+        reasons = " ".join(reason for _, reason in left_out)
+        raise DataError(f"{count_text(len(by_detector), 'detector')} can be compared, wanted two or more. {reasons}")
+    named = dict(zip(names_of([several[0] for several in by_detector.values()]), by_detector.values(), strict=True))
+    above, limits = {}, {}
+    for name, several in named.items():
+        above[name] = sum(run.headline.verdict.standing == "above control" for run in several)
+        if above[name] < len(several):
+            runs_of = count_text(len(several), "run")
+            limits[name] = f"But only {above[name]} of {runs_of} of {name} lie above every control."
+
+    def compared(pairs: Sequence[tuple[str, str]], metric: str) -> Comparison:
+        return compare_named(named, pairs, metric, limits, replicates=replicates, seed=0, confidence=confidence)
+
+    every_pair = list(itertools.combinations(named, 2))
+    of_metric = {metric: compared(every_pair, metric) for metric in DETECTOR_METRICS}
+    from_reference = compared(every_pair[: len(named) - 1], MAIN_METRIC)  # the first pairs are those of the first name
+    detectors = [
+        Detector(
+            name,
+            tuple(several),
+            above[name],
+            {metric: comparison.values[name] for metric, comparison in of_metric.items()},
+            {metric: comparison.spread[name] for metric, comparison in of_metric.items()},
+            _costs(several, measure_costs),
+            {metric: _mark(comparison, name) for metric, comparison in of_metric.items()},
+        )
+        for name, several in named.items()
+    ]
+    cautioned: dict[str, list[str]] = {}
+    for run in runs:
+        for caution in run_cautions(run.run):
+            cautioned.setdefault(caution, []).append(run.name)
+    cautions = tuple(f"{', '.join(names)}: {caution}" for caution, names in cautioned.items())
+    return DetectorComparison(tuple(detectors), from_reference.pairs, tuple(left_out), cautions, confidence)
+
+
+def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[str, float]:
+    runs, measured = [run.run for run in judged], measure(judged[0].parts) if measure else [{}]
+    peaks = memory_peaks(runs).frame.filter(stage=FOLD_TRAINING)
+    costs = peaks.select(pl.max("peak_rss_bytes", "peak_device_bytes")).row(0, named=True)
+    costs["training_seconds"] = training_summary(runs).frame.filter(trained="model")["seconds"].sum() / len(runs)
+    costs |= {name: sum(network[name] for network in measured) for name in set.intersection(*map(set, measured))}
+    return {name: value for name, value in costs.items() if value}
+
+
+def _mark(compared: Comparison, name: str) -> str:
+    """Return the mark of ``name``: ``BEST`` or ``HIGHEST`` if it has the best value of two or more, else an empty text.
+
+    ``BEST`` needs a shown difference from every other name. Its p-values must be adjusted for all pairs, because which
+    name is best is only known after looking at the values.
+    """
+    best = max if direction(compared.metric) == "higher" else min
+    values = [interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
+    if len(values) < 2 or compared.values[name].value != best(values):
+        return ""
+    return BEST if all(pair.is_shown for pair in compared.pairs if name in (pair.first, pair.second)) else HIGHEST
+
+
+# --- Tables for readers
 
 TABLE_FILES = ("detectors.csv", "runs.csv", "detectors.tex", "references.bib")
 HEADINGS = {
