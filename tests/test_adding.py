@@ -1,11 +1,14 @@
-"""What docs/architecture.md tells to add is all that there is to add: its examples are put into the real modules."""
+"""The examples of docs/architecture.md are all that is needed to add something: they are put into the real library."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import re
 import shutil
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +23,72 @@ from fvc_lib.services.parameters import resolve_config
 from tests.faults import forked
 
 ROOT = Path(__file__).parents[1]
+# By heading of the page: the file that the example is added to, a program that uses it, and what it prints.
+ADDED = {
+    "Adding a detector": ("detectors/own/brightness.py", """
+import torch
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.registry import DETECTORS
+config = resolve_config({"model": "brightness"}, environ={})
+network = DETECTORS.get(config.model).build()
+logits = network(torch.randint(0, 256, (3, 4, 3, 16, 16), dtype=torch.uint8))
+logits.sum().backward()
+print(tuple(logits.shape), sum(p.numel() for p in network.parameters()), "brightness" in DETECTORS.names())
+""", "(3,) 3 True\n"),
+    "Adding a corpus": ("corpus/sources/two_lists.py", """
+from fvc_lib.corpus.listing import read_corpus
+corpus = folder / "corpus"
+corpus.mkdir()
+for name, text in (("a.mp4", ""), ("real.txt", "a.mp4\\n../b.mp4\\n"), ("fake.txt", "gone.mp4\\n")):
+    (corpus / name).write_text(text)
+listing = read_corpus(corpus)
+print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.rejected["reason"]))
+""", "two_lists ['a.mp4'] ['missing_video', 'outside_corpus']\n"),
+    "Adding a feature family": ("video/features/skewness.py", """
+import numpy as np
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.video.features.family import Run, Stream, families_named
+from fvc_lib.video.features.sampling import Sample
+from fvc_lib.video.features.worker import code_of, measured
+config = resolve_config({"feature_families": "skewness"}, environ={})
+(family,) = families_named(config.feature_families)
+luma = np.zeros((1, 2, 64, 64), np.float32)
+luma[0, 0, :32, :32] = 4
+run = Run(luma, luma[:, 0])
+found = measured(Sample((run,), Stream("h264", np.ones(1, int), np.ones(1, bool), np.zeros(1))), family)
+print(round(found["skewness_luma_mean"], 3), len(found), len(code_of(family)))
+""", "1.155 6 64\n"),
+    "Adding an augmentation": ("video/augmentations.py", """
+import numpy as np
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.registry import AUGMENTATIONS
+config = resolve_config({"augmentations": "flip,invert"}, environ={})
+operation = AUGMENTATIONS.get("invert").draw(np.random.default_rng(0), 1.0, 4)
+print(config.augmentations, operation.apply(np.full((1, 3, 2, 2), 5, np.float32)).max())
+""", "('flip', 'invert') 250.0\n"),
+    "Adding a metric": ("metrics/youden.py", """
+from fvc_lib.metrics.cross_validation import METRICS
+from fvc_lib.metrics.declaration import declaration, direction
+print(METRICS["youden"]([1, 1, 0, 0], [1, 0, 0, 0]), direction("youden"), declaration("youden").title)
+""", "0.5 higher Youden's J\n"),
+    "Adding a figure": ("analysis/figures/videos_per_fold.py", """
+import polars as pl
+from fvc_lib.analysis.dashboard.panels import panels
+from fvc_lib.analysis.read.queries import Selection
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, write_table
+run = RunPaths(folder / "runs" / "demo" / "run_20250304_101500_abcdef01")
+run.folds.parent.mkdir(parents=True)
+columns = {"video_id": ["a", "b", "c"], "group_id": ["a", "b", "c"], "label": ["real", "fake", "real"]}
+write_table(pl.DataFrame({**columns, "fold": [0, 0, 1]}), FOLDS, run.folds)
+(panel,) = [panel for panel in panels() if panel.name == "videos per fold"]
+print(panel.tasks, panel.draw(Selection((run,))).data[0].y)
+""", "('video',) (2, 1)\n"),
+}  # fmt: skip
 
 
 def example(heading: str, number: int = 0) -> str:
-    """A block of code below a heading, the first by default."""
+    """Return a block of code below a heading, the first by default."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert section, heading
@@ -32,7 +97,7 @@ def example(heading: str, number: int = 0) -> str:
 
 @pytest.fixture
 def edited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Loads a module of ours with texts in its source replaced; whatever imports it after that gets this one."""
+    """Load a module of ours with texts in its source replaced; later imports get this one."""
 
     def load(name: str, *changes: tuple[str, str]) -> Any:
         source = (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
@@ -81,44 +146,33 @@ def test_a_task_has_its_stages_defaults_and_place_by_its_declaration_alone(edite
     assert "30_sound" in tasks.TRAINING_STAGES
 
 
-def print_into(path: Path, library: Path, code: str) -> None:
-    """Run ``code`` with the library in ``library``: a process that has loaded all but ours."""
+def run_programs(folder: Path) -> None:
+    """Write what each program of ``ADDED`` prints with the library in ``folder``, or how it fails."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "fvc_lib"]:
         del sys.modules[name]
-    sys.path.insert(0, str(library))
+    sys.path.insert(0, str(folder))
     warnings.simplefilter("error")
-    with path.open("w") as stream, contextlib.redirect_stdout(stream):
-        exec(code, {})
+    printed = {}
+    for heading, (_, program, _) in ADDED.items():
+        with contextlib.redirect_stdout(io.StringIO()) as stream:
+            try:
+                exec(program, {"folder": folder})
+            except Exception:  # noqa: BLE001 - any failure of one example leaves the others
+                traceback.print_exc(file=stream)
+        printed[heading] = stream.getvalue()
+    (folder / "printed.json").write_text(json.dumps(printed))
 
 
-@pytest.fixture
-def with_example(tmp_path: Path) -> Callable[[str, str, str], str]:
-    """Puts an example into a copy of the library and gives what another process prints there."""
-
-    def run(heading: str, path: str, code: str) -> str:
-        # With compiled modules, which save half a second, but those that are being written.
-        shutil.copytree(ROOT / "fvc_lib", tmp_path / "fvc_lib", ignore=shutil.ignore_patterns("*.pyc.*"))
-        file = tmp_path / "fvc_lib" / path
-        earlier = file.read_text(encoding="utf-8") + "\n\n" if file.exists() else ""
-        file.write_text(earlier + example(heading), encoding="utf-8")
-        assert forked.run(print_into, tmp_path / "said", tmp_path, code) == (0, "")
-        return (tmp_path / "said").read_text()
-
-    return run
-
-
-def test_a_detector_is_found_built_and_trained_by_its_file_alone(with_example):
-    code = """
-import torch
-from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.registry import DETECTORS
-config = resolve_config({"model": "brightness"}, environ={})
-network = DETECTORS.get(config.model).build()
-logits = network(torch.randint(0, 256, (3, 4, 3, 16, 16), dtype=torch.uint8))
-logits.sum().backward()
-print(tuple(logits.shape), sum(p.numel() for p in network.parameters()), "brightness" in DETECTORS.names())
-"""
-    assert with_example("Adding a detector", "detectors/own/brightness.py", code) == "(3,) 3 True\n"
+def test_what_is_added_is_found_and_used_by_its_file_alone(tmp_path):
+    """In a process that has loaded all but ours."""
+    # With compiled modules, which save half a second, but not those that are being written.
+    shutil.copytree(ROOT / "fvc_lib", tmp_path / "fvc_lib", ignore=shutil.ignore_patterns("*.pyc.*"))
+    for heading, (path, _, _) in ADDED.items():
+        with (tmp_path / "fvc_lib" / path).open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{example(heading)}")
+    assert forked.run(run_programs, tmp_path) == (0, "")
+    printed = json.loads((tmp_path / "printed.json").read_text())
+    assert printed == {heading: wanted for heading, (_, _, wanted) in ADDED.items()}
 
 
 def test_an_encoder_in_a_file_of_its_own_gets_a_head(tmp_path):
@@ -126,77 +180,3 @@ def test_an_encoder_in_a_file_of_its_own_gets_a_head(tmp_path):
     config = resolve_config({"model": f"{tmp_path / 'my_net.py'}:MyEncoder", "head": "gru"}, environ={})
     logits = build_detector(config)(torch.zeros(2, 8, 3, 16, 16, dtype=torch.uint8))
     assert (tuple(logits.shape), config.clips.num_frames, config.clips.side) == ((2,), 8, 64)
-
-
-def test_a_corpus_is_recognised_and_read_by_its_file_alone(with_example, tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "a.mp4").touch()
-    (folder / "real.txt").write_text("a.mp4\n../b.mp4\n")
-    (folder / "fake.txt").write_text("gone.mp4\n")
-    code = f"""
-from pathlib import Path
-from fvc_lib.corpus.listing import read_corpus
-listing = read_corpus(Path({str(folder)!r}))
-print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.rejected["reason"]))
-"""
-    said = with_example("Adding a corpus", "corpus/sources/two_lists.py", code)
-    assert said == "two_lists ['a.mp4'] ['missing_video', 'outside_corpus']\n"
-
-
-def test_a_feature_family_is_listed_and_measured_by_its_file_alone(with_example):
-    code = """
-import numpy as np
-from fvc_lib.services.parameters import resolve_config
-from fvc_lib.video.features.family import Run, Stream, families_named
-from fvc_lib.video.features.sampling import Sample
-from fvc_lib.video.features.worker import code_of, measured
-config = resolve_config({"feature_families": "skewness"}, environ={})
-(family,) = families_named(config.feature_families)
-luma = np.zeros((1, 2, 64, 64), np.float32)
-luma[0, 0, :32, :32] = 4
-run = Run(luma, luma[:, 0])
-found = measured(Sample((run,), Stream("h264", np.ones(1, int), np.ones(1, bool), np.zeros(1))), family)
-print(round(found["skewness_luma_mean"], 3), len(found), len(code_of(family)))
-"""
-    assert with_example("Adding a feature family", "video/features/skewness.py", code) == "1.155 6 64\n"
-
-
-def test_an_augmentation_is_offered_and_applied_by_its_class_alone(with_example):
-    code = """
-import numpy as np
-from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.registry import AUGMENTATIONS
-config = resolve_config({"augmentations": "flip,invert"}, environ={})
-operation = AUGMENTATIONS.get("invert").draw(np.random.default_rng(0), 1.0, 4)
-print(config.augmentations, operation.apply(np.full((1, 3, 2, 2), 5, np.float32)).max())
-"""
-    said = with_example("Adding an augmentation", "video/augmentations.py", code)
-    assert said == "('flip', 'invert') 250.0\n"
-
-
-def test_a_metric_is_computed_and_described_by_its_file_alone(with_example):
-    code = """
-from fvc_lib.metrics.cross_validation import METRICS
-from fvc_lib.metrics.declaration import declaration, direction
-print(METRICS["youden"]([1, 1, 0, 0], [1, 0, 0, 0]), direction("youden"), declaration("youden").title)
-"""
-    assert with_example("Adding a metric", "metrics/youden.py", code) == "0.5 higher Youden's J\n"
-
-
-def test_a_figure_is_on_the_dashboard_by_its_file_alone(with_example, tmp_path):
-    code = f"""
-from pathlib import Path
-import polars as pl
-from fvc_lib.analysis.dashboard.panels import panels
-from fvc_lib.analysis.read.queries import Selection
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FOLDS, write_table
-run = RunPaths(Path({str(tmp_path / "runs" / "demo" / "run_20250304_101500_abcdef01")!r}))
-run.folds.parent.mkdir(parents=True)
-columns = {{"video_id": ["a", "b", "c"], "group_id": ["a", "b", "c"], "label": ["real", "fake", "real"]}}
-write_table(pl.DataFrame({{**columns, "fold": [0, 0, 1]}}), FOLDS, run.folds)
-(panel,) = [panel for panel in panels() if panel.name == "videos per fold"]
-print(panel.tasks, panel.draw(Selection((run,))).data[0].y)
-"""
-    assert with_example("Adding a figure", "analysis/figures/videos_per_fold.py", code) == "('video',) (2, 1)\n"

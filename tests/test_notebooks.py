@@ -109,10 +109,3 @@ def test_no_cell_takes_the_name_of_a_parameter_so_that_all_cells_run_twice_in_on
             names = symtable.symtable(cell.source, path.name, "exec").get_symbols()
             bound = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
             assert bound & {*RunConfig.model_fields, *STAGE_PARAMETERS} == set(), cell.source
-
-
-def test_a_notebook_is_committed_without_outputs(cells):
-    for cell in cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None

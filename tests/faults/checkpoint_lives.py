@@ -1,4 +1,4 @@
-"""Processes that save a checkpoint and die of it: what they do, and how to tell what they left."""
+"""Processes that save a checkpoint and die of it, and checks of what they leave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ BINDING = CheckpointBinding({"epochs": 9, "model": "frame_cnn"}, "f" * 64)
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """What a training might save, every number of it telling the step."""
+    """Return a training state whose numbers all depend on the step."""
     return {
         "model": {"weight": torch.arange(900.0).reshape(30, 30) + step, "bias": torch.full((3,), float(step))},
         "optimizer": {"state": {0: {"step": torch.tensor(float(step)), "exp_avg": torch.ones(30, 30) / (step + 1)}}},
@@ -28,104 +29,70 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def best_of(epoch: int) -> dict[str, Tensor]:
-    """The best model of an epoch; none of epoch 0."""
+    """Return the best model of an epoch; epoch 0 has none."""
     return {"weight": torch.arange(900.0).reshape(30, 30) - epoch} if epoch else {}
 
 
-def save(folder: CheckpointFolder, epoch: int, step: int, best_epoch: int) -> None:
-    """To the disk."""
-    folder.save(
-        state_of(step), epoch=epoch, step=step, best_epoch=best_epoch, best_model=best_of(best_epoch)
-    )  # fmt: skip
-
-
 def three_epochs(path: Path) -> None:
-    """Leave the checkpoints of three epochs, of which the second is the best."""
+    """Leave the checkpoints of three epochs; the second is the best."""
     folder = CheckpointFolder(path, BINDING)
-    save(folder, 0, 0, 0)
-    for epoch, best in ((1, 1), (2, 2), (3, 2)):
-        save(folder, epoch, 10 * epoch, best)
+    for epoch, best in ((0, 0), (1, 1), (2, 2), (3, 2)):
+        step = 10 * epoch
+        folder.save(state_of(step), epoch=epoch, step=step, best_epoch=best, best_model=best_of(best))
 
 
-def first_save(path: Path) -> None:
-    """Before the first step, into a folder that is not there yet."""
-    save(CheckpointFolder(path, BINDING), 0, 0, 0)
-
-
-def save_in_mid_epoch(path: Path) -> None:
-    """As ``Engine.fit`` does it: what is there is loaded, then comes the next."""
+def go_on(path: Path, epoch: int, step: int, best: int) -> None:
+    """Load what is there and save the next checkpoint, as ``Engine.fit`` does."""
     folder = CheckpointFolder(path, BINDING)
     folder.load()
-    save(folder, 3, 35, 2)
+    folder.save(state_of(step), epoch=epoch, step=step, best_epoch=best, best_model=best_of(best))
 
 
-def save_a_better_epoch(path: Path) -> None:
-    """Save at an epoch's end, with a new best model."""
-    folder = CheckpointFolder(path, BINDING)
-    folder.load()
-    save(folder, 4, 40, 4)
+# Functions of a checkpoint folder by what they save, and the step that they save.
+SAVES = {
+    "mid-epoch": (partial(go_on, epoch=3, step=35, best=2), 35),
+    "a better epoch": (partial(go_on, epoch=4, step=40, best=4), 40),
+}
 
 
-def repair_the_best_model(path: Path) -> None:
-    """Load a folder whose best model is not the latest checkpoint's."""
-    CheckpointFolder(path, BINDING).load()
+def live(act: Callable[[Path], None], path: Path, report: Path, number: int = 0, after_half: bool = False) -> None:
+    """Do ``act`` and write all its operations to ``report``; die right before operation ``number`` or halfway in it."""
 
-
-def record(act: Callable[[Path], None], path: Path, report: Path) -> None:
-    """Do it undisturbed and write down every operation."""
-    operations = FileOperations(path)
-    operations.begin()
-    act(path)
-    report.write_bytes(json.dumps(operations.done).encode())
-
-
-def die(act: Callable[[Path], None], path: Path, number: int, after_half: bool) -> None:
-    """Do it and be killed right before operation ``number``, or halfway through it."""
-
-    def kill(now: int, half: Callable[[], None]) -> None:
+    def kill(now: int, half: Callable[[], Any]) -> None:
         if now == number:
             if after_half:
                 half()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    FileOperations(path, kill).begin()
+    operations = FileOperations(path, kill)
+    operations.begin()
     act(path)
+    report.write_bytes(json.dumps(operations.done).encode())
 
 
-def loaded(path: Path) -> Checkpoint | None:
-    """What the next process finds: whole, consistent with its best model, without complaints or leftovers."""
+def loaded(path: Path, binding: CheckpointBinding = BINDING) -> Checkpoint | None:
+    """Return what the next process loads, after checking that nothing is damaged, left over or inconsistent."""
     complaints: list[str] = []
-    folder = CheckpointFolder(path, BINDING, report=complaints.append)
+    folder = CheckpointFolder(path, binding, report=complaints.append)
     assert not list(path.rglob("*.tmp"))
     checkpoint = folder.load()
     assert complaints == []
-    if checkpoint is not None:
-        assert_same(checkpoint.state, state_of(checkpoint.step))
-        assert_same(checkpoint.best_model, best_of(checkpoint.best_epoch))
-        if checkpoint.best_epoch:
-            assert_same(load_weights(path / BEST), best_of(checkpoint.best_epoch))
+    if checkpoint is not None and checkpoint.best_epoch:
+        assert same(load_weights(path / BEST), checkpoint.best_model)
+    if checkpoint is not None and binding is BINDING:
+        assert same(checkpoint.state, state_of(checkpoint.step))
+        assert same(checkpoint.best_model, best_of(checkpoint.best_epoch))
     return checkpoint
 
 
-def assert_same(value: Any, wanted: Any) -> None:
-    """Equal to the bit, at any depth."""
-    assert same(value, wanted), f"{value} is not {wanted}"
-
-
 def same(value: Any, other: Any) -> bool:
-    """Whether two states are equal to the bit, at any depth."""
+    """Return whether two states are equal to the bit, at any depth."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(same(item, other[name]) for name, item in value.items())
+    if type(value) is not type(other):
+        return False
     if isinstance(value, Tensor):
-        return isinstance(other, Tensor) and value.dtype == other.dtype and value.equal(other)
-    if isinstance(value, dict):
-        return (
-            isinstance(other, dict)
-            and value.keys() == other.keys()
-            and all(same(item, other[name]) for name, item in value.items())
-        )
+        return value.dtype == other.dtype and value.equal(other)
     if isinstance(value, (list, tuple)):
-        return (
-            type(value) is type(other)
-            and len(value) == len(other)
-            and all(same(a, b) for a, b in zip(value, other, strict=True))
-        )
-    return type(value) is type(other) and bool(value == other)
+        return len(value) == len(other) and all(map(same, value, other))
+    return bool(value == other)

@@ -1,12 +1,14 @@
-"""What the tests of faults share: small real trainings, and one that was never disturbed to compare with."""
+"""What the tests of faults share: small real trainings, and an undisturbed one to compare with."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -15,16 +17,17 @@ from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
-from fvc_lib.tasks.video.training import train_fold
-from tests.faults.small_runs import Place, Whole, small_corpus
-from tests.kits.training import TinyTraining
+from fvc_lib.tasks.shared_training import TrainingOutcome
+from fvc_lib.tasks.video.training import TrainingSummary, train_fold
+from tests.faults.small_runs import Place, Whole, metrics_of, small_corpus
+from tests.kits.training import TinyTraining, tiny_training_in
 
 STAGE = "04_fold_training"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a training leaves behind, as far as an undisturbed one must leave the same."""
+    """What a training leaves, as far as an undisturbed one must leave the same."""
 
     predictions: bytes
     weights: tuple[bytes, ...]
@@ -32,36 +35,35 @@ class Result:
 
 
 def result_of(paths: RunPaths) -> Result:
-    """Of fold 0 in ``paths``; lines that several attempts wrote must agree and count once."""
-    metrics: dict[tuple[object, ...], tuple[object, object]] = {}
-    for line in paths.metrics(STAGE, 0).read_text().splitlines():
-        row = json.loads(line)
-        key, value = (row["step"], row["epoch"], row["phase"], row["metric"]), (row["value"], row["flag"])
-        assert metrics.setdefault(key, value) == value, key
-    return Result(
-        paths.predictions(0).read_bytes(),
-        tuple(
-            (folder / BEST).read_bytes()
-            for folder in (paths.fold_checkpoints(0), paths.fold_checkpoints(0).joinpath("control"))
-        ),
-        metrics,
-    )
+    """Return the result of fold 0, with the weights of model and control."""
+    folder = paths.fold_checkpoints(0)
+    weights = ((folder / BEST).read_bytes(), (folder / "control" / BEST).read_bytes())
+    return Result(paths.predictions(0).read_bytes(), weights, metrics_of(paths))
+
+
+def train(
+    tiny: TinyTraining, paths: RunPaths | None = None, attempt: int = 1, **options: Any
+) -> TrainingOutcome[TrainingSummary]:
+    """Train fold 0 with a metric log, in the run of ``tiny`` or another one."""
+    paths = paths or tiny.paths
+    with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
+        return train_fold(paths, tiny.config, 0, metric_log=log, attempt=attempt, **options)
 
 
 @pytest.fixture(scope="session")
 def whole_runs(session_folder: Path) -> Callable[[Mapping[str, object]], Whole]:
-    """Whole runs by their parameters that nothing disturbs; each run once, by the test process that needs it first."""
+    """Return undisturbed runs by their parameters; the first test process that needs a run makes it."""
 
     def whole_run(values: Mapping[str, object]) -> Whole:
         task, key = str(values.get("task", "video")), sha256_of_json(dict(values))[:12]
         folder = session_folder / f"undisturbed {key}"
-        kept = folder / "whole.json"
+        stored = folder / "whole.json"
         with FileLock(f"{folder}.lock"):
-            if not kept.exists():
+            if not stored.exists():
                 corpus, began = small_corpus(task, folder / "videos & 'more'"), time.monotonic()
                 run, _ = Place(folder / "work", corpus, values).run()
-                write_json(kept, [str(run.root), str(corpus), time.monotonic() - began])
-        root, corpus_path, seconds = json.loads(kept.read_text())
+                write_json(stored, [str(run.root), str(corpus), time.monotonic() - began])
+        root, corpus_path, seconds = json.loads(stored.read_text())
         return Whole(RunPaths(Path(root)), Path(corpus_path), values, seconds)
 
     return whole_run
@@ -69,30 +71,22 @@ def whole_runs(session_folder: Path) -> Callable[[Mapping[str, object]], Whole]:
 
 @pytest.fixture
 def tiny(tiny_training: TinyTraining) -> TinyTraining:
-    """Two epochs and two of the control, without a measurement before them."""
+    """Two epochs of the model and two of its control, without a measurement before them."""
     return tiny_training.with_config(memory_preflight=False, epochs=2)
 
 
 @pytest.fixture(scope="session")
-def known_results() -> dict[str, Result]:
-    """Undisturbed trainings by configuration: each is trained once, since the folder changes nothing."""
-    return {}
-
-
-@pytest.fixture
-def undisturbed(tiny: TinyTraining, known_results: dict[str, Result], tmp_path: Path) -> Result:
-    """The same training in a folder of its own, with nothing going wrong."""
-    key = tiny.config.model_dump_json(exclude={"cache_dir"})
-    if key not in known_results:
-        paths = elsewhere(tiny, tmp_path / "undisturbed" / "run_9")
-        with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0) as log:
-            train_fold(paths, tiny.config, 0, metric_log=log)
-        known_results[key] = result_of(paths)
-    return known_results[key]
+def undisturbed(drawn_tiny_training: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Return the result of ``tiny`` in another folder, with nothing going wrong."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "copy"
+    shutil.copytree(drawn_tiny_training, folder)
+    tiny = tiny_training_in(folder).with_config(memory_preflight=False, epochs=2)
+    train(tiny)
+    return result_of(tiny.paths)
 
 
 def elsewhere(tiny: TinyTraining, root: Path) -> RunPaths:
-    """Another run folder with the same tables."""
+    """Return another run folder with the same tables."""
     paths = RunPaths(root)
     paths.tables.mkdir(parents=True)
     for table in (tiny.paths.folds, tiny.paths.augmented_metadata):

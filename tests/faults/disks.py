@@ -15,7 +15,7 @@ import pytest
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """A folder, how to make its disk take no more than a few pages, and how to make room again."""
+    """A folder, a function that fills its disk up to a few pages, and one that makes room again."""
 
     folder: Path
     fill: Callable[[], None]
@@ -24,45 +24,45 @@ class SmallDisk:
 
 @contextmanager
 def small_tmpfs(folder: Path, size: str = "64k") -> Iterator[SmallDisk]:
-    """A tmpfs mounted on ``folder``; the test is skipped where this process may not mount."""
+    """Mount a tmpfs on ``folder``; skip the test where this process may not mount."""
     folder.mkdir(parents=True)
     ballast = folder / "ballast"
+
+    def fill() -> None:
+        with ballast.open("ab", buffering=0) as stream, suppress(OSError):
+            while True:
+                stream.write(bytes(4096))
+        assert os.statvfs(folder).f_bavail == 0
+
     with _mounted("-t", "tmpfs", "-o", f"size={size}", "none", str(folder)):
-        yield SmallDisk(folder, lambda: _fill(ballast), ballast.unlink)
+        yield SmallDisk(folder, fill, ballast.unlink)
 
 
 @contextmanager
 def limited_files(folder: Path) -> Iterator[SmallDisk]:
-    """Files of this process that may not grow beyond a page once ``fill`` was called; works for every user."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    """Let no file of this process grow beyond a page after ``fill``; works for every user."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(num_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, most))
+
     try:
-        yield SmallDisk(folder, lambda: _limit_file_size(4096), lambda: _limit_file_size(before))
+        yield SmallDisk(folder, lambda: limit(4096), lambda: limit(before))
     finally:
-        _limit_file_size(before)
+        limit(before)
 
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """Nothing in ``folder`` can be written: a read-only mount for root, whom permissions do not bind, else those."""
-    if os.geteuid() == 0:
-        with _mounted("--bind", str(folder), str(folder)):
-            _mount("-o", "remount,ro,bind", str(folder))
-            yield
-        return
-    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
-    modes = {path: path.stat().st_mode for path in folders}
-    for path in folders:
-        path.chmod(0o555)
-    try:
+    """Mount ``folder`` read-only, because permissions do not bind root; skip the test as ``small_tmpfs`` does."""
+    with _mounted("--bind", str(folder), str(folder)):
+        _mount("-o", "remount,ro,bind", str(folder))
         yield
-    finally:
-        for path, mode in modes.items():
-            path.chmod(mode)
 
 
 @contextmanager
 def _mounted(*arguments: str) -> Iterator[None]:
-    """``mount ARGUMENTS``, whose last is the folder, until the end of the block or of this process.
+    """Mount until the end of the block or of this process; the last argument is the folder.
 
     A mount that a killed session left would fail the clean-up of the sessions after it.
     """
@@ -73,7 +73,6 @@ def _mounted(*arguments: str) -> Iterator[None]:
         try:
             yield
         finally:
-            assert guard.stdin is not None
             guard.stdin.close()
             assert guard.wait() == 0
 
@@ -82,14 +81,3 @@ def _mount(*arguments: str) -> None:
     done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"may not mount: {done.stderr.strip()}")
-
-
-def _fill(ballast: Path) -> None:
-    with ballast.open("ab", buffering=0) as stream, suppress(OSError):
-        while True:
-            stream.write(bytes(4096))
-    assert os.statvfs(ballast).f_bavail == 0
-
-
-def _limit_file_size(num_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -6,20 +6,9 @@ those of a run that was never disturbed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Promise:
-    """One row: what goes wrong, and what then holds."""
-
-    fault: str
-    holds: str
-
-
-PROMISES = {
-    number: Promise(fault, holds)
-    for number, (fault, holds) in enumerate(
+# By number: (fault, promise).
+PROMISES = dict(
+    enumerate(
         [
             ("kill -9 in each stage", "finished stages are not redone; resume-equal"),
             ("kill -9 at every file operation of a checkpoint", "the old or the new one loads; temporaries are swept"),
@@ -74,4 +63,4 @@ PROMISES = {
         ],
         start=1,
     )
-}
+)

@@ -1,4 +1,4 @@
-"""Moments of a stage at which its processes die: told by the files it opens and renames, or by the time alone."""
+"""Moments of a stage at which its processes die, recognised by the files that they open and rename."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import random
 import re
 import signal
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, VIDEO_TEXTS, read_table
 from tests.faults.small_runs import Place
 
-# Python reads it in every process that it starts. The interpreter tells a hook of every file that is about to be opened
-# or renamed. Right before the last of the points it waits for, a process of the run dies with the runner ("die"), or
-# alone ("die alone"); or the first that comes there makes a mark and waits ("hold PATH"), a kernel until it is asked to
-# stop, a rank, which is not asked itself, until there is PATH.go.
+# Python reads it in every process that it starts. An audit hook sees every file that is about to be opened or renamed.
+# Right before the last point, a process of the run dies with the runner ("die") or alone ("die alone"). With
+# "hold PATH" the first process that comes there makes PATH and waits: a kernel until it is asked to stop, a rank until
+# PATH.go exists.
 SITECUSTOMIZE = """
 import json, os, re, signal, sys, time
 
@@ -62,14 +62,13 @@ if "FVC_TEST_MOMENT" in os.environ:
 """
 
 
-@dataclass(frozen=True)
-class Point:
-    """A file is about to be opened (``open``) or to get its name (``os.rename``); either, where ``event`` is empty.
+class Point(NamedTuple):
+    """A file is about to be opened (``open``) or named (``os.rename``) for the n-th time; either if ``event`` is empty.
 
     Attributes:
-        event: as Python's audit hooks call it.
-        pattern: of the path, or the name it gets.
-        times: so many times.
+        event: The name of Python's audit event.
+        pattern: Searched in the path, or in the new name.
+        times: The number n.
     """
 
     event: str
@@ -78,7 +77,7 @@ class Point:
 
 
 def renamed(name: str) -> Point:
-    """A whole file is about to stand under ``name``."""
+    """Return the moment before a whole file gets its ``name``."""
     return Point("os.rename", f"/{re.escape(name)}$")
 
 
@@ -86,39 +85,27 @@ NEXT_FILE = Point("", "")
 
 
 def watching(folder: Path, points: tuple[Point, ...], then: str) -> dict[str, str]:
-    """Variables for a process that shall do ``then`` at the last of ``points``; see ``SITECUSTOMIZE``."""
+    """Return variables for a process that shall do ``then`` at the last of ``points``; see ``SITECUSTOMIZE``."""
     site = folder / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    moment = {"points": [[point.event, point.pattern, point.times] for point in points], "then": then}
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    return {"FVC_TEST_MOMENT": json.dumps(moment), "PYTHONPATH": path}
+    return {"FVC_TEST_MOMENT": json.dumps({"points": points, "then": then}), "PYTHONPATH": path}
 
 
-@dataclass(frozen=True)
-class AtStep:
-    """Right before the last of ``points``, which come one after the other in one process.
+def live_and_die(place: Place, name: str, points: tuple[Point, ...], alone: bool, *arguments: str) -> None:
+    """Start or resume the run in ``place`` and see it die right before the last of ``points``.
 
-    Attributes:
-        name: what the stage is doing.
-        points: see there.
-        alone: the kernel dies and the runner lives to tell; else both die at once, as when a machine goes down.
+    The kernel dies ``alone`` and the runner reports it, or both die at once, as when a machine goes down.
     """
-
-    name: str
-    points: tuple[Point, ...]
-    alone: bool = False
-
-    def live_and_die(self, place: Place, *arguments: str) -> None:
-        """Start or resume the run in ``place``, and see it die."""
-        variables = watching(place.folder.parent, self.points, "die alone" if self.alone else "die")
-        victim = place.start(*arguments, variables=variables)
-        shown, _ = victim.communicate(timeout=600)
-        assert victim.returncode == (137 if self.alone else -signal.SIGKILL), f"{self.name}: {shown}"
+    variables = watching(place.folder.parent, points, "die alone" if alone else "die")
+    victim = place.start(*arguments, variables=variables)
+    shown, _ = victim.communicate(timeout=600)
+    assert victim.returncode == (137 if alone else -signal.SIGKILL), f"{name}: {shown}"
 
 
-def at_each_step(stage: str, whole: RunPaths) -> list[AtStep]:
-    """Everything such a stage does, in its order; every other time the kernel dies alone."""
+def at_each_step(stage: str, whole: RunPaths) -> list[tuple[str, tuple[Point, ...]]]:
+    """Return everything that such a stage does, in its order: a name and the points that lead there."""
     first, *outputs = _OUTPUTS[stage]
     trains = Point("open", rf"/metrics/{stage}\.jsonl$")
     chance = random.Random(stage)
@@ -126,7 +113,7 @@ def at_each_step(stage: str, whole: RunPaths) -> list[AtStep]:
     def reads(part: str, times: int) -> Point:
         return Point("open", f"(?:{'|'.join(map(re.escape, _files_of(stage, whole, part)))})$", times)
 
-    steps = [
+    return [
         ("writing the index", (renamed(first),)),
         ("before the first checkpoint", (renamed("latest_checkpoint.pt"),)),
         ("after the first checkpoint", (trains, renamed("latest_checkpoint.pt"), NEXT_FILE)),
@@ -139,9 +126,8 @@ def at_each_step(stage: str, whole: RunPaths) -> list[AtStep]:
         ("after the outcome", (renamed("outcome.json"), NEXT_FILE)),
         ("writing the results", (renamed("task_results.feather"),)),
         ("after the results", (renamed("task_results.feather"), NEXT_FILE)),
+        ("writing the stage's record", (renamed(f"stage_{stage}.json"),)),
     ]
-    kills = [AtStep(name, points, alone=bool(n % 2)) for n, (name, points) in enumerate(steps)]
-    return [*kills, AtStep("keeping the stage's record", (renamed(f"stage_{stage}.json"),))]
 
 
 # The last table of the index, then what is written when the test part was looked at.
@@ -158,7 +144,7 @@ _OUTPUTS = {
 
 
 def _files_of(stage: str, whole: RunPaths, part: str) -> list[str]:
-    """Ends of the paths by which the part's samples are read: pictures, or the clips of videos."""
+    """Return ends of the paths of the part's samples: pictures, or the clips of videos."""
     if stage == "10_image_recognition":
         table = read_table(whole.images, IMAGES)
         return [f"/{path}" for path in table.filter(table["part"] == part)["path"]]

@@ -14,9 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -42,39 +40,35 @@ from tests.faults.small_runs import (
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ENDED = {"done", "failed", "interrupted", "requeue"}
-End = tuple[int, str, set[int]]  # exit code, what the terminal showed, exit codes that the fault allows
-
-
-def kernels_of(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children(recursive=True) if any("kernel" in part for part in child.cmdline())]
+# A fault: a started or resumed run that met it, and the exit codes it allows besides 0.
+End = tuple["subprocess.Popen[str]", set[int]]
 
 
 def kill_runner(place: Place, whole: Whole, chance: random.Random) -> End:
-    """The runner alone: its kernels have to leave by themselves."""
+    """Kill the runner alone; its kernels have to leave by themselves."""
     process = place.go_on()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(chance.uniform(0.2, whole.seconds))
-    except subprocess.TimeoutExpired:
-        process.kill()
-    return *_ended(process), {-signal.SIGKILL}
+    process.kill()
+    return process, {-signal.SIGKILL}
 
 
 def kill_kernel(place: Place, whole: Whole, chance: random.Random) -> End:
-    process, end = place.go_on(), time.monotonic() + chance.uniform(0.2, whole.seconds)
-    killed = False
+    process, killed = place.go_on(), False
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(chance.uniform(0.2, whole.seconds))
     while process.poll() is None and not killed:
-        try:
-            kernels = kernels_of(psutil.Process(process.pid)) if time.monotonic() >= end else []
-            for kernel in kernels[:1]:
-                kernel.kill()
-                killed = True
-        except psutil.NoSuchProcess:
-            continue
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                if not killed and any("kernel" in part for part in child.cmdline()):
+                    child.kill()
+                    killed = True
         time.sleep(0.02)
-    return *_ended(process), {137}
+    return process, {137}
 
 
 def stop(place: Place, whole: Whole, chance: random.Random) -> End:
+    """Send one signal or two."""
     process, sent = place.go_on(), list[signal.Signals]()
     wait_until_it_listens(process)
     for number in chance.choices(SIGNALS, k=chance.choice((1, 1, 1, 2))):
@@ -89,11 +83,11 @@ def stop(place: Place, whole: Whole, chance: random.Random) -> End:
     expected = {130 if number == signal.SIGINT else 75 for number in sent}
     if len(sent) == 2:
         expected.add(130 if signal.SIGINT in sent else 143)
-    return *_ended(process), expected
+    return process, expected
 
 
 def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
-    """Until it handles signals; before, Python itself has only just begun."""
+    """Wait until it handles signals; before, Python itself has only just begun."""
     wanted = sum(1 << number - 1 for number in SIGNALS)
     while process.poll() is None:
         status = Path(f"/proc/{process.pid}/status").read_text()
@@ -104,12 +98,9 @@ def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
 
 
 def fill_disk(place: Place, whole: Whole, chance: random.Random) -> End:
-    """Bytes on a logarithmic scale: less than one file, some files, one of the report's pages, all of them."""
-    disk = place.folder.parent
-    remount(disk, int(4e3 * 1e4 ** chance.random()))
-    code, shown = _ended(place.go_on())
-    assert code == 0 or (str(disk) in shown and "No space left on device" in shown), shown
-    return code, shown, {1}
+    """Leave bytes on a logarithmic scale: less than one file, some files, one of the report's pages, all of them."""
+    remount(place.folder.parent, int(4e3 * 1e4 ** chance.random()))
+    return place.go_on(), {1}
 
 
 def remount(disk: Path, num_bytes: int) -> None:
@@ -117,58 +108,38 @@ def remount(disk: Path, num_bytes: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
 
 
-@contextmanager
-def tmpfs(folder: Path) -> Iterator[Callable[[], None]]:
-    with small_tmpfs(folder, "64k"):
-        yield lambda: remount(folder, 1 << 28)
-
-
-def _ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    shown, _ = process.communicate(timeout=600)
-    return process.returncode, shown
-
-
 def assert_same_numbers(run: RunPaths, whole: RunPaths) -> None:
-    """As the undisturbed run's; lines of a log may be lost, which the run says."""
+    """Check the run against the undisturbed one; its logs may lack lines, which the run says."""
     assert read_status(run).state == "done"
     assert run.report_html.read_text().rstrip().endswith("</html>")
     assert results_of(run) == results_of(whole)
     assert metrics_of(run).items() <= metrics_of(whole).items()
 
 
-@dataclass(frozen=True)
-class Fault:
-    live: Callable[[Place, Whole, random.Random], End]
-    values: Mapping[str, object]
-    same_end: Callable[[RunPaths, RunPaths], None] = assert_same_end
-    disk: Callable[[Path], object] = lambda folder: nullcontext(lambda: folder.mkdir(exist_ok=True))
-
-
-FAULTS = {
-    "kill_runner": (Fault(kill_runner, QUICK), (1, 3)),
-    "kill_kernel": (Fault(kill_kernel, QUICK), (1, 3)),
-    "stop": (Fault(stop, QUICK), (5,)),
-    "fill_disk": (Fault(fill_disk, QUICK, assert_same_numbers, tmpfs), (11, 12, 42)),
-}
+FAULTS = {kill_runner: (1, 3), kill_kernel: (1, 3), stop: (5,), fill_disk: (11, 12, 42)}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=pytest.mark.fault(*rows), id=name) for name, (fault, rows) in FAULTS.items()]
+    "live", [pytest.param(live, marks=pytest.mark.fault(*rows), id=live.__name__) for live, rows in FAULTS.items()]
 )
-def test_a_run_that_meets_faults_at_random_ends_as_if_nothing_had_been(whole_runs, tmp_path, request, fault, tally):
-    whole, chance = whole_runs(fault.values), random.Random(f"{request.node.callspec.id} {SEED}")
-    finished, codes = dict[str, int](), Counter[int]()
-    with fault.disk(tmp_path / "disk") as relieve:
-        (tmp_path / "disk").mkdir(exist_ok=True)
-        places = (Place(tmp_path / "disk" / str(number), whole.corpus, whole.values) for number in itertools.count())
+def test_a_run_that_meets_faults_at_random_ends_as_if_nothing_had_been(whole_runs, tmp_path, live, tally):
+    whole, chance = whole_runs(QUICK), random.Random(f"{live.__name__} {SEED}")
+    finished, codes, disk = dict[str, int](), Counter[int](), tmp_path / "disk"
+    fills = live is fill_disk
+    assert_end = assert_same_numbers if fills else assert_same_end
+    with small_tmpfs(disk) if fills else nullcontext(disk.mkdir()):
+        places = (Place(disk / str(number), whole.corpus, whole.values) for number in itertools.count())
         place = next(places)
         while tally.survived < NUM_FAULTS:
-            code, shown, allowed = fault.live(place, whole, chance)
+            process, allowed = live(place, whole, chance)
+            shown, _ = process.communicate(timeout=600)
+            code = process.returncode
             wait_for_no_orphans()
             codes[code] += 1
             assert "Traceback" not in shown
             assert code in {0, *allowed}, shown
+            assert not fills or code == 0 or (str(disk) in shown and "No space left on device" in shown), shown
             for run in list_runs(place.runs):
                 assert not is_worked_on(run)
                 assert status_now(run).state in ENDED, shown
@@ -176,14 +147,15 @@ def test_a_run_that_meets_faults_at_random_ends_as_if_nothing_had_been(whole_run
                 assert_nothing_is_redone(run, finished)
             tally.add(survived=1)
             if code == 0:  # it came to its end: another run for the faults left
-                fault.same_end(list_runs(place.runs)[0], whole.run)
+                assert_end(list_runs(place.runs)[0], whole.run)
                 shutil.rmtree(place.folder)
                 place, finished = next(places), {}
-        relieve()
+        if fills:
+            remount(disk, 1 << 28)
         run, _ = place.run(*(["--resume", "latest"] if list_runs(place.runs) else []))
         assert list_runs(place.runs) == [run]
         assert_nothing_is_redone(run, finished)
-        fault.same_end(run, whole.run)
+        assert_end(run, whole.run)
     print(f"FVC_FAULT_SEED={SEED}: {tally.survived} faults, exit codes {dict(codes)}")
 
 

@@ -1,8 +1,7 @@
-"""Ranks that die, hang or fail while others wait for them: nobody waits for ever, and what was saved goes on."""
+"""Ranks that die, hang or fail while others wait for them: nobody waits for ever, and a resumed training goes on."""
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,51 +13,32 @@ from torch.distributed import DistBackendError
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.services.errors import DataError
 from tests.engine.test_engine_on_ranks import QUIET
+from tests.kits.engine_kit import tight
 from tests.kits.rank_kit import Training, run_ranks, same_result, start_ranks, train
-from tests.kits.task_kit import TinyTasks, changed, each_task
+from tests.kits.task_kit import TinyTasks, each_task
 
 SETTINGS = {**QUIET, "epochs": 2, "checkpoint_seconds": 0}  # a checkpoint after every step
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A task that calls ``how`` on one rank in its n-th training forward pass."""
+    """A task that raises an error or a signal on one rank in its n-th forward pass of training."""
 
     tasks: Any
     rank: int
     number: int
-    how: Any
+    how: Exception | signal.Signals
 
     def __call__(self, rank: int) -> Any:
         count = iter(range(1, 1_000))
 
-        def end(model, batch):
-            if model.training and rank == self.rank and next(count) == self.number:
-                self.how()
+        def end(kind: str) -> None:
+            if kind == "forward" and rank == self.rank and next(count) == self.number:
+                if isinstance(self.how, Exception):
+                    raise self.how
+                signal.raise_signal(self.how)
 
-        return changed(self.tasks(rank), _Ending, end=end)
-
-
-class _Ending:
-    def forward(self, model, batch):
-        self.end(model, batch)
-        return super().forward(model, batch)
-
-
-def be_killed():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def be_stopped():
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def find_a_broken_clip():
-    raise DataError("clip 'a#0' is damaged. Make it again.")
-
-
-def have_a_bug():
-    raise ZeroDivisionError("of rank 1 alone")
+        return tight(self.tasks(rank), end, draws=False)
 
 
 @pytest.fixture
@@ -66,31 +46,28 @@ def tasks(kind, pictures):
     return TinyTasks(kind, pictures, rows=14)
 
 
-def ended(training: Training, size: int = 2) -> tuple[list[int], list[str]]:
+def ended(make_task: Any, folder: Path, size: int = 2) -> tuple[list[int], list[str], Training]:
+    """Train on ranks; return their exit codes, their words and the training."""
+    folder.mkdir(exist_ok=True)
+    training = Training(make_task, folder, SETTINGS)
     codes, said = zip(*run_ranks(size, train, training), strict=True)
-    return list(codes), list(said)
-
-
-def whole(tasks: Any, folder: Path) -> dict[str, Any]:
-    folder.mkdir()
-    training = Training(tasks, folder, SETTINGS)
-    assert ended(training)[0] == [0, 0]
-    return training.found()
+    return list(codes), list(said), training
 
 
 @pytest.mark.fault(3)
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
 @each_task(long=("image", "video_text"))
 def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equal(tasks, tmp_path, killed):
-    undisturbed = whole(tasks, tmp_path / "whole")
-    codes, said = ended(Training(Ending(tasks, killed, 3, be_killed), tmp_path, SETTINGS))
+    codes, _, undisturbed = ended(tasks, tmp_path / "whole")
+    assert codes == [0, 0]
+    codes, said, _ = ended(Ending(tasks, killed, 3, signal.SIGKILL), tmp_path)
     assert codes[killed] == -signal.SIGKILL
     assert codes[1 - killed] == 1
     place = "compared" if tasks.kind == "video_text" else "gradients"
     assert f"RankLostError: the other ranks were lost at '{place}'" in said[1 - killed]
-    again = Training(tasks, tmp_path, SETTINGS)
-    assert ended(again)[0] == [0, 0]
-    assert same_result(again.found(), undisturbed)
+    codes, _, again = ended(tasks, tmp_path)
+    assert codes == [0, 0]
+    assert same_result(again.found(), undisturbed.found())
     assert again.found()["inexact_because"] == []
     steps = {line[0] for line in again.found()["lines"]}
     assert steps >= {3, 4}
@@ -98,7 +75,7 @@ def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equa
 
 
 def fail_later(ranks: Ranks) -> None:
-    """As nccl does: what was begun in one place raises in another."""
+    """Fail as nccl does: an exchange that began in one place raises in another."""
     ranks.meet("begin")  # else rank 1 may be gone before both are connected
     if ranks.rank:
         raise DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or network error\n...")
@@ -114,7 +91,7 @@ def test_an_exchange_between_gpus_that_fails_later_is_a_lost_rank():
 
 @pytest.mark.long
 def test_a_rank_that_hangs_is_given_up(tasks, tmp_path):
-    training = Training(Ending(tasks, 1, 2, be_stopped), tmp_path, SETTINGS)
+    training = Training(Ending(tasks, 1, 2, signal.SIGSTOP), tmp_path, SETTINGS)
     first, second = start_ranks(2, train, training, patience_seconds=15.0)
     code, said = first.end()
     second.process.kill()
@@ -124,22 +101,13 @@ def test_a_rank_that_hangs_is_given_up(tasks, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "size", "failing", "codes", "words"),
+    ("how", "size", "failing", "code", "words"),
     [
-        (find_a_broken_clip, 3, 0, [3, 3, 3], "rank 0 of 3: clip 'a#0' is damaged. Make it again."),
-        (have_a_bug, 2, 1, [1, 1], "RankFailedError: rank 1 of 2: of rank 1 alone (ZeroDivisionError)"),
+        (DataError("clip 'a#0' is damaged."), 3, 0, 3, "rank 0 of 3: clip 'a#0' is damaged."),
+        (ZeroDivisionError("alone"), 2, 1, 1, "RankFailedError: rank 1 of 2: alone (ZeroDivisionError)"),
     ],
 )
-def test_an_error_on_one_rank_ends_all_and_the_others_name_it(tasks, tmp_path, how, size, failing, codes, words):
-    found, said = ended(Training(Ending(tasks, failing, 2, how), tmp_path, SETTINGS), size)
-    assert found == codes
+def test_an_error_on_one_rank_ends_all_and_the_others_name_it(tasks, tmp_path, how, size, failing, code, words):
+    codes, said, _ = ended(Ending(tasks, failing, 2, how), tmp_path, size)
+    assert codes == [code] * size
     assert [words in text for text in said] == [rank != failing for rank in range(size)]
-
-
-@pytest.mark.fault(13)
-def test_a_folder_that_rank_0_cannot_write_stops_all_before_the_first_step(tasks, tmp_path):
-    (tmp_path / "checkpoints").write_text("in the way")
-    codes, said = ended(Training(Ending(tasks, 0, 1, have_a_bug), tmp_path, SETTINGS))
-    assert codes == [1, 1]
-    assert "CheckpointWriteError: checkpoint in " in said[0]
-    assert "CheckpointWriteError: rank 0 of 2: checkpoint in " in said[1]

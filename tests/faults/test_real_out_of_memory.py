@@ -1,4 +1,4 @@
-"""Rows 16, 17 and 18 without a pretence: the kernel gives the training process no more memory."""
+"""Rows 16, 17, 18 and 20 for real: the kernel gives the training process no more memory."""
 
 from __future__ import annotations
 
@@ -6,40 +6,35 @@ import ctypes
 import json
 import resource
 import shutil
-import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fvc_lib.services.checkpoint_files import BEST, load_weights
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, StoppedError
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FOLDS, read_table
-from fvc_lib.tasks.shared_training import TrainingOutcome, read_outcome
+from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.summary import TrainingSummary
-from fvc_lib.tasks.video.training import train_fold
-from tests.faults.conftest import STAGE, elsewhere
+from tests.faults.conftest import elsewhere, train
 from tests.faults.forked import run
+from tests.kits.engine_kit import weight_distance
 from tests.kits.training import TinyTraining, draw_clip, tiny_training_in
 
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
-def train_in_little_memory(root: Path, config: str, attempt: int, spare_bytes: int | None, report: Path) -> None:
-    """Train fold 0; from the first forward pass on with no more than ``spare_bytes`` beyond what is in use then.
+def train_in_little_memory(tiny: TinyTraining, paths: RunPaths, attempt: int, spare_bytes: int | None) -> None:
+    """Train fold 0; from the first forward pass on, allow ``spare_bytes`` beyond the address space in use then.
 
-    ``report`` gets the address space that the training took beyond that, in bytes, once it is done.
+    Write the address space that the training took beyond that, in bytes, to ``taken.json``.
     """
-    # Else every thread reserves 64 MiB of addresses for allocations to come, and does without where there are none.
+    # Otherwise every thread reserves 64 MiB of addresses for later, and does without where there are none.
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     begun: list[int] = []
 
@@ -51,22 +46,13 @@ def train_in_little_memory(root: Path, config: str, attempt: int, spare_bytes: i
                 resource.setrlimit(resource.RLIMIT_AS, (begun[0] + spare_bytes, most))
 
     torch.nn.modules.module.register_module_forward_pre_hook(limit)
-    _train_fold(root, config, attempt)
-    # Nothing was trained where the life before had come to the end of training and died after it.
-    report.write_text(json.dumps(_status_bytes("VmPeak") - begun[0] if begun else 0))
-
-
-def _train_fold(root: Path, config: str, attempt: int) -> None:
-    """Train fold 0, with SIGTERM handled as a notebook's kernel handles it."""
-    paths, signals = RunPaths(root), list[int]()
-    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     try:
-        with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
-            fields = RunConfig.model_validate_json(config)
-            train_fold(paths, fields, 0, metric_log=log, attempt=attempt, stop=lambda: bool(signals))
-    except (FvcError, StoppedError) as error:
+        train(tiny, paths, attempt)
+    except FvcError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    # Nothing was trained if the attempt before came to the end of training and died after it.
+    (paths.root / "taken.json").write_text(json.dumps(_status_bytes("VmPeak") - begun[0] if begun else 0))
 
 
 def _status_bytes(name: str) -> int:
@@ -74,16 +60,12 @@ def _status_bytes(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-PLANNED = 8
-
-
 @pytest.fixture(scope="module")
 def large_clips(drawn_tiny_training: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
-    """Clips of 8 x 168 x 168: a micro-batch takes far more than everything else."""
-    folder = tmp_path_factory.mktemp("large") / "clips"
-    shutil.copytree(drawn_tiny_training, folder)
+    """Return a run on clips of 8 x 168 x 168: a micro-batch takes far more than everything else."""
+    folder = shutil.copytree(drawn_tiny_training, tmp_path_factory.mktemp("large") / "clips")
     tiny = tiny_training_in(folder).with_config(
-        fixed_size=168, num_frames=8, augmentations_per_video=0, batch_size=PLANNED, effective_batch_size=PLANNED,
+        fixed_size=168, num_frames=8, augmentations_per_video=0, batch_size=8, effective_batch_size=8,
         epochs=1, learning_rate=1e-4, shuffled_label_control=False, checkpoint_minutes=0,
     )  # fmt: skip
     for video_id, label in read_table(tiny.paths.folds, FOLDS).select("video_id", "label").iter_rows():
@@ -93,55 +75,29 @@ def large_clips(drawn_tiny_training: Path, tmp_path_factory: pytest.TempPathFact
     return tiny
 
 
-@dataclass(frozen=True)
-class Life:
-    """One attempt at fold 0 under a limit, how it ended and what it said."""
-
-    paths: RunPaths
-    code: int
-    said: str
-
-    @property
-    def outcome(self) -> TrainingOutcome[TrainingSummary]:
-        outcome = read_outcome(self.paths.fold_outcome(0), TrainingSummary)
-        assert outcome is not None, self.said
-        return outcome
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return load_weights(self.paths.fold_checkpoints(0) / BEST)
-
-    @property
-    def taken_bytes(self) -> int:
-        return int(json.loads((self.paths.root / "taken.json").read_text()))
-
-
-def train(tiny: TinyTraining, root: Path, attempt: int, spare_bytes: int | None) -> Life:
-    paths = RunPaths(root) if root.exists() else elsewhere(tiny, root)
-    config = tiny.config.model_dump_json()
-    return Life(paths, *run(train_in_little_memory, root, config, attempt, spare_bytes, root / "taken.json"))
-
-
-def distance(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
-    """The largest relative difference."""
-    return max(((weights[name] - other).norm() / other.norm()).item() for name, other in others.items())
-
-
 @pytest.mark.long
 @pytest.mark.fault(16, 17, 18, 20)
 def test_whatever_memory_there_is_nothing_but_time_is_lost(large_clips, tmp_path, tally):
     """From next to nothing to all that it takes; what cannot even train one clip ends, and goes on when it can."""
-    whole, ends = train(large_clips, tmp_path / "whole" / "run_0", 1, None), Counter[str]()
+
+    def trained(paths, attempt, spare_bytes):
+        code, said = run(train_in_little_memory, large_clips, paths, attempt, spare_bytes)
+        assert spare_bytes is not None or code == 0, said
+        return code, code or read_outcome(paths.fold_outcome(0), TrainingSummary).training
+
+    def weights(paths):
+        return load_weights(paths.fold_checkpoints(0) / BEST)
+
+    whole, ends = elsewhere(large_clips, tmp_path / "whole" / "run_0"), Counter[str]()
+    _, training = trained(whole, 1, None)
+    taken = json.loads((whole.root / "taken.json").read_text())
     for part in range(1, 25):
-        root = tmp_path / f"part_{part}" / "run_0"
-        life = train(large_clips, root, 1, whole.taken_bytes * part // 24)
-        if life.code:
-            ends[f"exit code {life.code}"] += 1
-            life = train(large_clips, root, 2, None)
-            assert life.code == 0, life.said
-        else:
-            ends[f"micro-batch {life.outcome.training.micro_batch}"] += 1
-        assert distance(life.weights, whole.weights) < 1e-5
-        assert life.outcome.training.steps == whole.outcome.training.steps
+        paths = elsewhere(large_clips, tmp_path / f"part_{part}" / "run_0")
+        code, found = trained(paths, 1, taken * part // 24)
+        ends[f"exit code {code}" if code else f"micro-batch {found.micro_batch}"] += 1
+        if code:
+            _, found = trained(paths, 2, None)
+        assert weight_distance(weights(paths), weights(whole)) < 1e-5
+        assert found.steps == training.steps
         tally.add(survived=1)
     assert len([end for end in ends if end.startswith("micro-batch")]) > 1, ends
