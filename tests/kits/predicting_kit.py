@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.samples.drawings import make_clip, plan_clips
+from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services import memory as memory_policy
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
@@ -24,11 +25,6 @@ SMALL = {
 }  # fmt: skip
 
 
-class NoLog:
-    def log(self, **_):
-        pass
-
-
 def picture_run(folder, per_part=(18, 12, 12)):
     """A run of task image in ``folder``/runs, and the folder of its pictures."""
     root = folder / "pictures"
@@ -41,7 +37,7 @@ def picture_run(folder, per_part=(18, 12, 12)):
     write_image_tables(paths, images.with_columns(content_sha256=pl.Series(contents)), targets)
     paths.params_yaml.write_text(config.to_yaml())
     write_document(paths.run_json, {})
-    train_images(paths, config, metric_log=NoLog())
+    train_images(paths, config, metric_log=NoMetrics())
     image_results_of(paths, config)
     return paths, root
 
@@ -63,7 +59,7 @@ def caption_run(folder, counts=None, **settings):
     write_document(paths.run_json, {})
     with pytest.MonkeyPatch.context() as patch, forked_workers():
         patch.setattr(memory_policy, "frozen_garbage", nullcontext)
-        train_video_text(paths, config, metric_log=NoLog())
+        train_video_text(paths, config, metric_log=NoMetrics())
     video_text_results_of(paths, config)
     return paths, root
 

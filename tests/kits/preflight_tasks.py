@@ -55,18 +55,6 @@ def _raise():
     raise ValueError(f"broken in a process with oom_score_adj {score.read_text().strip() if score.exists() else 1000}")
 
 
-class WideTask(TroubledTask):
-    """With many weights."""
-
-    num_bytes = 4 * 9 * 2_000_000
-
-    def build_model(self):
-        return nn.Linear(8, 2_000_000)
-
-    def forward(self, model, batch):
-        return {"y": model(batch.tensors["x"]).mean(1)}
-
-
 class ComparingTask(TroubledTask):
     """Also compares its samples; ``trouble`` comes once ``from_size`` of them are compared."""
 

@@ -79,7 +79,6 @@ class Training:
     settings: Mapping[str, Any] = field(default_factory=dict)
     stop: Callable[[int], Callable[[], bool]] | None = None
     prepare: Callable[[int], None] | None = None
-    score: bool = True
 
     def found(self, rank: int = 0) -> dict[str, Any]:
         """What a rank that came to the end left."""

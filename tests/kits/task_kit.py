@@ -135,10 +135,9 @@ def _image(tasks: TinyTasks) -> ImageTask:
     values[6::9] = np.nan
     classes = np.where(numbers % 11 == 3, -1, numbers % 3)
     ids = tuple(f"picture{number:03d}" for number in numbers)
-    records = ImageRecords(
-        pl.DataFrame({"image_id": ids, "group_id": ids, "path": [f"{name}.png" for name in ids]}), classes, values
-    )
-    training, validation = _rows(records, 0, tasks.rows), _rows(records, tasks.rows, len(numbers))
+    table = pl.DataFrame({"image_id": ids, "group_id": ids, "path": [f"{name}.png" for name in ids]})
+    parts = slice(0, tasks.rows), slice(tasks.rows, None)
+    training, validation = (ImageRecords(table[part], classes[part], values[part]) for part in parts)
     labels = labels_of_training(("a", "b", "c"), ("calories", "mass"), ("kcal", "g"), training.values)
     mixing = MixSettings(share=0.5, mixup_alpha=0.4, cutmix_alpha=1.0)
     return TinyImages(
@@ -146,14 +145,6 @@ def _image(tasks: TinyTasks) -> ImageTask:
         ImageDataset(tasks.folder, validation, labels, _SIDE),
         RunConfig(task="image", freeze_backbone_epochs=1, unfreeze_stage_epochs=1),
     )
-
-
-def _rows(records: ImageRecords, start: int, stop: int) -> ImageRecords:
-    part = slice(start, stop)
-    return ImageRecords(
-        records.table[part], records.class_indices[part],
-        records.values[part],
-    )  # fmt: skip
 
 
 def _video_text(tasks: TinyTasks) -> VideoTextTask:
@@ -170,24 +161,6 @@ def _video_text(tasks: TinyTasks) -> VideoTextTask:
 
 
 _MAKERS = {"video": _video, "recipe": _recipe, "image": _image, "video_text": _video_text}
-
-
-@dataclass(frozen=True)
-class Some:
-    """Those samples of ``data`` whose numbers are given."""
-
-    data: Any
-    numbers: tuple[int, ...]
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        return tuple(self.data.classes[number] for number in self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.data[self.numbers[index]]
 
 
 def changed(task: Any, kind: type, **attributes: Any) -> Any:

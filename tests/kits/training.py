@@ -146,13 +146,8 @@ class TinyTraining:
         rows = clip_rows(read_table(self.paths.folds, FOLDS), 1)
         training = list(rows[:-12])[:num_training_rows]
         validation = [row for row in rows[-12:] if row.augmentation_index == 0]
-        weights = class_weights(training)
-        return VideoTask(
-            ClipDataset(self.store, training),
-            ClipDataset(self.store, validation),
-            config=RunConfig(model=model),
-            weights=weights,
-        )
+        data = ClipDataset(self.store, training), ClipDataset(self.store, validation)
+        return VideoTask(*data, config=RunConfig(model=model), weights=class_weights(training))
 
 
 def draw_clip(video_id: str, augmentation_index: int, fake: bool) -> np.ndarray:

@@ -57,13 +57,13 @@ def home(tmp_path_factory) -> Path:
 def run(home) -> RunPaths:
     made = trained_run(home)
     write_document(made.run_json, {})
+    write_bundle(predictor_of(made, STANDING), home / "bundle", "---\n---\n")
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bundle(run, home) -> Path:
     """Of a run; only copied."""
-    write_bundle(predictor_of(run, STANDING), home / "bundle", "---\n---\n")
     return home / "bundle"
 
 
@@ -76,19 +76,17 @@ def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(ru
     new, near = tmp_path / "new.mp4", tmp_path / "near.mp4"
     write_video(new, draw_clip("unknown", 0, fake=True))
     write_video(near, np.clip(draw_clip("video00005", 0, fake=True).astype(int) + 2, 0, 255).astype(np.uint8))
-    own = read_table(run.index, INDEX).row(3, named=True)
-    video = Path(shutil.copy(home / "corpus" / own["path"], tmp_path / "renamed.mp4"))
+    video = Path(shutil.copy(home / "corpus" / read_table(run.index, INDEX)["path"][3], tmp_path / "renamed.mp4"))
     asked = [new, tmp_path / "missing.mp4", video, Path(__file__), near]
     of_run = load_detector(run.root)
     by_run = {found.path: found for found in of_run.findings(asked, workers=1)}
-    for away in ("corpus", "runs"):
-        (home / away).rename(home / f"{away}_away")
+    alone = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    home.rename(tmp_path / "away")
     try:
-        detector = load_detector(bundle)
+        detector = load_detector(alone)
         by_bundle = {found.path: found for found in detector.findings(asked, workers=1)}
     finally:
-        for away in ("corpus", "runs"):
-            (home / f"{away}_away").rename(home / away)
+        (tmp_path / "away").rename(home)
     assert (detector.model_id, detector.identity) == (of_run.model_id, of_run.identity)
     assert by_bundle.pop(str(near)).no_prediction[0].startswith("A near-duplicate of a video of the run")
     assert "video00005" in by_run.pop(str(near)).no_prediction[0]
@@ -110,12 +108,23 @@ def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
     assert known["group_id"].n_unique() == read_table(run.index, INDEX)["group_id"].n_unique()
     assert set(known["content_sha256"]) == set(read_table(run.index, INDEX)["content_sha256"])
     ranges = json.loads((bundle / "bundle.json").read_text())["section"]["ranges"]
-    assert ranges["codecs"] == ["h264"]
-    assert ranges["ranges"]["shorter side in pixels"][0] == 24
+    assert (ranges["codecs"], ranges["ranges"]["shorter side in pixels"][0]) == (["h264"], 24)
     assert ranges["ranges"]["length in seconds"][0] > 0
     names = [b"video000", b"group <", str(run.root.parents[2]).encode()]
     for file in bundle.rglob("*"):
         assert not file.is_file() or not any(name in file.read_bytes() for name in names), file
+
+
+def refused(folder: Path, why: str, kind: type[FvcError] = UsageError) -> None:
+    with pytest.raises(kind, match=why):
+        load_detector(folder)
+
+
+def refused_in_use(folder: Path, why: str, kind: type[FvcError] = UsageError) -> None:
+    """Once the networks are loaded as well."""
+    detector = load_detector(folder)
+    with pytest.raises(kind, match=why):
+        detector.check()
 
 
 @pytest.mark.fault(45)
@@ -127,11 +136,9 @@ def test_a_file_that_is_damaged_missing_or_foreign_is_refused_by_name(copy):
         content = bytearray(before)
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
-        with pytest.raises(UsageError, match=file.name):
-            load_detector(copy)
+        refused(copy, file.name)
         file.unlink()
-        with pytest.raises(UsageError, match=file.name):
-            load_detector(copy)
+        refused(copy, file.name)
         file.write_bytes(before)
     (copy / ".git").mkdir()
     (copy / ".git" / "config").touch()
@@ -139,20 +146,16 @@ def test_a_file_that_is_damaged_missing_or_foreign_is_refused_by_name(copy):
     shutil.rmtree(copy / ".git")
     for foreign in ("sitecustomize.py", "weights.pkl"):
         (copy / foreign).touch()
-        with pytest.raises(UsageError, match=rf"'{foreign}' does not belong there"):
-            load_detector(sealed(copy))
+        refused(sealed(copy), rf"'{foreign}' does not belong there")
         (copy / foreign).unlink()
     names = json.loads((copy / "digests.json").read_text())["files"]
     write_document(copy / "digests.json", {"files": {**names, "../../etc/passwd": "0" * 64}})
-    with pytest.raises(UsageError, match=r"'../../etc/passwd' is missing"):
-        load_detector(copy)
+    refused(copy, r"'../../etc/passwd' is missing")
     (copy / "model/fold_1.safetensors").unlink()
-    with pytest.raises(UsageError, match=r"model/fold_1.safetensors is missing"):
-        load_detector(sealed(copy))
+    refused(sealed(copy), r"model/fold_1.safetensors is missing")
     (copy / "README.md").unlink()
     (copy / "README.md").symlink_to("/etc/passwd")
-    with pytest.raises(UsageError, match=r"'README.md' is a link"):
-        load_detector(copy)
+    refused(copy, r"'README.md' is a link")
 
 
 @pytest.mark.fault(45)
@@ -162,17 +165,14 @@ def test_pickles_and_weights_of_another_network_are_refused_and_not_run(copy, tm
     weights = safetensors.torch.load(path.read_bytes())  # not mapped: the file is overwritten
     for content in (pickle.dumps(Bomb()), b"PK\x03\x04" + bytes(64)):
         path.write_bytes(content)
-        with pytest.raises(FvcError, match=r"fold_0.safetensors.* cannot be loaded safely"):
-            load_detector(sealed(copy)).check()
+        refused_in_use(sealed(copy), r"fold_0.safetensors.* cannot be loaded safely", FvcError)
     assert not (tmp_path / "exploded").exists()
     name = next(iter(weights))
     write_weights_with_digest(path, {**weights, name: torch.zeros(3, 5)}, {})
-    with pytest.raises(FvcError, match=r"is not what .*fold 0 was judged by"):
-        load_detector(sealed(copy)).check()
+    refused_in_use(sealed(copy), r"is not what .*fold 0 was judged by", FvcError)
     digests = json.loads((copy / "bundle.json").read_text())["weights"]
     digests["fold_0"] = weights_digest(safetensors.torch.load_file(path))
-    with pytest.raises(UsageError, match=rf"do not fit [\s\S]*{name}"):
-        load_detector(edited(copy, weights=digests)).check()
+    refused_in_use(edited(copy, weights=digests), rf"do not fit [\s\S]*{name}")
 
 
 @pytest.mark.parametrize(
@@ -197,15 +197,16 @@ def test_a_record_that_no_export_writes_is_refused(copy, changes, why):
     params = json.loads((copy / "bundle.json").read_text())["params"]
     if "params" in changes:
         changes = {"params": {**params, **changes["params"]}}
-    with pytest.raises(UsageError, match=why):
-        load_detector(edited(copy, **changes))
+    refused(edited(copy, **changes), why)
 
 
-def test_a_folder_that_is_neither_bundle_nor_run_is_refused_with_the_command(tmp_path, bundle, run):
-    with pytest.raises(UsageError, match=r"neither a bundle .* nor a run folder.* export RUN"):
-        load_detector(tmp_path)
+def test_other_folders_and_weights_of_a_run_or_a_bundle_are_refused(tmp_path, bundle, run):
+    refused(tmp_path, r"neither a bundle .* nor a run folder.* export RUN")
     with pytest.raises(UsageError, match="is there already"):
         write_bundle(predictor_of(run), bundle, "")
+    for path in (run.root, bundle, bundle / "model" / "fold_0.safetensors"):
+        with pytest.raises(UsageError, match="may have seen the videos"):
+            weights_path(str(path))
 
 
 @pytest.mark.slow
@@ -217,13 +218,11 @@ def test_an_own_network_and_its_weights_are_copied_and_its_code_runs_only_where_
     torch.save({"line.weight": torch.ones(1, 1), "line.bias": torch.zeros(1)}, weights)
     run = trained_run(tmp_path, f"{tmp_path}/mine/my_net.py:MyNet", str(weights))
     write_bundle(predictor_of(run, STANDING), tmp_path / "bundle", "card")
-    with pytest.raises(UsageError, match=r"its model is code, network/my_net.py.*allow_code=True"):
-        load_detector(tmp_path / "bundle")
+    refused(tmp_path / "bundle", r"its model is code, network/my_net.py.*allow_code=True")
     video = next((tmp_path / "corpus").rglob("*.mp4"))
     by_run = load_detector(run.root).predict(video, workers=1)
     (tmp_path / "mine" / "my_net.py").write_text(OWN_NETWORK.replace("self.line(", "2 * self.line("))
-    with pytest.raises(UsageError, match=r"MyNet has changed since its training \(.*MyNet.forward\)"):
-        load_detector(run.root).check()
+    refused_in_use(run.root, r"MyNet has changed since its training \(.*MyNet.forward\)")
     shutil.rmtree(tmp_path / "mine")
     for name in [name for name in sys.modules if name == "parts" or name.startswith("fvc_user_my_net_")]:
         monkeypatch.delitem(sys.modules, name)  # as in a new process
@@ -251,34 +250,21 @@ def test_tables_ranges_and_features_that_no_export_writes_are_refused(copy):
     rows, text, arrays = pl.read_parquet(table), record.read_text(), safetensors.numpy.load_file(features)
     for column, value in (("logit", float("nan")), ("score", 2.0), ("fold", 9)):
         rows.with_columns(pl.lit(value).alias(column)).cast({"fold": pl.Int64}).write_parquet(table)
-        with pytest.raises(FvcError, match=rf"known_videos.parquet.*{column}"):
-            load_detector(sealed(copy))
+        refused(sealed(copy), rf"known_videos.parquet.*{column}", FvcError)
     rows.filter(label="real").write_parquet(table)
-    with pytest.raises(UsageError, match=r"known_videos.parquet has no scores of both"):
-        load_detector(sealed(copy))
+    refused(sealed(copy), r"known_videos.parquet has no scores of both")
     table.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(FvcError, match=r"known_videos.parquet: cannot be read as a table"):
-        load_detector(sealed(copy))
+    refused(sealed(copy), r"known_videos.parquet: cannot be read as a table", FvcError)
     rows.write_parquet(table)
     record.write_text(text.replace('"h264"', "-1"))
-    with pytest.raises(UsageError, match=r"bundle.json, ranges.*valid string"):
-        load_detector(sealed(copy))
+    refused(sealed(copy), r"bundle.json, ranges.*valid string")
     record.write_text(text)
     safetensors.numpy.save_file({**arrays, "fold_1": arrays["fold_1"] * np.float32(np.nan)}, features)
-    with pytest.raises(UsageError, match=r"features.safetensors: fold 1: wanted finite"):
-        load_detector(sealed(copy))
+    refused(sealed(copy), r"features.safetensors: fold 1: wanted finite")
     features.write_bytes(pickle.dumps(arrays))
-    with pytest.raises(UsageError, match=r"features.safetensors"):
-        load_detector(sealed(copy))
+    refused(sealed(copy), r"features.safetensors")
     (copy / "digests.json").write_text("[" * 200_000)
-    with pytest.raises(UsageError, match=r"digests.json is missing or damaged"):
-        load_detector(copy)
-
-
-def test_no_training_begins_with_weights_of_a_run_or_a_bundle(run, bundle):
-    for path in (run.root, bundle, bundle / "model" / "fold_0.safetensors"):
-        with pytest.raises(UsageError, match="may have seen the videos"):
-            weights_path(str(path))
+    refused(copy, r"digests.json is missing or damaged")
 
 
 def test_another_decoder_than_the_runs_is_named(copy):

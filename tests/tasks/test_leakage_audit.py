@@ -1,3 +1,5 @@
+"""Overlaps between folds are counted from the facts of files, and choices and openings are reported."""
+
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +14,7 @@ from fvc_lib.tasks.video import controls
 from tests.kits.selection_kit import recorded_selection
 
 CONFIG = RunConfig(bootstrap_replicates=100)
+FIRST = pl.col("video_id") == "video00000"
 
 
 class Clips:
@@ -39,11 +42,9 @@ def no_metadata(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(scope="module")
 def hashes(folds: pl.DataFrame) -> list[str | None]:
     """Of the first three videos of groups 0 and 1, whose folds are the same, and of groups 2 and 3: all different."""
-    found: list[str | None] = [None] * folds.height
-    for row in range(12):
-        coarse = np.random.default_rng(row).integers(20, 235, (3, 3, 8, 8)).astype(np.float64)
-        found[row] = perceptual_hash(np.kron(coarse, np.ones((8, 8))).astype(np.uint8))
-    return found
+    pictures = [np.random.default_rng(row).integers(20, 235, (3, 3, 8, 8)).astype(np.float64) for row in range(12)]
+    found = [perceptual_hash(np.kron(coarse, np.ones((8, 8))).astype(np.uint8)) for coarse in pictures]
+    return [*found, *[None] * (folds.height - 12)]
 
 
 def failed(audit: pl.DataFrame) -> dict[str, int]:
@@ -51,7 +52,7 @@ def failed(audit: pl.DataFrame) -> dict[str, int]:
 
 
 def of(audit: pl.DataFrame, check: str) -> dict[str, Any]:
-    return audit.filter(pl.col("check") == check).row(0, named=True)
+    return audit.filter(check=check).row(0, named=True)
 
 
 def test_clean_tables_pass_every_check(tables, folds, predictions, hashes) -> None:
@@ -63,60 +64,47 @@ def test_clean_tables_pass_every_check(tables, folds, predictions, hashes) -> No
     assert "48 files without a hash" in of(audit, "near_duplicates_in_two_folds")["finding"]
 
 
-def moved(folds: pl.DataFrame, video_id: str = "video00000") -> pl.DataFrame:
-    """One video in the next fold, under a group of its own: what a split that misses its relatives would do."""
-    alone = pl.col("video_id") == video_id
-    return folds.with_columns(
-        fold=pl.when(alone).then((pl.col("fold") + 1) % 4).otherwise("fold"),
-        group_id=pl.when(alone).then(pl.lit("alone")).otherwise("group_id"),
-    )
-
-
 def test_a_group_that_the_grouping_failed_to_join_is_found_by_what_the_files_are(
     tables, folds, predictions, hashes
 ) -> None:
-    """Group ids alone would see nothing here: the video that strayed has one of its own."""
-    strayed = moved(folds)
-    moved_predictions = predictions.drop("fold", "group_id").join(strayed.drop("label"), on="video_id")
+    """Group ids alone would see nothing here: the video that strayed into the next fold has one of its own."""
+    strayed = folds.with_columns(
+        fold=pl.when(FIRST).then((pl.col("fold") + 1) % 4).otherwise("fold"),
+        group_id=pl.when(FIRST).then(pl.lit("alone")).otherwise("group_id"),
+    )
+    moved = predictions.drop("fold", "group_id").join(strayed.drop("label"), on="video_id").select(predictions.columns)
 
     def audit(**columns: list[object]) -> dict[str, int]:
-        index = tables.index(strayed, **columns)
-        return failed(leakage_audit(index, strayed, moved_predictions.select(predictions.columns), CONFIG))
+        return failed(leakage_audit(tables.index(strayed, **columns), strayed, moved, CONFIG))
 
     assert audit() == {}
-    twin = [hashes[1], *hashes[1:]]
-    assert audit(perceptual_hash=twin) == {"near_duplicates_in_two_folds": 1}
-    contents = ["b" * 64, "b" * 64, *(f"{row:064d}" for row in range(2, folds.height))]
-    stated = ["cascade", "cascade", *[None] * (folds.height - 2)]
-    sources = ["s", "s", *map(str, range(2, folds.height))]
+    assert audit(perceptual_hash=[hashes[1], *hashes[1:]]) == {"near_duplicates_in_two_folds": 1}
+    others = range(2, folds.height)
+    contents = ["b" * 64, "b" * 64, *(f"{row:064d}" for row in others)]
+    stated, sources = ["cascade", "cascade", *[None for _ in others]], ["s", "s", *map(str, others)]
     assert audit(content_sha256=contents, stated_group=stated, source_id=sources) == {
         "contents_in_two_folds": 1, "stated_groups_in_two_folds": 1, "sources_in_two_folds": 1,
     }  # fmt: skip
 
 
-def test_torn_groups_and_late_choices_fail_their_checks(tables, folds, predictions) -> None:
+def test_torn_groups_and_late_choices_fail_their_checks_and_earlier_openings_are_not_judged(
+    tables, folds, predictions
+) -> None:
     index, record = tables.index(folds), recorded_selection(Clips)
 
     def audit(folds: pl.DataFrame = folds, **more: Any) -> dict[str, int]:
         return failed(leakage_audit(index, folds, predictions, CONFIG, **more))
 
-    first = pl.col("video_id") == "video00000"
-    other_fold = folds.with_columns(fold=pl.when(first).then(3).otherwise("fold").cast(pl.Int64))
+    other_fold = folds.with_columns(fold=pl.when(FIRST).then(3).otherwise("fold").cast(pl.Int64))
     assert audit(other_fold) == {"groups_in_two_folds": 1}
     assert audit(selections=[record, replace(record, openings=2, earlier=1)]) == {"chosen_after_opening": 1}
     assert audit(selections=[record, None]) == {"chosen_after_opening": 0}
     assert audit(selections=[replace(record, openings=3)]) == {}
-
-
-def test_outer_folds_that_were_opened_before_and_near_duplicates_not_searched_for_are_not_judged(
-    tables, folds, predictions
-) -> None:
     config = CONFIG.model_copy(update={"near_duplicate_bits": 0})
-    audit = leakage_audit(tables.index(folds), folds, predictions, config, before=(3, "run_<b>"))
-    row = of(audit, "opened_before")
-    assert (row["count"], row["passed"]) == (3, None)
-    assert "run_<b>" in row["finding"]
-    assert "near_duplicates_in_two_folds" not in audit["check"]
+    found = leakage_audit(index, folds, predictions, config, before=(3, "run_<b>"))
+    row = of(found, "opened_before")
+    assert (row["count"], row["passed"], "run_<b>" in row["finding"]) == (3, None, True)
+    assert "near_duplicates_in_two_folds" not in found["check"]
 
 
 def test_what_a_split_by_row_would_have_claimed_is_computed_from_these_predictions(tables, folds, predictions) -> None:

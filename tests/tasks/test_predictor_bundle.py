@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from filelock import FileLock
 
 from fvc_lib import load_detector
-from fvc_lib.analysis.mlflow import default_tracking_uri, register_bundle
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.detectors.own.video_text import VideoTextNetwork
@@ -31,7 +30,7 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.tasks.predicting import predictor_of
 from fvc_lib.tasks.video_text.results import read_embeddings
-from tests.kits.bundle_kit import edited
+from tests.kits.bundle_kit import edited, sealed
 from tests.kits.predicting_kit import caption_run, picture_run
 from tests.kits.video_text_kit import write_tiny_bert
 from tests.kits.warm_workers import forked_workers
@@ -74,7 +73,8 @@ def make_home(home: Path, task: str) -> None:
     with (home / "files" / f"<b>new{file.suffix}").open("wb") as new:
         new.write(file.read_bytes() + bytes(8))
     with forked_workers():
-        assert asked(run.root, home, home / "by_run") == 0
+        done = predict_in(home / "by_run", run.root, home / "files")
+    assert done.exit_code == 0, done.output
     (home / "moving").mkdir()
     for each in (run.root.parent, corpus):
         each.rename(home / "moving" / each.name)
@@ -96,10 +96,9 @@ def caption_home(home_of) -> Path:
     return home_of("video_text")
 
 
-def asked(model, home, out, *more):
-    """The exit code of ``predict``."""
-    arguments = ["predict", str(model), str(home / "files"), "--out", str(out), *more]
-    return CliRunner().invoke(main, arguments).exit_code
+def predict_in(out: Path, model: Path, *more: str | Path) -> Result:
+    """What ``predict`` does of ``model``, with the files to ask about first in ``more``."""
+    return CliRunner().invoke(main, ["predict", str(model), *map(str, more), "--out", str(out), "-j", "1"])
 
 
 def rows_of(folder):
@@ -107,7 +106,7 @@ def rows_of(folder):
 
 
 def test_a_bundle_says_what_its_run_said_to_the_bit_without_run_and_corpus(home, tmp_path):
-    assert asked(home / "bundle", home, tmp_path / "out", "-j", "1") == 0
+    assert predict_in(tmp_path / "out", home / "bundle", home / "files").exit_code == 0
     for name in TABLES:
         assert (tmp_path / "out" / name).read_bytes() == (home / "by_run" / name).read_bytes()
     rows = rows_of(tmp_path / "out")
@@ -177,10 +176,21 @@ def test_a_run_gives_its_test_video_the_stored_caption_and_similarities(caption_
 
 
 def test_what_cannot_be_asked_is_refused_before_anything_is_written(picture_home, tmp_path):
-    for option, value in (("--fpr", "0.01"), ("--pages", "3")):
-        done = predict_in(tmp_path / "out", picture_home, picture_home / "files", option, value)
-        assert (done.exit_code, option in done.output) == (2, True)
-    assert not (tmp_path / "out").exists()
+    out, bundle, files = tmp_path / "out", picture_home / "bundle", picture_home / "files"
+    for options, why in (
+        (("--fpr", "0.01"), "--fpr"),
+        (("--pages", "3"), "--pages"),
+        (("--dry-run",), "Give that as well"),
+        (("--shard", "0/2", "--executor", "slurm"), "leave --executor out"),
+        (("--shard", "2/2"), "wanted NUMBER/OF"),
+    ):
+        done = predict_in(out, bundle, files, *options)
+        assert (done.exit_code, why in done.output) == (2, True), done.output
+    assert not out.exists()
+    done = CliRunner().invoke(main, ["predict", str(bundle), str(files), "--shard", "0/2"])
+    assert (done.exit_code, "name the shards' folder with --out" in done.output) == (2, True), done.output
+    with pytest.raises(UsageError, match="is of task image, which gives no verdicts"):
+        verdict_detector(bundle)
     copy = RunPaths(shutil.copytree(run_in(picture_home).root, tmp_path / "images" / "run_0"))
     best = next(copy.root.glob("checkpoints/*/best_model.safetensors"))
     best.write_bytes(best.read_bytes()[:-1] + b"x")
@@ -189,10 +199,27 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(picture_home
     shutil.rmtree(copy.root / "checkpoints")
     with pytest.raises(UsageError, match="not finished"):
         predictor_of(copy)
-    with pytest.raises(UsageError, match="is of task image, which gives no verdicts"):
-        verdict_detector(picture_home / "bundle")
-    done = predict_in(tmp_path / "none", picture_home, tmp_path / "gone.png")
-    assert (done.exit_code, "gone.png" in rows_of(tmp_path / "none")[0]["failure"]) == (3, True), done.output
+    done = predict_in(out, bundle, tmp_path / "gone.png")  # no file can be read
+    assert done.exit_code == 3, done.output
+    assert "gone.png" in rows_of(out)[0]["failure"]
+
+
+def test_files_that_no_export_writes_are_refused(home_of, tmp_path):
+    for task, name, change, why in (
+        ("image", "labels.json", {"classes": []}, "weights do not fit"),
+        ("image", "labels.json", {"classes": 7}, "is not what a training writes"),
+        ("image", "labels.json", {"calibration": {"temperature": 1}}, "is not what a training writes"),
+        ("video_text", "texts.parquet", {"text": "words"}, r"texts.parquet.*text"),
+        ("video_text", "tokenizer.json", {"sha256": None, "tokenizer": None}, "no tokenizer"),
+    ):
+        copy = Path(shutil.copytree(home_of(task) / "bundle", tmp_path / "copy"))
+        if name.endswith(".json"):
+            (copy / name).write_text(json.dumps(json.loads((copy / name).read_text()) | change))
+        else:
+            pl.read_parquet(copy / name).rename(change).write_parquet(copy / name)
+        with pytest.raises(FvcError, match=why):
+            load_detector(sealed(copy))
+        shutil.rmtree(copy)
 
 
 def test_a_bundle_has_no_path_and_no_name_of_a_file(home):
@@ -220,32 +247,14 @@ def test_a_text_encoder_goes_along_without_pickles(tmp_path):
         load_detector(edited(to, params=params | {"text_encoder": "/etc"}))
 
 
-@pytest.mark.mlflow
-def test_the_registry_gives_back_what_the_run_said(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("FVC_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (tmp_path / "runs").mkdir()
-    store = default_tracking_uri(tmp_path / "runs", {})
-    register_bundle(home / "bundle", "told", "best", experiment="default", run_id="run_0", tracking_uri=store)
-    assert asked("models:/told@best", home, tmp_path / "out") == 0
-    for name in TABLES:
-        assert (tmp_path / "out" / name).read_bytes() == (home / "by_run" / name).read_bytes()
-
-
-def predict_in(out: Path, home: Path, files: Path, *more: str) -> Result:
-    command = ["predict", str(home / "bundle"), str(files), "--out", str(out), "-j", "1", *more]
-    return CliRunner().invoke(main, command)
-
-
 def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(picture_home, tmp_path):
-    home, asked, of = picture_home, picture_home / "files", 3
+    bundle, files, of = picture_home / "bundle", picture_home / "files", 3
     for number in reversed(range(of)):
-        done = predict_in(tmp_path / "out", home, asked, "--shard", f"{number}/{of}")
+        done = predict_in(tmp_path / "out", bundle, files, "--shard", f"{number}/{of}")
         assert done.exit_code == 0, done.output
         assert f"predictions, shard {number}/{of}: " in done.output
     assert not (tmp_path / "out" / "predictions.csv").exists()
-    together, alone = (predict_in(tmp_path / name, home, asked) for name in ("out", "alone"))
+    together, alone = (predict_in(tmp_path / name, bundle, files) for name in ("out", "alone"))
     assert (together.exit_code, alone.exit_code) == (0, 0), together.output
     # What a torn video says may be another day's; it is looked at again.
     assert "answered by an earlier call" in together.output
@@ -257,7 +266,7 @@ def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(pictu
 
 def test_jobs_are_shown_before_anything_is_written(picture_home, tmp_path):
     home, out = picture_home, tmp_path / "out"
-    done = predict_in(out, home, home / "files", "--executor", "slurm", "--dry-run")
+    done = predict_in(out, home / "bundle", home / "files", "--executor", "slurm", "--dry-run")
     assert done.exit_code == 0, done.output
     shards, last = done.output.split("==> sbatch ")[:2]
     command = f"predict {home / 'bundle'} {out / 'asked.csv'} --out {out} --jobs 1"

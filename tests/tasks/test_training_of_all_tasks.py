@@ -2,7 +2,7 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fvc_lib.engine.oom_detection import MicroBatchChange
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
-from fvc_lib.engine.task import LossSum, Sample
+from fvc_lib.engine.task import LossSum, Sample, SampleColumns
 from fvc_lib.engine.training_state import EpochRecord, TrainingRecord
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError, weights_digest
 from fvc_lib.services.config import RunConfig
@@ -25,7 +24,6 @@ from fvc_lib.tasks.shared_training import (
     Finished,
     Network,
     Training,
-    TrainingOutcome,
     changed_functions,
     functions_of,
     outcome_from_json,
@@ -34,9 +32,8 @@ from fvc_lib.tasks.shared_training import (
     read_outcome,
     settings_of,
 )
-from fvc_lib.tasks.video.summary import TrainingSummary
+from tests.kits.engine_kit import stop_after
 from tests.kits.rank_kit import run_ranks
-from tests.kits.selection_kit import recorded_selection
 from tests.kits.training import ListLog
 
 STAGE = "10_image_recognition"
@@ -58,23 +55,18 @@ class Line:
         return Sample(f"point{index}", {"x": x, "y": 3 * x})
 
 
-class Points:
+class Points(SampleColumns):
     """Predictions, in order."""
 
-    def __init__(self) -> None:
-        self.found: list[float] = []
-
     def update(self, outputs, batch):
-        self.found.extend(outputs["y"].flatten().tolist())
+        self.add(batch.sample_ids, {"y": outputs["y"]})
 
     def compute(self):
-        return {"num_points": float(len(self.found))}
+        return {"num_points": float(len(self.sample_ids))}
 
-    def to_document(self):
-        return {"found": self.found}
-
-    def add_document(self, document):
-        self.found.extend(document["found"])
+    @property
+    def found(self) -> list[float]:
+        return self.column("y").flatten().tolist() if "y" in self else []
 
 
 class Straight(nn.Linear):
@@ -126,7 +118,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
 
     def finish(trained):
         trained[0].predict(Line(7), points)
-        return Finished([TrainingRecord(**trained[0].record())], lambda: written.append(list(points.found)))
+        return Finished([TrainingRecord(**trained[0].record())], lambda: written.append(points.found))
 
     bound = ("epochs", "effective_batch_size")
     task = LineTask(arguments.pop("network", Straight))
@@ -146,23 +138,39 @@ def train_on_rank(ranks, root: Path, config: RunConfig, found: Path) -> None:
     torch.save([outcome.training.best_epoch, points, len(written)], found / str(ranks.rank))
 
 
-def test_it_leaves_an_outcome_after_what_the_caller_wrote(tmp_path):
+def test_it_leaves_an_outcome_after_what_the_caller_wrote_with_the_network_and_its_weights(tmp_path):
     outcome, points, written = train(tmp_path / "run", config_of(tmp_path))
-    assert written == [points]
-    assert len(points) == 7
+    assert (written, len(points)) == ([points], 7)
     assert read_outcome(RunPaths(tmp_path / "run").stage_outcome(STAGE), TrainingRecord) == outcome
     assert (outcome.model, outcome.num_parameters, outcome.num_test) == ("linear", 2, 7)
     assert outcome.training.steps == 9
     assert outcome.training.claim().startswith("the same command gives the same bits again")
+    network = outcome.network
+    assert network.name.endswith("test_training_of_all_tasks.Straight")
+    assert (Path(network.file), network.num_parameters) == (Path(__file__), 2)
+    best = safetensors.torch.load_file(tmp_path / "run" / "checkpoints" / STAGE / "best_model.safetensors")
+    assert outcome.training.best_weights == weights_digest(best)
+    with forked_random_state(stable_seed("engine", 5), torch.device("cpu")):
+        assert outcome.training.initial_weights == weights_digest(Straight(1, 1).state_dict())
+    assert "linear (Straight), 2 parameters" in outcome.sentence()
+    # An epoch that was not finite can be read back.
+    history = (
+        EpochRecord(1, 0.1, math.nan, {"loss": math.inf, "roc_auc": math.nan}),
+        EpochRecord(2, 0.1, 0.5, {"loss": 0.4}),
+    )
+    text = outcome_to_json(replace(outcome, training=replace(outcome.training, history=history)))
+    assert '"NaN"' in text
+    first, second = outcome_from_json(text, TrainingRecord).training.history
+    assert all(map(math.isnan, (first.train_loss, first.validation["roc_auc"])))
+    assert (first.validation["loss"], second) == (math.inf, history[1])
 
 
 def test_stopped_anywhere_it_goes_on_to_the_same_bits(tmp_path):
     config = config_of(tmp_path)
     _, straight, _ = train(tmp_path / "straight", config)
     for step in (1, 4):
-        asked = iter(range(1000))
         with pytest.raises(StoppedError):
-            train(tmp_path / str(step), config, stop=lambda asked=asked, step=step: next(asked) >= step)
+            train(tmp_path / str(step), config, stop=stop_after(step))
         _, resumed, _ = train(tmp_path / str(step), config)
         assert resumed == straight
     again, scored, written = train(tmp_path / "straight", config)
@@ -172,40 +180,23 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(tmp_path):
     assert (again.training.steps, scored) == (9, straight)
 
 
-def test_the_record_names_the_network_its_file_and_its_weights(tmp_path):
-    outcome, _, _ = train(tmp_path / "run", config_of(tmp_path))
-    torch.manual_seed(0)
-    assert outcome.network.name.endswith("test_training_of_all_tasks.Straight")
-    assert Path(outcome.network.file) == Path(__file__)
-    assert outcome.network.num_parameters == outcome.num_parameters == 2
-    best = safetensors.torch.load_file(tmp_path / "run" / "checkpoints" / STAGE / "best_model.safetensors")
-    assert outcome.training.best_weights == weights_digest(best)
-    with forked_random_state(stable_seed("engine", 5), torch.device("cpu")):
-        assert outcome.training.initial_weights == weights_digest(Straight(1, 1).state_dict())
-    assert "linear (Straight), 2 parameters" in outcome.sentence()
-
-
 @pytest.mark.parametrize("steps", [1000, 4])
 def test_a_training_of_another_network_is_neither_returned_nor_gone_on_with(tmp_path, monkeypatch, steps):
-    config, asked = config_of(tmp_path), iter(range(1000))
+    config = config_of(tmp_path)
     with pytest.raises(StoppedError) if steps < 1000 else nullcontext():
-        train(tmp_path / "run", config, stop=lambda: next(asked) >= steps)
+        train(tmp_path / "run", config, stop=stop_after(steps))
     with pytest.raises(CheckpointMismatchError, match=r"is of the network .*Straight in .*Steep in ") as refused:
         train(tmp_path / "run", config, network=Steep)
     assert str(refused.value).endswith(command_text("--force", "10", "--resume", tmp_path / "run"))
-
-    def forward(self, x):
-        return nn.Linear.forward(self, 3 * x)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Straight, "forward", forward)
+        patched.setattr(Straight, "forward", lambda self, x: nn.Linear.forward(self, 3 * x))
         with pytest.raises(CheckpointMismatchError, match="its code has changed"):
             train(tmp_path / "run", config)
     outcome = train(tmp_path / "run", config)[0]
     assert (outcome.training.steps, bool(outcome.train_anew)) == (9, steps == 1000)
 
 
-def test_a_docstring_changes_no_code_and_changed_functions_are_named(tmp_path):
+def test_a_docstring_changes_no_code_and_changed_functions_are_named():
     def forward(self, x):
         """Say something else."""
         return super().forward(x)
@@ -244,33 +235,3 @@ def test_every_rank_has_all_predictions_and_one_writes(tmp_path):
     assert leader[1] == pytest.approx(alone, abs=1e-6)
     outcome = read_outcome(RunPaths(tmp_path / "run").stage_outcome(STAGE), TrainingRecord)
     assert (outcome.num_train, outcome.num_ranks) == (12, 2)
-
-
-class Clips:
-    fingerprint = "f"
-
-
-def test_an_outcome_with_an_epoch_that_was_not_finite_can_be_read_back():
-    history = (
-        EpochRecord(1, 0.1, math.nan, {"loss": math.inf, "roc_auc": math.nan}),
-        EpochRecord(2, 0.1, 0.5, {"loss": 0.4, "roc_auc": 0.75}),
-    )
-    training = TrainingSummary(
-        history=history, best_epoch=2, temperature=1.0, threshold=0.5, recorded=recorded_selection(Clips), steps=8,
-        nonfinite_steps=1, micro_batch=4, micro_batch_schedule=(MicroBatchChange(0, 4),), inexact_because=(),
-        seconds=1.5,
-    )  # fmt: skip
-    outcome = TrainingOutcome(
-        fold=0, model="m", num_parameters=3, device="cpu", num_train=4, num_train_samples=8, num_validation=2,
-        num_test=2, training=training, predicted_peak_bytes=None, peak_rss_bytes=1, peak_device_bytes=None,
-        fingerprint="f", network=shared_training.TrainedClass("m", "", "", 3),
-    )  # fmt: skip
-    text = outcome_to_json(outcome)
-    assert '"NaN"' in text
-    again = outcome_from_json(text, TrainingSummary)
-    assert again.training.history[1] == history[1]
-    assert again.training.recorded == training.recorded
-    first = again.training.history[0]
-    assert math.isnan(first.train_loss)
-    assert math.isnan(first.validation["roc_auc"])
-    assert first.validation["loss"] == math.inf

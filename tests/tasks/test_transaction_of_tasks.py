@@ -13,11 +13,9 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import BatchTransaction, MemoryExhaustedError
 from fvc_lib.engine.task import LossSum, Sample, stack_samples
-from fvc_lib.tasks.video_text.task import VideoTextTask
 from tests.kits.engine_kit import LONE_SAMPLE_TOLERANCE, SPLIT_TOLERANCE, EndsOnce, split_tolerance, tight
 from tests.kits.rank_kit import run_ranks
 from tests.kits.task_kit import KINDS, each_task
-from tests.kits.video_text_kit import CONFIG, planned
 
 CPU = resolve_device("cpu")
 NUM_SAMPLES = 7
@@ -161,28 +159,6 @@ def test_an_out_of_memory_at_any_call_keeps_the_gradients_and_the_random_state(t
         tally.add(survived=1)
     rounds = 2 if where == "forward" and tasks.kind == "video_text" else 1
     assert number - 1 == (1 if where == "joint_loss" else 2 * rounds)
-
-
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_the_joint_loss_s_own_parameters_get_their_gradient(tasks, loss):
-    """Two rounds and one: the temperature's and the bias's are those of one plain backward pass."""
-    task = contrastive_only(tasks, loss)
-    wanted, _, _ = oracle(task)
-    own = {name for name in wanted if name.startswith("joint.scale.")}
-    assert len(own) == (2 if loss == "sigmoid" else 1)
-    for micro_batch in (2, 8):
-        found, _, _ = gradients(task, micro_batch)
-        for name in own:
-            assert wanted[name].norm() > 1e-4
-            torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=0)
-
-
-def contrastive_only(tasks, loss):
-    """The video-text task without captions and masks."""
-    task = type(tasks)("video_text", tasks.folder)()
-    plan = planned(num_frames=2, contrastive=loss, captions=False)
-    weights = {"contrastive_weight": 1.0, "caption_weight": 0.0}
-    return VideoTextTask(task.training_data, task.validation_data, plan, CONFIG.model_copy(update=weights))
 
 
 @pytest.mark.fault(18)
