@@ -49,12 +49,11 @@ def mend_torchvision() -> None:
         return
     try:
         importlib.import_module("torchvision")
+        return
     except ModuleNotFoundError:
         return
     except (ImportError, RuntimeError, OSError):
         pass
-    else:
-        return
     library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

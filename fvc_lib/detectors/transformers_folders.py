@@ -1,6 +1,5 @@
 """Load networks from folders that the transformers package wrote; nothing is fetched, and no code of them is run."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvc_lib.detectors.weights import LoadedWeights, refuse_nan
+from fvc_lib.detectors.weights import LoadedWeights, problems_of, refuse_nan
 from fvc_lib.services.atomic_files import content_digest, read_json_object
 from fvc_lib.services.errors import UsageError
 
@@ -35,7 +34,11 @@ def from_folder(
             or NaN.
     """
     kind = getattr(transformers, model)
-    document = _config(folder)
+    document = read_json_object(folder / "config.json")
+    if not document:
+        raise UsageError(
+            f"model_weights {str(folder)!r}: wanted the folder of a transformers model, with config.json and weights."
+        )
     wanted = kind.config_class.model_type
     if document.get("model_type") != wanted and document.get("vision_config", {}).get("model_type") != wanted:
         raise UsageError(
@@ -54,15 +57,10 @@ def from_folder(
     own = [name for name in loading["missing_keys"] if not (class_layer and name.startswith(class_layer))]
     other = [each[0] for each in loading["mismatched_keys"] if not (class_layer and each[0].startswith(class_layer))]
     unexpected = sorted(loading["unexpected_keys"])
-    problems = [
-        f"{what}: {', '.join(sorted(names)[:5])}{' ...' if len(names) > 5 else ''}"
-        for what, names in (("not in it", own), ("of another shape", other))
-        if names
-    ]
-    if problems:
+    if problems := problems_of({"not in it": sorted(own), "of another shape": sorted(other)}):
         raise UsageError(
-            f"model_weights {str(folder)!r} does not fit a {model}: {'; '.join(problems)}. They would be random: give "
-            "the folder of a whole network of this kind, and num_frames and fixed_size as it was made for."
+            f"model_weights {str(folder)!r} does not fit a {model}: {problems}. They would be random: give the folder "
+            "of a whole network of this kind, and num_frames and fixed_size as it was made for."
         )
     refuse_nan(network.state_dict(), "model_weights", folder)
     own_class = {name for name in network.state_dict() if class_layer and name.startswith(class_layer)}
@@ -110,19 +108,6 @@ def blocks_of(network: nn.Module) -> tuple[nn.Module, ...]:
     lists = [part for part in network.modules() if isinstance(part, nn.ModuleList)]
     largest = max(lists, key=lambda part: sum(parameter.numel() for parameter in part.parameters()), default=())
     return tuple(largest)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"model_weights {str(folder)!r}: wanted the folder of a transformers model, with config.json and weights; "
-            f"{error}."
-        ) from error
-    if not isinstance(document, dict):
-        raise UsageError(f"model_weights {str(folder)!r}: config.json holds no settings.")
-    return document
 
 
 @contextmanager

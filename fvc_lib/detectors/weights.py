@@ -90,17 +90,21 @@ def fitted(
         for name in wanted
         if name in found and found[name].shape != wanted[name].shape
     ]
-    problems = [
-        f"{what}: {_some(names)}"
-        for what, names in (("not in it", missing), ("unknown", unknown), ("of another shape", other))
-        if names
-    ]
-    if problems:
+    if problems := problems_of({"not in it": missing, "unknown": unknown, "of another shape": other}):
         raise UsageError(
-            f"{field} {str(path)!r} does not fit the network ({type(network).__name__}): {'; '.join(problems)}. "
-            "Give the weights of the network that is named."
+            f"{field} {str(path)!r} does not fit the network ({type(network).__name__}): {problems}. Give the weights "
+            "of the network that is named."
         )
     return {name: found.get(name, wanted[name]) for name in wanted}
+
+
+def problems_of(names: Mapping[str, Sequence[str]]) -> str:
+    """Return up to five names of weights per kind of problem as text; empty if there are no names."""
+    return "; ".join(
+        f"{kind}: {', '.join(some[:_NAMED_AT_MOST])}{' ...' * (len(some) > _NAMED_AT_MOST)}"
+        for kind, some in names.items()
+        if some
+    )
 
 
 def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tensor]:
@@ -146,8 +150,3 @@ def refuse_nan(weights: Mapping[str, Tensor], field: str, path: Path) -> None:
     """Raise ``UsageError`` if a tensor of ``weights``, read from ``path``, holds NaN."""
     if bad := checkpoint_files.tensors_with_nan(weights):
         raise UsageError(f"{field} {str(path)!r}: NaN in {bad}. Download the file again, or give other weights.")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
-    return f"{', '.join(names[:_NAMED_AT_MOST])}{more}"

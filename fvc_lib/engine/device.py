@@ -17,7 +17,7 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory import DeviceMemory, give_back_freed
 
 if TYPE_CHECKING:
-    from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have
+    pass  # whose packages a GPU's machine need not have
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,6 @@ def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         amp_dtype = torch.bfloat16 if has_bfloat16 else torch.float16
     return ComputeDevice(device, amp_dtype, torch.cuda.get_device_name(device))
-
-
-def training_device(config: "RunConfig") -> ComputeDevice:
-    """Return the device that the run's parameters ``config`` request."""
-    return resolve_device(config.device, config.amp)
 
 
 @contextmanager

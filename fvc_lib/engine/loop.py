@@ -138,7 +138,8 @@ class Engine:
             exhausted = self._watch.exhausted(error)
         finally:
             self._loaded.close()
-            self._let_go()
+            for name in ("_model", "_stepper", "_transaction"):  # their memory is not needed after this
+                self.__dict__.pop(name, None)
         if exhausted is not None:
             raise exhausted  # not within ``except``, where the traceback would keep tensors in memory
         if not self.state.best_model:
@@ -179,11 +180,6 @@ class Engine:
         if lowered:
             self.state.inexact_because.append("out of memory while a finished model was scored")
         return loss
-
-    def _let_go(self) -> None:
-        """Free the model, its gradients and the optimizer, which are not needed after ``fit``."""
-        for name in ("_model", "_stepper", "_transaction"):
-            self.__dict__.pop(name, None)
 
     def _enter(self, state: TrainingState) -> None:
         self.state = self._watch.state = state
@@ -380,7 +376,9 @@ class Engine:
         if better:
             state.best_loss, state.best_epoch = loss, state.epochs_done
             state.best_model = better
-        state.finished = self._is_last_epoch()
+        patience = self.settings.early_stopping_epochs
+        gave_up = bool(patience and state.epochs_done - state.best_epoch >= patience)
+        state.finished = gave_up or state.epochs_done >= self.settings.epochs
         self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
         self._watch.epoch_metrics("validation", metrics)
         self._save()
@@ -421,11 +419,6 @@ class Engine:
         for total, weight in losses:  # added in the order of the samples, to round as a single process does
             mean.add(LossMean(total, weight))
         return mean, lowered
-
-    def _is_last_epoch(self) -> bool:
-        patience = self.settings.early_stopping_epochs
-        waited = self.state.epochs_done - self.state.best_epoch
-        return self.state.epochs_done >= self.settings.epochs or bool(patience and waited >= patience)
 
     def _load(self, data_sets: list[SampleSet], plan: Iterator[PlannedBatch]) -> Generator[Batch]:
         return loading.load_planned(

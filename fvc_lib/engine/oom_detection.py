@@ -36,9 +36,7 @@ _MESSAGES = re.compile(
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether ``error`` or an exception in its chain of causes says that memory ran out."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
         if isinstance(error, RuntimeError) and _MESSAGES.match(str(error)):

@@ -136,16 +136,17 @@ def preflight(
     size = planned
     while True:
         _logger.info("memory preflight: measuring a training step with micro-batch %d", size)
-        peak, ran_out, problem = None, "", ""
+        peak, problem = None, ""
         try:
             found = _measured(request, size, room, time_limit_seconds, stop)
-            peak, ran_out = (None, found) if isinstance(found, str) else (held + found, "")
         except FvcError as error:
-            problem = str(error)
-        if ran_out.startswith(COMPARING):  # a smaller micro-batch compares as many samples
-            problem = f"memory ran out {ran_out}; {memory_advice('comparison')}"
-        elif ran_out and size == 1:
-            problem = f"one sample alone ran out of memory: {ran_out}; {memory_advice('sample')}"
+            found = problem = str(error)
+        if isinstance(found, int):
+            peak = held + found
+        elif found.startswith(COMPARING):  # a smaller micro-batch compares as many samples
+            problem = f"memory ran out {found}; {memory_advice('comparison')}"
+        elif size == 1 and not problem:
+            problem = f"one sample alone ran out of memory: {found}; {memory_advice('sample')}"
         report = PreflightReport(size, planned, budget, peak, problem)
         if problem or report.fits or size == 1:
             return report

@@ -215,7 +215,7 @@ class BatchTransaction:
         compared, micro_batch = self._until_it_fits(collect, work, micro_batch)
         part, failure = self._joint_part(joint, compared, work)
         if part is not None:
-            loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, work, micro_batch))
+            loss, failure = attempt(partial(self._carry_joint_loss_back, part, work, micro_batch))
             if loss is not None:
                 return self._shared.agree(micro_batch, loss)
         return self._shared.agree(self._smaller(failure, work, micro_batch), LossMean(), again=True)
@@ -231,7 +231,7 @@ class BatchTransaction:
         """
         self._where = "joint_loss"
         self._dropout.of(None)
-        everyones, failure = self._attempt(lambda: self._ranks.everyone("compared", compared))
+        everyones, failure = attempt(lambda: self._ranks.everyone("compared", compared))
         if everyones is None:
             return None, failure
 
@@ -240,7 +240,7 @@ class BatchTransaction:
             rows = share(range(joint_loss.num_compared(everyone)), self._ranks.rank, self._ranks.size)
             return joint_loss.joint_gradients(joint, self._model, everyone, partial(self._scaled, work), rows)
 
-        part, failure = self._attempt(compute)
+        part, failure = attempt(compute)
         succeeded = self._ranks.meet("compared gradients", part is not None)
         if part is None or not all(success for (success,) in succeeded):
             return None, failure or "out of memory on another rank"
@@ -276,7 +276,7 @@ class BatchTransaction:
                 self._check_dropout(work)
             self._model.zero_grad(set_to_none=True)
             self._where = "forward"
-            result, failure = self._attempt(partial(compute, micro_batch))
+            result, failure = attempt(partial(compute, micro_batch))
             if result is not None:
                 return result, micro_batch
             micro_batch = self._smaller(failure, work, micro_batch)
@@ -304,25 +304,10 @@ class BatchTransaction:
         _logger.warning("out of memory (%s): micro-batch %d -> %d", failure, used, smaller)
         return smaller
 
-    def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, str]:
-        """Return (result of ``compute``, ""), or (None, message of the error) if memory ran out.
-
-        The second return is not within ``except``, because the traceback would keep the tensors in memory there.
-        """
-        try:
-            return compute(), ""
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = first_line(error)
-        return None, failure
-
-    def _samples(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Samples:
-        return Samples(work.first_sample + start, len(part), work.draws, split or len(part) < work.num_samples)
-
     def _forward(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> tuple[Outputs, LossSum]:
         self._where = "forward"
-        self._dropout.of(self._samples(work, start, part, split=split))
+        is_split = split or len(part) < work.num_samples
+        self._dropout.of(Samples(work.first_sample + start, len(part), work.draws, is_split))
         part = part.to(self._device)
         with self._precision.autocast():
             outputs = self._task.forward(self._model, part)
@@ -346,8 +331,22 @@ class BatchTransaction:
     def _check_dropout(self, work: _Work) -> None:
         """Check once that dropout masks are drawn per sample; skip the check if memory does not suffice."""
         if len(work.batch) and self._dropout.is_to_be_checked:
-            self._attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
+            attempt(partial(self._dropout.check, work.batch, partial(self._forward, work, split=True)))
             self._restore(work)
+
+
+def attempt(compute: Callable[[], T]) -> tuple[T | None, str]:
+    """Return (result of ``compute``, ""), or (None, message of the error) if memory ran out.
+
+    The second return is not within ``except``, because the traceback would keep the tensors in memory there.
+    """
+    try:
+        return compute(), ""
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failure = first_line(error)
+    return None, failure
 
 
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
@@ -469,13 +468,10 @@ class Stepper:
         Raises:
             StepLostError: memory ran out; the weights are undefined now.
         """
-        try:
-            return self._take(result, learning_rate)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = first_line(error)
-        raise StepLostError(reason)  # not within ``except``, where the traceback would keep tensors in memory
+        norm, failure = attempt(partial(self._take, result, learning_rate))
+        if norm is None:
+            raise StepLostError(failure)
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the optimizer and of the loss scaler, by name."""

@@ -110,8 +110,6 @@ def why_not_loaded(error: Exception) -> str:
     """Return the reason why ``torch.load`` raised ``error``, without torch's advice to load the file unsafely."""
     if named := re.search(r"GLOBAL (\S+)", str(error)):
         return f"it holds objects of {named[1]}, which can run code when they are loaded"
-    if "TorchScript" in str(error):
-        return "it is a TorchScript program, which is code"
     if isinstance(error, pickle.UnpicklingError):
         return "it is no file of torch.save, or damaged"
     return str(error).partition("\n")[0].rstrip(". ") or type(error).__name__

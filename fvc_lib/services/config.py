@@ -28,7 +28,7 @@ from fvc_lib.services.config_fields import (
     one_of,
     split_names,
     split_pairs,
-    zero_or_from,
+    wanted,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, SAMPLING, ClipSettings
@@ -51,6 +51,7 @@ from fvc_lib.services.tasks import (
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
 _CLIPS, _LABELLED = ("video", "video_text"), ("video", "image")
 _TRAINS = (FOLD_TRAINING, FINAL_TRAINING)
+_EVEN_ROWS = wanted(lambda rows: rows % 2 == 0 and rows not in range(1, 16), "0, or an even number from 16 on")
 Names = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 CROP_MARGIN = 0.3  # share by which the side of a crop grows
 # Generated videos had 8 frames a second, filmed ones 25 to 30. A faster common rate repeats frames of the slow videos,
@@ -103,7 +104,7 @@ class RunConfig(BaseModel):
     canonical: bool = field(
         False, "data", "re-encode every video by one recipe before it is decoded or measured", _VIDEO, neutral=False
     )
-    rescale: Annotated[int, zero_or_from(16, 2)] = field(
+    rescale: Annotated[int, _EVEN_ROWS] = field(
         0, "data", "bring every video to this many rows and 8 frames a second first; 0: off", _VIDEO, neutral=0,
         ge=0, le=2160,
     )  # fmt: skip
@@ -133,7 +134,7 @@ class RunConfig(BaseModel):
     num_frames: int = field(
         0, "weights", "frames taken from each video; 0: the model's number", _CLIPS, stages=(AUGMENTATION,), ge=0
     )
-    fixed_size: Annotated[int, zero_or_from(16)] = field(
+    fixed_size: Annotated[int, wanted(lambda side: side not in range(1, 16), "0, or a number from 16 on")] = field(
         0, "weights", "side in pixels of the square frames are fitted to; 0: the model's", _CLIPS,
         stages=(AUGMENTATION,), variable="FVC_FIXED_SIZE", ge=0, le=2048,
     )  # fmt: skip

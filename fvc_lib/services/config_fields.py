@@ -9,7 +9,7 @@ import yaml
 from pydantic import AfterValidator, Field
 from pydantic_core import CoreSchema, core_schema
 
-from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import FEATURES, Registry
 from fvc_lib.services.tasks import DATA_INDEX, KFOLD_RESULTS, TASKS
 
@@ -197,38 +197,29 @@ class NameIn:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
-def one_of(names: Iterable[str]) -> AfterValidator:
-    """Return a validator that accepts the ``names``; its error for another name suggests similar ones."""
-    known = tuple(names)
+def wanted(fits: Callable[[Any], object], words: str) -> AfterValidator:
+    """Return a validator that accepts values for which ``fits`` returns a true value.
 
-    def check(name: str) -> str:
-        if name not in known:
-            raise ValueError(f"input should be one of {', '.join(known)}.{did_you_mean(name, known)}")
-        return name
+    ``words`` describe the accepted values in the error for any other value.
+    """
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(f"wanted {words}")
+        return value
 
     return AfterValidator(check)
+
+
+def one_of(names: Iterable[str]) -> AfterValidator:
+    """Return a validator that accepts the ``names``."""
+    known = tuple(names)
+    return wanted(known.__contains__, f"one of {', '.join(known)}")
 
 
 def matching(pattern: str, words: str) -> AfterValidator:
     """Return a validator for text that fully matches ``pattern``; ``words`` describe the wanted text in its error."""
-
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(f"wanted {words}")
-        return text
-
-    return AfterValidator(check)
-
-
-def zero_or_from(least: int, multiple: int = 1) -> AfterValidator:
-    """Return a validator that accepts 0, and multiples of ``multiple`` that are at least ``least``."""
-
-    def check(pixels: int) -> int:
-        if pixels and (pixels < least or pixels % multiple):
-            raise ValueError(f"wanted 0, or a multiple of {multiple} from {least} on")
-        return pixels
-
-    return AfterValidator(check)
+    return wanted(re.compile(pattern).fullmatch, words)
 
 
 def known_families(text: str) -> str:

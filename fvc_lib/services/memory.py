@@ -61,7 +61,11 @@ def memory_budget(
     """
     environ = os.environ if environ is None else environ
     limits = [MemoryBudget(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine's memory")]
-    limits.extend(_slurm_limits(environ))
+    # SLURM's variables are in MiB. A value of 0 requests a whole node and is no limit.
+    if per_node := _whole(environ.get("SLURM_MEM_PER_NODE")):
+        limits.append(MemoryBudget(per_node << 20, "SLURM_MEM_PER_NODE"))
+    if per_cpu := _whole(environ.get("SLURM_MEM_PER_CPU")) * _whole(environ.get("SLURM_CPUS_ON_NODE")):
+        limits.append(MemoryBudget(per_cpu << 20, "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE"))
     limits.extend(_cgroup_limits(root))
     if mem_gb is None:
         with suppress(ValueError):
@@ -69,14 +73,6 @@ def memory_budget(
     if mem_gb:
         limits.append(MemoryBudget(int(mem_gb * 1e9), "mem_gb / FVC_MEM_GB"))
     return min(limits, key=lambda limit: limit.total_bytes).divided(memory_sharers(environ))
-
-
-def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
-    """Yield the limits that SLURM's variables state in MiB. A value of 0 requests a whole node and is no limit."""
-    if per_node := _whole(environ.get("SLURM_MEM_PER_NODE")):
-        yield MemoryBudget(per_node << 20, "SLURM_MEM_PER_NODE")
-    if per_cpu := _whole(environ.get("SLURM_MEM_PER_CPU")) * _whole(environ.get("SLURM_CPUS_ON_NODE")):
-        yield MemoryBudget(per_cpu << 20, "SLURM_MEM_PER_CPU x SLURM_CPUS_ON_NODE")
 
 
 def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:

@@ -12,10 +12,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -23,7 +23,7 @@ from fvc_lib.services.errors import UsageError, did_you_mean
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 # Matches the code directly before the quoted name of an item in a file that registers the item.
-_BEFORE_NAME = r"\.register\(\s*|\b(declaration|_register)\(\s*|\bname\b[^\n=(]*=\s*|\n +(?=\S+:)"
+_BEFORE_NAME = r"\.register\((\w+, )?\s*|\b(declaration|_register)\(\s*|\bname\b[^\n=(]*=\s*|\n +(?=\S+:)"
 
 
 class Registry(Generic[T]):
@@ -42,29 +42,19 @@ class Registry(Generic[T]):
         self._sources: dict[str, str] = {}  # file and line that registered an item, by the item's name
         self._filled = False
 
-    @overload
-    def register(self, name: str) -> Callable[[T], T]: ...
-    @overload
-    def register(self, name: Any, item: T | None = None) -> T: ...
-    def register(self, name: Any, item: Any = None) -> Any:
-        """Register ``item`` under ``name`` and return it.
-
-        If ``name`` is a text and there is no ``item``, return a decorator that registers its argument.
+    def register(self, item: T, name: str = "") -> T:
+        """Register ``item`` and return it, so that this method may decorate a class.
 
         Args:
-            name: the name, or an item with an attribute ``name``. ``timm:NAME`` stands for a family of names.
             item: the item to register.
+            name: its name; empty: the item's attribute ``name``. ``timm:NAME`` stands for a family of names.
 
         Raises:
             UsageError: another line of code has registered the name, or the caller is a notebook's cell.
         """
         frame = sys._getframe(1)
         source = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-        if not isinstance(name, str):
-            return self._put(name, name.name, source)
-        return self._put(item, name, source) if item is not None else partial(self._put, name=name, source=source)
-
-    def _put(self, item: T, name: str, source: str) -> T:
+        name = name or item.name  # type: ignore[attr-defined]
         if "ipykernel" in source or source.startswith("<ipython"):  # other processes cannot import from a notebook
             raise UsageError(
                 f"{self.kind} {name!r}: a notebook's cell cannot register it. Begin the cell with %%writefile FILE.py, "
@@ -518,7 +508,8 @@ class BackboneRegistry(Registry[Callable[[TrunkOptions], Any]]):
         return _family(name) in self._items or bool(self._own_files(name))
 
     def _own_files(self, name: str) -> list[str]:
-        return [module for module, text in self._texts.items() if f'BACKBONES.register("{_family(name)}"' in text]
+        own = re.compile(rf'BACKBONES\.register\(\w+, "{re.escape(_family(name))}"\)')
+        return [module for module, text in self._texts.items() if own.search(text)]
 
     def get(self, name: str) -> Any:
         """Return the function that builds backbone ``name``; for a detector, its ``DetectorSpec``."""

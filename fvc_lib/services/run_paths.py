@@ -6,12 +6,11 @@ import glob
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
 
 from filelock import FileLock, Timeout
 
@@ -54,10 +53,6 @@ ENSEMBLE_RECORD = "ensemble.json"  # written last: a folder with it is a finishe
 CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # stages whose checkpoint folder has another name than the stage
 
 
-class _Named(Protocol):
-    def __call__(self, key: object, fold: int | None = None) -> Path: ...
-
-
 class _PathOf:
     """A method of ``RunPaths`` that returns a path for a stage, for one fold of a stage, or for another name.
 
@@ -67,7 +62,7 @@ class _PathOf:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
 
-    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> _Named:
+    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> Callable[..., Path]:
         return lambda key, fold=None: run.root / self._pattern.format(stage_key(str(key), fold))
 
 
@@ -262,11 +257,10 @@ def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     known = list_ensembles(runs_dir) if "ensemble" in name else []
     if not known:
         return find_run(runs_dir, name)
-    fitting = [ensemble for ensemble in known if ensemble.run_id == name]
-    fitting = fitting or [ensemble for ensemble in known if name in ensemble.run_id]
+    fitting = [ensemble for ensemble in known if name in ensemble.run_id]
     if len(fitting) != 1:
         names = ", ".join(ensemble.run_id for ensemble in known)
-        raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {names}. Name one.")
+        raise UsageError(f"{len(fitting)} ensembles are called {name!r}, of {names}. Name one, or its path.")
     return fitting[0]
 
 

@@ -56,7 +56,6 @@ class _Closing:
 
     def close(self) -> None:
         """Write the remaining lines and close the file."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
@@ -73,8 +72,7 @@ class JsonLines(_Closing):
     may leave an incomplete last line; the next writer ends it.
 
     A full disk does not stop the writer. Lines that the disk refuses are lost and counted. A warning is logged for the
-    first lost line. Another warning has the number of lost lines, once the disk takes lines again or the file is
-    closed. Use an object from one thread at a time.
+    first lost line, and at the end a warning with their number. Use an object from one thread at a time.
 
     Args:
         path: the file to append to; its folder is created if missing.
@@ -84,7 +82,6 @@ class JsonLines(_Closing):
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.lines_lost = 0
-        self._in_trouble = False
         self._stream = path.open("a+b", buffering=0)
         self._is_torn = False  # whether the last line is incomplete
         if self._stream.tell():
@@ -107,14 +104,12 @@ class JsonLines(_Closing):
             while done < len(block):
                 done += os.write(self._stream.fileno(), block[done:])
         except OSError as error:
+            if not self.lines_lost:
+                _logger.warning("%s: %s. Lines are lost until its disk has room.", self.path, error.strerror)
             self.lines_lost += min(len(lines), block.count(b"\n", done))
             self._is_torn = not block[:done].endswith(b"\n") if done else self._is_torn
-            if not self._in_trouble:
-                self._in_trouble = True
-                _logger.warning("%s: %s. Lines are lost until its disk has room.", self.path, error.strerror)
-            return
-        self._is_torn = False
-        self._say_lost()
+        else:
+            self._is_torn = False
 
     def close(self) -> None:
         """Flush to the disk and close the file; further calls do nothing."""
@@ -125,11 +120,7 @@ class JsonLines(_Closing):
                 os.fsync(self._stream.fileno())
             except OSError as error:
                 _logger.warning("%s: %s: the last lines may be lost if the machine stops", self.path, error)
-        self._say_lost()
-
-    def _say_lost(self) -> None:
-        if self._in_trouble:
-            self._in_trouble = False
+        if self.lines_lost:
             _logger.warning("%s: %s lines are lost, because its disk was full.", self.path, f"{self.lines_lost:,}")
 
 

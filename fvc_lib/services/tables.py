@@ -105,16 +105,13 @@ def _problems(frame: pl.DataFrame, schema: TableSchema) -> Iterator[str]:
 def write_table(frame: pl.DataFrame, schema: TableSchema, path: AnyPath) -> None:
     """Check ``frame`` and replace ``path`` with it atomically.
 
-    The suffix of ``path`` chooses the format: Parquet, Feather (Arrow IPC) or CSV.
+    The suffix of ``path`` chooses the format: ``.parquet``, ``.feather`` (Arrow IPC), or CSV for any other.
 
     Raises:
         DataError: ``frame`` does not fit ``schema``.
-        ValueError: the suffix is unknown.
     """
     path = Path(path)
     check_table(frame, schema, str(path))
-    if path.suffix not in {".parquet", ".feather", ".csv"}:
-        raise ValueError(f"{path}: got suffix {path.suffix!r}, wanted .parquet, .feather or .csv")
     with atomic_output(path) as temporary, temporary.open("wb") as stream:
         if path.suffix == ".parquet":
             frame.write_parquet(stream, statistics=True, row_group_size=_ROWS_AT_ONCE)

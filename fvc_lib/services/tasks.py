@@ -92,8 +92,11 @@ class Stage:
 
     @property
     def training_module(self) -> str:
-        """The dotted name of the module with the training function; empty for a stage that does not train."""
-        return training_module(self.tasks[0]) if self.trains else ""
+        """The dotted name of the module with the training function; empty for a stage that does not train.
+
+        Import the module only when needed: torch takes seconds.
+        """
+        return f"fvc_lib.tasks.{self.tasks[0]}.training" if self.trains else ""
 
     def check_outputs(self, run: RunPaths, fold: int | None) -> None:
         """Read every output of the stage that is a table, and check it against its schema.
@@ -358,11 +361,6 @@ TRAINING_STAGES = tuple(stage.name for stage in STAGES if stage.trains)
 TASK_OF_STAGE: Mapping[str, str] = {
     stage.name: spec.name for spec in TASKS.values() if spec.name != DEFAULT_TASK for stage in spec.stages
 }
-
-
-def training_module(task: str) -> str:
-    """Return the dotted name of the module that trains ``task``. Import it only when needed: torch takes seconds."""
-    return f"fvc_lib.tasks.{task}.training"
 
 
 # The protocols that divide a corpus into training and test parts. ``fvc_lib/corpus/protocols.py`` applies them.

@@ -24,7 +24,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import nn
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
-from fvc_lib.engine.device import peak_device_bytes, training_device
+from fvc_lib.engine.device import peak_device_bytes, resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.preflight import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
@@ -427,7 +427,7 @@ def train(
 
     if not ranks.rank:  # the stage's checkpoint lists files that are overwritten from here on
         paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)
-    compute = training_device(config)
+    compute = resolve_device(config.device, config.amp)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
     with training_memory(compute, memory) as observer:

@@ -11,7 +11,6 @@ from fvc_lib.detectors.network import HEADS, Detector, PictureTrunk, tune
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.step import BatchTransaction, Stepper
 from fvc_lib.engine.task import Batch
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.training import VideoTask
 
@@ -124,23 +123,3 @@ def test_the_penalty_is_the_paper_s_for_square_weights():
     torch.testing.assert_close(residual.penalty(parts.original), orthogonal + length, rtol=1e-4, atol=1e-4)
     assert effort.penalty(adapted()).item() == pytest.approx(0, abs=1e-4)
     assert effort.penalty(detector()) is None
-
-
-def test_where_no_layer_has_attention_all_linear_layers_are_split():
-    trunk = PictureTrunk(nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Linear(6, 4)), 4)
-    network = Detector(trunk, HEADS["mean"](4))
-    tune(network, "effort:4")  # the last has but four singular values, and stays
-    assert [name for name, part in network.named_modules() if isinstance(part, Residual)] == [
-        "trunk.network.1.parametrizations.weight.0"
-    ]
-    with pytest.raises(UsageError, match="some that are split or normalised already"):
-        tune(network, "effort:2")
-
-
-def test_a_rank_that_leaves_nothing_to_freeze_is_refused_and_so_is_a_network_without_a_trunk():
-    with pytest.raises(UsageError, match=r"tune: effort:12 wants linear layers with more than 12 singular values"):
-        adapted("effort:12")
-    with pytest.raises(UsageError, match=r"tune: got 'effort' for a Linear, which has no trunk"):
-        tune(nn.Linear(2, 1), "effort")
-    with pytest.raises(UsageError, match=r"(?i)effort:RANK"):
-        resolve_config({"tune": "effort:0"}, environ={})

@@ -1,12 +1,10 @@
 import json
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder, encoder_fingerprint, encoder_tensors
+from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder, encoder_tensors
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.errors import UsageError
 from tests.kits.video_text_kit import CPU, network, pairs, planned, write_tiny_bert
@@ -56,36 +54,6 @@ def test_a_text_without_a_token_has_a_place_all_the_same(tiny_bert):
     assert found[0].abs().max() == 0
     found.sum().backward()
     assert found.isfinite().all()
-
-
-def test_a_tokenizer_that_cannot_fill_texts_up_is_refused(tiny_bert, tmp_path):
-    from transformers import AutoTokenizer
-
-    shutil.copytree(tiny_bert, tmp_path / "bert")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_bert, local_files_only=True)
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(tmp_path / "bert")
-    with pytest.raises(UsageError, match="has no pad_token"):
-        encoder_tensors(str(tmp_path / "bert"), TEXTS, 8)
-
-
-def test_the_fingerprint_is_of_the_files(tiny_bert, tmp_path):
-    before = encoder_fingerprint(tiny_bert)
-    assert {name for name, _ in before} >= {"config.json", "model.safetensors"}
-    (tmp_path / "config.json").write_text("{}")
-    assert encoder_fingerprint(str(tmp_path)) != before
-
-
-def test_a_missing_package_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UsageError, match="pip install 'transformers"):
-        encoder_tensors(str(tmp_path), TEXTS, 8)
-
-
-def test_a_missing_folder_is_named_and_nothing_is_fetched():
-    for load in (TransformersEncoder, lambda folder: encoder_tensors(folder, TEXTS, 8)):
-        with pytest.raises(UsageError, match=r"bert-base-uncased.*nothing is fetched"):
-            load("bert-base-uncased")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

@@ -9,9 +9,6 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fvc_lib.detectors.packages import mend_torchvision
-from fvc_lib.detectors.texts.transformers_encoders import _loaded_encoder
-from fvc_lib.detectors.transformers_folders import from_folder
 from fvc_lib.detectors.weights import load_weights
 from fvc_lib.services.checkpoint_files import (
     LATEST,
@@ -48,22 +45,3 @@ def test_a_checkpoint_with_nan_is_passed_over_for_the_one_before(tmp_path: Path,
     assert found.epoch == 1
     assert LATEST in reports[0]
     assert "NaN in bias" in reports[0]
-
-
-@pytest.mark.slow
-def test_a_transformers_folder_with_nan_is_refused(tmp_path: Path) -> None:
-    mend_torchvision()  # where it is installed next to CPU torch, transformers imports it
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    network = transformers.Dinov2Model(transformers.Dinov2Config(image_size=28, patch_size=14, **sizes))
-    with torch.no_grad():
-        network.layernorm.bias[0] = torch.nan
-    network.save_pretrained(tmp_path / "pictures")
-    with pytest.raises(UsageError, match=r"pictures.*NaN in layernorm\.bias"):
-        from_folder(transformers, "Dinov2Model", tmp_path / "pictures", {}, licence="CC0")
-    texts = transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes))
-    with torch.no_grad():
-        texts.embeddings.LayerNorm.bias[0] = torch.nan
-    texts.save_pretrained(tmp_path / "texts")
-    with pytest.raises(UsageError, match=r"texts.*NaN in embeddings\.LayerNorm\.bias"):
-        _loaded_encoder(str(tmp_path / "texts"))

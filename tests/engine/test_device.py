@@ -3,7 +3,7 @@ import contextlib
 import pytest
 import torch
 
-from fvc_lib.engine.device import ComputeDevice, cuda_kernels, device_memory_probe, resolve_device
+from fvc_lib.engine.device import ComputeDevice, cuda_kernels, resolve_device
 from fvc_lib.services.errors import UsageError
 
 
@@ -29,14 +29,3 @@ def test_tf32_follows_the_precision_on_cuda_and_everything_is_put_back(dtype, tf
         raise KeyError
     assert tf32_settings() == before
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_cuda_tensor_shows_in_the_probe():
-    compute = resolve_device("cuda")
-    probe = device_memory_probe(compute.device)
-    before = probe()
-    block = torch.zeros(64 << 20, dtype=torch.uint8, device=compute.device)
-    after = probe()
-    assert after.allocated_bytes - before.allocated_bytes == block.nbytes
-    assert after.allocated_bytes <= after.reserved_bytes <= after.total_bytes

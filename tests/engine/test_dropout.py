@@ -6,16 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fvc_lib.engine.device import Precision, recompute_activations, resolve_device
-from fvc_lib.engine.loop import Engine, EngineSettings
+from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.random_state import DropoutSplitError, forked_random_state
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch, LossSum
-from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.errors import StoppedError
-from tests.kits.engine_kit import SETTINGS, stop_after, weight_distance
-from tests.kits.task_kit import each_task
-from tests.kits.training import ListLog
 
 CPU = resolve_device("cpu")
 NUM_SAMPLES, NUM_FRAMES = 7, 4
@@ -107,15 +101,6 @@ def test_any_split_drops_what_the_whole_batch_does(name, micro_batch):
         assert relative(gradients(network(name), NUM_SAMPLES, draws=1), whole) > 0.01  # another step drops others
 
 
-@pytest.mark.parametrize("name", ["several layers", "channels of a picture"])
-def test_activations_that_are_computed_again_drop_the_same(name):
-    plain, recomputing = network(name), network(name)
-    recompute_activations(recomputing)
-    wanted = gradients(plain, NUM_SAMPLES)
-    for micro_batch in (NUM_SAMPLES, 2):
-        assert relative(gradients(recomputing, micro_batch), wanted) < 1e-12
-
-
 class Function(nn.Module):
     """Draws as ``function`` does."""
 
@@ -128,17 +113,7 @@ class Function(nn.Module):
         return self.function(values)
 
 
-class Attention(nn.Module):
-    def __init__(self, share):
-        super().__init__()
-        self.inner = nn.MultiheadAttention(8, 2, dropout=share, batch_first=True).double()
-
-    def forward(self, x):
-        return self.inner(x, x, x, need_weights=False)[0]
-
-
 OTHER_DRAWS = {
-    "attention": (Attention, r"between.inner \(MultiheadAttention\)"),
     "encoder layer": (
         lambda share: nn.TransformerEncoderLayer(8, 2, 8, share, batch_first=True).double(),
         r"between.self_attn \(MultiheadAttention\)",
@@ -172,34 +147,3 @@ def test_rows_that_are_not_samples_are_refused(micro_batch):
     gradients(Clips(nn.Dropout(0.5), **time_first), NUM_SAMPLES)
     with pytest.raises(DropoutSplitError, match="layer 'between'"):
         gradients(Clips(nn.Dropout(0.5), **time_first), micro_batch)
-
-
-def with_dropout(task):
-    """``task``, of whose network the last layers drop what they are given."""
-    build = task.build_model
-
-    def build_with_dropout():
-        model = build()
-        linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        for name, module in linear[-2:]:
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, nn.Sequential(nn.Dropout(0.5), module))
-        return model
-
-    task.build_model = build_with_dropout
-    return task
-
-
-@each_task(long=("image", "video_text"))
-def test_a_training_with_dropout_is_the_same_for_any_split_and_goes_on_to_the_bit(tasks, tmp_path):
-    def train(name, stop=lambda: False, **changes):
-        folder = CheckpointFolder(tmp_path / name, CheckpointBinding({}, ""))
-        settings = EngineSettings(**{**SETTINGS, "epochs": 2, **changes})
-        return Engine(with_dropout(tasks()), settings, CPU, folder, ListLog(), stop=stop).fit().best_model
-
-    whole, split = train("whole", micro_batch=8), train("split", micro_batch=3)
-    assert 0 <= weight_distance(split, whole) < 1e-3
-    with pytest.raises(StoppedError):
-        train("stopped", stop_after(2), micro_batch=3)
-    resumed = train("stopped", micro_batch=3)
-    assert all(resumed[name].equal(tensor) for name, tensor in split.items())

@@ -1,13 +1,10 @@
-import os
-import signal
-
 import pytest
 import torch
 
-from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError, CheckpointWriteError
+from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.training import BinaryScores
-from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
+from tests.kits.engine_kit import latest_weights, same_end, stop_after
 from tests.kits.task_kit import each_task
 
 
@@ -77,13 +74,6 @@ def test_early_stopping_waits_its_turn_and_the_best_epoch_stands(make_engine):
     assert state.epochs_done == state.best_epoch + 2 < 30
 
 
-@pytest.mark.fault(13)
-def test_a_folder_that_cannot_be_written_fails_before_the_first_step(make_engine, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointWriteError):
-        make_engine("file/fold", before=lambda model, batch: pytest.fail("it computes")).fit()
-
-
 def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
     steps = []
 
@@ -117,36 +107,6 @@ def test_other_threads_or_another_torch_withdraw_the_claim_of_equal_bits(make_en
     assert any(reason.startswith(f"{changed} ") and reason.endswith("since step 3") for reason in state.inexact_because)
     assert "equality to the bit is no longer claimed" in caplog.text
     assert make_engine().fit().inexact_because[: len(state.inexact_because)] == state.inexact_because
-
-
-class Deadly:
-    """Training data of which one sample kills the process that loads it, once."""
-
-    def __init__(self, data, flag):
-        self.data, self.flag, self.classes, self.labels = data, flag, data.classes, getattr(data, "labels", None)
-
-    def __len__(self):
-        return len(self.data)
-
-    def __getitem__(self, index):
-        if index == 7 and not self.flag.exists():
-            self.flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.data[index]
-
-    def at_epoch(self, epoch):
-        return Deadly(self.data.at_epoch(epoch) if hasattr(self.data, "at_epoch") else self.data, self.flag)
-
-
-@pytest.mark.fault(22)
-@each_task(long=("image", "video_text"))
-def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(make_engine, observer, tasks, tmp_path):
-    whole = make_engine("whole", epochs=2).fit()
-    task = draining(tasks())
-    task.training_data = Deadly(task.training_data, tmp_path / "killed_once")
-    state = make_engine("killed", task=task, num_workers=2, memory=observer, epochs=2).fit()
-    assert same_end(state, whole)
-    assert len(observer.of("loader_restarted")) == 1
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_its_tensors(make_engine, tiny_training):

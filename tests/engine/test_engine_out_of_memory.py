@@ -75,13 +75,6 @@ def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engin
     assert state.micro_batches.changes == whole.micro_batches.changes
 
 
-@pytest.mark.fault(16)
-def test_an_out_of_memory_is_an_event_with_the_request_and_the_next_micro_batch(make_engine, tasks, observer):
-    make_engine(task=tight(tasks(), EndsOnce("backward", 2)), micro_batch=8, memory=observer).fit()
-    (event,) = observer.of("out_of_memory")
-    assert event == {"where": "backward", "micro_batch": 8, "micro_batch_next": 4}
-
-
 @pytest.mark.fault(19)
 @pytest.mark.parametrize("call", [5, *(pytest.param(call, marks=pytest.mark.long) for call in (1, 2))])
 @each_task(long=("image", "video_text"))

@@ -1,10 +1,8 @@
 """Where a rank stands, by torchrun's variables or srun's."""
 
 import pytest
-import torch
 
 from fvc_lib.engine.rank_processes import RankPlace, rank_place
-from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.services.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -38,15 +36,3 @@ def test_a_rank_s_place_is_torchrun_s_else_srun_s_else_alone(environ, place):
 def test_an_incomplete_environment_is_refused(environ):
     with pytest.raises(UsageError, match="ranks: "):
         rank_place(environ)
-
-
-def test_ranks_on_gpus_connect_with_their_device(monkeypatch):
-    # The one thing that no CPU can run: with its device nccl connects at once, and says then what it lacks.
-    asked = {}
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *given, **named: asked.update(named, by=given))
-    ProcessRanks(0, 2, cuda=True)
-    assert asked["by"] == ("cpu:gloo,cuda:nccl",)
-    assert asked["device_id"] == torch.device("cuda", 1)
-    ProcessRanks(0, 2)
-    assert (asked["by"], asked["device_id"]) == (("gloo",), None)

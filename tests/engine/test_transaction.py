@@ -124,14 +124,6 @@ def test_buffers_and_random_state_are_those_of_an_undisturbed_run():
     assert run(4, EndsAt([1])) == run(2, EndsAt([]))
 
 
-@pytest.mark.fault(21)
-def test_another_error_is_not_taken_for_memory():
-    task = WeightedRegression(before=EndsAt([1], RuntimeError("no room left in zoom buffer")))
-    with pytest.raises(RuntimeError, match="zoom buffer"):
-        gradients(make_batch(), 2, task)
-    assert task.sizes == [2, 2]
-
-
 @pytest.mark.fault(20)
 def test_memory_that_never_suffices_ends_at_one_sample_with_sizes_and_remedies():
     task = WeightedRegression(before=EndsAt(range(100)))

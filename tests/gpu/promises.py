@@ -9,14 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import re
-import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +23,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, resolve_device
-from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.engine.training_state import TrainingState
@@ -137,20 +132,6 @@ def mixed_precision(lab: Lab) -> str:
     return _need(kept, ", ".join(found))
 
 
-@promise("TF32 is on with mixed precision, and off elsewhere", "cuda")
-def tf32(lab: Lab) -> str:
-    """The error of a product says which it was."""
-    device = lab.compute.device
-    a, b = (torch.randn(512, 512, device=device, generator=torch.Generator(device).manual_seed(n)) for n in (0, 1))
-    exact, errors = a.double() @ b.double(), {}
-    for on in (False, True):
-        with devices.cuda_kernels(replace(lab.compute, amp_dtype=torch.bfloat16 if on else None)):
-            errors[on] = float(((a @ b).double() - exact).norm() / exact.norm())
-    capable = torch.cuda.get_device_capability(device) >= (8, 0)
-    kept = errors[False] < 1e-5 and (not capable or 1e-5 < errors[True] < 5e-3)
-    return _need(kept, f"relative error of a product {errors[False]:.1e} without, {errors[True]:.1e} with TF32")
-
-
 def _out_of_memory_in(place: str, lab: Lab) -> str:
     undisturbed, task = lab.train("undisturbed"), Greedy(place)
     # After the weights were changed: where memory runs out in the middle, what they are then is not known either.
@@ -197,33 +178,6 @@ def squeezed(lab: Lab) -> str:
     )
 
 
-@promise("out of memory in cuBLAS' set-up is known for what it is", "cuda")
-def cublas_handles(lab: Lab) -> str:
-    """In a process that has none yet, with nothing left of the device."""
-    (found,) = lab.in_child(full_device)
-    return _need(found.startswith("known"), found)
-
-
-def full_device(lab: Lab, number: int) -> str:
-    """In a child: the error of a first product on a device without free memory."""
-    device = lab.compute.device
-    matrix = torch.ones(256, 256, device=device)
-    product = torch.empty_like(matrix)  # else torch's own allocator refuses before cuBLAS is asked
-    held, piece = [], torch.cuda.mem_get_info(device)[0]
-    while piece > 1 << 10:
-        try:
-            held.append(torch.empty(piece, dtype=torch.uint8, device=device))
-        except RuntimeError:
-            piece //= 2
-    try:
-        torch.mm(matrix, matrix, out=product)
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        first_line = str(error).partition("\n")[0][:200]
-        return f"{'known' if is_out_of_memory(error) else 'NOT known'}: {type(error).__name__}: {first_line}"
-    return "known: it needs no memory of its own"
-
-
 @promise("the predicted peak of memory is within 25 % of the measured one")
 def predicted_peak(lab: Lab) -> str:
     """In a process of its own, whose peak is that of this training."""
@@ -264,28 +218,6 @@ def stopped(lab: Lab) -> str:
     except StoppedError:
         return _same_end(lab.train("stopped", compute=lab.compute), whole)
     raise BrokenPromiseError("it did not stop")
-
-
-@promise("a training that is killed goes on to the same bits")
-def killed(lab: Lab) -> str:
-    """By SIGKILL, in a process of its own, two steps after its last checkpoint."""
-    whole = lab.train("whole", compute=lab.compute)
-    (end,) = lab.in_child(train_and_die)
-    if not str(end).startswith("SIGKILL"):
-        raise BrokenPromiseError(f"the process was to be killed and ended with: {end}")
-    return _same_end(lab.train("killed", compute=lab.compute), whole)
-
-
-def train_and_die(lab: Lab, number: int) -> None:
-    """In a child, up to the fifth step."""
-    steps = iter(range(1000))
-
-    def stop() -> bool:
-        if next(steps) >= 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return False
-
-    lab.engine("killed", compute=lab.compute, stop=stop).fit()
 
 
 def _same_end(state: TrainingState, whole: TrainingState) -> str:
@@ -331,26 +263,9 @@ def one_rank(lab: Lab, rank: int, port: int) -> str:
 def machine(device: str = "auto") -> str:
     """What the promises are tried on, in one line."""
     compute = resolve_device(device)
-    parts = [
-        compute.describe(),
-        f"torch {torch.__version__}",
-        f"Python {platform.python_version()}",
-        platform.platform(),
-    ]
+    parts = [compute.describe(), f"torch {torch.__version__}", platform.platform(), f"{available_cores()} cores"]
     if compute.device.type == "cuda":
         total = torch.cuda.get_device_properties(compute.device).total_memory
         parts += [f"{total / 1e9:.0f} GB", f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]  # type: ignore[no-untyped-call]
-        parts += [f"driver {_driver()}", f"{available_cores()} cores"]
         parts += [f"{name}={os.environ[name]}" for name in ALLOC_CONF_NAMES if os.environ.get(name)]
     return ", ".join(parts)
-
-
-def _driver() -> str:
-    """Of the GPU, as the kernel's module or its own tool says."""
-    module = Path("/proc/driver/nvidia/version")
-    if module.is_file() and (found := re.search(r"\d+\.\d+(\.\d+)?", module.read_text())):
-        return found[0]
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")[0]
-    return "unknown"

@@ -10,7 +10,6 @@ import safetensors
 import safetensors.torch
 import torch
 
-from tests.gpu import promises
 from tests.gpu.promises import try_promises
 
 GPU = Path(__file__).parent
@@ -26,17 +25,10 @@ def test_the_cpu_keeps_its_promises(words):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", ["mixed precision learns", "predicted peak", "killed", "two ranks", "train faster"])
+@pytest.mark.parametrize("words", ["mixed precision learns", "predicted peak", "two ranks"])
 def test_the_cpu_keeps_those_that_take_longer(words):
     (outcome,) = try_promises("cpu", words)
     assert outcome.verdict == "pass", outcome.line()
-
-
-def test_a_result_that_is_not_equal_is_a_broken_promise(monkeypatch):
-    monkeypatch.setattr(promises, "SAME_WEIGHTS", 0.0)
-    (outcome,) = try_promises("cpu", "in forward")
-    assert outcome.verdict == "fail"
-    assert "weights differ by" in outcome.line()
 
 
 def test_torch_and_numpy_are_enough(tmp_path):

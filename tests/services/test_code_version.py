@@ -18,16 +18,16 @@ NOTEBOOKS = [ROOT / "notebooks" / f"{stage.name}.ipynb" for stage in STAGES]
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Package ``kit``: engine -> steps -> (inside a function) tools.deep; a child is started by name; island alone."""
-    folder = tmp_path / "kit"
+    """An ``fvc_lib``: engine -> steps -> (in a function) tools.deep; a child is started by name; island is alone."""
+    folder = tmp_path / "fvc_lib"
     files = {
         "__init__.py": "",
-        "engine.py": "from kit import (  # the loop (its steps)\n    steps,  # in order\n)\nCHILD = 'kit.child:work'\n",
-        "steps.py": "def go():\n    from kit.tools.deep import down\n    return down\n",
-        "child.py": "import json, kit.helper\n",
+        "engine.py": "from fvc_lib import (  # (its steps)\n  steps,  # in order\n)\nCHILD = 'fvc_lib.child:go'\n",
+        "steps.py": "def go():\n    from fvc_lib.tools.deep import down\n    return down\n",
+        "child.py": "import json, fvc_lib.helper\n",
         "helper.py": "",
-        "island.py": "from kit.engine import CHILD\n",
-        "tools/__init__.py": "from kit.tools.shared import X\n",
+        "island.py": "from fvc_lib.engine import CHILD\n",
+        "tools/__init__.py": "from fvc_lib.tools.shared import X\n",
         "tools/deep.py": "down = 1\n",
         "tools/shared.py": "X = 1\n",
         "tools/unused.py": "",
@@ -39,49 +39,39 @@ def package(tmp_path: Path) -> Path:
 
 
 def modules_behind(sources, **options):
-    return tuple(code_behind(sources, **options))
+    return [name.removeprefix("fvc_lib.") for name in code_behind(sources, **options)]
 
 
 def test_all_that_is_imported_at_any_depth_or_started_by_name_counts(package):
-    expected = "kit kit.child kit.engine kit.helper kit.steps kit.tools kit.tools.deep kit.tools.shared"
-    assert modules_behind(["from kit.engine import CHILD"], package=package) == tuple(expected.split())
-    assert modules_behind(["x = 1", "import kit.helper"], package=package) == ("kit", "kit.helper")
-    assert modules_behind(["import kitchen.engine", "my.kit.engine"], package=package) == ()
-    assert modules_behind(["filled by kit.tools.*"], package=package)[-1] == "kit.tools.unused"
+    expected = "fvc_lib child engine helper steps tools tools.deep tools.shared"
+    assert modules_behind(["from fvc_lib.engine import CHILD"], package=package) == expected.split()
+    assert modules_behind(["import fvc_library.engine, my.fvc_lib.engine"], package=package) == []
+    assert modules_behind(["filled by fvc_lib.tools.*"], package=package)[-1] == "tools.unused"
+    for source in (
+        "from fvc_lib import engine",
+        "import os, fvc_lib.engine as e",
+        "if True: from fvc_lib.engine import CHILD",
+        "from fvc_lib.engine \\\n    import CHILD",
+        "from fvc_lib import island_, \\\n    engine",
+        "from fvc_lib import (helper as h, engine as e)",
+        "run('fvc_lib.engine:main')",
+        '["python", "-m", "fvc_lib.engine"]',
+    ):
+        assert "steps" in modules_behind([source], package=package), source
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from kit import engine",
-        "import os, kit.engine as e",
-        "if True: from kit.engine import CHILD",
-        "from kit.engine \\\n    import CHILD",
-        "from kit import island_, \\\n    engine",
-        "from kit import (helper as h, engine as e)",
-        "run('kit.engine:main')",
-        '["python", "-m", "kit.engine"]',
-        "def f():\n\timport kit.engine",
-    ],
-)
-def test_however_it_is_written(package, source):
-    assert "kit.steps" in modules_behind([source], package=package)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on(path):
-    behind = modules_behind(read_notebook(path).cells)
-    execution = {name for name in behind if name.startswith("fvc_lib.execution.")}
-    assert execution - {"fvc_lib.execution.run"} == {"fvc_lib.execution.run.session"}
+def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on():
+    for path in NOTEBOOKS:
+        execution = {name for name in modules_behind(read_notebook(path).cells) if name.startswith("execution.")}
+        assert execution - {"execution.run"} == {"execution.run.session"}, path
 
 
 def test_what_clips_are_stored_under_covers_every_module_that_importing_loads():
     """Against the interpreter's own list, so that a module which is split off cannot be forgotten."""
     code = "import sys, fvc_lib.video.decode.clip\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    behind = modules_behind(["import fvc_lib.video.decode.clip"])
-    loaded = {name for name in done.stdout.split() if name.startswith("fvc_lib.video")}
-    assert {name for name in behind if name.startswith("fvc_lib.video")} >= loaded  # and what is imported later
+    loaded = {name.removeprefix("fvc_lib.") for name in done.stdout.split() if name.startswith("fvc_lib.video")}
+    assert loaded <= set(modules_behind(["import fvc_lib.video.decode.clip"]))
 
 
 def test_functions_that_changed_since_a_training_are_named_without_words_and_new_files(tmp_path, monkeypatch):

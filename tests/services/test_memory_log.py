@@ -2,10 +2,8 @@
 
 import json
 import logging
-import resource
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -111,21 +109,3 @@ def test_nearness_to_the_budget_is_said_once_with_what_to_try(sampled, tmp_path,
     assert (event["kind"], event["message"]) == ("near_limit", record.message)
     assert event["details"]["usage_percent"] == 98
     assert event["details"]["budget_mb"] == 100
-
-
-def test_a_disk_that_was_full_for_a_while_is_said_and_nothing_is_written_after_the_end(sampled, tmp_path, caplog):
-    sampler = sampled()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-        for _ in range(20):
-            sampler.sample()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (tmp_path / "samples.jsonl").stat().st_size <= 2000
-    sampler.close()
-    assert "lines are lost" in caplog.records[-1].getMessage()
-    sampler.at("train")
-    sampler.event("policy", "after the end")
-    assert lines_of(tmp_path / "events.jsonl") == []
-    assert "fvc-memory" not in [thread.name for thread in threading.enumerate()]

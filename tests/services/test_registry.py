@@ -45,31 +45,31 @@ def shapes():
 def test_an_item_is_registered_by_decorator_by_call_or_by_its_own_name_and_only_once(tmp_path):
     registry: Registry[object] = Registry("shape")
 
-    @registry.register("square")
+    @registry.register
     class Square:
-        pass
+        name = "square"
 
-    disc = registry.register("disc", object())
+    disc = registry.register(object(), "disc")
     star = registry.register(Named("star"))
     assert registry.get("square") is Square
     assert registry.get("star") is star
     assert registry.items() == [("square", Square), ("disc", disc), ("star", star)]
     for name in ("first.py", "second.py"):
-        code = compile("registry.register('oval', 1)", str(tmp_path / name), "exec")
+        code = compile("registry.register(1, 'oval')", str(tmp_path / name), "exec")
         if name == "first.py":
             exec(code, {"registry": registry})
             exec(code, {"registry": registry})  # the same line again is a reload
     with pytest.raises(UsageError, match=r"'oval' is registered twice: in .*first\.py, line 1, and in .*second\.py"):
         exec(code, {"registry": registry})
     with pytest.raises(UsageError, match="a notebook's cell cannot register it"):
-        exec(compile("registry.register('cell', 1)", "/tmp/ipykernel_1/2.py", "exec"), {"registry": registry})
+        exec(compile("registry.register(1, 'cell')", "/tmp/ipykernel_1/2.py", "exec"), {"registry": registry})
     assert registry.names() == ["square", "disc", "star", "oval"]
 
 
 def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(folder):
-    write(folder / "broken.py", "raise OSError('no ruler')", 'SHAPES.register("disc", 1)')
-    write(folder / "oval.py", "import no_such_package", 'SHAPES.register("oval", 1)')
-    write(folder / "square.py", 'SHAPES.register("square", 4)')
+    write(folder / "broken.py", "raise OSError('no ruler')", 'SHAPES.register(1, "disc")')
+    write(folder / "oval.py", "import no_such_package", 'SHAPES.register(1, "oval")')
+    write(folder / "square.py", 'SHAPES.register(4, "square")')
     assert shapes().get("square") == 4
     assert shapes().broken == {}
     with pytest.raises(UsageError, match=r"'oval': unknown.*Not loaded: .*flat.oval \(ModuleNotFound"):
@@ -79,7 +79,7 @@ def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(f
 def test_a_name_is_checked_without_importing_what_has_it(folder):
     square = 'SHAPES.register(type("Square", (), dict(name="square")))'
     write(folder / "square.py", square)
-    write(folder / "polygon.py", 'SHAPES.register("polygon:NAME", 5)')
+    write(folder / "polygon.py", 'SHAPES.register(5, "polygon:NAME")')
 
     assert [shapes().check(name) for name in ("square", "polygon:7")] == ["square", "polygon:7"]
     assert shapes().declared_in("polygon:8") == ["plugged_shapes.flat.polygon"]

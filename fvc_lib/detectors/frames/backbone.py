@@ -73,13 +73,11 @@ class EncoderBackbone(Backbone):
 def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
     """Return the error to raise if ``backbone`` does not take pictures of the size of ``images`` (B, 3, H, W)."""
     network = backbone.trunk.network if isinstance(backbone, EncoderBackbone) else backbone
-    wanted = (getattr(network, "pretrained_cfg", None) or {}).get("input_size")
-    remedy = f"Give -p image_size {wanted[-1]}, which it was made for" if wanted else "Give another image_size"
     height, width = images.shape[-2:]
     reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
     return UsageError(
         f"image_size: a {type(network).__name__} does not take pictures of {height} x {width} pixels: {reason}. "
-        f"{remedy}, or take another backbone."
+        "Give the image_size that it was made for, or take another backbone."
     )
 
 
@@ -115,13 +113,15 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
     return EncoderBackbone(trunk)
 
 
-@BACKBONES.register("torchvision:NAME")
 def _of_torchvision(options: TrunkOptions) -> EncoderBackbone:
     models, name = imported("torchvision.models", options.name), options.name.partition(":")[2]
     known = models.list_models(module=models)
     if name not in known:
         raise UsageError(f"backbone {options.name!r}: torchvision has no such model.{did_you_mean(name, known)}")
     return of_classifier(models.get_model(name, weights=None), options)
+
+
+BACKBONES.register(_of_torchvision, "torchvision:NAME")
 
 
 def of_classifier(network: Any, options: TrunkOptions) -> EncoderBackbone:

@@ -74,9 +74,11 @@ class _Residual(nn.Module):
         return F.relu(self.second_norm(self.second(inner)) + self.shortcut(features))
 
 
-@BACKBONES.register("small_resnet")
 def _build(options: TrunkOptions) -> SmallResnet:
     network = SmallResnet()
     if options.weights:
         network.loaded_weights = load_weights(network, options.weights, licence=options.licence)  # type: ignore[assignment]
     return network
+
+
+BACKBONES.register(_build, "small_resnet")

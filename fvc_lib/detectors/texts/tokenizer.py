@@ -44,14 +44,10 @@ class TextTokenizer:
 
         The order of ``texts`` does not matter. Pairs of tokens that occur only once are not merged, because this would
         only memorise texts.
-
-        Raises:
-            ValueError: ``vocabulary_size`` has no room for the marks and all bytes.
+        ``vocabulary_size`` must be at least ``SMALLEST_VOCABULARY``.
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        if vocabulary_size < SMALLEST_VOCABULARY:
-            raise ValueError(f"vocabulary_size: got {vocabulary_size}, wanted {SMALLEST_VOCABULARY} or more")
         byte_pairs = Tokenizer(models.BPE())
         byte_pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         byte_pairs.decoder = decoders.ByteLevel()
@@ -92,12 +88,11 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str], max_tokens: int) -> Tensor:
         """Return ids int64 (B, max_tokens): ``BEGIN``, the text's tokens, ``END``, then ``PAD``. Long texts are cut.
 
+        ``max_tokens`` must be at least 2.
+
         Raises:
-            ValueError: ``max_tokens`` has no room for beginning and end.
             UnicodeEncodeError: a text holds lone surrogates, which UTF-8 cannot encode.
         """
-        if max_tokens < 2:
-            raise ValueError(f"max_tokens: got {max_tokens}, wanted 2 or more")
         ids = torch.full((len(texts), max_tokens), PAD, dtype=torch.int64)
         for row, text in zip(ids, texts, strict=True):
             tokens = self._tokens(text)[: max_tokens - 2]
@@ -109,14 +104,8 @@ class TextTokenizer:
         return [len(self._tokens(text)) + 2 for text in texts]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """Return the text of ids (L,) up to the first ``END``. Other marks are skipped; broken UTF-8 becomes U+FFFD.
-
-        Raises:
-            ValueError: an id is not of this vocabulary.
-        """
+        """Return the text of ids (L,) up to the first ``END``. Other marks are skipped, broken UTF-8 is U+FFFD."""
         numbers = [int(number) for number in ids]
-        if wrong := [number for number in numbers if not 0 <= number < self.vocabulary_size]:
-            raise ValueError(f"token id {wrong[0]}: wanted [0, {self.vocabulary_size})")
         if END in numbers:
             numbers = numbers[: numbers.index(END)]
         tokens = [number - NUM_MARKS for number in numbers if number >= NUM_MARKS]

@@ -145,16 +145,6 @@ def _swin(models: Any) -> nn.Module:
     )
 
 
-def _mvit(models: Any) -> nn.Module:
-    block = models.mvit.MSBlockConfig
-    blocks = [block(1, 16, 16, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 4, 4]),
-              block(2, 16, 32, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 2, 2])]  # fmt: skip
-    return models.MViT(
-        (SIDE, SIDE), FRAMES, blocks, residual_pool=True, residual_with_cls_embed=False, rel_pos_embed=True,
-        proj_after_attn=True, stochastic_depth_prob=0.5,
-    )  # fmt: skip
-
-
 def _x3d(*, from_scratch: bool) -> Callable[[Path], Trunk]:
     def build(folder: Path) -> Trunk:
         from fvc_lib.detectors.video.pytorchvideo_networks import PytorchvideoTrunk, without_class_layer
@@ -169,14 +159,6 @@ def _x3d(*, from_scratch: bool) -> Callable[[Path], Trunk]:
         return PytorchvideoTrunk(network, size, recomputable=blocks, weights=weights)
 
     return build
-
-
-def _i3d(folder: Path) -> Trunk:
-    from fvc_lib.detectors.video.pytorchvideo_networks import PytorchvideoTrunk, without_class_layer
-
-    network = imported("pytorchvideo.models.hub", "the tests").i3d_r50(stem_dim_out=8, model_num_class=5)
-    size, blocks, _ = without_class_layer(network)
-    return PytorchvideoTrunk(network, size, recomputable=blocks)
 
 
 def _slowfast(folder: Path) -> Trunk:
@@ -219,10 +201,8 @@ class Small:
 SMALL = {
     "r2plus1d": Small(_torchvision(_r2plus1d)),
     "swin3d": Small(_torchvision(_swin)),
-    "mvit": Small(_torchvision(_mvit)),
     "x3d": Small(_x3d(from_scratch=True)),
     "x3d with weights": Small(_x3d(from_scratch=False)),
-    "i3d": Small(_i3d),
     "slowfast": Small(_slowfast),
     "timesformer": Small(_from_folder("timesformer")),
     "videomae": Small(_from_folder("videomae"), tune="last:1"),

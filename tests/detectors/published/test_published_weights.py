@@ -221,18 +221,6 @@ def test_efficientnet_lite0_with_its_packaged_weights_is_timms_network():
     assert trunk.weights.left_out == ("_fc.weight", "_fc.bias")
 
 
-def test_a_file_of_another_network_is_refused_by_name(tmp_path):
-    torch.save(publishers_network("mc3_18")().state_dict(), tmp_path / "mc3.pth")
-    with pytest.raises(UsageError, match=r"mc3.pth' does not fit .* of another shape: layer2.0.conv1.0.weight"):
-        trunk_of("r3d_18", tmp_path / "mc3.pth")
-    with pytest.raises(UsageError, match=r"not in it: blocks.0.*unknown: stem.0.weight"):
-        trunk_of("x3d_xs", tmp_path / "mc3.pth")
-    with pytest.raises(UsageError, match=r"mc3.pth' does not fit .*not in it: .*unknown: "):
-        trunk_of("timm:test_resnet", tmp_path / "mc3.pth")
-    with pytest.raises(UsageError, match=r"not in it: stem.0.weight.*unknown: stem.1.weight|of another shape"):
-        trunk_of("efficientnet_lite0", tmp_path / "mc3.pth")
-
-
 @pytest.mark.parametrize("name", ["timesformer", "clip_vit_b16"])
 def test_a_folder_that_does_not_fit_is_refused_with_what_does_not(name, tmp_path):
     network = small_network(name)
