@@ -82,5 +82,5 @@ def test_what_the_user_has_in_the_folder_is_not_written_over(tmp_path, monkeypat
 @pytest.mark.slow
 def test_an_audit_that_fails_leaves_with_the_code_of_its_kind(tmp_path):
     parameters = {"score_table": str(tmp_path / "gone.csv"), "output_folder": str(tmp_path)}
-    asked = {"page": tmp_path / "audit.html", "title": "", "runs_dir": str(tmp_path), "what": "the audit"}
+    asked = {"title": "Audit", "runs_dir": str(tmp_path), "product": "audit"}
     assert execute_record("40_score_audit", tmp_path, parameters, **asked) == 2

@@ -117,7 +117,7 @@ def test_finished_runs_give_up_what_was_replaced_and_weights_only_when_asked(con
 
 def test_a_busy_run_stays_and_another_runs_folder_is_not_touched(config, caches):
     run = made_run(config, 0, "done", *FILES)
-    with run_lock(run):
+    with run_lock(run.root):
         clean(config, "--yes")
     assert there(run) == set(FILES)
     assert all(path.exists() for path in caches)

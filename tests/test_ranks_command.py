@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, RunOptions
@@ -43,25 +41,17 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_gpus_and_a_fork_d
     made = RunCommand(NOTEBOOKS, RunOptions(), given(tmp_path, AUTO))
     run = begin_run(made.config, command="test")
     assert "num_ranks: 4  #" in run.params_yaml.read_text()
-    record = json.loads(run.run_json.read_text())
-    assert record["params"]["num_ranks"] == 4
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     resumed = RunCommand(NOTEBOOKS, RunOptions(resume="latest"), given(tmp_path, AUTO))
     assert resumed.config.num_ranks == 4
-    assert RunCommand(NOTEBOOKS, RunOptions(resume="latest"), given(tmp_path)).config.num_ranks == 4
     assert RunCommand(NOTEBOOKS, RunOptions(resume="latest"), given(tmp_path, ("num_ranks", "2"))).config.num_ranks == 2
     fork = RunCommand(NOTEBOOKS, RunOptions(resume="latest", fork=True), given(tmp_path, AUTO))
     assert fork.config.num_ranks == 1
 
 
-def test_a_run_begun_in_a_notebook_has_all_gpus_for_its_training(tmp_path, capsys, monkeypatch):
+def test_a_run_begun_in_a_notebook_has_all_gpus_for_its_training(tmp_path, capsys):
     values = {"num_ranks": "auto", "runs_dir": str(tmp_path / "runs")}
     run, config, is_new = open_run("10_image_recognition", "new", values, command="test")
     assert config.num_ranks == run_config(run.params_yaml).num_ranks == 8
     assert is_new
     assert "num_ranks auto: 8 (" in capsys.readouterr().out
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    again, its_config, _ = open_run("10_image_recognition", "", values, command="test")
-    assert (again, its_config.num_ranks) == (run, 8)
-    with pytest.raises(UsageError, match=r"epochs \d+ -> 3"):
-        open_run("10_image_recognition", "", {**values, "epochs": 3}, command="test")

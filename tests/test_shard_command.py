@@ -8,8 +8,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fvc_lib.command_line import shards
 from fvc_lib.command_line.main import main
+from fvc_lib.command_line.shards import STAGES_WITH_SHARDS
 from fvc_lib.corpus.index import build_index
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.shards import Shard, read_shard, record_path
@@ -110,7 +110,7 @@ def test_any_number_of_shards_leaves_nothing_to_the_notebooks_and_changes_no_bit
     for number in (1, 0, 2, 3):
         shard("04", f"{number}/4")
     assert sharded.trunk_features() == 18
-    record = read_shard(record_path(run, "03_augmentation", Shard(0, 2)))
+    record = read_shard(record_path(run.root, "03_augmentation", Shard(0, 2)))
     assert (record.state, record.done) == ("done", record.total)
     assert SUSPECTS.in_hand is None
 
@@ -136,4 +136,4 @@ def test_a_shard_that_cannot_be_is_refused(corpus, tmp_path):
 
 def test_every_stage_that_says_that_it_has_shards_has_work_for_them(corpus, tmp_path):
     config = config_of(corpus, tmp_path)
-    assert tuple(shards._WORK) == STAGES_ON_FILES == tuple(stage.name for stage in STAGES if stage.sharded(config))
+    assert STAGES_WITH_SHARDS == STAGES_ON_FILES == tuple(stage.name for stage in STAGES if stage.sharded(config))

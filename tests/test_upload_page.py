@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from fvc_lib.command_line.verdicts.upload_page import UploadServer
+from fvc_lib.command_line.verdicts.pages import UploadServer
 from fvc_lib.services.errors import DataError
 
 JUDGED: dict[str, Any] = {"verdict": "fake", "score": "0.9", "reasons": ["Because."], "page": "<html>"}

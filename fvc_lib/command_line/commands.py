@@ -1,15 +1,20 @@
-"""Commands that read runs, corpora or this machine and change no run."""
+"""Commands that show runs, corpora or this machine, export runs, and make room on the disk."""
 
+import re
+import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
 
-from fvc_lib.command_line.verdicts.predictions import PAGE
+from fvc_lib.command_line.models import RUNS_DIR, write_run_bundle
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import shards_line
-from fvc_lib.execution.run.status import status_now
+from fvc_lib.execution.run.status import is_worked_on, run_lock, status_now
 from fvc_lib.execution.run.task import what_happened, what_next
 from fvc_lib.execution.run.which_run import given_values
 from fvc_lib.execution.slurm import JobState, job_states, submitted_jobs
@@ -20,19 +25,14 @@ from fvc_lib.services.errors import DataError, FvcError, UsageError, command_tex
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import CORPORA
-from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
-
-_LONGEST_REASON = 300
-_RUNS_DIR = click.option(
-    "--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default."
-)
 
 
 @click.command(short_help="Show how far a run is, its jobs included.")
 @click.argument("run", default="latest")
-@_RUNS_DIR
-def status(run: str, runs_dir: Path | None) -> None:
+@RUNS_DIR
+def status(run: str, runs_dir: Path) -> None:
     """Show the state of RUN, of its tasks, and of its SLURM jobs.
 
     RUN is 'latest', a run id, a part of a run id, a run folder, or the --out folder of a predict command submitted to
@@ -40,13 +40,13 @@ def status(run: str, runs_dir: Path | None) -> None:
     """
     from fvc_lib.analysis.read.runs import run_labels  # polars takes a second to load
 
-    folder = RunPaths(Path(run).expanduser().absolute())
-    if not folder.run_json.is_file() and submitted_jobs(folder):
-        is_done = any((folder.root / last).is_file() for last in ("answer.txt", PAGE))
-        click.echo(f"{folder.root}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
+    folder = Path(run).expanduser().absolute()
+    if not (folder / "run.json").is_file() and submitted_jobs(folder):
+        is_done = any((folder / last).is_file() for last in ("answer.txt", "predictions.html"))
+        click.echo(f"{folder}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
         _show_jobs(folder)
         return
-    paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    paths = find_run(runs_dir, run)
     state = status_now(paths)
     is_stopped = state.state in {"interrupted", "requeue", "failed"}
     go_on = f"; to go on: {command_text('--resume', paths.root)}" if is_stopped else ""
@@ -57,33 +57,33 @@ def status(run: str, runs_dir: Path | None) -> None:
             progress = read_progress(paths.logs / f"{key}.progress.json")
             details = "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
         elif stage.state == "failed":
-            details = f"{what_happened(stage)[:_LONGEST_REASON]}\n    {what_next(paths, stage)}"
+            details = f"{what_happened(stage)[:300]}\n    {what_next(paths, stage)}"
         click.echo(f"  {key:<28} {stage.state:<12} {stage.duration_seconds or 0:8.1f} s  {details}".rstrip())
-    jobs = _show_jobs(paths)
+    jobs = _show_jobs(paths.root)
     if state.state == "waiting" and all(job.ended for job in jobs):
         click.echo("  no job of it is in the queue here; submit the rest: --resume RUN --executor slurm")
 
 
-def _show_jobs(paths: RunPaths) -> list[JobState]:
-    """Print the progress of submitted shards (shares of a stage's files), and the jobs of the run in SLURM's queue.
+def _show_jobs(folder: Path) -> list[JobState]:
+    """Print the progress of submitted shards (shares of a stage's files), and the jobs in SLURM's queue.
 
     Returns:
         The states of these jobs.
     """
-    shards = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
+    shards = {job.stages[0]: job.shards for job in submitted_jobs(folder) if job.shards}
     for name, number in shards.items():
-        click.echo(f"  {shards_line(paths, name, number)}")
-    jobs = job_states(paths)
-    for job in jobs:
-        click.echo(f"  {job}")
+        click.echo(f"  {shards_line(folder, name, number)}")
+    jobs = job_states(folder)
+    for state in jobs:
+        click.echo(f"  {state}")
     return jobs
 
 
 @click.command(short_help="Compare runs pair by pair, with intervals.")
 @click.argument("runs", nargs=-1, required=True)
 @click.option("--metric", default="roc_auc", show_default=True, help="The metric that is compared.")
-@_RUNS_DIR
-def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
+@RUNS_DIR
+def compare(runs: tuple[str, ...], metric: str, runs_dir: Path) -> None:
     """Compare two or more RUNS on the same videos: run ids, parts of run ids, run folders, or 'latest'.
 
     For each pair of runs the command shows the difference of the metric with an interval. The groups of videos are
@@ -96,9 +96,9 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     from fvc_lib.analysis.read.runs import run_labels
 
     config = resolve_config()
-    found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]
+    found = [find_run(runs_dir, name) for name in runs]
     if len({run.root for run in found}) < 2:
-        raise UsageError(f"compare: got {len({run.root for run in found})} run, wanted two or more different ones.")
+        raise UsageError("compare: got one run, wanted two or more different ones.")
     refuse_damaged(*(run.root for run in found), logs=False)
     compared = comparison.compare(
         found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
@@ -138,9 +138,9 @@ def report_run(run: RunPaths) -> int:
 
 @click.command(short_help="Write a run's pages again.")
 @click.argument("run", default="latest")
-@_RUNS_DIR
+@RUNS_DIR
 @click.pass_context
-def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
+def report(context: click.Context, run: str, runs_dir: Path) -> None:
     """Write RUN's report, a page for each of its executed notebooks, and the list of all runs.
 
     RUN is 'latest', a run id, a part of a run id, or a run folder. No notebook is executed. The command also works
@@ -148,7 +148,7 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
 
     Exit codes: 0 ok, 1 not written, 3 written, but a file that the report reads is damaged; the output names the file.
     """
-    context.exit(report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run)))
+    context.exit(report_run(find_run(runs_dir, run)))
 
 
 @click.command(short_help="Check this machine and say what to do.")
@@ -299,8 +299,8 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
 )  # fmt: skip
 @click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this model, too.")
-@_RUNS_DIR
-def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str | None, runs_dir: Path | None) -> None:
+@RUNS_DIR
+def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str | None, runs_dir: Path) -> None:
     """Export each RUN to MLflow, finished or not. It needs: make setup-mlflow
 
     RUN is 'latest', a run id, a part of a run id, or a run folder. A run becomes one MLflow run with the parameters,
@@ -325,11 +325,10 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.mlflow import model_and_alias
 
-    folder = runs_dir or Path(resolve_config().runs_dir)
     if register is not None and len(runs) != 1:
         raise UsageError(f"--register: is for one run, got {len(runs)}.")
     named = model_and_alias(register) if register is not None else None
-    for run in [find_run(folder, name) for name in runs]:
+    for run in [find_run(runs_dir, name) for name in runs]:
         _export(run, tracking_uri)
         if named is not None:
             _register(run, *named, tracking_uri)
@@ -359,7 +358,6 @@ def _export(run: RunPaths, tracking_uri: str | None) -> None:
 
 def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -> None:
     from fvc_lib.analysis.mlflow import SCHEME, default_tracking_uri, register_bundle
-    from fvc_lib.command_line.models import write_run_bundle
 
     store = tracking_uri or default_tracking_uri(run.root.parent.parent)
     with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
@@ -374,4 +372,108 @@ def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -
     )
 
 
-COMMANDS = (status, report, compare, export_mlflow, doctor, detectors, features, corpora)
+_FEATURES = re.compile(r"[0-9a-f]{32}(_[a-z0-9_]+)?")
+_WEIGHTS = (".safetensors", ".pt")
+# Ends of names of superseded files that stay. Records show which test folds were opened; training a model takes hours.
+_STAY_SUPERSEDED = ("best_model.safetensors", ".json")
+_Part = tuple[
+    Path, str, int, Callable[[], object]
+]  # folder, description, size in bytes, function that deletes the part
+
+
+@click.command(short_help="Make room: show what may go of runs and caches, and delete it with --yes.")
+@click.option("--yes", is_flag=True, help="Delete what the preview shows.")
+@click.option(
+    "--days", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="DAYS",
+    help="Only what was last used or finished at least this many days ago.",
+)  # fmt: skip
+@click.option("--models", is_flag=True, help="Also delete the trained weights of finished runs: a clean start.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def clean(yes: bool, days: float, models: bool, runs_dir: Path | None) -> None:
+    """Show how many MB each run and cache can free; with --yes delete these files.
+
+    Caches hold clips, re-encoded videos, features and measurements. They stay while a run is at work or waits. Of
+    finished runs, files of superseded attempts go, except their best models and records. With --models all trained
+    weights go, too. Tables, metrics and reports stay. Unfinished runs stay as they are. No link is followed.
+
+    \b
+    python run_notebooks.py clean                        what would go
+    python run_notebooks.py clean --yes                  delete it
+    python run_notebooks.py clean --models --days 0      weights of all finished runs as well
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    config = resolve_config()
+    if runs_dir is not None and not runs_dir.is_dir():  # else the cache would look as if no run used it
+        raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
+    before, freed = time.time() - days * 86400, 0
+    found = list_runs(runs_dir or config.runs_dir)
+    runs = [run for run in found if not (run.root.is_symlink() or run.root.parent.is_symlink())]
+    states = [_state(run) for run in runs]
+    pairs = zip(runs, states, strict=True)
+    parts = [part for run, state in pairs if state == "done" for part in _parts_of_run(run, before, models=models)]
+    if "busy" not in states:  # a run at work needs the cache
+        parts += _parts_of_cache(Path(config.cache_dir), before)
+    for path, what, size, delete in parts:
+        click.echo(f"{size / 1e6:10,.1f} MB  {path}: {what}")
+        try:
+            if yes:
+                delete()
+            freed += size
+        except (FvcError, OSError) as error:
+            click.echo(f"left: {path}: {error}")
+    click.echo(f"{freed / 1e6:,.1f} MB {'freed' if yes else 'would be freed; repeat with --yes to do so'}")
+
+
+def _state(run: RunPaths) -> str:
+    """Return the state of a run; ``busy`` if a process works on it, if it waits, or if its status cannot be read."""
+    with suppress(FvcError, OSError):
+        state = status_now(run).state
+        return "busy" if state in ("waiting", "requeue") or is_worked_on(run.root) else state
+    return "busy"
+
+
+def _parts_of_run(run: RunPaths, before: float, *, models: bool) -> Iterator[_Part]:
+    """Yield the part of a finished run that can be deleted; nothing if there is none.
+
+    Args:
+        run: the run.
+        before: only a run that finished before this time counts, in seconds since 1970.
+        models: whether all trained weights can be deleted, too.
+    """
+    superseded = _files(run.superseded)
+    paths = {path for path in superseded if not path.name.endswith(_STAY_SUPERSEDED)}
+    if models:
+        paths |= {path for path in (*superseded, *_files(run.root / "checkpoints")) if path.suffix in _WEIGHTS}
+
+    def delete() -> None:
+        with run_lock(run.root):
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    if paths and run.status_json.stat().st_mtime <= before:
+        what = f"superseded attempts{' and trained weights' if models else ''}"
+        yield run.root, what, sum(path.lstat().st_size for path in paths), delete
+
+
+def _parts_of_cache(cache: Path, before: float) -> Iterator[_Part]:
+    """Yield the parts of the folder ``cache`` that were last used before the time ``before``, in seconds since 1970.
+
+    They are sets of clips, features and re-encoded videos, and folders of forensic measurements.
+    """
+    from fvc_lib.video.clips.store import prune_set, stored_sets  # PyAV takes a moment to load
+    from fvc_lib.video.features.measuring import FEATURES_FOLDER
+
+    for clips in stored_sets(cache):
+        if clips.last_used <= before:
+            yield clips.folder, f"{clips.kind} {clips.settings}", clips.size_bytes, partial(prune_set, clips)
+    for folder in (cache / FEATURES_FOLDER).glob("*"):
+        used = max((path.lstat().st_mtime for path in _files(folder)), default=0.0)
+        if _FEATURES.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink() and used <= before:
+            yield folder, "forensic measurements", size_of(folder), partial(shutil.rmtree, folder)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files in ``folder`` and its subfolders, without following links."""
+    return [] if folder.is_symlink() else [path for path in folder.rglob("*") if path.is_symlink() or path.is_file()]
+
+
+COMMANDS = (status, report, compare, export_mlflow, doctor, detectors, features, corpora, clean)

@@ -13,14 +13,13 @@ import click
 from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
-from fvc_lib.command_line.clean import clean
 from fvc_lib.command_line.models import export
 from fvc_lib.command_line.records import audit, ensemble, robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, Jobs, RunCommand, RunOptions
 from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
+from fvc_lib.command_line.verdicts.pages import verdict_page
 from fvc_lib.command_line.verdicts.predict import predict
-from fvc_lib.command_line.verdicts.upload_page import verdict_page
 from fvc_lib.execution.plan import read_notebooks
 from fvc_lib.execution.run.which_run import given_values, values_of_another_corpus
 from fvc_lib.services.config import RunConfig
@@ -39,9 +38,9 @@ def _unforeseen(error: Exception) -> int:
     Returns:
         The exit code: 137 if memory ran out, else 1.
     """
-    is_memory, advice = isinstance(error, MemoryError), "This is a defect of FVC, please report it;"
-    if is_memory:
-        advice = f"Memory ran out in this process. {memory_advice('elsewhere')}"
+    is_memory = isinstance(error, MemoryError)
+    memory_ended = f"Memory ran out in this process. {memory_advice('elsewhere')}"
+    advice = memory_ended if is_memory else "This is a defect of FVC, please report it;"
     with tempfile.NamedTemporaryFile("w", prefix="fvc_error_", suffix=".txt", delete=False) as details:
         traceback.print_exception(error, file=details)
     click.echo(
@@ -232,6 +231,6 @@ def main(
 
 
 for command in (
-    *commands.COMMANDS, clean, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard,
+    *commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard,
 ):  # fmt: skip
     main.add_command(command)

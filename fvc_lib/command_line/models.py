@@ -11,6 +11,7 @@ import click
 import polars as pl
 
 from fvc_lib import CHECKOUT
+from fvc_lib.analysis.wording import clean_text, interval_text
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.ensembles import read_ensemble
@@ -20,6 +21,12 @@ from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Predictor, Standing
     from fvc_lib.tasks.video.predicting import VideoDetector
+
+RUNS_DIR = click.option(
+    "--runs-dir", type=click.Path(path_type=Path), default=lambda: resolve_config().runs_dir,
+    callback=lambda _context, _option, path: path.absolute(),  # kernels run in another folder
+    help="Runs folder, where it is not the default.",
+)  # fmt: skip
 
 
 def find_model(runs_dir: str | Path, name: str) -> Path:
@@ -151,8 +158,8 @@ _LIMITS = {
     "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
 )
 @click.option("--final", is_flag=True, help="Write the run's one network of all groups (train_final), not the folds'.")
-@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> None:
+@RUNS_DIR
+def export(run: str, to: Path | None, final: bool, runs_dir: Path) -> None:
     """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
 
     RUN is 'latest', a run id, a part of a run id, a run folder, or an ensemble. All folds of a run must be trained, and
@@ -174,7 +181,7 @@ def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> Non
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    found = find_run_or_ensemble(runs_dir or Path(resolve_config().runs_dir), run)
+    found = find_run_or_ensemble(runs_dir, run)
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
     num_networks, sentence = write_run_bundle(found, target, final=final)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
@@ -222,7 +229,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     with the folds' networks.
     """
     from fvc_lib.analysis.read.headline import run_headline
-    from fvc_lib.analysis.wording import clean_text, interval_text
+    from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
 
     config, headline = run_config(run.params_yaml), run_headline(run)
     model = clean_text((headline.model or config.model).rpartition("/")[2])  # a user's file without its folders
@@ -233,6 +240,8 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
             f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. Epoch, temperature and threshold were "
             f"chosen on inner validation videos. {circumstances}"
         )
+    not_here = f"The numbers are of {config.num_trainings} networks, which are not here."
+    final_part = ["## One network of all groups", "", f"{WORTH} {TAKEN_OVER} {not_here}", ""] if final else []
     numbers = [
         f"| {clean_text(one.source)} | {clean_text(one.metric)} | {interval_text(one.value, one.low, one.high)} |"
         for one in standing.scores
@@ -242,7 +251,7 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
         "license_name: see-below", "---", "",
         f"# {model}", "",
         f"**{standing.sentences[0]}**", "", *(f"- {sentence}" for sentence in standing.sentences[1:]), "",
-        *(_final_part(config.num_trainings) if final else []),
+        *final_part,
         "## Use", "",
         "```python", "from fvc_lib import load_detector", "",
         'rows = load_detector("this folder").predict(["a file"])', "print(rows)", "```", "",
@@ -260,19 +269,11 @@ def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> s
     return "\n".join(lines)
 
 
-def _final_part(num_networks: int) -> list[str]:
-    from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH
-
-    not_here = f"The numbers are of {num_networks} networks, which are not here."
-    return ["## One network of all groups", "", f"{WORTH} {TAKEN_OVER} {not_here}", ""]
-
-
 def _training(run: RunPaths) -> list[str]:
     """Return lines of Markdown on the training.
 
     An ensemble has a line per member. A run has lines on the network: number of parameters, notes, licences and paper.
     """
-    from fvc_lib.analysis.wording import clean_text
     from fvc_lib.engine.training_state import TrainingRecord
     from fvc_lib.services.registry import BACKBONES, DETECTORS
     from fvc_lib.services.tasks import TASKS

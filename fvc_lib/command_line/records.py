@@ -7,9 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -17,25 +16,24 @@ from tqdm import tqdm
 
 from fvc_lib.analysis.wording import clean_text
 from fvc_lib.command_line import commands
+from fvc_lib.command_line.models import RUNS_DIR
 from fvc_lib.command_line.run_command import NOTEBOOKS
+from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, progress_path, read_progress
 from fvc_lib.execution.run.status import run_lock
 from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
-from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import listed, write_document
 from fvc_lib.services.records.ensembles import Method
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, RunPaths, find_run, is_pattern
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, ENSEMBLE_RECORD, find_run, is_pattern
+from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, ENSEMBLE, ROBUSTNESS, SCORE_AUDIT
 
 _MOST_OF_A_PART = 80  # number of characters of a part's name that a bar shows
 _LINE_SECONDS = 30.0  # time between lines of progress where there is no terminal for a bar
-_RUNS_DIR = click.option(
-    "--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default."
-)
-_CONFIDENCE = click.FloatRange(0.5, 1, min_open=True, max_open=True)
 
 
 def execute_record(
@@ -44,37 +42,32 @@ def execute_record(
     parameters: Mapping[str, Any],
     *,
     runs_dir: str,
-    what: str,
-    page: Path | None = None,
+    product: str,
     title: str = "",
     answer: Path | None = None,
     progress: Path | None = None,
-    goes_on: bool = False,
     record: Path | None = None,
 ) -> int:
-    """Execute a notebook, write a page of it that opens offline, and print an error if the notebook fails.
+    """Execute a notebook, write a page of it that opens offline, and print its answer, or an error if it fails.
 
     Args:
         name: the notebook's file name without suffix.
         folder: the folder for the executed notebook and the log.
         parameters: ``{parameter: value}`` for the notebook.
         runs_dir: the runs folder that the notebook uses.
-        what: name of the notebook's product for the error message, for example ``the audit``.
-        page: path of the HTML page to write; None: no page.
-        title: the page's title.
+        product: word for what the notebook makes, for example ``audit``; the page is ``folder/audit.html``.
+        title: the page's title; empty: no page.
         answer: a file that the notebook writes, one sentence per line; the page begins with the first sentence. None:
             no such file.
-        progress: the progress file that the notebook writes; its content is shown while the notebook runs. None: no
-            progress is shown.
-        goes_on: whether a repeated call continues the work of a stopped one. If so, SIGUSR1 and SIGTERM interrupt the
-            kernel.
+        progress: the progress file that the notebook writes; its content is shown while the notebook runs. SIGUSR1
+            and SIGTERM then interrupt the kernel, because a repeated call continues the work. None: no such file.
         record: path of the executed notebook; None: ``folder/name.ipynb``.
 
     Returns:
         The exit code; 0 if the notebook succeeded.
 
     Raises:
-        StoppedError: ``goes_on`` is true, SIGUSR1 or SIGTERM came, and the notebook did not finish.
+        StoppedError: ``progress`` is given, SIGUSR1 or SIGTERM came, and the notebook did not finish.
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
@@ -90,44 +83,23 @@ def execute_record(
         on_start=kernels.append,
     )
     with ExitStack() as stack:
-        if goes_on:
-            stopped = stack.enter_context(_stoppable(kernels))
         if progress:
+            stopped = stack.enter_context(stop_on_signals(kernels))
             stack.enter_context(_shown(progress))
         outcome = execute(NOTEBOOKS / f"{name}.ipynb", parameters, request)
     if stopped and outcome.exit_code:
         raise StoppedError(f"{stopped[0].name}: stopped; finished work is kept, and the same command goes on")
-    if page is not None:
-        text = answer.read_text(encoding="utf-8", errors="replace") if answer and answer.is_file() else ""
-        write_report([request.record], page, title=title, answer=text.splitlines()[:1])
+    text = answer.read_text(encoding="utf-8", errors="replace") if answer and answer.is_file() else ""
+    page, sentences = folder / f"{product}.html", text.splitlines()
+    if title:
+        write_report([request.record], page, title=title, answer=sentences[:1])
     if outcome.exit_code:
         why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
-        click.echo(f"error: {what} was not made: {why}\n  its record: {request.record}", err=True)
+        click.echo(f"error: no {product}: {why}\n  its record: {request.record}", err=True)
+    elif title:
+        for line in (*sentences, f"  {product:<13} {page}", f"  tables        {folder}"):
+            click.echo(line)
     return outcome.exit_code
-
-
-@contextmanager
-def _stoppable(kernels: Sequence[int]) -> Iterator[list[signal.Signals]]:
-    """Interrupt the running kernel when SIGUSR1 or SIGTERM comes during the block.
-
-    ``kernels`` has the process ids of the kernels, the running one last. If it is empty, this process is interrupted.
-
-    Yields:
-        A list, to which every such signal is appended.
-    """
-    came: list[signal.Signals] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        came.append(signal.Signals(number))
-        with suppress(ProcessLookupError):
-            os.kill(kernels[-1] if kernels else os.getpid(), signal.SIGINT)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGUSR1, signal.SIGTERM)}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -204,9 +176,12 @@ def prepare_folder(folder: Path, name: str, files: Sequence[str]) -> None:
 @click.option(
     "--replicates", type=click.IntRange(min=100), default=1000, show_default=True, help="Half-samples of the groups."
 )
-@click.option("--confidence", type=_CONFIDENCE, default=0.95, show_default=True, help="Coverage of every interval.")
+@click.option(
+    "--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), default=0.95, show_default=True,
+    help="Coverage of every interval.",
+)  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of replicates, halves and shuffled labels.")
-@_RUNS_DIR
+@RUNS_DIR
 @click.pass_context
 def audit(
     context: click.Context,
@@ -221,7 +196,7 @@ def audit(
     replicates: int,
     confidence: float,
     seed: int,
-    runs_dir: Path | None,
+    runs_dir: Path,
 ) -> None:
     """Audit TABLE, scores of any detectors: CSV, TSV or Parquet with a row per video.
 
@@ -259,7 +234,6 @@ def audit(
     )
     if corpus is not None and not corpus.exists() and not is_pattern(corpus):
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
-    above = runs_dir or Path(resolve_config().runs_dir)
     parameters: dict[str, Any] = {
         "score_table": str(table.absolute()),
         "corpus": "" if corpus is None else str(corpus.expanduser().absolute()),
@@ -274,20 +248,15 @@ def audit(
     }
     stem = re.sub(r"[^\w.-]+", "_", table.stem)[:60] or "scores"
     digest = sha256_of_json([sha256_of_file(table), {**parameters, "score_table": ""}])[:8]
-    name = f"{stem}_{time.strftime('%Y%m%d_%H%M%S')}_{digest}"
-    folder = (out or above / "audits" / name).expanduser().absolute()
+    named = runs_dir / "audits" / f"{stem}_{time.strftime('%Y%m%d_%H%M%S')}_{digest}"
+    folder = (out or named).expanduser().absolute()
     if table.absolute().parent == folder:
         raise UsageError(f"--out {str(folder)!r}: the table lies there and could be written over. Give a new folder.")
     prepare_folder(folder, SCORE_AUDIT, FILES)
-    page, answer = folder / "audit.html", folder / ANSWER
-    code = execute_record(
-        SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
-        runs_dir=str(above), what="the audit", answer=answer,
-    )  # fmt: skip
-    if code:
-        context.exit(code)
-    click.echo(answer.read_text(encoding="utf-8", errors="replace"))
-    click.echo(f"  audit         {page}\n  tables        {folder}")
+    context.exit(execute_record(
+        SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, title=f"Audit of {table.name}",
+        runs_dir=str(runs_dir), product="audit", answer=folder / ANSWER,
+    ))  # fmt: skip
 
 
 @click.command(short_help="Several runs on the same folds as one detector, next to the best of them.")
@@ -295,14 +264,14 @@ def audit(
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else next to the first run.")
 @click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
               help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
-@_RUNS_DIR
+@RUNS_DIR
 @click.pass_context
 def ensemble(
     context: click.Context,
     runs: tuple[str, ...],
     to: Path | None,
     method: Method,
-    runs_dir: Path | None,
+    runs_dir: Path,
 ) -> None:
     """Combine finished RUNs that were tested on the same videos and folds into one detector.
 
@@ -327,14 +296,13 @@ def ensemble(
     from fvc_lib.analysis.pages.report import write_runs_index  # torch and plotly take seconds to load
     from fvc_lib.analysis.read.comparison import read_members
 
-    above = runs_dir or Path(resolve_config().runs_dir)
-    found = read_members([find_run(above, name) for name in runs])
+    found = read_members([find_run(runs_dir, name) for name in runs])
     members = [member.run for member in found.runs]
     digest = sha256_of_json([method, [[member.run.run_id, member.config.config_hash] for member in found.runs]])
     folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
-    if any(RunPaths(parent).run_json.is_file() for parent in (folder, *folder.parents)):
+    if any((parent / "run.json").is_file() for parent in (folder, *folder.parents)):
         raise UsageError(f"--to {str(folder)!r}: is inside of a run. Name another folder.")
-    page, answer = folder / "ensemble.html", folder / "answer.txt"
+    answer = folder / "answer.txt"
     prepare_folder(folder, ENSEMBLE, [ENSEMBLE_RECORD, answer.name])
     click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
     first = found.runs[0].config
@@ -346,15 +314,12 @@ def ensemble(
         "confidence": first.confidence,
     }
     code = execute_record(
-        ENSEMBLE, folder, parameters, page=page, title=f"FVC {folder.name}", runs_dir=str(above),
-        what="the ensemble", answer=answer,
+        ENSEMBLE, folder, parameters, title=f"FVC {folder.name}", runs_dir=str(runs_dir), product="ensemble",
+        answer=answer,
     )  # fmt: skip
-    if code:
-        context.exit(code)
-    click.echo(answer.read_text(encoding="utf-8"))
-    if above.absolute() in folder.parents:
-        write_runs_index(above)
-    click.echo(f"  ensemble      {page}\n  tables        {folder}")
+    if runs_dir in folder.parents:
+        write_runs_index(runs_dir)
+    context.exit(code)
 
 
 @click.command(short_help="Score a run's test videos after compression, blur, cuts and the like.")
@@ -366,11 +331,9 @@ def ensemble(
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded and encoded at once. Without: one per core."
 )
-@_RUNS_DIR
+@RUNS_DIR
 @click.pass_context
-def robustness(
-    context: click.Context, run: str, levels: tuple[str, ...], jobs: int | None, runs_dir: Path | None
-) -> None:
+def robustness(context: click.Context, run: str, levels: tuple[str, ...], jobs: int | None, runs_dir: Path) -> None:
     """Score the test videos of RUN again after disturbances such as compression, and show what the result loses.
 
     RUN is 'latest', a run id, a part of a run id, or a run folder. All folds of the run must be trained. Every video is
@@ -394,10 +357,9 @@ def robustness(
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.read.headline import run_cautions  # tables take a second to load
     from fvc_lib.analysis.read.robustness import findings
-    from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
     from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load
 
-    found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    found = find_run(runs_dir, run)
     config = run_config(found.params_yaml)
     if config.task != DEFAULT_TASK:
         raise UsageError(f"{found.run_id} is of task {config.task}; robustness is of runs of task {DEFAULT_TASK}.")
@@ -410,9 +372,9 @@ def robustness(
         "bootstrap_replicates": config.bootstrap_replicates,
         "confidence": config.confidence,
     }
-    with run_lock(found):
+    with run_lock(found.root):
         code = execute_record(
-            ROBUSTNESS, found.logs, parameters, runs_dir=config.runs_dir, what="the table of levels",
+            ROBUSTNESS, found.logs, parameters, runs_dir=config.runs_dir, product="table of levels",
             progress=progress_path(found, ROBUSTNESS, None), record=found.partial_notebook(ROBUSTNESS),
         )  # fmt: skip
         if not code:

@@ -157,7 +157,7 @@ class RunCommand:
         if self.run is None:
             refuse_runs_folder(self.config.runs_dir, self.config.experiment)
         else:
-            if self._tasks is None and is_worked_on(self.run):
+            if self._tasks is None and is_worked_on(self.run.root):
                 raise UsageError(f"{self.run.run_id} is being worked on. Wait for it, or stop it, then try again.")
             read_status(self.run)
             read_run_record(self.run)
@@ -174,10 +174,10 @@ class RunCommand:
             decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
             click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")
         if self.ancestor is not None:
-            self._print_fork(self.ancestor, self._taken(self.ancestor))
+            self._print_fork(self.ancestor)
         if self._submits:
-            run, site = self.run or RunPaths(folder / "run_TO_BE"), read_site()
-            click.echo(describe(self._slurm_jobs(plan, site), run, site))
+            site, planned_folder = read_site(), self.run.root if self.run else folder / "run_TO_BE"
+            click.echo(describe(self._slurm_jobs(plan, site), planned_folder, site))
 
     def execute(self) -> int:
         """Run the plan on this machine, or submit it as jobs of SLURM, and return the exit code."""
@@ -195,13 +195,14 @@ class RunCommand:
         """Create the folder of a new run; a fork gets the files of the tasks that it takes over."""
         prepare, ancestor = None, self.ancestor
         if ancestor is not None:
-            copied = self._taken(ancestor)
-            changed = {name: list(change) for name, change in self._changes(ancestor).items()}
-            self._print_fork(ancestor, copied)
+            copied, changed = self._print_fork(ancestor)
 
             def prepare(fork: RunPaths) -> Mapping[str, object]:
                 which_run.take_over(ancestor, fork, copied)
-                return {"forked_from": ancestor.run_id, "changed": changed}
+                return {
+                    "forked_from": ancestor.run_id,
+                    "changed": {name: list(change) for name, change in changed.items()},
+                }
 
         state: Literal["waiting", "running"] = "waiting" if self._submits else "running"
         return begin_run(self.config, command=self._command, prepare=prepare, state=state, submits=self._submits)
@@ -213,16 +214,17 @@ class RunCommand:
         for line in filter(None, (line_of_other_code(of, finished) if of else "", self._chosen)):
             click.echo(line)
 
-    def _changes(self, ancestor: RunPaths) -> dict[str, which_run.Change]:
-        return which_run.changes(run_config(ancestor.params_yaml), self.config)
+    def _print_fork(self, ancestor: RunPaths) -> tuple[list[Task], dict[str, which_run.Change]]:
+        """Print the changed parameters of a fork, and the tasks that it takes over from ``ancestor``.
 
-    def _taken(self, ancestor: RunPaths) -> list[Task]:
-        return which_run.tasks_of_fork(make_plan(self.notebooks, self.config, ancestor))
-
-    def _print_fork(self, ancestor: RunPaths, copied: Sequence[Task]) -> None:
-        """Print the changed parameters of a fork, and the tasks that it takes over."""
-        click.echo(f"fork of {ancestor.run_id}: {which_run.in_words(self._changes(ancestor))}")
+        Returns:
+            These tasks, and the changes as ``{parameter: (old, new)}``.
+        """
+        changed = which_run.changes(run_config(ancestor.params_yaml), self.config)
+        copied = which_run.tasks_of_fork(make_plan(self.notebooks, self.config, ancestor))
+        click.echo(f"fork of {ancestor.run_id}: {which_run.in_words(changed)}")
         click.echo(f"  kept: {', '.join(task.key for task in copied) or 'nothing'}")
+        return copied, changed
 
     def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], list[PlannedTask]]) -> int:
         """Submit the unfinished tasks of ``run`` as jobs of SLURM, and return the exit code 0.
@@ -232,7 +234,7 @@ class RunCommand:
             SlurmError: SLURM is missing or refused a job.
         """
         site = read_site()
-        with run_lock(run):
+        with run_lock(run.root):
             plan = make_plan()
             jobs = self._slurm_jobs(plan, site)
             # A job goes on with unfinished tasks, so tasks to be repeated must not look finished.
@@ -240,14 +242,13 @@ class RunCommand:
             leave_to_jobs(run, [planned.task for planned in plan if planned.run])
         click.echo(f"run {run.root}")
         try:
-            submitted = submit(jobs, run, site)
+            submitted = submit(jobs, run.root, site)
         except FvcError as error:
             go_on = command_text("--resume", run.root, "--executor", "slurm")
             raise type(error)(f"{error} The run waits; to go on: {go_on}") from error
         for job in submitted:
             click.echo(f"  {submission_text(job)}")
-        watch = f"watch it: {command_text('status', run.root)}"
-        click.echo(watch if jobs else "nothing to submit: every task is finished")
+        click.echo(f"watch it: {command_text('status', run.root)}" if jobs else "nothing to submit: all is finished")
         return 0
 
     def _slurm_jobs(self, plan: Sequence[PlannedTask], site: Site) -> list[SlurmJob]:
@@ -272,11 +273,7 @@ class RunCommand:
         """
         click.echo(f"run {run.root}")
         runner = Runner(run, self.config, self.notebooks, jobs=self.options.jobs, only_tasks=self._tasks)
-        try:
-            exit_code = runner.execute(plan)
-        except OSError as error:
-            error.filename = error.filename or str(run.root)  # write() does not name its file
-            raise
+        exit_code = runner.execute(plan)
         # If several jobs share the run, only the last one, or one that failed, writes the report.
         if exit_code or self._tasks is None or status_now(run).state not in {"waiting", "running"}:
             exit_code = exit_code or commands.report_run(run)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fvc_lib.command_line.records import execute_record
+from fvc_lib.command_line.records import execute_record, prepare_folder
 from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, RunOptions
 from fvc_lib.execution.plan import corpus_record
 from fvc_lib.execution.run.record import run_hash
@@ -23,14 +23,13 @@ from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import parse_text_value
-from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.run_paths import list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
 
 # Runs that differ in these parameters test other videos or other folds, so their results cannot be compared.
 _DECIDE_THE_FOLDS = frozenset(
     {"protocol", "target_corpora", "num_folds", "folds_seed"} | {n for n in DECLARED if DECLARED[n].changes == "data"}
 )
-_STOPPED = (75, 130, 143)
 
 
 @dataclass
@@ -40,39 +39,37 @@ class Combination:
     name: str  # the values in words, such as ``model frame_cnn, seed 0``
     given: GivenValues  # all parameters of the run
     run_hash: str  # hash by which the run is recognised
-    run: RunPaths | None = None  # the newest run with this hash
+    folder: Path | None = None  # the newest run with this hash
     exit_code: int = 0  # exit code of the command that made the run in this sweep
 
     def find(self) -> str:
-        """Set ``run`` to the newest run with this combination's hash, and return the run's state.
+        """Set ``folder`` to the newest run with this combination's hash, and return the run's state.
 
         Returns:
             ``new`` (no run), ``finished``, ``at work`` (also while jobs wait in a queue) or ``unfinished``.
         """
         runs = list_runs(self.given.config.runs_dir, self.given.config.experiment)
         own = [run for run in runs if read_json_object(run.run_json).get("config_hash") == self.run_hash]
-        self.run = own[-1] if own else None
-        return "new" if self.run is None else _state(self.run, self.command(None, "local"))
+        self.folder = own[-1].root if own else None
+        if not own:
+            return "new"
+        try:
+            status = status_now(own[-1])
+            is_waiting = status.shared and any(not job.ended for job in job_states(own[-1].root, must_answer=True))
+        except FvcError:  # a silent queue may hold jobs; the command that resumes the run names a damaged record
+            return "at work"
+        if is_waiting or status.state == "running":
+            return "at work"
+        is_done = status.state == "done" and not any(planned.run for planned in self.command(None, "local").plan())
+        return "finished" if is_done else "unfinished"
 
     def command(self, jobs: int | None, executor: Executor) -> RunCommand:
         """Return the command that begins the run, or resumes it if there is one.
 
         ``jobs`` is the number of folds to train at once; None: ``auto``.
         """
-        resume = str(self.run.root) if self.run else None
+        resume = str(self.folder) if self.folder else None
         return RunCommand(NOTEBOOKS, RunOptions(resume=resume, jobs=jobs, executor=executor), self.given)
-
-
-def _state(run: RunPaths, command: RunCommand) -> str:
-    try:
-        status = status_now(run)
-        waits = status.shared and any(not job.ended for job in job_states(run, must_answer=True))
-    except FvcError:  # a silent queue may hold jobs; a damaged record is named by the command that resumes the run
-        return "at work"
-    if waits or status.state == "running":
-        return "at work"
-    is_done = status.state == "done" and not any(planned.run for planned in command.plan())
-    return "finished" if is_done else "unfinished"
 
 
 def values_to_sweep(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
@@ -156,24 +153,19 @@ def compare(members: Sequence[Combination]) -> int:
     config = members[0].given.config
     digest = sha256_of_json(sorted(member.run_hash for member in members))[:8]
     folder = Path(config.runs_dir) / config.experiment / f"comparison_{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for table in TABLE_FILES:  # a failed comparison must not show earlier tables as its own
-        (folder / table).unlink(missing_ok=True)
+    prepare_folder(folder, DETECTOR_COMPARISON, TABLE_FILES)
     parameters = {
-        "compared_runs": [str(member.run.root) for member in members if member.run],
-        "without_run": [[m.name, f"{m.name}: no run; exit code {m.exit_code}"] for m in members if not m.run],
+        "compared_runs": [str(member.folder) for member in members if member.folder],
+        "without_run": [[m.name, f"{m.name}: no run; exit code {m.exit_code}"] for m in members if not m.folder],
         "output_folder": str(folder),
         "bootstrap_replicates": config.bootstrap_replicates,
         "confidence": config.confidence,
     }
-    page = folder / "comparison.html"
     code = execute_record(
-        DETECTOR_COMPARISON, folder, parameters, page=page, title=f"FVC comparison {config.experiment}",
-        runs_dir=config.runs_dir, what="the comparison",
+        DETECTOR_COMPARISON, folder, parameters, title=f"FVC comparison {config.experiment}",
+        runs_dir=config.runs_dir, product="comparison",
     )  # fmt: skip
     write_runs_index(Path(config.runs_dir))
-    if not code:
-        click.echo(f"  comparison    {page}\n  tables        {folder}")
     return 1 if code else 0
 
 
@@ -184,7 +176,7 @@ def show(members: Sequence[Combination]) -> list[str]:
     click.echo(f"{len(members)} runs on the same folds, {states.count('finished')} of them finished, in {folder}")
     for member, state in zip(members, states, strict=True):
         code = f", exit code {member.exit_code}" if member.exit_code else ""
-        click.echo(f"  {member.name}: {state} {member.run.run_id if member.run else ''}{code}")
+        click.echo(f"  {member.name}: {state} {member.folder.name if member.folder else ''}{code}")
     return states
 
 
@@ -206,7 +198,7 @@ def execute(members: Sequence[Combination], jobs: int | None, executor: Executor
             except (FvcError, StoppedError, OSError) as error:
                 click.echo(f"error: {error}", err=True)
                 member.exit_code = getattr(error, "exit_code", 1)
-            if member.exit_code in _STOPPED:
+            if member.exit_code in (75, 130, 143):  # stopped
                 click.echo(f"stopped; to go on: {again}")
                 return member.exit_code
     states = show(members)

@@ -25,7 +25,6 @@ from fvc_lib.execution.stages import Task
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, did_you_mean
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
 SITE_VARIABLE = "FVC_SITE"
@@ -278,12 +277,12 @@ def jobs_of_files(
 # Batch scripts
 
 
-def script_path(job: SlurmJob, run: RunPaths) -> Path:
-    """Return the path of the job's script in the run folder."""
-    return run.slurm / f"{job.name}.sh"
+def script_path(job: SlurmJob, folder: Path) -> Path:
+    """Return the path of the job's script; ``folder`` is the run folder, or the output folder of ``predict``."""
+    return folder / f"slurm/{job.name}.sh"
 
 
-def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> str:
+def render(job: SlurmJob, folder: Path, site: Site, *, home: Path = CHECKOUT) -> str:
     """Return the text of a job's batch script: settings as ``#SBATCH`` lines, then a call of a script in ``slurm/``.
 
     The script also runs without SLURM: for bash the settings are comments. The job starts in the current folder, so
@@ -291,23 +290,22 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -
 
     Args:
         job: the job.
-        run: its run.
+        folder: the run folder, or the output folder of ``predict``.
         site: the cluster's settings.
         home: the folder of FVC's checkout.
 
     Raises:
-        UsageError: a path has a line break, or the run folder's path has a backslash, which SLURM forbids in a log's
-            path.
+        UsageError: a path has a line break, or the folder's path has a backslash, which SLURM forbids in a log's path.
     """
-    if "\\" in str(run.slurm):
-        raise UsageError(f"{str(run.slurm)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
+    if "\\" in str(folder):
+        raise UsageError(f"{str(folder)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
     log = f"{job.name}.%A_%a.out" if job.folds is not None else f"{job.name}.%j.out"
     options = {
         "job-name": job.name,
-        "comment": run.run_id,
+        "comment": folder.name,
         "array": ",".join(map(str, job.folds or ())),
         "chdir": str(Path.cwd()),
-        "output": f"{str(run.slurm).replace('%', '%%')}/{log}",
+        "output": f"{str(folder).replace('%', '%%')}/slurm/{log}",
         "account": site.account,
         "partition": (job.trains and site.partition_training) or site.partition,
         "time": site.time,
@@ -329,21 +327,21 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT) -
     lines += ["", f"export {' '.join(f'{name}={shlex.quote(str(value))}' for name, value in variables.items())}"]
     if job.folds is not None:  # without SLURM, bash runs the folds or shards in its arguments, else all of them
         lines.append(f"[ $# -gt 0 ] || set -- {' '.join(map(str, job.folds))}")
-    return "\n".join(["#!/usr/bin/env bash", *lines, f"exec bash {_call(job, run, home / 'slurm')}", ""])
+    return "\n".join(["#!/usr/bin/env bash", *lines, f"exec bash {_call(job, folder, home / 'slurm')}", ""])
 
 
-def _call(job: SlurmJob, run: RunPaths, scripts: Path) -> str:
+def _call(job: SlurmJob, folder: Path, scripts: Path) -> str:
     """Return the bash command that a job runs: a script in ``slurm/`` and its arguments."""
 
     def quoted(script: str, *words: object) -> str:
         return shlex.join(map(str, [scripts / script, *words]))
 
     if job.shards:
-        command = job.command or ("shard", run.root, job.stages[0])
+        command = job.command or ("shard", folder, job.stages[0])
         return f'{quoted("shards.sh", job.shards)} "$*" {shlex.join(map(str, command))}'
     if job.folds is not None:
-        return f'{quoted("folds.sh", run.root, job.stages[0])} "$@"'
-    return quoted("command.sh", *job.command) if job.command else quoted("stages.sh", run.root, *job.stages)
+        return f'{quoted("folds.sh", folder, job.stages[0])} "$@"'
+    return quoted("command.sh", *job.command) if job.command else quoted("stages.sh", folder, *job.stages)
 
 
 def sbatch_quoted(text: str) -> str:
@@ -410,13 +408,13 @@ class JobState:
         return f"job {self.job_id} ({self.name}): {self.state} {self.nodes} ({self.reason})"
 
 
-def submitted_jobs(run: RunPaths) -> list[SlurmJob]:
-    """Return all jobs that were ever submitted for ``run``, oldest first.
+def submitted_jobs(folder: Path) -> list[SlurmJob]:
+    """Return all jobs that were ever submitted for the run in ``folder``, oldest first.
 
     Raises:
         DataError: the file ``submitted.json``, which lists the jobs, is damaged.
     """
-    path = run.slurm / "submitted.json"
+    path = folder / "slurm/submitted.json"
     try:
         return [SlurmJob(**job) for job in json.loads(path.read_text())["jobs"]]
     except FileNotFoundError:
@@ -425,18 +423,18 @@ def submitted_jobs(run: RunPaths) -> list[SlurmJob]:
         raise DataError(f"{path}: not a list of jobs: {error!r}. Delete it; squeue knows them.") from error
 
 
-def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
-    """Return the states of the jobs of ``run`` that SLURM's queue still lists.
+def job_states(folder: Path, *, must_answer: bool = False) -> list[JobState]:
+    """Return the states of the jobs of the run in ``folder`` that SLURM's queue still lists.
 
     Args:
-        run: the run.
+        folder: the run folder.
         must_answer: True: raise an error if the queue does not answer. False: return an empty list then.
 
     Raises:
         DataError: the record of the submitted jobs is damaged.
         SlurmError: the queue does not answer, and ``must_answer`` is true.
     """
-    jobs = submitted_jobs(run)
+    jobs = submitted_jobs(folder)
     if not jobs or shutil.which("squeue") is None:
         return []
     ids = ",".join(job.job_id for job in jobs)
@@ -449,7 +447,7 @@ def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
         return []
 
 
-def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
+def sbatch_command(job: SlurmJob, folder: Path, ids: Mapping[str, str]) -> list[str]:
     """Return the ``sbatch`` command that submits ``job`` with its dependencies.
 
     ``ids`` maps the names of the jobs submitted before to SLURM's job ids.
@@ -457,21 +455,21 @@ def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list
     waits = [f"afterok:{':'.join(ids[name] for name in job.needs)}"] if job.needs else []
     waits += [f"afterany:{':'.join(ids[name] for name in job.after)}"] if job.after else []
     options = [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"] if waits else []
-    return ["sbatch", "--parsable", *options, str(script_path(job, run))]
+    return ["sbatch", "--parsable", *options, str(script_path(job, folder))]
 
 
-def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
+def describe(jobs: Sequence[SlurmJob], folder: Path, site: Site) -> str:
     """Return the batch scripts and ``sbatch`` commands that ``submit`` would use, as text for ``--dry-run``."""
     ids = {job.name: f"<id of {job.name}>" for job in jobs}
     parts = []
     for job in jobs:
-        command = " ".join(word if "<id" in word else shlex.quote(word) for word in sbatch_command(job, run, ids))
-        parts.append(f"==> {script_path(job, run)}\n{render(job, run, site)}==> {command}\n")
+        command = " ".join(word if "<id" in word else shlex.quote(word) for word in sbatch_command(job, folder, ids))
+        parts.append(f"==> {script_path(job, folder)}\n{render(job, folder, site)}==> {command}\n")
     return "\n".join(parts) if parts else "nothing to submit: every task is finished\n"
 
 
-def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
-    """Write the batch scripts of ``jobs`` into the run folder, and submit them in order.
+def submit(jobs: Sequence[SlurmJob], folder: Path, site: Site, *, home: Path = CHECKOUT) -> list[SlurmJob]:
+    """Write the batch scripts of ``jobs`` into ``folder/slurm``, and submit them in order.
 
     Returns:
         The jobs with ``job_id`` set; ``needs`` and ``after`` hold job ids instead of names.
@@ -479,24 +477,26 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
     Raises:
         UsageError: jobs of this run still wait or run.
         SlurmError: sbatch is missing or refused a job; the jobs submitted before it are cancelled.
-        OSError: the run folder cannot be written.
+        OSError: the folder cannot be written.
     """
-    if alive := {state.job_id.partition("_")[0] for state in job_states(run, must_answer=True) if not state.ended}:
-        raise UsageError(f"{run.run_id}: jobs of it wait or run. Wait, or end them: scancel {' '.join(sorted(alive))}")
-    texts = {script_path(job, run): render(job, run, site, home=home) for job in jobs}
-    run.slurm.mkdir(exist_ok=True)  # SLURM writes the logs there, too, and drops a job whose log it cannot open
+    if alive := {state.job_id.partition("_")[0] for state in job_states(folder, must_answer=True) if not state.ended}:
+        raise UsageError(f"{folder.name}: jobs of it wait or run. Wait, or end them: scancel {' '.join(sorted(alive))}")
+    texts = {script_path(job, folder): render(job, folder, site, home=home) for job in jobs}
+    (folder / "slurm").mkdir(
+        exist_ok=True
+    )  # SLURM writes the logs there, too, and drops a job whose log it cannot open
     for path, text in texts.items():
         write_text(path, text)
     submitted: list[SlurmJob] = []
     ids: dict[str, str] = {}
     try:
         for job in jobs:
-            answer = output_of(sbatch_command(job, run, ids))
+            answer = output_of(sbatch_command(job, folder, ids))
             ids[job.name] = answer.rpartition("\n")[2].partition(";")[0]  # a cluster's name may follow
             needs, after = (tuple(ids[name] for name in names) for names in (job.needs, job.after))
             submitted.append(job.model_copy(update={"job_id": ids[job.name], "needs": needs, "after": after}))
-        every = [job.model_dump(mode="json") for job in (*submitted_jobs(run), *submitted)]
-        write_json(run.slurm / "submitted.json", {"jobs": every})
+        every = [job.model_dump(mode="json") for job in (*submitted_jobs(folder), *submitted)]
+        write_json(folder / "slurm/submitted.json", {"jobs": every})
     except (SlurmError, OSError, DataError) as error:
         if ids:
             output_of(["scancel", *ids.values()])

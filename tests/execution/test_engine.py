@@ -101,7 +101,7 @@ def test_parameters_are_checked_before_any_cell_runs(run, tmp_path, parameters, 
 
 
 def test_a_run_that_is_worked_on_and_a_notebook_of_no_stage_are_refused(run, tmp_path):
-    with run_lock(run), pytest.raises(UsageError, match="another process works on this run"):
+    with run_lock(run.root), pytest.raises(UsageError, match="another process works on this run"):
         execute(tmp_path, "1")
     with pytest.raises(UsageError, match="no single stage called"):
         execute(tmp_path, "1", stage="my_notebook")
@@ -109,12 +109,10 @@ def test_a_run_that_is_worked_on_and_a_notebook_of_no_stage_are_refused(run, tmp
 
 def test_without_any_run_one_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("FVC_RUNS_DIR", str(tmp_path / "runs"))
-    with pytest.raises(UsageError, match="which a new run does not have"):
-        execute(tmp_path, "1", seed=8, run_dir="new")
-    assert not list_runs(tmp_path / "runs")
-    with pytest.raises(UsageError, match="image_size"):
-        execute(tmp_path, "1", stage="01_data_index", image_size=64, run_dir="new")
-    assert not list_runs(tmp_path / "runs")
+    for stage, words in ((STAGE, "which a new run does not have"), ("01_data_index", "image_size")):
+        with pytest.raises(UsageError, match=words):
+            execute(tmp_path, "1", stage=stage, image_size=64, run_dir="new")
+        assert not list_runs(tmp_path / "runs")
     with pytest.raises(PapermillException):  # a cell that writes no index
         execute(tmp_path, "1", stage="01_data_index", seed=8, num_folds=2, run_dir="new")
     (run,) = list_runs(tmp_path / "runs")

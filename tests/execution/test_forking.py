@@ -144,12 +144,3 @@ def test_a_finished_fold_that_nothing_concerns_is_kept_whole(project, ancestor):
     assert not list(run.root.rglob("*.tmp"))
     assert run.executed_notebook("folds", 1).is_file()
     assert forked.execute(run)[1].state == "done"
-
-
-@pytest.mark.fault(28)
-def test_weights_that_have_seen_other_data_start_again(project, ancestor):
-    assert taken(ancestor, project, model="r2plus1d_small", epochs=4) == ["one"]
-    assert taken(ancestor, project, seed=4) == []
-    forked, run = fork(ancestor, project, seed=4)
-    assert not run.fold_checkpoints(0).exists()
-    assert all(planned.run for planned in forked.plan(run))

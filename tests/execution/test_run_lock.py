@@ -22,7 +22,7 @@ HOLD = """
     from pathlib import Path
     from fvc_lib.execution.run.status import run_lock
     from fvc_lib.services.run_paths import RunPaths
-    with run_lock(RunPaths(Path(sys.argv[1])), sys.argv[2:] or None):
+    with run_lock(Path(sys.argv[1]), sys.argv[2:] or None):
         print("held", flush=True)
         time.sleep(600)
 """
@@ -52,25 +52,25 @@ def holder(run: RunPaths, *keys: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.fault(25, 26)
 def test_a_second_process_is_refused_by_name_until_the_first_is_killed(run):
     with holder(run) as first:
-        assert is_worked_on(run)
-        with pytest.raises(UsageError, match=f"process {first.pid} on {socket.gethostname()}"), run_lock(run):
+        assert is_worked_on(run.root)
+        with pytest.raises(UsageError, match=f"process {first.pid} on {socket.gethostname()}"), run_lock(run.root):
             pytest.fail("two at once")
-    assert not is_worked_on(run)
-    with run_lock(run), pytest.raises(UsageError, match=f"process {os.getpid()}"), run_lock(run):
+    assert not is_worked_on(run.root)
+    with run_lock(run.root), pytest.raises(UsageError, match=f"process {os.getpid()}"), run_lock(run.root):
         pytest.fail("two at once")
 
 
 @pytest.mark.fault(26)
 def test_jobs_hold_their_tasks_against_each_other_and_against_the_whole_run(run):
     with holder(run, "fold_0") as first:
-        assert is_worked_on(run)
-        assert (is_task_worked_on(run, "fold_0"), is_task_worked_on(run, "fold_1")) == (True, False)
+        assert is_worked_on(run.root)
+        assert (is_task_worked_on(run.root, "fold_0"), is_task_worked_on(run.root, "fold_1")) == (True, False)
         for keys in (None, ["fold_0", "fold_1"]):
-            with pytest.raises(UsageError, match=f"fold_0 of this run: process {first.pid}"), run_lock(run, keys):
+            with pytest.raises(UsageError, match=f"fold_0 of this run: process {first.pid}"), run_lock(run.root, keys):
                 pytest.fail("two at once")
-        with run_lock(run, ["fold_1"]):
+        with run_lock(run.root, ["fold_1"]):
             pass
-    with holder(run), pytest.raises(UsageError, match="works on this run"), run_lock(run, ["fold_0"]):
+    with holder(run), pytest.raises(UsageError, match="works on this run"), run_lock(run.root, ["fold_0"]):
         pytest.fail("two at once")
 
 
@@ -88,7 +88,7 @@ def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(run):
         entered = 0
         while entered < 10:  # when the other has ended, nobody refuses any more
             try:
-                with lock.run_lock(run, None if sys.argv[2] == "run" else ["one"]):
+                with lock.run_lock(run.root, None if sys.argv[2] == "run" else ["one"]):
                     inside.mkdir()  # fails when the other is in
                     time.sleep(0.002)
                     inside.rmdir()
@@ -119,10 +119,10 @@ def test_without_system_locks_a_dead_host_and_the_file_to_delete_are_named(run, 
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with run_lock(run), pytest.raises(UsageError, match=f"process {os.getpid()}"), run_lock(run):
+    with run_lock(run.root), pytest.raises(UsageError, match=f"process {os.getpid()}"), run_lock(run.root):
         pytest.fail("two at once")
-    assert not is_worked_on(run)
+    assert not is_worked_on(run.root)
     (run.root / "run.lock").write_text("77\nfar-1\n")
-    assert is_worked_on(run)
-    with pytest.raises(UsageError, match=r"process 77 on far-1.* delete .*run\.lock"), run_lock(run):
+    assert is_worked_on(run.root)
+    with pytest.raises(UsageError, match=r"process 77 on far-1.* delete .*run\.lock"), run_lock(run.root):
         pytest.fail("two at once")

@@ -33,9 +33,7 @@ def begin(runs_dir: Path, **values: object) -> RunPaths:
 def opened(runs_dir: Path):
     sessions: list[StageSession] = []
 
-    def open_as(stage: str = "04_fold_training", **cell: object) -> StageSession:
-        if stage == "04_fold_training" and not list_runs(runs_dir):
-            begin(runs_dir, **{name: value for name, value in cell.items() if name in RunConfig.model_fields})
+    def open_as(stage: str, **cell: object) -> StageSession:
         session = open_stage(stage, {"run_dir": "", **cell})
         sessions.append(session)
         return session
@@ -45,16 +43,10 @@ def opened(runs_dir: Path):
         session.memory.close()
 
 
-def test_without_any_run_a_new_one_begins_with_the_cells_values(runs_dir, opened):
-    session = opened("01_data_index", epochs=3)
-    assert session.config.epochs == 3
-    assert list_runs(runs_dir) == [session.paths]
-    assert not session.headless
-
-
 def test_a_relative_path_in_the_cell_is_recorded_as_where_it_leads(runs_dir, opened, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    session = opened("01_data_index", corpus="videos")
+    session = opened("01_data_index", corpus="videos", epochs=3)
+    assert (session.headless, run_config(session.paths.params_yaml).epochs) == (False, 3)
     assert run_config(session.paths.params_yaml).corpus == str(tmp_path / "videos")
     assert opened("01_data_index", corpus="videos").paths == session.paths
     monkeypatch.chdir(runs_dir)
@@ -69,42 +61,31 @@ def test_a_notebook_that_works_on_others_tables_begins_no_run(runs_dir, run_dir)
     assert not runs_dir.exists()
 
 
-@pytest.mark.parametrize(
-    ("stage", "cell", "begun_with"),
-    [
-        ("01_data_index", {"seed": 0}, {"fixed_size": 96, "epochs": 12, "experiment": "demo"}),
-    ],
-)
-def test_an_untouched_notebook_without_any_run_does_what_its_demo_does_and_says_so(
-    runs_dir, capsys, stage, cell, begun_with
-):
-    session = open_stage(stage, {"run_dir": "", "corpus": "", **cell})
-    session.memory.close()
+def test_an_untouched_notebook_without_any_run_does_what_its_demo_does_and_says_so(opened, capsys):
+    begun_with = {"fixed_size": 96, "epochs": 12, "experiment": "demo"}
+    session = opened("01_data_index", corpus="", seed=0)
     assert {name: getattr(session.config, name) for name in begun_with} == begun_with
     shown = capsys.readouterr().out
     assert all(f"{name} {value}" in shown for name, value in begun_with.items())
-    again = open_stage(stage, {"run_dir": "", "corpus": "", **cell})
-    again.memory.close()
+    again = opened("01_data_index", corpus="", seed=0)
     assert (again.paths, again.config) == (session.paths, session.config)
 
 
-def test_a_notebook_of_another_task_works_on_the_newest_run_of_that_task_and_on_no_other(runs_dir):
+def test_a_notebook_of_another_task_works_on_the_newest_run_of_that_task_and_on_no_other(runs_dir, opened):
     image = begin(runs_dir, task="image", epochs=4)
     video = begin(runs_dir, epochs=9)
-    session = open_stage("10_image_recognition", {"run_dir": "", "epochs": 20, "effective_batch_size": 24})
-    session.memory.close()
+    session = opened("10_image_recognition", epochs=20, effective_batch_size=24)
     assert (session.paths, session.config.task, session.config.epochs) == (image, "image", 4)
     with pytest.raises(UsageError, match="is a run of task video, and this notebook is of task image"):
         open_stage("10_image_recognition", {"run_dir": str(video.root)})
-    begun = open_stage("20_video_text", {"run_dir": "", "epochs": 3})
-    begun.memory.close()
+    begun = opened("20_video_text", epochs=3)
     assert (begun.config.task, begun.config.epochs, len(list_runs(runs_dir))) == ("video_text", 3, 3)
 
 
 def test_untouched_values_give_way_to_the_newest_runs_own(runs_dir, opened):
     begin(runs_dir, epochs=2)
     newest = begin(runs_dir, epochs=9)
-    session = opened(epochs=20, seed=0)
+    session = opened("04_fold_training", epochs=20, seed=0)
     assert session.paths == newest
     assert session.config.epochs == 9
     assert session.settings().filter(parameter="epochs")["value"].item() == "9"
@@ -113,7 +94,7 @@ def test_untouched_values_give_way_to_the_newest_runs_own(runs_dir, opened):
 def test_an_edited_value_never_changes_a_run_into_another(runs_dir, opened):
     run = begin(runs_dir, epochs=9)
     with pytest.raises(UsageError, match=r"epochs 9 -> 5") as caught:
-        opened(epochs=5, augmentations=["noise", "blur"])
+        opened("04_fold_training", epochs=5, augmentations=["noise", "blur"])
     command = shlex.split(str(caught.value).rpartition("stays true of this one: ")[2])
     assert command[:2] == ["python", "run_notebooks.py"]
     assert command[2:6] == ["-p", "augmentations", "noise, blur", "-p"]
@@ -133,41 +114,38 @@ def test_a_training_that_began_interactively_goes_on_headlessly(runs_dir):
     open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
     state.write_text("half trained")
     notebook = read_notebook(CHECKOUT / "notebooks" / "10_image_recognition.ipynb")
-    begin_training_state(
-        run, Task(stage_named("10"), None), notebook, RunConfig(task="image")
-    )  # as the runner does first
+    asked = Task(stage_named("10"), None), notebook, RunConfig(task="image")
+    begin_training_state(run, *asked)  # as the runner does first
     assert state.read_text() == "half trained"
 
     (state.parent / "code.json").write_text("{}")  # of other code: nothing is set aside, nor called our own
     open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
     assert state.exists()
-    begin_training_state(run, Task(stage_named("10"), None), notebook, RunConfig(task="image"))
+    begin_training_state(run, *asked)
     assert not state.exists()
 
 
 def test_a_signal_only_sets_a_flag_while_the_stage_asks_for_it(runs_dir, opened):
-    session = opened()
+    begin(runs_dir)
+    session = opened("04_fold_training")
     in_a_cell = eval("__import__('sys')._getframe()", vars(sys.modules["__main__"]))
     with pytest.raises(StoppedError, match="SIGUSR1"):
         session.on_signal(10, in_a_cell)
-    polling = opened()
+    polling = opened("04_fold_training")
     assert not polling.stop()
     polling.on_signal(10, in_a_cell)
     assert polling.stop()
 
 
-def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on(runs_dir):
-    run = begin(runs_dir)
-    with run_lock(run):
-        session = open_stage("06_analysis_dashboard", {"run_dir": ""}, only_looks=True)
-        session.memory.close()
-    assert session.paths == run
-
-
-def test_a_stage_that_only_looks_begins_no_run(runs_dir):
+def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on_and_begins_none(runs_dir):
     with pytest.raises(UsageError, match="only looks at runs"):
         open_stage("06_analysis_dashboard", {"run_dir": "new"}, only_looks=True)
     assert list_runs(runs_dir) == []
+    run = begin(runs_dir)
+    with run_lock(run.root):
+        session = open_stage("06_analysis_dashboard", {"run_dir": ""}, only_looks=True)
+        session.memory.close()
+    assert session.paths == run
 
 
 @pytest.mark.fault(34)

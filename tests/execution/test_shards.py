@@ -20,7 +20,6 @@ from fvc_lib.execution.run.shards import (
     shards_line,
 )
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.run_paths import RunPaths
 
 # Begins as ``run_notebooks.py shard`` does, on files that are only names. One of them kills the whole process, as the
 # kernel does when memory ends; another one that runs beside it makes that hard to see.
@@ -41,7 +40,7 @@ if __name__ == "__main__":
     from fvc_lib.services.isolated_workers import run_isolated
     from fvc_lib.services.run_paths import RunPaths
     os.environ["TO_KILL"] = str(os.getpid())
-    with work_on(RunPaths(Path(sys.argv[1])), "01_data_index", Shard(0, 1)) as at_work:
+    with work_on(Path(sys.argv[1]), "01_data_index", Shard(0, 1)) as at_work:
         todo = [name for name in sys.argv[2:] if not Path(os.environ["DONE"], name).exists()]
         for number, answer in enumerate(run_isolated("looked_at:work", todo, workers=2), start=1):
             at_work.report(number, len(todo))
@@ -70,7 +69,7 @@ def test_a_file_that_kills_its_shard_is_found_and_given_up_and_the_rest_is_done(
         "PYTHONPATH": os.pathsep.join((str(CHECKOUT), str(tmp_path))),
         "DONE": str(tmp_path / "done"),
     }
-    record, states = record_path(RunPaths(tmp_path), "01_data_index", Shard(0, 1)), []
+    record, states = record_path(tmp_path, "01_data_index", Shard(0, 1)), []
     for _ in range(4):
         command = [sys.executable, str(tmp_path / "looked_at.py"), str(tmp_path), *files]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
@@ -84,18 +83,17 @@ def test_a_file_that_kills_its_shard_is_found_and_given_up_and_the_rest_is_done(
 
 
 def test_status_shows_the_shards_that_are_done_and_the_files_given_up(tmp_path):
-    run = RunPaths(tmp_path)
-    assert shards_line(run, "03_augmentation", 4) == "03_augmentation shards: 0 of 4 done"
+    assert shards_line(tmp_path, "03_augmentation", 4) == "03_augmentation shards: 0 of 4 done"
     records = (
         ShardRecord("done", 100, 100),
         ShardRecord("running", 50, 100, given_up=["bad.mp4"]),
         ShardRecord("done"),
     )
     for number, record in enumerate(records):
-        path = record_path(run, "03_augmentation", Shard(number, 4))
+        path = record_path(tmp_path, "03_augmentation", Shard(number, 4))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(vars(record)))
-    record_path(run, "03_augmentation", Shard(3, 4)).write_text("{torn")
-    line = shards_line(run, "03_augmentation", 4)
+    record_path(tmp_path, "03_augmentation", Shard(3, 4)).write_text("{torn")
+    line = shards_line(tmp_path, "03_augmentation", 4)
     for fact in ("2 of 4 done", "150 of 200 files", "1 rejected: bad.mp4"):
         assert fact in line

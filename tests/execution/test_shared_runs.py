@@ -18,8 +18,7 @@ HOLD = """
     import sys, time
     from pathlib import Path
     from fvc_lib.execution.run.status import run_lock
-    from fvc_lib.services.run_paths import RunPaths
-    with run_lock(RunPaths(Path(sys.argv[1])), sys.argv[2:]):
+    with run_lock(Path(sys.argv[1]), sys.argv[2:]):
         print("held", flush=True)
         time.sleep(60)
 """
@@ -72,28 +71,12 @@ def test_jobs_one_after_the_other_finish_a_run_and_each_state_between_is_true(pr
     code, status, _ = project.execute(run, only_tasks=frozenset({"last"}))
     assert (code, status.state, status.exit_code) == (0, "done", 0)
     assert (run.tables / "last.txt").read_text() == "1011"
-    assert not is_worked_on(run)
+    assert not is_worked_on(run.root)
 
     (run.tables / "folds_0.txt").write_text("spoilt")  # results that rest on a repeated task are taken away
     code, status, _ = project.execute(run, only_tasks=frozenset({"folds_fold_0"}))
     assert (code, status.state, status.stages["last"].state) == (0, "waiting", "pending")
     assert not (run.tables / "last.txt").exists()
-
-
-@pytest.mark.slow
-def test_a_job_that_fails_or_stops_is_the_state_of_the_whole_run(project):
-    run = project.begin()
-    project.execute(run, only_tasks=frozenset({"one"}))
-    path = project.folder / "folds.ipynb"
-    path.write_text(path.read_text().replace("output(f'folds", "1 / (fold - 1); output(f'folds"))
-    code, status, _ = project.execute(run, only_tasks=frozenset({"folds_fold_1"}))
-    assert (code, status.state, status.exit_code) == (1, "failed", 1)
-    code, status, _ = project.execute(run, only_tasks=frozenset({"folds_fold_0"}))
-    assert (code, status.state, status.exit_code) == (0, "failed", 1)
-    leave_to_jobs(run, [planned.task for planned in project.plan(run) if planned.run])
-    status = read_status(run)
-    assert (status.state, status.stages["folds_fold_1"].attempts) == ("waiting", 1)
-    assert [key for key, stage in status.stages.items() if stage.state == "done"] == ["one", "folds_fold_0"]
 
 
 @pytest.mark.fault(25)

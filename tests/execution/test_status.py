@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import RunStatus, StageStatus, put_stage, read_status, status_now
+from fvc_lib.execution.run.status import RunStatus, StageStatus, put_stage, read_status
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
@@ -61,10 +61,3 @@ def test_jobs_that_write_at_once_keep_each_others_tasks_and_the_highest_peak_cou
     status = read_status(run)
     assert status.stages == stages
     assert status.peak_rss_bytes == 39
-
-
-def test_a_run_whose_runner_is_gone_is_not_said_to_run(run):
-    put_stage(run, "a", stage("running"))
-    assert read_status(run).state == "running"
-    status = status_now(run)
-    assert (status.state, status.stages["a"].state) == ("interrupted", "interrupted")

@@ -19,10 +19,12 @@ from fvc_lib.execution.run.task import (
     oom_kills,
     what_next,
 )
+from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory import memory_advice
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
+from tests.execution.conftest import wait_for
 
 
 def test_the_last_whole_lines_of_this_attempt_tell_the_loss(tmp_path):
@@ -93,18 +95,13 @@ def test_every_end_names_the_command_that_goes_on(tmp_path, stage, clean, fork):
     assert ("run_notebooks.py clean" in line, "--fork -p NAME VALUE" in line) == (clean, fork)
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 def test_kills_for_memory_are_counted_in_the_own_group_or_the_nearest_above(tmp_path):
     assert oom_kills(tmp_path) is None
-    write(tmp_path / "proc/self/cgroup", "0::/slurm/job_1/step_0\n")
+    write_text(tmp_path / "proc/self/cgroup", "0::/slurm/job_1/step_0\n")
     base = tmp_path / "sys/fs/cgroup"
-    write(base / "slurm/job_1/memory.events", "low 0\noom 3\noom_kill 2\n")
+    write_text(base / "slurm/job_1/memory.events", "low 0\noom 3\noom_kill 2\n")
     assert oom_kills(tmp_path) == 2
-    write(base / "slurm/job_1/step_0/memory.events", "oom 1\noom_kill 1\n")
+    write_text(base / "slurm/job_1/step_0/memory.events", "oom 1\noom_kill 1\n")
     assert oom_kills(tmp_path) == 1
 
 
@@ -138,18 +135,11 @@ def begin_task(project, run) -> tuple[TaskRun, StageStatus, threading.Thread]:
     return task, stage, thread
 
 
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 300
-    while not path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_project):
     project = make_project(one=[SESSION, SLEEP, "output('one', '')"])
     run = project.begin()
     task, stage, thread = begin_task(project, run)
-    wait_for(run.tables / "sleeping")
+    wait_for((run.tables / "sleeping").exists, "the cell")
     task.signal(signal.SIGUSR1)
     thread.join()
     assert (stage.state, stage.exit_code, stage.error) == ("interrupted", 75, None)
@@ -160,17 +150,6 @@ def test_a_task_that_is_asked_to_stop_is_told_as_stopped_and_not_as_failed(make_
     assert set(states[:-2]) == {"completed"}
     assert "<b>Stopped" in cells[0]["source"]
     assert "to go on: python run_notebooks.py --resume" in cells[0]["source"]
-
-
-# As a library does whose callback was ended.
-CONVERTED = """
-import time
-try:
-    (folder / 'sleeping').write_text('')
-    time.sleep(600)
-except BaseException as e:
-    raise {} from e
-"""
 
 
 @pytest.mark.parametrize(
@@ -213,7 +192,7 @@ def test_a_signal_between_two_cells_ends_the_next_and_not_the_kernels_answer(mak
     project = make_project(one=[SESSION, BETWEEN, SLEEP, "output('one', '')"])
     run = project.begin()
     _, stage, thread = begin_task(project, run)
-    wait_for(run.tables / "sent")
+    wait_for((run.tables / "sent").exists, "the signal")
     thread.join()
     assert (stage.state, stage.exit_code, stage.error.name) == ("interrupted", 75, "StoppedError")
 
@@ -222,7 +201,7 @@ def test_a_second_signal_kills_a_cell_that_does_not_listen(make_project):
     project = make_project(one=[STUBBORN])
     run = project.begin()
     task, stage, thread = begin_task(project, run)
-    wait_for(run.tables / "sleeping")
+    wait_for((run.tables / "sleeping").exists, "the cell")
     task.signal(signal.SIGTERM)
     time.sleep(0.3)
     assert thread.is_alive()
@@ -232,13 +211,16 @@ def test_a_second_signal_kills_a_cell_that_does_not_listen(make_project):
     assert "<b>Stopped" in json.loads(run.partial_notebook("one").read_text())["cells"][0]["source"]
 
 
-def test_the_kernel_runs_the_code_that_the_record_speaks_of(make_project, monkeypatch):
+def test_a_kernel_runs_the_code_of_its_runner_and_goes_before_it_when_memory_ends(make_project, monkeypatch):
     """Whatever else is first on the path that the user set, or installed in this interpreter."""
-    elsewhere = make_project(one=["output('one', __import__('fvc_lib').__file__)"])
-    other = elsewhere.folder / "other" / "fvc_lib"
-    other.mkdir(parents=True)
-    (other / "__init__.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(other.parent))
-    run = elsewhere.begin()
-    assert elsewhere.execute(run)[0] == 0
-    assert (run.tables / "one.txt").read_text() == fvc_lib.__file__
+    score = Path("/proc/self/oom_score_adj")
+    look = f"score = Path('{score}').read_text() if Path('{score}').is_file() else ''"
+    project = make_project(one=[look, "output('one', __import__('fvc_lib').__file__ + '\\n' + score)"])
+    write_text(project.folder / "other/fvc_lib/__init__.py", "")
+    monkeypatch.setenv("PYTHONPATH", str(project.folder / "other"))
+    run = project.begin()
+    assert project.execute(run)[0] == 0
+    file, _, found = (run.tables / "one.txt").read_text().partition("\n")
+    assert file == fvc_lib.__file__
+    if score.is_file():
+        assert int(found) == max(500, int(score.read_text()))

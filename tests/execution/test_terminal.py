@@ -34,16 +34,6 @@ def test_live_lines_are_erased_before_anything_else_is_written(screen):
     assert screen.getvalue() == f"{'x' * 99}\r\x1b[J"
 
 
-def test_a_log_gets_a_plain_line_for_each_task_every_thirty_seconds(monkeypatch):
-    now, stream = 1000.0, io.StringIO()
-    monkeypatch.setattr("fvc_lib.execution.run.runner.time.monotonic", lambda: now)
-    terminal = Terminal(stream)
-    for second in range(95):
-        now = 1000.0 + second
-        terminal.show(["a", *(["b"] if second >= 20 else [])])
-    assert stream.getvalue().splitlines() == ["a", "b", "a", "b", "a", "b"]
-
-
 def test_a_reader_who_has_left_ends_nothing():
     """As with ``run_notebooks.py --resume latest | head``."""
     reading, writing = os.pipe()

@@ -141,7 +141,7 @@ def test_a_run_that_meets_faults_at_random_ends_as_if_nothing_had_been(whole_run
             assert code in {0, *allowed}, shown
             assert not fills or code == 0 or (str(disk) in shown and "No space left on device" in shown), shown
             for run in list_runs(place.runs):
-                assert not is_worked_on(run)
+                assert not is_worked_on(run.root)
                 assert status_now(run).state in ENDED, shown
                 assert list(untruths(run)) == [], shown
                 assert_nothing_is_redone(run, finished)

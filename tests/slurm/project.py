@@ -52,9 +52,6 @@ if orders.get("meet") and "SLURM_JOB_ID" in os.environ:  # each fold waits for t
 ORDERS = """
 if orders.get("fail"):
     raise ValueError("as ordered")
-if orders.get("lose_a_worker"):  # to the system, which kills it for memory
-    eat = "hoard = []\\nwhile True: hoard.append(bytearray(b'1') * (1 << 20))"
-    print(subprocess.run([sys.executable, "-c", eat]).returncode)
 hoard = []
 for _ in range(orders.get("eat_mib", 0)):
     hoard.append(bytearray(os.urandom(1) * (1 << 20)))
@@ -121,7 +118,7 @@ class Project:
         return plan_jobs(self.left(run), self.config, site, stages=self.stages)
 
     def submit(self, run: RunPaths, site: Site) -> list[SlurmJob]:
-        return submit(self.jobs(run, site), run, site, home=self.home)
+        return submit(self.jobs(run, site), run.root, site, home=self.home)
 
 
 def build_project(folder: Path, **values: object) -> Project:

@@ -115,17 +115,6 @@ def test_every_script_is_bash(script):
     subprocess.run(["bash", "-n", script], check=True)
 
 
-@pytest.mark.skipif(
-    shutil.which("shellcheck") is None, reason="shellcheck is not installed (apt-get install shellcheck)"
-)
-def test_shellcheck_finds_nothing():
-    scripts = [*SCRIPTS, Path(__file__).with_name("install.sh")]
-    done = subprocess.run(
-        ["shellcheck", "-x", "-P", "SCRIPTDIR", *scripts], cwd=CHECKOUT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == ""
-
-
 def test_a_new_run_is_one_job_that_goes_on_with_its_own_run_when_it_is_requeued(home, tmp_path):
     copy, runs = tmp_path / "spool" / "slurm_script", tmp_path / "runs"  # as sbatch runs it
     copy.parent.mkdir()

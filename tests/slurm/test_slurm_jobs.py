@@ -3,7 +3,6 @@ from __future__ import annotations
 from fvc_lib.execution.slurm import Site, jobs_of_files, plan_jobs, render, sbatch_command
 from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
 CONFIG = RunConfig(num_folds=3)
@@ -40,8 +39,8 @@ def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited
     assert clips.after == (decode.name, measure.name)
     assert folds.needs == (index.name, clips.name)
     ids = {job.name: str(number) for number, job in enumerate((probe, index, decode, measure, clips))}
-    assert "--dependency=afterok:1,afterany:2:3" in sbatch_command(clips, RunPaths(tmp_path), ids)
-    text = render(decode, RunPaths(tmp_path), site)
+    assert "--dependency=afterok:1,afterany:2:3" in sbatch_command(clips, tmp_path, ids)
+    text = render(decode, tmp_path, site)
     assert "#SBATCH --array=0,1,2\n" in text
     assert f'/shards.sh 3 "$*" shard {tmp_path} 03_augmentation\n' in text
     left = [task for task in all_tasks(config) if task.stage.name == "03_augmentation"]
@@ -57,10 +56,11 @@ def test_a_command_about_files_is_an_array_of_shards_and_a_job_after_it_however_
     array, last = jobs_of(5)
     assert (array.shards, array.folds, last.needs, last.after) == (5, (0, 1, 2, 3, 4), (), (array.name,))
     assert array.memory_mib == last.memory_mib == 1000
-    run = RunPaths(tmp_path)
-    assert "/shards.sh 5 \"$*\" predict '/runs/my run' /out/asked.csv --out /out --shard\n" in render(array, run, SITE)
-    assert "/command.sh predict '/runs/my run' /out/asked.csv --out /out\n" in render(last, run, SITE)
-    assert "--dependency=afterany:7" in sbatch_command(last, run, {array.name: "7"})
+    assert "/shards.sh 5 \"$*\" predict '/runs/my run' /out/asked.csv --out /out --shard\n" in render(
+        array, tmp_path, SITE
+    )
+    assert "/command.sh predict '/runs/my run' /out/asked.csv --out /out\n" in render(last, tmp_path, SITE)
+    assert "--dependency=afterany:7" in sbatch_command(last, tmp_path, {array.name: "7"})
     assert [job.shards for job in jobs_of(1000)] == [8, 0]
     assert [job.shards for job in jobs_of(1)] == [0]
 

@@ -9,7 +9,6 @@ import pytest
 from fvc_lib.execution.slurm import job_states, submitted_jobs
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.run_paths import RunPaths
 
 # squeue --noheader --array --states=all --format=%i|%j|%T|%N|%r
 QUEUE = """\
@@ -19,26 +18,19 @@ QUEUE = """\
 
 
 def test_the_queue_tells_where_each_job_is_and_why_it_waits(tmp_path, monkeypatch):
-    run, squeue = RunPaths(tmp_path), tmp_path / "squeue"
-    write_json(run.slurm / "submitted.json", {"jobs": [{"job_id": "1", "name": "train", "stages": ["train"]}]})
+    squeue = tmp_path / "squeue"
+    write_json(tmp_path / "slurm/submitted.json", {"jobs": [{"job_id": "1", "name": "train", "stages": ["train"]}]})
     squeue.write_text(f"#!/bin/sh\ncat <<'EOF'\n{QUEUE}EOF\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    failed, waiting = job_states(run)
+    failed, waiting = job_states(tmp_path)
     assert (failed.job_id, failed.name, failed.nodes, failed.reason) == ("1_1", "train", "n1", "NonZeroExitCode")
     assert (failed.ended, waiting.ended, waiting.state) == (True, False, "PENDING")
     assert waiting.reason.startswith("Nodes required for job are DOWN, DRAINED or reserved")
 
 
-def test_a_run_that_was_never_submitted_has_no_jobs(tmp_path):
-    run = RunPaths(tmp_path)
-    assert (submitted_jobs(run), job_states(run)) == ([], [])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_damaged_list_of_jobs_is_named(tmp_path: Path):
-    run = RunPaths(tmp_path)
-    run.slurm.mkdir()
-    (run.slurm / "submitted.json").write_text('{"jobs": [{')
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm/submitted.json").write_text('{"jobs": [{')
     with pytest.raises(DataError, match=r"submitted\.json"):
-        submitted_jobs(run)
+        submitted_jobs(tmp_path)

@@ -9,10 +9,9 @@ from fvc_lib.execution.slurm import Site, describe, plan_jobs, render, sbatch_qu
 from fvc_lib.execution.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.run_paths import RunPaths
 
 CONFIG = RunConfig(num_folds=3)
-RUN = RunPaths(Path('/data/it\'s a "run" of 50%/run_1'))
+RUN = Path('/data/it\'s a "run" of 50%/run_1')
 SITE = Site(account="lab", partition="cpu", partition_training="gpu", gpus=2, extra=("--mail-user=x y",))
 
 
@@ -54,13 +53,13 @@ def test_ranks_are_tasks_spread_over_as_many_nodes_as_they_need():
 def test_a_name_that_a_batch_script_cannot_hold_is_refused(name):
     job, *_ = plan_jobs(tasks_in_order(CONFIG), CONFIG, SITE)
     with pytest.raises(UsageError):
-        render(job, RunPaths(Path(f"/{name}/run_1")), SITE)
+        render(job, Path(f"/{name}/run_1"), SITE)
     with pytest.raises(UsageError):
         sbatch_quoted("--comment=a\n#SBATCH --uid=0")
 
 
 def test_a_dry_run_shows_scripts_and_commands_and_writes_nothing(tmp_path):
-    run = RunPaths(tmp_path / "run_1")
+    run = tmp_path / "run_1"
     shown = describe(plan_jobs(tasks_in_order(CONFIG), CONFIG, SITE), run, SITE)
     assert shown.count("#!/usr/bin/env bash") == 3
     assert "--dependency=afterok:<id of 01_data_index_to_03_augmentation> --kill-on-invalid-dep=yes" in shown

@@ -74,7 +74,7 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     shown = shown_by(start(there, *asked, FVC_SITE=str(site), **watching(tmp_path, (point,), f"hold {mark}")))
     beside = start(here, *parameters(corpus))
     (run,) = list_runs(there / "runs")
-    first, train, last = submitted_jobs(run)
+    first, train, last = submitted_jobs(run.root)
     assert f"job {last.job_id} after {first.job_id}, {train.job_id}" in shown
     waiting = shown_by(start(there, "status", str(run.root)))
     assert re.search(rf"job {last.job_id} .*PENDING .*Dependency", waiting)

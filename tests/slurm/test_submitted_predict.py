@@ -44,7 +44,7 @@ def ends_as_here(
     asked = ["predict", run.root, inbox, *options, "-j", "1"]
     variables = watching(folder, (Point("os.rename", rf"/shards/{stage}/1_of_4\.json$"),), f"hold {mark}")
     shown = shown_by(folder, *asked, "--out", out, "--executor", "slurm", FVC_SITE=str(site), **variables)
-    array, last = submitted_jobs(RunPaths(out))
+    array, last = submitted_jobs(out)
     assert f"job {last.job_id} after {array.job_id}: {stage}" in shown
     assert (array.folds, last.after) == ((0, 1, 2, 3), (array.job_id,))
     others, lost = [f"{array.job_id}_{each}" for each in (0, 2, 3)], f"{array.job_id}_1"

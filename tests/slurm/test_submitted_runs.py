@@ -29,13 +29,6 @@ def ended_well(cluster, *job_ids):
     cluster.wait_for(all_ended, f"jobs {job_ids} to end well")
 
 
-def starts_running(cluster, run, key, job_id, steps=3):
-    """Wait until the task has made some steps."""
-    cluster.wait_for(
-        lambda: cluster.state(job_id) == "RUNNING" and len(noted(run, key, "steps")) >= steps, f"{key} to be at work"
-    )
-
-
 def test_a_run_in_parts_ends_as_one_under_plain_bash_its_folds_on_two_nodes_at_once(cluster, project):
     meet = {"meet": True}
     run = project.begin(train_fold_0=meet, train_fold_1=meet)
@@ -53,10 +46,10 @@ def test_a_run_in_parts_ends_as_one_under_plain_bash_its_folds_on_two_nodes_at_o
     assert {*noted(run, "train_fold_0", "starts"), *noted(run, "train_fold_1", "starts")} == set(cluster.nodes)
     assert project.left(run) == []
     assert project.submit(run, site) == []
-    assert [state.state for state in job_states(run)] == ["COMPLETED"] * 4
-    assert {state.name for state in job_states(run)} == {"first", "train", "last"}
+    assert [state.state for state in job_states(run.root)] == ["COMPLETED"] * 4
+    assert {state.name for state in job_states(run.root)} == {"first", "train", "last"}
 
-    assert submitted_jobs(run) == [first, train, last]
+    assert submitted_jobs(run.root) == [first, train, last]
     assert beside.wait(600) == 0
     assert results(plain) == results(run)
 
@@ -67,7 +60,7 @@ def run_by_bash(jobs, run, plain) -> subprocess.Popen[bytes]:
     commands = []
     for number, job in enumerate(jobs):
         copy = plain.root / f"{number}.sh"
-        copy.write_text(script_path(job, run).read_text().replace(run.run_id, plain.run_id))
+        copy.write_text(script_path(job, run.root).read_text().replace(run.run_id, plain.run_id))
         commands.append(f"bash {shlex.quote(str(copy))}")
     return subprocess.Popen(["bash", "-c", " && ".join(commands)], env=own)
 
@@ -76,6 +69,8 @@ def test_what_rests_on_a_failed_fold_names_it_and_ends_and_only_the_rest_is_subm
     run = project.begin(train_fold_0={"fail": True})
     site = project.site()
     _, train, last = project.submit(run, site)
+    with pytest.raises(UsageError, match=rf"scancel .*{last.job_id}"):
+        project.submit(run, site)  # two jobs would work on the same
     cluster.wait_for(lambda: cluster.state(last.job_id) == "FAILED", "the last job to begin and end")
     log = log_of(run, last.job_id)
     assert re.search(r"last cannot run yet, and nothing was begun: it needs train_fold_0 \(", log)
@@ -97,7 +92,7 @@ def test_before_the_time_limit_a_fold_saves_and_requeues_itself_alone_and_ends_a
     run = project.begin(train_fold_1={"steps": 10, "hold": 5})
     _, train, last = project.submit(run, project.site(time="00:30:00", signal_seconds=90))
     undisturbed, stopped = (f"{train.job_id}_{fold}" for fold in range(2))
-    starts_running(cluster, run, "train_fold_1", stopped, steps=5)
+    cluster.wait_for(lambda: len(noted(run, "train_fold_1", "steps")) >= 5, "the fold to be at work")
     cluster.wait_for(lambda: cluster.state(undisturbed) == "COMPLETED", "the other fold to end")
     # Now its limit is one to two minutes away: Slurm, which looks every half minute, finds that the signal is due.
     hours, minutes, _ = cluster.jobs()[stopped]["RunTime"].split(":")
@@ -120,23 +115,6 @@ def test_before_the_time_limit_a_fold_saves_and_requeues_itself_alone_and_ends_a
     assert results(run)["train_fold_1.txt"].split()[0] == undisturbed_chain("train_fold_1", 10)
 
 
-def test_a_cancelled_job_saves_and_stays_away_until_it_is_submitted_again(cluster, project):
-    run = project.begin(first={"steps": 10, "hold": 5})
-    site = project.site()
-    job, *_ = project.submit(run, site)
-    starts_running(cluster, run, "first", job.job_id)
-    with pytest.raises(UsageError, match=f"scancel {job.job_id} "):
-        project.submit(run, site)  # two jobs would work on the same
-    cluster.run("scancel", job.job_id)
-    cluster.wait_for(lambda: told(run, "first").state == "interrupted", "the run to leave")
-    cluster.wait_for(lambda: cluster.state(job.job_id) == "CANCELLED", "the job to end")
-    assert (told(run, "first").exit_code, read_status(run).state) == (75, "requeue")
-    assert "requeues itself" not in log_of(run, job.job_id)
-    again = project.submit(run, site)
-    ended_well(cluster, again[0].job_id, again[-1].job_id)
-    assert noted(run, "first", "steps") == [str(step) for step in range(1, 11)]
-
-
 def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_as_killed_for_memory(cluster, project):
     run = project.begin(train_fold_0={"eat_mib": 3000})
     _, train, last = project.submit(run, project.site(memory=600))
@@ -152,7 +130,7 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_as_killed_for_me
         assert cluster.state(fold) in {"OUT_OF_MEMORY", "FAILED"}
     else:  # Slurm, which looks once a second, kills all of the job: its queue tells, and nobody is said to be at work
         assert stage.state == "interrupted"
-        (state,) = (state for state in job_states(run) if state.job_id == fold)
+        (state,) = (state for state in job_states(run.root) if state.job_id == fold)
         assert state.ended
         assert state.state != "COMPLETED"
 
@@ -167,5 +145,5 @@ def test_where_one_job_is_refused_those_before_it_are_cancelled_and_the_site_fil
     assert str(site.path) in text
     first = text.partition("Jobs ")[2].split(",")[0]
     cluster.wait_for(lambda: cluster.state(first) == "CANCELLED", "the first job to be cancelled")
-    assert submitted_jobs(run) == []
+    assert submitted_jobs(run.root) == []
     assert project.site(python=sys.executable).python == sys.executable

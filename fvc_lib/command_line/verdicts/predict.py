@@ -1,40 +1,46 @@
-"""``run_notebooks.py predict``: ask a model about files, mostly whether videos are fake."""
+"""``run_notebooks.py predict``: ask a model about files, mostly whether videos are fake.
 
+Models of other tasks give classes, numbers, captions or nearest texts.
+"""
+
+import base64
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import polars as pl
 from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text
-from fvc_lib.command_line.models import find_model, load_detector
+from fvc_lib.command_line.models import RUNS_DIR, find_model, load_detector
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
-from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, finder, predict_files
 from fvc_lib.execution.run.shards import Shard, work_on
 from fvc_lib.execution.run.status import run_lock
-from fvc_lib.execution.slurm import Site, describe, jobs_of_files, read_site, submission_text, submit
-from fvc_lib.services.atomic_files import path_to_text, write_bytes
+from fvc_lib.execution.slurm import describe, jobs_of_files, read_site, submission_text, submit
+from fvc_lib.services.atomic_files import path_to_text, write_bytes, write_text
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import Report
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
-_SHOWN = 20
+if TYPE_CHECKING:
+    from fvc_lib.tasks.predicting import Finding, OneNetwork
+    from fvc_lib.video.clips.store import Pixels
+
+_SHOWN = 20  # number of files whose answers the terminal shows
 _OF_VERDICTS = ("error_rate", "fpr", "prior", "map_minutes", "pages", "final")
 _OF_THIS_CALL = ("model", "paths", "out", "executor", "dry_run", "shard")  # not passed on to the call that goes on
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 ANSWER, ASKED = "answer.txt", "asked.csv"
-PROGRESS = "progress.json"
-FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
+FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ANSWER)
+CSV, LINES, PAGE = PREDICTED = ("predictions.csv", "predictions.jsonl", "predictions.html")
 
 
 @click.command(
@@ -62,9 +68,7 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
 @click.option("--dry-run", is_flag=True, help="With --executor slurm: print the jobs' scripts; writes nothing.")
 @click.option("--shard", metavar="NUMBER/OF",
               help="Look at one share of the files, such as 0/4; the command without it goes on.")  # fmt: skip
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path, resolve_path=True), help="Runs folder, where it is not the default."
-)
+@RUNS_DIR
 @click.pass_context
 def predict(
     context: click.Context,
@@ -82,7 +86,7 @@ def predict(
     executor: str,
     dry_run: bool,
     shard: str | None,
-    runs_dir: Path | None,
+    runs_dir: Path,
 ) -> None:
     """Ask the networks of MODEL whether the videos at PATH... are fake.
 
@@ -126,7 +130,7 @@ def predict(
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks import predicting  # torch takes a second to load
     from fvc_lib.tasks.journal import Journal, find_out
-    from fvc_lib.tasks.video.predicting import Finding
+    from fvc_lib.tasks.video.predicting import Finding as VideoFinding
     from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
 
@@ -134,64 +138,65 @@ def predict(
         raise UsageError("--dry-run: shows the jobs of --executor slurm. Give that as well.")
     if shard is not None and (executor == "slurm" or out is None):
         raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
-    site, part = read_site() if executor == "slurm" else None, None if shard is None else Shard.named(shard)
-    runs, given = runs_dir or Path(resolve_config().runs_dir), _given(context)
-    more = [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
-    found = find_model(runs, model)
+    part, given = None if shard is None else Shard.named(shard), _given(context)
+    options = [text for name in given if name not in _OF_THIS_CALL for text in given[name]]
+    found = find_model(runs_dir, model)
     detector = load_detector(found, allow_code=allow_code, final=final)  # refused before anything is written
     files = files_of(paths, detector.kind)
     find: Callable[[list[Path]], Generator[Any]]
-    if isinstance(detector, predicting.OneNetwork):
+    one_network = detector if isinstance(detector, predicting.OneNetwork) else None
+    if one_network is None:
+        rule_of(error_rate, fpr or 0.0, prior or 0.0)
+        find = partial(detector.findings, workers=jobs or 0)
+    else:
         if wrong := [given[name][0] for name in _OF_VERDICTS if name in given]:
             raise UsageError(
                 f"{wrong[0]}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of task "
                 f"{detector.config.task}. Leave it out."
             )
-        folder = _folder(out, runs / PREDICTIONS, detector.name)
-        work = _Work(PREDICTIONS, detector.file_word, found, files, folder, (*PREDICTED, ASKED), more)
-        find = finder(detector, files, jobs or 0)
-    else:
-        rule_of(error_rate, fpr or 0.0, prior or 0.0)
-        folder = _folder(out, runs / "verdicts", detector.name)
-        work = _Work(VERDICTS, detector.file_word, found, files, folder, FILES, more)
-        find = partial(detector.findings, workers=jobs or 0)
+        find = _finder(one_network, files, jobs or 0)
+    parent = runs_dir / ("verdicts" if one_network is None else PREDICTIONS)
+    folder = (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{detector.name}").expanduser().absolute()
+    stage, written = (VERDICTS, FILES) if one_network is None else (PREDICTIONS, PREDICTED)
+    command = ["predict", str(found), str(folder / ASKED), "--out", str(folder), *options]
+    go_on = f"to go on after a stop: {command_text(*command)}"
+    note = f"model {found}\n{count_text(len(files), detector.file_word)}\n{go_on}"
     if part is not None:
-        kind = predicting.Finding if isinstance(detector, predicting.OneNetwork) else Finding
-
-        def find_out_mine(mine: list[Path], progress: Report) -> None:
-            find_out(Journal(folder, detector.identity, kind, shard=str(part)), mine, find, progress)
-
-        work.do_shard(part, find_out_mine)
-        return
-    if site is not None:
-        work.submit(site, is_dry=dry_run)
-        return
-    if isinstance(detector, predicting.OneNetwork):
-        with work.folder_taken(), stop_on_signals():
-            predict_files(detector, files, folder, find)
-        return
-    parameters: dict[str, Any] = {
-        "run_dir": str(found),
-        "asked_videos": [str(folder / ASKED)],
-        "error_rate": error_rate,
-        "false_alarm_rate": fpr or 0.0,
-        "prior": prior or 0.0,
-        "map_minutes": map_minutes,
-        "allow_code": allow_code,
-        "final_network": final,
-        "decode_workers": jobs or 0,
-        "video_pages": pages,
-        "output_folder": str(folder),
-    }
-    with work.folder_taken():
-        code = execute_record(
-            VERDICTS, folder, parameters, page=folder / "verdicts.html", title=f"Verdicts by {detector.name}",
-            runs_dir=str(runs), what="the table of verdicts", answer=folder / ANSWER, progress=folder / PROGRESS,
-            goes_on=True,
-        )  # fmt: skip
-        if code:
-            context.exit(code)
-        _print_verdicts(folder)
+        _refuse_foreign(folder, written)
+        mine = [path for path in files if part.has(path_to_text(path))]
+        folder.mkdir(parents=True, exist_ok=True)
+        with stop_on_signals(), work_on(folder, stage, part) as at_work:
+            kind = VideoFinding if one_network is None else predicting.Finding
+            find_out(Journal(folder, detector.identity, kind, shard=str(part)), mine, find, at_work.report)
+        click.echo(f"{stage}, shard {shard}: {count_text(len(mine), detector.file_word)} done")
+    elif executor == "slurm":
+        _submit(stage, files, folder, written, command, note, is_dry=dry_run)
+    elif one_network is not None:
+        with _folder_taken(folder, files, written, note), stop_on_signals():
+            _predict_files(one_network, files, folder, find)
+    else:
+        parameters: dict[str, Any] = {
+            "run_dir": str(found),
+            "asked_videos": [str(folder / ASKED)],
+            "error_rate": error_rate,
+            "false_alarm_rate": fpr or 0.0,
+            "prior": prior or 0.0,
+            "map_minutes": map_minutes,
+            "allow_code": allow_code,
+            "final_network": final,
+            "decode_workers": jobs or 0,
+            "video_pages": pages,
+            "output_folder": str(folder),
+        }
+        with _folder_taken(folder, files, written, note):
+            code = execute_record(
+                VERDICTS, folder, parameters, title=f"Verdicts by {detector.name}",
+                runs_dir=str(runs_dir), product="verdicts", answer=folder / ANSWER,
+                progress=folder / "progress.json",
+            )  # fmt: skip
+            if code:
+                context.exit(code)
+            _print_verdicts(folder)
 
 
 def _given(context: click.Context) -> dict[str, list[str]]:
@@ -208,19 +213,13 @@ def _given(context: click.Context) -> dict[str, list[str]]:
     return found
 
 
-def _folder(out: Path | None, parent: Path, name: str) -> Path:
-    return (out or parent / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
-
-
 def _print_verdicts(folder: Path) -> None:
-    """Print the answer and the first verdicts that the notebook has written into ``folder``.
+    """Print the first verdicts that the notebook has written into ``folder``.
 
     Raises:
         DataError: no video could be read.
     """
-    for line in (folder / ANSWER).read_text(encoding="utf-8", errors="replace").splitlines():
-        click.echo(clean_text(line))
-    page, num_read, count = folder / "verdicts.html", 0, 0
+    num_read = count = 0
     with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
         for count, line in enumerate(lines, start=1):  # one row at a time, since there may be a hundred thousand
             row = json.loads(line)
@@ -231,100 +230,181 @@ def _print_verdicts(folder: Path) -> None:
                 click.echo(f"  {row['verdict'] or '-':<9}  {score}  {reasons}")
     if count > _SHOWN:
         click.echo(f"  and {count - _SHOWN:,} more")
-    click.echo(f"  page          {page}\n  tables        {folder}")
     if not num_read:
+        page = folder / "verdicts.html"
         raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The files, folder and options of one call of ``predict``, for verdicts and for predictions of other tasks.
+def _submit(
+    stage_name: str, files: Sequence[Path], folder: Path, written: Sequence[str], command: Sequence[str], note: str,
+    *, is_dry: bool,
+) -> None:  # fmt: skip
+    """Submit jobs that judge shards, and a last job that writes the answers; if ``is_dry``, only print them.
 
-    Attributes:
-        stage: the name of the work in records and in SLURM's queue.
-        kind: a word for one file, for example ``video``.
-        model: folder of the run, ensemble or bundle.
-        files: absolute paths of the files to judge, without duplicates.
-        folder: the folder for everything that is written.
-        written: names of the files with answers in ``folder``, without journals and records.
-        options: options of the command that continues after a stop.
+    ``command`` has the arguments of run_notebooks.py that continue after a stop. The other arguments are those of
+    ``_folder_taken``.
     """
+    site = read_site()
+    # ``trains`` gives the jobs GPUs, where the site has some, because networks compute in them.
+    stage = Stage(stage_name, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
+    jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(files), command=command)
+    if is_dry:
+        click.echo(describe(jobs, folder, site))
+        return
+    with _folder_taken(folder, files, written, note):
+        pass
+    for job in submit(jobs, folder, site):
+        click.echo(f"  {submission_text(job)}")
+    click.echo(f"watch it: {command_text('status', folder)}")
 
-    stage: str
-    kind: str
-    model: Path
-    files: Sequence[Path]
-    folder: Path
-    written: Sequence[str]
-    options: Sequence[str]
 
-    @property
-    def command(self) -> list[str]:
-        """The arguments of run_notebooks.py that continue after a stop."""
-        return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
+def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
+    """Check that no other command has written into the folder.
 
-    def do_shard(self, shard: Shard, find_out: Callable[[list[Path], Report], None]) -> None:
-        """Judge only the files of ``shard``, and record the shard's progress.
+    Raises:
+        UsageError: the folder has files with the names of answers, but no journal and no notebook of this command.
+    """
+    from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
-        ``find_out`` is called with these files and a callback for progress. It stores what it finds in a journal.
-        """
-        self._refuse_foreign()
-        mine = [path for path in self.files if shard.has(path_to_text(path))]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with stop_on_signals(), work_on(RunPaths(self.folder), self.stage, shard) as at_work:
-            find_out(mine, at_work.report)
-        click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
+    others = [name for name in (*written, ASKED) if os.path.lexists(folder / name)]
+    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
+        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
 
-    def submit(self, site: Site, *, is_dry: bool) -> None:
-        """Submit jobs that judge shards, and a last job that writes the answers; if ``is_dry``, only print them."""
-        run = RunPaths(self.folder)
-        # ``trains`` gives the jobs GPUs, where the site has some, because networks compute in them.
-        stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
-        jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command)
-        if is_dry:
-            click.echo(describe(jobs, run, site))
-            return
-        with self.folder_taken():
-            pass
-        for job in submit(jobs, run, site):
-            click.echo(f"  {submission_text(job)}")
-        click.echo(f"watch it: {command_text('status', self.folder)}")
 
-    def _refuse_foreign(self) -> None:
-        """Check that no other command has written into the folder.
+@contextmanager
+def _folder_taken(folder: Path, files: Sequence[Path], written: Sequence[str], note: str) -> Iterator[None]:
+    """Lock the folder during the block, delete the answers of an earlier call, and print ``note``.
 
-        Raises:
-            UsageError: the folder has files with the names of answers, but no journal and no notebook of this command.
-        """
-        from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
+    Args:
+        folder: the folder for everything that is written.
+        files: absolute paths of the files to judge; written as a list, from which a later call goes on.
+        written: names of the files with answers in ``folder``, without journals and records.
+        note: lines that say which model is asked, and how to go on after a stop.
 
-        others = [name for name in self.written if os.path.lexists(self.folder / name)]
-        if others and not any((self.folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
-            raise UsageError(
-                f"--out {str(self.folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder."
-            )
+    Raises:
+        UsageError: the folder has files of another command, or another call has locked the folder.
+        OSError: the folder cannot be written.
+    """
+    from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
-    @contextmanager
-    def folder_taken(self) -> Iterator[None]:
-        """Lock the folder during the block, and delete the answers of an earlier call.
+    _refuse_foreign(folder, written)
+    folder.mkdir(parents=True, exist_ok=True)
+    with run_lock(folder):
+        (folder / JOURNAL).touch()
+        # A later call or a job cannot read standard input again.
+        quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
+        write_bytes(folder / ASKED, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
+        for name in written:  # if this call fails, old answers must not look like new ones
+            (folder / name).unlink(missing_ok=True)
+        click.echo(note)
+        yield
 
-        The command that continues after a stop is printed first.
 
-        Raises:
-            UsageError: the folder has files of another command, or another call has locked the folder.
-            OSError: the folder cannot be written.
-        """
-        from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
+def _predict_files(
+    predictor: "OneNetwork",
+    files: Sequence[Path],
+    folder: Path,
+    find: "Callable[[list[Path]], Generator[Finding]]",
+) -> None:
+    """Predict for ``files``, write two tables and a page into ``folder``, and print the first answers.
 
-        self._refuse_foreign()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with run_lock(RunPaths(self.folder)):
-            (self.folder / JOURNAL).touch()
-            # A later call or a job cannot read standard input again.
-            quoted = (os.fsencode(path).replace(b'"', b'""') for path in self.files)
-            write_bytes(self.folder / ASKED, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
-            for name in set(self.written) - {ASKED}:  # if this call fails, old answers must not look like new ones
-                (self.folder / name).unlink(missing_ok=True)
-            click.echo(f"model {self.model}\n{count_text(len(self.files), self.kind)}")
-            click.echo(f"to go on after a stop: {command_text(*self.command)}")
-            yield
+    A journal in ``folder`` stores the findings on a file at once, so that a later call can continue a killed one. The
+    journals of shards (shares of the files that other processes handled) are merged into this journal.
+
+    Args:
+        predictor: the model.
+        files: absolute paths of the files, without duplicates.
+        folder: the folder for everything that is written.
+        find: the function that ``_finder`` returns.
+
+    Raises:
+        DataError: no file could be read; the tables and the page are written nevertheless.
+        FvcError: as in ``Predictor.findings``.
+        OSError: the folder cannot be written.
+    """
+    from fvc_lib.analysis.figures.gallery import Card  # torch and plotly take seconds to load
+    from fvc_lib.analysis.pages.answers import MOST_CARDS, write_predictions_page
+    from fvc_lib.services.tables import csv_for_people
+    from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
+    from fvc_lib.tasks.predicting import Finding
+
+    word, worth, notes = predictor.file_word, predictor.standing.sentences, (*predictor.cautions, *predictor.notes)
+    rows, lines, cards, num_resumed = list[dict[str, Any]](), [*worth], list[Card](), 0
+    take_in(folder, PREDICTIONS)
+    hidden = not sys.stdout.isatty()
+    with (
+        closing(Journal(folder, predictor.identity, Finding)) as journal,
+        click.progressbar(length=len(files), label=f"{word}s", hidden=hidden) as bar,
+    ):
+        for findings, resumed in found_in_blocks(journal, files, find, lambda done, _: bar.update(done - bar.pos)):
+            num_resumed += resumed
+            for finding in findings:
+                row = _row(finding, predictor)
+                rows.append(row)
+                if len(rows) <= _SHOWN:
+                    answer = "; ".join((finding.title, *finding.lines)) or "-"
+                    lines.append(f"{finding.path}: {answer} {row['remarks']}")
+                if not finding.failure and len(rows) <= MOST_CARDS:
+                    picture = base64.b64decode(finding.picture) if finding.picture else None
+                    below = (Path(finding.path).name, *finding.lines, row["remarks"])
+                    cards.append(Card(picture, f"{word} {finding.path}", finding.title, tuple(filter(None, below))))
+    texts = dict.fromkeys(("path", "sha256", "part"), pl.String())
+    schema = texts | dict(predictor.columns) | dict.fromkeys(("remarks", "failure"), pl.String())
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    write_text(folder / CSV, csv_for_people(table))
+    write_text(folder / LINES, table.write_ndjson())
+    failures = table.drop_nulls("failure").select("path", "failure").rows()
+    num_read, num_known = len(files) - len(failures), table["part"].count()
+    counts = f"{num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's"
+    summary = f"{count_text(len(files), word)}: {counts}."
+    write_predictions_page(
+        folder / PAGE, f"Predictions by {predictor.name}", summary, (*worth, *notes), cards, num_read, failures,
+        is_shown=predictor.standing.standing == "above control",
+    )  # fmt: skip
+    if len(files) > _SHOWN:
+        lines.append(f"and {len(files) - _SHOWN:,} more")
+    if num_resumed:
+        lines.append(f"{count_text(num_resumed, word)} answered by an earlier call")
+    for line in (*lines, *notes):
+        click.echo(f"  {clean_text(line)}")
+    click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
+    if not num_read:
+        raise DataError(f"of {count_text(len(files), word)} none could be read; the reasons: {folder / PAGE}")
+
+
+def _finder(
+    predictor: "OneNetwork", files: Sequence[Path], workers: int
+) -> "Callable[[list[Path]], Generator[Finding]]":
+    """Return a function that takes a list of paths, and yields the finding (the answer) on each file.
+
+    Args:
+        predictor: the model.
+        files: all files of the call. The page shows the first ``MOST_CARDS``, so findings on these have a picture.
+        workers: number of processes that decode; 0: one per core.
+    """
+    from fvc_lib.analysis.figures.gallery import strip, thumbnail
+    from fvc_lib.analysis.pages.answers import MOST_CARDS
+
+    shown = {path_to_text(path) for path in files[:MOST_CARDS]}
+
+    def picture(path: str, seen: "Pixels") -> str:
+        if path not in shown:
+            return ""
+        made = strip(seen) if seen.ndim == 4 else thumbnail(seen.transpose(1, 2, 0))
+        return base64.b64encode(made).decode()
+
+    return lambda some: predictor.findings(some, workers=workers, picture=picture)
+
+
+def _row(finding: "Finding", predictor: "OneNetwork") -> dict[str, Any]:
+    """Return the table row of a finding.
+
+    Its columns are ``path sha256 part``, then the predictor's columns, then ``remarks failure``. ``part`` is ``train``,
+    ``validation`` or ``test`` for a file of the run, else None.
+    """
+    from fvc_lib.tasks.predicting import PART_SENTENCES
+
+    part = predictor.known.get(finding.sha256)
+    remarks = finding.failure or PART_SENTENCES.get(part or "", "")
+    row = {"path": finding.path, "sha256": finding.sha256 or None, "part": part}
+    return row | dict(finding.values) | {"remarks": remarks, "failure": finding.failure or None}

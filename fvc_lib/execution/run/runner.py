@@ -127,7 +127,7 @@ class Runner:
             UsageError: another process works on this run.
             OSError: the run folder cannot be written.
         """
-        with self._signals_noted(), run_lock(self.run, self._only_tasks):
+        with self._signals_noted(), run_lock(self.run.root, self._only_tasks):
             plan = make_plan()
             self._undecided = {planned.task.key: planned.task for planned in plan if planned.only_if_changed}
             begin_work(self.run, plan, self._only_tasks)

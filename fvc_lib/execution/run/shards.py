@@ -20,7 +20,6 @@ from fvc_lib.execution.run.status import run_lock
 from fvc_lib.services.atomic_files import read_json_object, temporary_of
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS
-from fvc_lib.services.run_paths import RunPaths
 
 _WRITE_SECONDS = 0.5
 _ALONE_AFTER = 2  # deaths in a row
@@ -70,9 +69,9 @@ class ShardRecord:
     given_up: list[str] = field(default_factory=list)  # rejected files
 
 
-def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
-    """Return the path of a shard's record."""
-    return run.shards / stage / f"{shard}.json"
+def record_path(folder: Path, stage: str, shard: Shard) -> Path:
+    """Return the path of a shard's record; ``folder`` is the run folder, or the output folder of ``predict``."""
+    return folder / "shards" / stage / f"{shard}.json"
 
 
 def read_shard(path: Path) -> ShardRecord:
@@ -136,7 +135,7 @@ class ShardAtWork:
 
 
 @contextmanager
-def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
+def work_on(folder: Path, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     """Lock a shard during the block, and yield the object by which the block records the shard's progress.
 
     At the end the record says ``done``, or how the block ended otherwise.
@@ -144,9 +143,9 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     Raises:
         UsageError: another process works on the shard or on the whole run.
     """
-    with run_lock(run, [f"{stage}_shard_{shard}"]):
-        at_work = ShardAtWork(record_path(run, stage, shard))
-        SUSPECTS.read(run.shards / stage)
+    with run_lock(folder, [f"{stage}_shard_{shard}"]):
+        at_work = ShardAtWork(path := record_path(folder, stage, shard))
+        SUSPECTS.read(path.parent)
         SUSPECTS.in_hand = at_work.note_in_hand
         try:
             yield at_work
@@ -159,9 +158,9 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
             SUSPECTS.in_hand = None
 
 
-def shards_line(run: RunPaths, stage: str, of: int) -> str:
+def shards_line(folder: Path, stage: str, of: int) -> str:
     """Return one line on the ``of`` shards of a stage: finished shards, finished files, and rejected files."""
-    records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]
+    records = [read_shard(record_path(folder, stage, Shard(number, of))) for number in range(of)]
     done, total = sum(record.done for record in records), sum(record.total for record in records)
     line = f"{stage} shards: {sum(record.state == 'done' for record in records)} of {of} done"
     if total:

@@ -219,11 +219,11 @@ def status_now(run: RunPaths) -> RunStatus:
     """
     status = read_status(run)
     for key, stage in status.stages.items():
-        if stage.state == "running" and not is_task_worked_on(run, key):
+        if stage.state == "running" and not is_task_worked_on(run.root, key):
             stage.state, stage.reason = "interrupted", "its runner is gone; --resume goes on"
     if status.shared:
         status.follow_tasks()
-    elif status.state == "running" and not is_worked_on(run):
+    elif status.state == "running" and not is_worked_on(run.root):
         status.state = "interrupted"
     return status
 
@@ -232,18 +232,19 @@ def status_now(run: RunPaths) -> RunStatus:
 
 
 @contextmanager
-def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[None]:
-    """Lock the run during the block, or only some of its tasks, so that other jobs can work on the other tasks.
+def run_lock(folder: Path, keys: Collection[str] | None = None) -> Iterator[None]:
+    """Lock a run during the block, or only some of its tasks, so that other jobs can work on the other tasks.
 
     Args:
-        run: the run.
+        folder: the run folder, or the output folder of ``predict``.
         keys: keys of the tasks to lock; None: lock the whole run.
 
     Raises:
         UsageError: another process has locked the run or one of the tasks; the message names the process.
         OSError: the run folder cannot be written.
     """
-    own = [_whole(run)] if keys is None else [run.task_lock(key) for key in sorted(keys)]
+    run = RunPaths(folder)
+    own = [_whole(folder)] if keys is None else [run.task_lock(key) for key in sorted(keys)]
     with contextlib.ExitStack() as held:
         for path in own:
             path.parent.mkdir(exist_ok=True)
@@ -254,7 +255,7 @@ def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[Non
             with contextlib.suppress(OSError):  # a full disk does not keep `clean` from making room
                 path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         # Check the other locks after taking ours, so that of two processes that start together at most one goes on.
-        for path in _of_tasks(run) if keys is None else [_whole(run)]:
+        for path in _of_tasks(folder) if keys is None else [_whole(folder)]:
             if is_held(path):
                 raise _refusal(path)
         yield
@@ -281,22 +282,25 @@ def record_held(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def is_worked_on(run: RunPaths) -> bool:
-    """Return whether a process works on ``run`` or on one of its tasks; True if a lock file cannot be opened."""
-    return any(is_held(path) for path in (_whole(run), *_of_tasks(run)))
+def is_worked_on(folder: Path) -> bool:
+    """Return whether a process works on the run in ``folder`` or on one of its tasks.
+
+    True if a lock file cannot be opened.
+    """
+    return any(is_held(path) for path in (_whole(folder), *_of_tasks(folder)))
 
 
-def is_task_worked_on(run: RunPaths, key: str) -> bool:
+def is_task_worked_on(folder: Path, key: str) -> bool:
     """Return whether a process works on the task ``key`` or on the whole run; see ``is_worked_on``."""
-    return is_held(run.task_lock(key)) or is_held(_whole(run))
+    return is_held(RunPaths(folder).task_lock(key)) or is_held(_whole(folder))
 
 
-def _whole(run: RunPaths) -> Path:
-    return run.root / "run.lock"
+def _whole(folder: Path) -> Path:
+    return folder / "run.lock"
 
 
-def _of_tasks(run: RunPaths) -> list[Path]:
-    return sorted(run.task_lock("").parent.glob("*.lock"))
+def _of_tasks(folder: Path) -> list[Path]:
+    return sorted(RunPaths(folder).task_lock("").parent.glob("*.lock"))
 
 
 def _refusal(path: Path) -> UsageError:

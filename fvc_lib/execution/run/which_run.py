@@ -157,7 +157,7 @@ def config_of_fork(run: RunPaths, given: GivenValues) -> RunConfig:
         UsageError: no value differs from the run's, or a process works on the run.
     """
     own = run_config(run.params_yaml)
-    if is_worked_on(run):
+    if is_worked_on(run.root):
         raise UsageError(f"{run.run_id} is being worked on. Wait for it, or stop it, then repeat the command.")
     wanted = _with_written(own, given).model_copy(
         update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
@@ -334,7 +334,7 @@ def begin_interactive(run: RunPaths, stage: str, fold: int | None, config: RunCo
         UsageError: another process works on the run, or the run has no such fold.
         OSError: the run folder cannot be written.
     """
-    if is_worked_on(run):
+    if is_worked_on(run.root):
         raise UsageError(
             f"{run.run_id} is being worked on by run_notebooks.py, and two writers would spoil it. Wait until it is "
             f"done ({command_text('status', run.root)}), or name another run in run_dir."
