@@ -28,8 +28,7 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.video.decode.decoding import decode as decode_wanted
 from fvc_lib.video.decode.frame_table import read_frame_table
 from fvc_lib.video.decode.source import VideoError, open_video
-from fvc_lib.video.features.family import FeatureFamily, families_named
-from fvc_lib.video.features.sampling import run_places, sample_video
+from fvc_lib.video.features.family import FeatureFamily, families_named, run_places, sample_video
 from fvc_lib.video.features.worker import measured
 
 WANTED = 2.0

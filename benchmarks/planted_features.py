@@ -38,7 +38,7 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.decode.probe import PacketFacts, probe_video
-from fvc_lib.video.features.sampling import sample_video
+from fvc_lib.video.features.family import sample_video
 from fvc_lib.video.features.worker import measured
 
 HEIGHT, WIDTH, FRAMES, RATE = 192, 256, 12, 25

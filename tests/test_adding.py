@@ -48,7 +48,7 @@ print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.re
 import numpy as np
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.video.features.family import Run, Stream, families_named
-from fvc_lib.video.features.sampling import Sample
+from fvc_lib.video.features.family import Sample
 from fvc_lib.video.features.worker import code_of, measured
 config = resolve_config({"feature_families": "skewness"}, environ={})
 (family,) = families_named(config.feature_families)
@@ -63,7 +63,7 @@ import numpy as np
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import AUGMENTATIONS
 config = resolve_config({"augmentations": "flip,invert"}, environ={})
-operation = AUGMENTATIONS.get("invert").draw(np.random.default_rng(0), 1.0, 4)
+operation = AUGMENTATIONS.get("invert").draw(np.random.default_rng(0), 4)
 print(config.augmentations, operation.apply(np.full((1, 3, 2, 2), 5, np.float32)).max())
 """, "('flip', 'invert') 250.0\n"),
     "Adding a metric": ("metrics/youden.py", """

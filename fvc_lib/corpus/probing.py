@@ -292,8 +292,9 @@ def measured_again(
     content_of = {path: content for content, path in sources.items()}
     results = {}
     for done, made in enumerate(reencode_files(list(content_of), recipe, cache_dir, workers=workers), start=1):
-        if made.path is None:
-            results[names[content_of[made.source]]] = ProbeResult("", reason=made.reason, detail=made.detail)
+        source, reason, detail = made
+        if reason:
+            results[names[content_of[source]]] = ProbeResult("", reason=reason, detail=detail)
         if progress is not None:
             progress(done, len(sources))
     paths = [name for name in names.values() if name not in results]

@@ -308,10 +308,8 @@ SEEN_CLIPS = _table(
     label="real|fake",
     path="text",
     clip="count",  # number among the video's clips, from 0
-    num_source_frames="positive",
     **dict.fromkeys(("first_frame", "middle_frame", "last_frame"), "count"),
     stride="count",  # 0: spread over the video
-    num_repeated="count",  # frames that repeat the one before
     # The part of the middle frame that the clip shows, as shares of the upright picture
     **dict.fromkeys(("left", "top"), "share"),
     **dict.fromkeys(("width", "height"), "above_0"),

@@ -23,7 +23,6 @@ import numpy.typing as npt
 from PIL import Image
 
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import AUGMENTATIONS
 
 Float = npt.NDArray[np.float32]
@@ -41,7 +40,7 @@ class Operation:
 
     Attributes:
         name: how the configuration and the tables call the operation.
-        probability: chance that a clip receives the operation, at a strength of 1 or more.
+        probability: chance that a clip receives the operation.
         fewest_frames: number of frames that a clip must have to receive the operation.
     """
 
@@ -53,8 +52,8 @@ class Operation:
         cls.name, cls.probability, cls.fewest_frames = name, probability, fewest_frames
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        """Return the operation with random parameters for a clip of ``num_frames``; ``strength`` 1 is moderate."""
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        """Return the operation with random parameters for a clip of ``num_frames`` frames."""
         return cls()
 
     def apply(self, pixels: Float) -> Float:
@@ -84,8 +83,8 @@ class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2)
     """Drop some frames and repeat other frames, so that the number of frames stays the same."""
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        dropped = set(_some_frames(generator, strength, num_frames, num_frames))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        dropped = set(_some_frames(generator, num_frames, num_frames))
         kept = [number for number in range(num_frames) if number not in dropped]
         places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
         return cls(tuple(kept[place] for place in places))
@@ -97,9 +96,9 @@ class FrameDuplicate(_Reordered, name="frame_duplicate", probability=0.3, fewest
     """Show some frames twice, and cut off the end, so that the number of frames stays the same."""
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
         # Not the last frame: its duplicate would be cut off again.
-        shown = sorted([*range(num_frames), *_some_frames(generator, strength, num_frames, num_frames - 1)])
+        shown = sorted([*range(num_frames), *_some_frames(generator, num_frames, num_frames - 1)])
         return cls(tuple(shown[:num_frames]))
 
 
@@ -132,12 +131,12 @@ class Affine(Operation, name="affine", probability=0.5):
     shift_y: float  # share of the height
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
         return cls(
-            rotation_degrees=_between(generator, -8 * strength, 8 * strength),
-            scale=_factor(generator, 0.1 * strength),
-            shift_x=_between(generator, -0.05 * strength, 0.05 * strength),
-            shift_y=_between(generator, -0.05 * strength, 0.05 * strength),
+            rotation_degrees=_between(generator, -8, 8),
+            scale=_factor(generator, 0.1),
+            shift_x=_between(generator, -0.05, 0.05),
+            shift_y=_between(generator, -0.05, 0.05),
         )
 
     def apply(self, pixels: Float) -> Float:
@@ -149,7 +148,14 @@ class Affine(Operation, name="affine", probability=0.5):
         sine = math.sin(math.radians(self.rotation_degrees)) / self.scale
         source_x = cosine * x + sine * y + (width - 1) / 2
         source_y = cosine * y - sine * x + (height - 1) / 2
-        return _sample_bilinear(pixels, source_x, source_y)
+        left, top = np.floor(source_x).astype(np.int64), np.floor(source_y).astype(np.int64)
+        result = np.zeros_like(pixels)
+        for row, weight_y in ((top, 1 - (source_y - top)), (top + 1, source_y - top)):
+            for column, weight_x in ((left, 1 - (source_x - left)), (left + 1, source_x - left)):
+                inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+                weight = np.where(inside, weight_y * weight_x, 0).astype(np.float32)
+                result += weight * pixels[..., row.clip(0, height - 1), column.clip(0, width - 1)]
+        return result
 
 
 @AUGMENTATIONS.register
@@ -162,8 +168,8 @@ class Color(Operation, name="color", probability=0.7):
     saturation: float  # factor on the distance from the luma
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls(*(_factor(generator, reach * strength) for reach in (0.2, 0.2, 0.3)))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        return cls(*(_factor(generator, reach) for reach in (0.2, 0.2, 0.3)))
 
     def apply(self, pixels: Float) -> Float:
         pixels = pixels * np.float32(self.brightness)
@@ -186,12 +192,10 @@ class Blur(Operation, name="blur", probability=0.3):
     sigma: float  # pixels
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls(_between(generator, 0.4 * strength, 1.0 * strength))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        return cls(_between(generator, 0.4, 1))
 
     def apply(self, pixels: Float) -> Float:
-        if self.sigma <= 0:
-            return pixels
         radius = math.ceil(3 * self.sigma)
         weights = [math.exp(-0.5 * (offset / self.sigma) ** 2) for offset in range(-radius, radius + 1)]
         kernel = [np.float32(weight / sum(weights)) for weight in weights]
@@ -207,8 +211,8 @@ class Noise(Operation, name="noise", probability=0.5):
     seed: int
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls(_between(generator, 2 * strength, 8 * strength), int(generator.integers(1 << 62)))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        return cls(_between(generator, 2, 8), int(generator.integers(1 << 62)))
 
     def apply(self, pixels: Float) -> Float:
         for number, frame in enumerate(pixels):
@@ -228,8 +232,8 @@ class Cutout(Operation, name="cutout", probability=0.3):
     height: float
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        width, height = (min(0.6, _between(generator, 0.15 * strength, 0.35 * strength)) for _ in range(2))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        width, height = (_between(generator, 0.15, 0.35) for _ in range(2))
         return cls(_between(generator, 0, 1 - width), _between(generator, 0, 1 - height), width, height)
 
     def apply(self, pixels: Float) -> Float:
@@ -253,8 +257,8 @@ class Downscale(Operation, name="downscale", probability=0.3):
     scale: float  # factor on width and height of the smaller frames
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls(round(2 ** -_between(generator, 0.5 * strength, 2 * strength), 6))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        return cls(round(2 ** -_between(generator, 0.5, 2), 6))
 
     def apply(self, pixels: Float) -> Float:
         height, width = pixels.shape[-2:]
@@ -275,8 +279,8 @@ class Recompress(Operation, name="recompress", probability=0.4):
     crf: int
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls(min(51, round(_between(generator, 23, 23 + 14 * strength))))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        return cls(round(_between(generator, 23, 37)))
 
     def apply(self, pixels: Float) -> Float:
         height, width = pixels.shape[-2:]
@@ -292,8 +296,8 @@ class Jpeg(Operation, name="jpeg", probability=0.3):
     quality: int
 
     @classmethod
-    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        return cls(max(5, round(_between(generator, 90 - 45 * strength, 90))))
+    def draw(cls, generator: np.random.Generator, num_frames: int) -> Self:
+        return cls(round(_between(generator, 45, 90)))
 
     def apply(self, pixels: Float) -> Float:
         frames = [through_jpeg(frame, self.quality) for frame in _as_uint8(pixels)]
@@ -378,25 +382,13 @@ def _factor(generator: np.random.Generator, reach: float) -> float:
     return round(math.exp(_between(generator, -reach, reach)), 6)
 
 
-def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
+def _some_frames(generator: np.random.Generator, num_frames: int, before: int) -> list[int]:
     """Return distinct random frame indices below ``before``, in ascending order.
 
-    At strength 1 about a fifth of ``num_frames`` are drawn; always at least one and at most half of them.
+    About a fifth of ``num_frames`` are drawn; always at least one and at most half of them.
     """
-    count = min(max(1, round(0.2 * strength * num_frames)), num_frames // 2)
+    count = min(max(1, round(0.2 * num_frames)), num_frames // 2)
     return sorted(generator.choice(before, count, replace=False).tolist())
-
-
-def _sample_bilinear(pixels: Float, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> Float:
-    height, width = pixels.shape[-2:]
-    left, top = np.floor(x).astype(np.int64), np.floor(y).astype(np.int64)
-    result = np.zeros_like(pixels)
-    for row, weight_y in ((top, 1 - (y - top)), (top + 1, y - top)):
-        for column, weight_x in ((left, 1 - (x - left)), (left + 1, x - left)):
-            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            weight = np.where(inside, weight_y * weight_x, 0).astype(np.float32)
-            result += weight * pixels[..., row.clip(0, height - 1), column.clip(0, width - 1)]
-    return result
 
 
 def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
@@ -412,25 +404,23 @@ def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
 
 @dataclass(frozen=True)
 class AugmentationSettings:
-    """The operations that a clip may receive, and their strength.
+    """The operations that a clip may receive.
 
     Raises:
-        UsageError: an unknown name, or a strength that is negative or not finite.
+        UsageError: an unknown name.
     """
 
     names: tuple[str, ...]  # in ``AUGMENTATIONS``, in any order
-    strength: float = 1.0  # scales the parameters' ranges and, below 1, the probabilities; 0: no change
 
     def __post_init__(self) -> None:
         for name in self.names:
             AUGMENTATIONS.get(name)
-        if not (math.isfinite(self.strength) and self.strength >= 0):
-            raise UsageError(f"augmentation strength: got {self.strength}, wanted a number of at least 0.")
 
     @cached_property
     def settings_hash(self) -> str:
         """Return the hexadecimal SHA-256 of the settings, which does not depend on the order of the names."""
-        return sha256_of_json({"version": _VERSION, "names": sorted(set(self.names)), "strength": float(self.strength)})
+        # The random draws depend on this hash, so the constant ``strength`` stays in it.
+        return sha256_of_json({"version": _VERSION, "names": sorted(set(self.names)), "strength": 1.0})
 
 
 @dataclass(frozen=True)
@@ -450,19 +440,18 @@ def draw_augmentation(
     """Return the plan of one augmented clip: randomly drawn operations with their parameters.
 
     Every operation of ``settings`` that is possible with ``num_frames`` frames is drawn with its probability. If none
-    is drawn, a random one is taken. The plan is empty for index 0 (the original clip), for strength 0, and if no
-    operation is possible.
+    is drawn, a random one is taken. The plan is empty for index 0 (the original clip), and if no operation is possible.
     """
-    usable = [
-        kind for name, kind in AUGMENTATIONS.items() if name in settings.names and num_frames >= kind.fewest_frames
-    ]
-    if augmentation_index == 0 or not usable or not settings.strength:
+    kinds = [kind for name, kind in AUGMENTATIONS.items() if name in settings.names]
+    usable = [kind for kind in kinds if num_frames >= kind.fewest_frames]
+    if augmentation_index == 0 or not usable:
         return AugmentationPlan()
-    generator = np.random.default_rng(_seed(video_id, augmentation_index, settings))
-    often = min(1.0, settings.strength)
-    taken = [kind for kind in usable if generator.random() < kind.probability * often]
+    key = json.dumps([video_id, augmentation_index, settings.settings_hash])
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")
+    generator = np.random.default_rng(seed)
+    taken = [kind for kind in usable if generator.random() < kind.probability]
     taken = taken or [usable[int(generator.integers(len(usable)))]]
-    return AugmentationPlan(tuple(kind.draw(generator, settings.strength, num_frames) for kind in taken))
+    return AugmentationPlan(tuple(kind.draw(generator, num_frames) for kind in taken))
 
 
 def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
@@ -480,25 +469,13 @@ def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1] != 3:
         raise ValueError(f"frames: got {frames.dtype} {frames.shape}, wanted uint8 (T, 3, H, W)")
     result = np.array(frames)
-    rows, columns = _content(result)
-    content: npt.NDArray[np.float32] = result[:, :, rows, columns].astype(np.float32)
-    if not plan.operations or not content.size:
+    bright = frames.max(axis=(0, 1)) > 0
+    if not plan.operations or not bright.any():
         return result
+    rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
+    picture = np.s_[:, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]  # without the bars
+    content: Float = result[picture].astype(np.float32)
     for operation in plan.operations:
         content = operation.apply(content)
-    result[:, :, rows, columns] = np.rint(content).clip(0, 255).astype(np.uint8)
+    result[picture] = np.rint(content).clip(0, 255).astype(np.uint8)
     return result
-
-
-def _content(frames: Pixels) -> tuple[slice, slice]:
-    """Return the slices of rows and columns between the black letterbox bars; empty slices if all pixels are black."""
-    bright = frames.max(axis=(0, 1)) > 0
-    rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
-    if not len(rows):
-        return slice(0, 0), slice(0, 0)
-    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
-
-
-def _seed(video_id: str, augmentation_index: int, settings: AugmentationSettings) -> int:
-    key = json.dumps([video_id, augmentation_index, settings.settings_hash])
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "big")

@@ -109,12 +109,6 @@ class Recipe:
         fields = {**asdict(self), "scale": str(self.scale)}
         return sha256_of_json([fields, code_hash(__name__, "fvc_lib.video"), av.__version__])
 
-    def chosen(self, num_frames: int) -> range:
-        """Return the indices, in presentation order, of the frames that remain after trimming and ``every``."""
-        first = min(int(num_frames * self.trim_front), num_frames - 1)
-        end = max(num_frames - int(num_frames * self.trim_back), first + 1)
-        return range(first, end, self.every)
-
     def shown(self, times: Seconds) -> tuple[IntArray, Seconds]:
         """Return the indices of the frames to write, and their times.
 
@@ -126,7 +120,9 @@ class Recipe:
             first frame, float64 (m,).
         """
         if not self.rate:
-            places = np.asarray(self.chosen(len(times)), np.int64)
+            first = min(int(len(times) * self.trim_front), len(times) - 1)
+            end = max(len(times) - int(len(times) * self.trim_back), first + 1)
+            places = np.arange(first, end, self.every)
             return places, times[places] - times[places[0]]
         since = times - times[0]
         # The last frame is assumed to last as long as the mean of the others.
@@ -148,16 +144,6 @@ class Recipe:
     def is_scaled(self) -> bool:
         """Return whether pictures are resized."""
         return self.scale != 1 or bool(self.height)
-
-    @property
-    def is_lossless(self) -> bool:
-        """Return whether the encoder is lossless."""
-        return self.crf == 0
-
-    @property
-    def changes_pixels(self) -> bool:
-        """Return whether blur, noise or JPEG changes the pixels; these changes are computed in RGB."""
-        return bool(self.jpeg_quality or self.blur_sigma or self.noise_sigma)
 
 
 _SAME_SECONDS = 1e-3
@@ -236,31 +222,20 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
         VideoError: the video cannot be read or encoded.
         OSError: the file cannot be written.
     """
-    source = Path(path)
     try:
-        target = reencoded_path(sha256_of_video(source), recipe, cache_dir)
+        target = reencoded_path(sha256_of_video(path), recipe, cache_dir)
     except OSError as error:
-        raise UnreadableVideo(source, system_reason(error)) from error
+        raise UnreadableVideo(Path(path), system_reason(error)) from error
     record = target.with_suffix(".json")
     if not target.is_file() or sha256_of_file(target) != read_json_object(record).get("sha256"):
-        reencode(source, target, recipe_named(recipe))
+        reencode(path, target, recipe_named(recipe))
         write_json(record, {"sha256": sha256_of_file(target)})
     return target
 
 
-@dataclass(frozen=True)
-class Reencoded:
-    """The result for one video: ``path`` of the re-encoded file; None on failure, with ``reason`` and ``detail``."""
-
-    source: Path
-    path: Path | None
-    reason: str = ""
-    detail: str = ""
-
-
 def reencode_files(
-    sources: Sequence[AnyPath], recipe: str, cache_dir: AnyPath, *, workers: int = 0
-) -> Generator[Reencoded]:
+    sources: Sequence[Path], recipe: str, cache_dir: AnyPath, *, workers: int = 0
+) -> Generator[tuple[Path, str, str]]:
     """Re-encode many videos into the cache in worker processes; yield results in the order in which they finish.
 
     Args:
@@ -268,6 +243,9 @@ def reencode_files(
         recipe: name of the recipe (``recipe_named``).
         cache_dir: the cache for the re-encoded files.
         workers: number of processes; 0: one per core.
+
+    Yields:
+        Tuples (source, reason, detail). Reason and detail say why a video could not be re-encoded, else they are empty.
 
     Raises:
         UsageError: the recipe is unknown.
@@ -278,15 +256,12 @@ def reencode_files(
     answers = run_isolated(f"{__name__}:reencode_item", items, workers=workers, timeout_seconds=TIMEOUT_SECONDS)
     with closing(answers):
         for answer in answers:
-            value = answer.value or {
-                "reason": answer.failure,
-                "detail": f"the decoder or encoder died: {answer.detail}",
-            }
+            value: dict[str, Any] = answer.value
+            if answer.failure:
+                value = {"reason": answer.failure, "detail": f"the decoder or encoder died: {answer.detail}"}
             if "write_error" in value:
                 raise OSError(*value["write_error"])
-            path = Path(value["path"]) if "path" in value else None
-            source = Path(sources[answer.position])
-            yield Reencoded(source, path, value.get("reason", ""), value.get("detail", ""))
+            yield sources[answer.position], value.get("reason", ""), value.get("detail", "")
 
 
 def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
@@ -296,15 +271,16 @@ def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
         item: ``source``, ``recipe`` and ``cache_dir``, the arguments of ``reencoded``.
 
     Returns:
-        A mapping with ``path``, the re-encoded file. If the video cannot be re-encoded, a mapping with ``reason`` and
-        ``detail``. If the file cannot be written, a mapping with ``write_error``: errno, message and file.
+        An empty mapping on success. If the video cannot be re-encoded, a mapping with ``reason`` and ``detail``. If the
+        file cannot be written, a mapping with ``write_error``: errno, message and file.
     """
     try:
-        return {"path": str(reencoded(item["source"], item["recipe"], item["cache_dir"]))}
+        reencoded(item["source"], item["recipe"], item["cache_dir"])
     except VideoError as error:
         return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     except OSError as error:
         return {"write_error": [error.errno, error.strerror, error.filename]}
+    return {}
 
 
 # --- One video
@@ -319,29 +295,25 @@ def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
     """Re-encode the video at ``source`` to ``target``, atomically and with the same bytes every time.
 
     Lossy recipes write 8-bit 4:2:0 colour; the last column or row of an odd size is dropped. Lossless recipes keep the
-    pixel format if H.264 supports it and frames are not turned, odd in size or changed in RGB (``changes_pixels``).
+    pixel format if H.264 supports it and frames are not turned, odd in size, blurred, noisy or compressed as JPEG.
     Otherwise they write 8-bit RGB, or 8-bit 4:2:0 for resized frames.
 
     Raises:
         VideoError: the video cannot be read, or the encoder refuses it.
         OSError: the file cannot be written.
     """
-    source = Path(source)
-    try:
-        with atomic_output(target) as temporary, ExitStack() as attempts, open_video(source) as opened:
+    with atomic_output(target) as temporary, ExitStack() as attempts, open_video(source) as opened:
 
-            def begin(video: VideoSource, _: int, times: Seconds | None) -> _Writer:
-                assert times is not None  # ``decode`` passes the times if ``in_order``
-                attempts.close()
-                try:
-                    container = av.open(str(temporary), "w", format="mp4", options={"fflags": "+bitexact"})
-                except av.error.FFmpegError as error:
-                    raise OSError(error.errno, error.strerror, str(temporary)) from error
-                return _Writer(attempts.enter_context(container), video, recipe, times)
+        def begin(video: VideoSource, _: int, times: Seconds | None) -> _Writer:
+            assert times is not None  # ``decode`` passes the times if ``in_order``
+            attempts.close()
+            try:
+                container = av.open(str(temporary), "w", format="mp4", options={"fflags": "+bitexact"})
+            except av.error.FFmpegError as error:
+                raise OSError(error.errno, error.strerror, str(temporary)) from error
+            return _Writer(attempts.enter_context(container), video, recipe, times)
 
-            decode(opened, read_frame_table(opened), begin, in_order=True).sink.end()
-    except MemoryError as error:
-        raise RefusedVideo(source, "its frames need more memory than can be had") from error
+        decode(opened, read_frame_table(opened), begin, in_order=True).sink.end()
 
 
 class _Writer:
@@ -418,7 +390,7 @@ class _Writer:
         if self._format != _RGB:
             context.colorspace, context.color_primaries = frame.colorspace, frame.color_primaries
             context.color_trc = frame.color_trc
-            is_full = recipe.is_lossless and _is_full_range(frame)
+            is_full = not recipe.crf and _is_full_range(frame)
             context.color_range = ColorRange.JPEG if is_full else ColorRange.MPEG
         return stream
 
@@ -428,7 +400,8 @@ class _Writer:
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
         is_odd_or_turned = width % 2 or height % 2 or (turned and name != _YUV)
-        if not recipe.is_scaled and (recipe.changes_pixels or (recipe.is_lossless and is_odd_or_turned)):
+        in_rgb = recipe.jpeg_quality or recipe.blur_sigma or recipe.noise_sigma or (not recipe.crf and is_odd_or_turned)
+        if in_rgb and not recipe.is_scaled:
             return _RGB, width, height
         if recipe.height:
             width, height = self._rescaled(frame)
@@ -438,7 +411,7 @@ class _Writer:
         if not (width and height):
             detail = f"a picture of {frame.width} x {frame.height} pixels, of which {recipe.name!r} leaves none"
             raise UnsupportedVideo(self._source.path, detail, "Leave it out.")
-        if not recipe.is_lossless or turned:
+        if recipe.crf or turned:
             return _YUV, width, height
         known = {video_format.name for video_format in av.codec.Codec(recipe.codec, "w").video_formats or ()}
         return (name if name in known else _YUV if recipe.is_scaled else _RGB), width, height
@@ -464,7 +437,7 @@ class _Writer:
         is_cut = not self._recipe.is_scaled and (frame.width // 2, frame.height // 2) == (width // 2, height // 2)
         is_full = _is_full_range(frame)
         # Lossless recipes keep full-range levels. Lossy ones convert them to limited range, the usual one in videos.
-        full = ColorRange.JPEG if self._recipe.is_lossless else ColorRange.MPEG
+        full = ColorRange.JPEG if not self._recipe.crf else ColorRange.MPEG
         made = self._reformatter.reformat(
             frame, *((frame.width, frame.height) if is_cut else (width, height)), self._format,
             interpolation=int(SCALER), threads=1,

@@ -30,7 +30,7 @@ from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.predicting import Finding
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore, write_with_digest
-from fvc_lib.video.features.measuring import FeatureStore, measure_features
+from fvc_lib.video.features.measuring import features_folder, measure_features, values_path
 from tests.kits.scored_run import trained_run
 
 NOTHING = Fingerprint({}, {}, "", {}, "")
@@ -166,7 +166,7 @@ def test_measured_features_and_facts_with_a_flipped_bit_are_made_again_and_equal
     whole = table.read_bytes()
     known, _ = probe_files(VIDEO_FILES, corpus, paths, cache, workers=1)
     (facts,) = cache.glob("probes_*.jsonl")
-    with flipped(FeatureStore(cache).path(index["content_sha256"][0]), chance):
+    with flipped(values_path(features_folder(cache), index["content_sha256"][0]), chance):
         measure_features(index, corpus, "timing", cache, table, workers=1)
         assert table.read_bytes() == whole
     with flipped(facts, chance):

@@ -1,5 +1,6 @@
 """Videos whose frames carry their number in their pixels, so that a wrong frame cannot pass for the right one."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -7,10 +8,14 @@ from pathlib import Path
 
 import av
 import numpy as np
+import polars as pl
 import pytest
 
 from fvc_lib.services.registry import AUGMENTATIONS
+from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.augmentations import AugmentationPlan
+from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.decode.pixels import FrameConverter
 
 BITS = 8
 TIME_BASE = Fraction(1, 1000)
@@ -92,17 +97,35 @@ def encode_video() -> Callable[..., Path]:
     return write_video
 
 
-@pytest.fixture(scope="session")
-def number_of() -> Callable[[np.ndarray], int]:
-    return read_number
-
-
-@pytest.fixture(scope="session")
-def numbered() -> Callable[[int, int, int], np.ndarray]:
-    return numbered_frame
-
-
 def plan_of(text: str) -> AugmentationPlan:
     """The plan that ``to_json`` wrote."""
     listed = [{name: tuple(v) if name == "order" else v for name, v in entry.items()} for entry in json.loads(text)]
     return AugmentationPlan(tuple(AUGMENTATIONS.get(entry.pop("name"))(**entry) for entry in listed))
+
+
+def filled_store(store: ClipStore, video_ids: Sequence[str]) -> pl.DataFrame:
+    """Fill ``store`` with noise, an original and a copy per video; return the AUGMENTED rows, with awkward texts."""
+    rows = []
+    for video, number in itertools.product(range(len(video_ids)), (0, 1)):
+        video_id, label = video_ids[video], ("fake", "real")[video % 2]
+        store.write(video_id, number, np.random.default_rng([video, number]).integers(0, 256, store.shape, np.uint8))
+        path = store.clip_path(video_id, number).relative_to(store.cache_dir).as_posix()
+        of_video = (f"{video_id}_{number}", video_id, f'g "{video}"\n<b>🎬', label)
+        rows.append((*of_video, number, "[]", store.settings_hash, path))
+    return pl.DataFrame(rows, schema=list(AUGMENTED.columns), orient="row")
+
+
+def full_decode(path: Path, size: int) -> list[np.ndarray]:
+    """Every frame of a full decode in presentation order, letterboxed to ``size``: the naive oracle."""
+    frames, times = [], []
+    with av.open(str(path), metadata_errors="ignore") as container:
+        stream = container.streams.best("video")
+        converter = FrameConverter(size, stream.sample_aspect_ratio)
+        for frame in container.decode(stream):
+            converter.observe(frame)
+            frames.append(np.empty((3, size, size), np.uint8))
+            converter.convert(frame, frames[-1])
+            times.append(frame.pts)
+        stored = container.format.name not in ("avi", "h264", "mjpeg", "m4v")
+    order = sorted(range(len(frames)), key=times.__getitem__) if stored else range(len(frames))
+    return [frames[number] for number in order]

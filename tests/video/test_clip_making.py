@@ -1,6 +1,4 @@
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +124,7 @@ def dangerous(item):
         ctypes.string_at(0)
     if name.startswith("\\udcff"):
         time.sleep(1000)
-    assert "torch" not in sys.modules
+    assert not {"torch", "polars"} & set(sys.modules)
     return make_original(item)
 """
 
@@ -173,8 +171,3 @@ def test_edited_code_never_stores_under_the_name_of_the_code_before(tmp_path, co
     with pytest.raises(FvcError):
         make_clips(store, index, root, 1, tmp_path / "t.csv")
     assert not list(store.decode_folder.rglob("*.npy"))
-
-
-def test_a_worker_imports_neither_torch_nor_tables():
-    code = "import sys, fvc_lib.video.clips.worker; sys.exit(bool({'torch', 'kornia', 'polars'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

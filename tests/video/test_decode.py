@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.video.decode.clip import decode_clip, uniform_places
+from tests.video.conftest import read_number
 
 # name, encoder options: what makes finding a frame hard
 CASES = {
@@ -55,14 +56,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_frame_is_the_one_its_index_says(make_video, number_of, name):
+def test_every_frame_is_the_one_its_index_says(make_video, name):
     path = make_video(name, **CASES[name])
     for num_frames in (1, 2, 5, 20):
         clip = decode_clip(path, num_frames)
         expected = np.round(np.linspace(0, 19, num_frames)).astype(int).tolist()
         assert clip.num_source_frames == 20
         assert clip.frame_indices.tolist() == expected
-        assert [number_of(frame) for frame in clip.frames] == expected
+        assert [read_number(frame) for frame in clip.frames] == expected
 
 
 def test_a_clip_is_described_with_its_types_and_times(make_video):
@@ -76,10 +77,10 @@ def test_a_clip_is_described_with_its_types_and_times(make_video):
     assert clip.frames[:, :, 4:28].min() > 0
 
 
-def test_fewer_frames_than_asked_are_repeated(make_video, number_of):
+def test_fewer_frames_than_asked_are_repeated(make_video):
     clip = decode_clip(make_video("short.mp4", 3), 7)
     assert clip.frame_indices.tolist() == [0, 0, 1, 1, 1, 2, 2]
-    assert [number_of(frame) for frame in clip.frames] == [0, 0, 1, 1, 1, 2, 2]
+    assert [read_number(frame) for frame in clip.frames] == [0, 0, 1, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])

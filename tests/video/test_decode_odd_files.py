@@ -7,6 +7,7 @@ import pytest
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.pixels import FrameSink
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo
+from tests.video.conftest import numbered_frame, read_number
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
@@ -60,25 +61,25 @@ def test_packets_wrongly_called_keyframes_are_found_out(make_video, codec):
     np.testing.assert_array_equal(clip.frames, whole[clip.frame_indices])
 
 
-def test_transport_streams_that_were_joined_are_one_whole_video(make_video, number_of, numbered, tmp_path):
+def test_transport_streams_that_were_joined_are_one_whole_video(make_video, tmp_path):
     joined = tmp_path / "joined.ts"
     with joined.open("wb") as stream:
         for first in (0, 25, 50):
             times = [40 * number for number in range(first, first + 25)]
-            frames = [numbered(number, 64, 48) for number in range(first, first + 25)]
+            frames = [numbered_frame(number, 64, 48) for number in range(first, first + 25)]
             part = make_video("part.ts", 25, times_ms=times, frames=frames, options={"bf": "2"})
             stream.write(part.read_bytes())
     with av.open(str(joined)) as container:
         assert any(packet.is_corrupt for packet in container.demux(video=0))  # what the counters make of a join
-    assert [number_of(frame) for frame in decode_clip(joined, 75).frames] == list(range(75))
+    assert [read_number(frame) for frame in decode_clip(joined, 75).frames] == list(range(75))
 
 
-def test_frames_with_one_time_keep_the_clock_of_the_others(make_video, number_of):
+def test_frames_with_one_time_keep_the_clock_of_the_others(make_video):
     times = [40 * number for number in range(10)] + [1000 * number for number in range(1, 11)]
     times[5] = times[4]
     path = make_video("tie.mkv", 20, codec="ffv1", times_ms=times)
     clip = decode_clip(path, 20)
-    assert [number_of(frame) for frame in clip.frames] == list(range(20))
+    assert [read_number(frame) for frame in clip.frames] == list(range(20))
     assert clip.pts_seconds.tolist() == [time / 1000 for time in times]
 
 

@@ -4,12 +4,11 @@ import csv
 import math
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.pixels import FrameConverter
+from tests.video.conftest import full_decode
 
 QUICK_PIXELS = 10_000_000  # all frames together
 SLOW, LONG = pytest.mark.slow, pytest.mark.long
@@ -31,24 +30,6 @@ def _total_pixels(row: dict[str, str]) -> int:
     return math.prod(int(number) if number.isdigit() else 1 for number in numbers)
 
 
-def _presentation(path: Path, size: int) -> list[np.ndarray]:
-    """Every frame of a full decode in presentation order, small: the naive oracle."""
-    frames: list[np.ndarray] = []
-    times: list[int | None] = []
-    with av.open(str(path), metadata_errors="ignore") as container:
-        stream = container.streams.best("video")
-        converter = FrameConverter(size, stream.sample_aspect_ratio)
-        for frame in container.decode(stream):
-            out = np.empty((3, size, size), np.uint8)
-            converter.observe(frame)
-            converter.convert(frame, out)
-            frames.append(out)
-            times.append(frame.pts)
-        stored = container.format.name not in ("avi", "h264", "mjpeg", "m4v")
-    order = sorted(range(len(frames)), key=lambda number: times[number]) if stored else range(len(frames))
-    return [frames[number] for number in order]
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -58,7 +39,7 @@ def _presentation(path: Path, size: int) -> list[np.ndarray]:
     ],
 )
 def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
-    frames = _presentation(shared_media / name, 24)
+    frames = full_decode(shared_media / name, 24)
     clip = decode_clip(shared_media / name, 7, 24)
     assert clip.num_source_frames == len(frames)
     for place, pixels in zip(clip.frame_indices, clip.frames, strict=True):

@@ -92,18 +92,7 @@ def header(name: str, kind: bytes, size: int, *extra: tuple[int, bytes]) -> byte
     return bytes(block)
 
 
-def records(**values: str) -> bytes:
-    """The records of a PAX header, with dots for double underscores, filled up to whole blocks."""
-    content = b""
-    for name, value in values.items():
-        rest = len(name.replace("__", ".")) + len(value) + 3
-        length = next(number for number in range(rest, rest + 20) if rest + len(str(number)) == number)
-        content += f"{length} {name.replace('__', '.')}={value}\n".encode()
-    return content + bytes(-len(content) % 512)
-
-
 TIB = 1 << 40
-SPARSE = records(GNU__sparse__major="1", GNU__sparse__minor="0", GNU__sparse__name="a.mp4", GNU__sparse__realsize="9")
 # Headers that state more than there is, or that nobody needs.
 LIES = {
     "a long name of a TiB": header("a", tarfile.GNUTYPE_LONGNAME, TIB),
@@ -111,10 +100,7 @@ LIES = {
     "a PAX header for all of a TiB": header("a", tarfile.XGLTYPE, TIB),
     "an old map of holes without end": header("a.mp4", tarfile.GNUTYPE_SPARSE, 0, (482, b"\x01"))
     + (b"00000000001\0" * 42 + b"\x01" + bytes(7)) * 3000,
-    "a map of a million holes before the content": header("a", tarfile.XHDTYPE, len(SPARSE)) + SPARSE
-    + header("a.mp4", tarfile.REGTYPE, 2_000_008) + b"1000000\n" + b"1\n" * 1_000_000,
-    "digits for a parser to try": header("a", tarfile.XHDTYPE, 1 << 20) + b"1" * (1 << 20),
-    **{f"a member of {size} bytes": header("1.mp4", tarfile.REGTYPE, size) for size in (2**63, 2**87, -512)},
+    **{f"a member of {size} bytes": header("1.mp4", tarfile.REGTYPE, size) for size in (TIB, 2**63, 2**87, -512)},
     "a chain of headers": header("a", tarfile.XHDTYPE, 0) * 2000 + header("a.mp4", tarfile.REGTYPE, 0),
 }  # fmt: skip
 FIRST = header("0.mp4", tarfile.REGTYPE, 3) + b"abc".ljust(512, b"\0")
@@ -140,10 +126,9 @@ def test_a_header_that_states_too_much_costs_its_tar_alone(tmp_path, lie):
 def test_links_holes_names_that_lead_out_and_names_that_are_there_twice_are_refused(tmp_path):
     empty = [("link.mp4", tarfile.SYMTYPE), ("hard.mp4", tarfile.LNKTYPE), ("pipe.mp4", tarfile.FIFOTYPE)]
     empty += [(name, tarfile.REGTYPE) for name in ("../up.mp4", "/etc/shadow", "a/../b.mp4", "a.mp4", "./a.mp4")]
-    holes = records(GNU__sparse__map="0,1,900,1", GNU__sparse__size=str(TIB))
+    empty += [("holes.mp4", tarfile.GNUTYPE_SPARSE), ("e.mp4", tarfile.REGTYPE)]
     content = FIRST + b"".join(header(name, kind, 0) for name, kind in empty)
-    content += header("x", tarfile.XHDTYPE, len(holes)) + holes + header("d.mp4", tarfile.REGTYPE, 2) + bytes(512)
-    (tmp_path / "a.tar").write_bytes(content + header("e.mp4", tarfile.REGTYPE, 0) + bytes(1024))
+    (tmp_path / "a.tar").write_bytes(content + bytes(1024))
     found = contents_of(tmp_path / "a.tar").members
     assert len(found) == 7 + 3
     assert {name for name, part in found.items() if not isinstance(part, str)} == {"0.mp4", "e.mp4"}
@@ -196,32 +181,18 @@ def test_pictures_are_frames_in_the_order_of_their_numbers_also_in_a_tar(tmp_pat
     (folder / "notes.txt").write_text("no picture")
     names = ["8.png", "9.png", "10.png", "11.png", "12.png"]
     tar = packed(tmp_path / "a.tar", {f"x/{name}": folder / name for name in names})
+    pictures = np.stack([picture(number).transpose(2, 0, 1) for number in range(8, 13)])
     for path in (folder, tar / "x"):
         assert picture_names(path) == names
-        clip = decode_clip(path, 5)
-        assert np.array_equal(clip.frames, np.stack([picture(number).transpose(2, 0, 1) for number in range(8, 13)]))
+        np.testing.assert_array_equal(decode_clip(path, 5).frames, pictures)
         windows, (seen,) = decode_view(path, 2, 40, View(sampling="window:2", fit="crop"))
-        assert np.array_equal(windows[1], picture(11).transpose(2, 0, 1)[:, :, 4:44])
+        np.testing.assert_array_equal(windows[1], pictures[3, :, :, 4:44])
         assert (seen.first_frame, seen.last_frame) == (1, 3)
+        probe = probe_video(path)
+        assert (probe.num_frames, probe.width, probe.height) == (5, 48, 40)
+        assert probe.frames_per_second is probe.duration_seconds is probe.bits_per_second is None
+        assert probe.size_bytes == sum((folder / name).stat().st_size for name in names)
     assert sha256_of_video(folder) == sha256_of_video(tar / "x")
-
-
-def test_pictures_of_several_sizes_are_fitted_one_by_one(tmp_path):
-    folder = write(tmp_path / "sequence", range(3))
-    Image.fromarray(picture(1, width=20, height=60)).save(folder / "1.png")
-    frames = decode_clip(folder, 3, 60).frames
-    assert np.array_equal(frames[1][:, :, 20:40], picture(1, 20, 60).transpose(2, 0, 1))
-    assert not frames[1][:, :, :20].any()
-    assert frames[0][:, 5:55].any(axis=(0, 1)).all()  # 48 x 40 became 60 x 50
-
-
-@pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_pictures_have_no_rate(tmp_path, suffix):
-    probe = probe_video(write(tmp_path / "sequence", range(4), suffix))
-    assert (probe.num_frames, probe.width, probe.height) == (4, 48, 40)
-    rates = {probe.frames_per_second, probe.duration_seconds, probe.bits_per_second, probe.bits_per_second_max}
-    assert rates == {None}
-    assert probe.size_bytes == sum(path.stat().st_size for path in (tmp_path / "sequence").iterdir())
 
 
 def test_the_content_is_that_of_the_pictures_in_their_order_whatever_they_are_called(tmp_path):

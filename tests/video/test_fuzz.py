@@ -12,7 +12,7 @@ from fvc_lib.services.isolated_workers import Answer, run_isolated
 from fvc_lib.video.decode.source import VideoError
 from tests.video.mutations import GOOD_FILES, MUTATIONS, Case, cases, textured_frames
 
-EXAMINE = "tests.video.mutation_worker:examine"
+EXAMINE = "tests.video.workers:examine"
 OUTCOMES = {"frames", *(kind.reason for kind in VideoError.__subclasses__())}
 KEPT = Path(__file__).parents[2] / "build" / "fuzz"  # cases that failed, for a closer look
 

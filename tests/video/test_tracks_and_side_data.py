@@ -11,7 +11,8 @@ from PIL import Image
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import NoVideoStream
-from fvc_lib.video.features.sampling import sample_video
+from fvc_lib.video.features.family import sample_video
+from tests.video.conftest import numbered_frame, read_number
 
 FILM, SMALL_FILM, STILL, COVER, SOUND = "film", "small film", "still", "cover", "sound"
 SIDES = {FILM: (96, 64), SMALL_FILM: (64, 48), STILL: (128, 96), COVER: (128, 96)}
@@ -36,7 +37,7 @@ def test_files_that_once_failed_give_their_frames(shared_media, name, num_frames
     assert sample_video(path).stream.frame_types
 
 
-def _write_tracks(path, kinds, numbered, still="mjpeg"):
+def _write_tracks(path, kinds, still="mjpeg"):
     """A file of these tracks, in this order; the frames of each begin at another number."""
     with av.open(str(path), "w") as output:
         streams = []
@@ -57,7 +58,7 @@ def _write_tracks(path, kinds, numbered, still="mjpeg"):
                     frame.sample_rate, frame.pts, frame.time_base = 16000, 1024 * number, Fraction(1, 16000)
                     output.mux(stream.encode(frame))
                 elif number < NUM_FRAMES[kind]:
-                    pixels = numbered(40 * place + number, *SIDES[kind])
+                    pixels = numbered_frame(40 * place + number, *SIDES[kind])
                     frame = av.VideoFrame.from_ndarray(pixels, format="gray").reformat(format=stream.pix_fmt)
                     output.mux(stream.encode(frame))
         for stream in streams:
@@ -81,32 +82,30 @@ def _write_tracks(path, kinds, numbered, still="mjpeg"):
         ("nut", (FILM, STILL, STILL), "ffv1"),
     ],
 )
-def test_the_film_is_read_wherever_it_stands(tmp_path, numbered, number_of, suffix, kinds, still):
-    path = _write_tracks(tmp_path / f"tracks.{suffix}", kinds, numbered, still)
+def test_the_film_is_read_wherever_it_stands(tmp_path, suffix, kinds, still):
+    path = _write_tracks(tmp_path / f"tracks.{suffix}", kinds, still)
     first = 40 * kinds.index(FILM)
     assert probe_video(path).num_frames == 24
     for pictures in (decode_clip(path, 24).frames, decode_clip(path, 24, 96).frames[:, :, 16:80]):
-        assert [number_of(frame) for frame in pictures] == list(range(first, first + 24))
+        assert [read_number(frame) for frame in pictures] == list(range(first, first + 24))
 
 
-def test_of_stills_alone_one_is_read_and_a_cover_alone_is_no_video(tmp_path, numbered):
-    assert probe_video(_write_tracks(tmp_path / "stills.mkv", (STILL, STILL), numbered)).num_frames == 1
+def test_of_stills_alone_one_is_read_and_a_cover_alone_is_no_video(tmp_path):
+    assert probe_video(_write_tracks(tmp_path / "stills.mkv", (STILL, STILL))).num_frames == 1
     for suffix, kinds in (("mp4", (SOUND, COVER)), ("mp4", (COVER, SOUND, COVER))):
-        path = _write_tracks(tmp_path / f"{len(kinds)}.{suffix}", kinds, numbered)
+        path = _write_tracks(tmp_path / f"{len(kinds)}.{suffix}", kinds)
         with pytest.raises(NoVideoStream, match="cover"):
             probe_video(path)
 
 
 @pytest.mark.parametrize(("orientation", "turned"), [(1, lambda frame: frame), (3, lambda frame: frame[:, ::-1, ::-1])])
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_pictures_with_exif_are_frames_and_turned_as_it_says(
-    tmp_path, numbered, number_of, suffix, orientation, turned
-):
+def test_pictures_with_exif_are_frames_and_turned_as_it_says(tmp_path, suffix, orientation, turned):
     exif = Image.Exif()
     exif[0x010F], exif[0x0112] = "Camera", orientation
     for number in range(5):
-        picture = Image.fromarray(numbered(number, 64, 48)).convert("RGB")
+        picture = Image.fromarray(numbered_frame(number, 64, 48)).convert("RGB")
         picture.save(tmp_path / f"{number}.{suffix}", exif=exif)
     clip = decode_clip(tmp_path, 5)
-    assert [number_of(turned(frame)) for frame in clip.frames] == list(range(5))
+    assert [read_number(turned(frame)) for frame in clip.frames] == list(range(5))
     assert set(sample_video(tmp_path).stream.frame_types) == {"I"}

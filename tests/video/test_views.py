@@ -1,8 +1,9 @@
+"""Every window of a video from one pass: the frames that a clip at that place has, and windows that cover the video."""
+
 import importlib.metadata
 from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 import polars as pl
 import pytest
@@ -13,12 +14,23 @@ from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.registry import PLAIN_VIEW, View
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, read_table
 from fvc_lib.video.augmentations import AugmentationSettings, apply_augmentation
+from fvc_lib.video.clips import worker
 from fvc_lib.video.clips.making import make_clips, write_seen
 from fvc_lib.video.clips.shards import ClipShards, write_shards
-from fvc_lib.video.clips.store import ClipStore
-from fvc_lib.video.decode.pixels import FrameConverter
-from fvc_lib.video.decode.views import NOT_FOUND, clip_places, decode_view, square_boxes
-from tests.video.conftest import plan_of
+from fvc_lib.video.clips.store import ClipStore, crop_code, decode_code
+from fvc_lib.video.decode.clip import decode_places
+from fvc_lib.video.decode.views import (
+    MOST_BYTES,
+    MOST_WINDOWS,
+    NOT_FOUND,
+    clip_places,
+    decode_view,
+    decode_windows,
+    square_boxes,
+    window_places,
+)
+from tests.kits.scored_run import write_video
+from tests.video.conftest import full_decode, plan_of, read_number
 
 HARD = {
     "b_frames.mp4": {"options": {"bf": "3", "b_strategy": "0"}},
@@ -29,23 +41,11 @@ HARD = {
 }
 
 
-def sequential(path: Path, size: int) -> list[np.ndarray]:
-    """Every frame of a video, decoded one after the other from the first to the last."""
-    frames = []
-    with av.open(str(path)) as container:
-        converter = FrameConverter(size, container.streams.video[0].sample_aspect_ratio)
-        for frame in container.decode(video=0):
-            converter.observe(frame)
-            frames.append(np.empty((3, size, size), np.uint8))
-            converter.convert(frame, frames[-1])
-    return frames
-
-
 @pytest.mark.parametrize("name", HARD)
 def test_windows_are_the_frames_of_a_sequential_decode_to_the_bit(make_video, name):
     path = make_video(name, 40, **HARD[name])
     frames, seen = decode_view(path, 5, 32, View("window:3", clips=3))
-    every = sequential(path, 32)
+    every = full_decode(path, 32)
     assert len(every) == 40
     starts = [0, 14, 27]  # the last window ends with frame 39
     wanted = [every[start + 3 * number] for start in starts for number in range(5)]
@@ -53,7 +53,7 @@ def test_windows_are_the_frames_of_a_sequential_decode_to_the_bit(make_video, na
     assert [(row.first_frame, row.middle_frame, row.last_frame) for row in seen] == [
         (start, start + 6, start + 12) for start in starts
     ]
-    assert {(row.stride, row.num_repeated, row.note) for row in seen} == {(3, 0, "")}
+    assert {(row.stride, row.note) for row in seen} == {(3, "")}
 
 
 @given(st.integers(1, 400), st.integers(1, 24), st.integers(1, 9), st.integers(1, 6))
@@ -84,12 +84,11 @@ def test_several_uniform_clips_share_out_the_frames_of_one_long_one():
     assert (np.diff(parts, axis=1) > 0).all()
 
 
-def test_a_short_video_takes_a_smaller_stride_then_repeats_its_last_frame_and_says_so(make_video, number_of):
-    for count, num_frames, numbers, facts in ((9, 4, [1, 3, 5, 7], (2, 0)), (3, 5, [0, 1, 2, 2, 2], (1, 2))):
+def test_a_short_video_takes_a_smaller_stride_then_repeats_its_last_frame_and_says_so(make_video):
+    for count, num_frames, numbers, stride in ((9, 4, [1, 3, 5, 7], 2), (3, 5, [0, 1, 2, 2, 2], 1)):
         frames, (seen,) = decode_view(make_video(f"{count}.mp4", count), num_frames, 64, View("window:4"))
-        assert [number_of(frame) for frame in frames] == numbers
-        assert (seen.stride, seen.num_repeated) == facts
-        assert seen.note == "the video is too short for stride 4"
+        assert [read_number(frame) for frame in frames] == numbers
+        assert (seen.stride, seen.note) == (stride, "the video is too short for stride 4")
 
 
 @pytest.mark.parametrize(
@@ -264,3 +263,80 @@ def test_another_sampling_or_fit_is_refused(text):
     field, wanted = ("fit", r"crop:0\.875") if text.startswith(("crop", "squash")) else ("sampling", "window:STRIDE")
     with pytest.raises(ValueError, match=wanted):
         View(**{field: text})
+
+
+VIEWS = (View(), View("window:2"), View("window:3", "crop:0.8", clips=2), View("uniform", "crop", clips=2))
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    path = tmp_path_factory.mktemp("windows") / "wide.mp4"
+    coarse = np.random.default_rng(3).integers(0, 255, (30, 3, 5, 8)).astype(np.uint8)
+    write_video(path, coarse.repeat(8, 2).repeat(8, 3))
+    return path
+
+
+def decoded(path, view, num_frames=4, side=24):
+    kept = {}
+    found = decode_windows(path, num_frames, side, view, lambda number, frame: kept.__setitem__(number, frame.copy()))
+    return found, np.stack([kept[number] for number in range(len(kept))])
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "cropped"], ids=str)
+def test_own_clips_are_those_that_the_run_decodes(video, tmp_path, view):
+    if view == "cropped":
+        own = tmp_path / "corner.py"
+        own.write_text("def corner(frames):\n    return [0, 0, 8, 8]\n")
+        view = View(crop=f"{own}:corner")
+    found, kept = decoded(video, view)
+    clips = decode_view(video, 4, 24, view)[0]
+    np.testing.assert_array_equal(kept[found.stored[: found.num_clips]].reshape(clips.shape), clips)
+    assert not view.crop or len(kept) == found.places.size  # every window is cropped by itself
+
+
+def test_each_window_has_the_frames_of_its_places(video):
+    found, kept = decoded(video, View())
+    assert len(found.places) == 5
+    for places, stored in zip(found.places, found.stored, strict=True):
+        frames = decode_places(video, lambda _, wanted=places: wanted, 24).frames
+        np.testing.assert_array_equal(kept[stored], frames)
+    left, top, width, height = found.content
+    assert (left, width) == (0, 24)
+    assert not kept[:, :, :top].any()
+    assert not kept[:, :, top + height :].any()
+
+
+@given(
+    n=st.integers(1, 20_000), frames=st.integers(1, 64), stride=st.integers(0, 9), rate=st.floats(0.5, 240),
+    side=st.sampled_from([24, 224, 1024]),
+)  # fmt: skip
+def test_windows_lie_in_the_video_in_their_order_and_are_not_too_many(n, frames, stride, rate, side):
+    view = View(f"window:{stride}" if stride else "uniform")
+    places = window_places(view, frames, n, n / rate, side)
+    assert places.shape[1] == frames
+    assert 1 <= len(places) <= MOST_WINDOWS
+    assert len(places) == 1 or places.size * 3 * side * side <= MOST_BYTES
+    assert places.min() >= 0
+    assert places.max() < n
+    assert (np.diff(places, axis=1) >= 0).all()
+    assert (np.diff(places[:, 0]) > 0).all() or len(places) == 1
+    if len(places) > 1:
+        assert places[0, 0] == 0
+        assert places[-1, -1] == n - 1
+        if not stride and frames > 1:  # spread windows leave nothing out between them
+            assert (places[1:, 0] <= places[:-1, -1]).all()
+
+
+def test_a_worker_writes_frames_and_tells_where_they_are_or_what_is_wrong(video, tmp_path):
+    view = View()
+    item = {"source": str(video), "target": str(tmp_path / "raw"), "content_sha256": "", "num_frames": 4,
+            "fixed_size": 24, "view": vars(view), "code": decode_code(view), "crop": crop_code(view),
+            "recipe": "", "encoded": []}  # fmt: skip
+    told = worker.make_windows(item)
+    found, kept = decoded(video, view)
+    stored = np.fromfile(tmp_path / "raw", np.uint8).reshape(told["num_stored"], 3, 24, 24)
+    np.testing.assert_array_equal(stored, kept)
+    assert told["places"] == found.places.tolist()
+    assert "changed since it was indexed" in worker.make_windows(item | {"content_sha256": "0" * 64})["video_error"]
+    assert worker.make_windows(item | {"code": "other"}) == {"code_changed": True}
+    assert worker.make_windows(item | {"target": str(tmp_path / "no" / "raw")})["write_error"][0] == 2

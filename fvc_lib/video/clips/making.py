@@ -4,9 +4,8 @@ An untrusted file may crash or hang its process, or use up its memory. Then only
 arithmetic on clips that were decoded before, so threads do it while other videos are decoded.
 """
 
-from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,19 +85,16 @@ def make_clips(
     for folder in {store.clip_path(name, number).parent for name, those in missing.items() for number in those}:
         sweep_temporaries(folder)
     failed: dict[str, str] = {}
-    waiting: deque[Future[None]] = deque()
-    threads = workers or available_cores()
+    jobs = []
     decoded = _decoded(store, videos, missing, Path(corpus_root), workers)
-    with ThreadPoolExecutor(threads) as pool, closing(decoded):
+    with ThreadPoolExecutor(workers or available_cores()) as pool, closing(decoded):
         for done, (video_id, failure) in enumerate(decoded, start=1):
             if failure:
                 failed[video_id] = failure
             elif copies := [number for number in missing[video_id] if number]:
-                waiting.append(pool.submit(_augment, store, video_id, copies))
-            while waiting and (waiting[0].done() or len(waiting) > 2 * threads):
-                waiting.popleft().result()
+                jobs.append(pool.submit(_augment, store, video_id, copies))
             progress(done, len(videos))
-        for job in waiting:
+        for job in jobs:
             job.result()
     rows = [_row(store, video, number) for video in videos if video["video_id"] not in failed for number in numbers]
     if metadata_csv is not None:

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -55,7 +55,7 @@ class ClipStore:
         cache_dir: the cache that runs share.
         num_frames: T, frames of one clip.
         fixed_size: S, side of a frame in pixels.
-        augmentation: operations and strength of augmented copies.
+        augmentation: operations of augmented copies.
         view: which frames and which part of the picture the clips of a video show.
         recipe: name of a recipe of ``video.reencode``: videos are re-encoded by it before they are decoded. Empty:
             videos are decoded as they are.
@@ -167,8 +167,15 @@ class ClipStore:
             ValueError: ``frames`` has another type or shape.
         """
         check_part(frames, self.shape, first)
-        with self._checked_path(video_id, augmentation_index) as path:
+        path, name = self.clip_path(video_id, augmentation_index), hash((video_id, augmentation_index))
+        try:
+            if name not in self._checked:
+                check_digest(path)
+                self._checked.add(name)
             load_clip_file(path, frames, self.shape, first)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"clip {str(path)!r}: {reason}. Delete the file and run 03_augmentation again.") from error
 
     def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
         """Store a clip atomically.
@@ -185,24 +192,10 @@ class ClipStore:
         """Return the set of hashes of (video id, index) of the clips whose digest this process has checked."""
         return set()
 
-    @contextlib.contextmanager
-    def _checked_path(self, video_id: str, augmentation_index: int) -> Iterator[Path]:
-        """Yield the clip's path, after checking its digest on first use; turn errors inside into ``DataError``."""
-        path, name = self.clip_path(video_id, augmentation_index), hash((video_id, augmentation_index))
-        try:
-            if name not in self._checked:
-                check_digest(path)
-                self._checked.add(name)
-            yield path
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"clip {str(path)!r}: {reason}. Delete the file and run 03_augmentation again.") from error
-
     def note_use(self) -> None:
         """Record the settings of the clips and the time of this use; the command ``clean`` shows both."""
-        augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
         note_use(self.originals_folder, self._decode_settings)
-        note_use(self.augmented_folder, {**self._decode_settings, **augmentation})
+        note_use(self.augmented_folder, {**self._decode_settings, "augmentations": sorted(self.augmentation.names)})
         if self.recipe:
             note_use(reencoded_folder(self.recipe, self.cache_dir), {"recipe": self.recipe, "av": av.__version__})
 

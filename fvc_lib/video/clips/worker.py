@@ -74,21 +74,18 @@ def make_windows(item: Item) -> dict[str, Any]:
         The fields of ``Windows``, with arrays as lists, and ``num_stored``, the number F of frames in ``target``. On
         failure, the mapping that ``make_original`` returns on failure.
     """
-    num_stored = 0
 
     def make() -> dict[str, Any]:
         with _prepared(item) as path, Path(item["target"]).open("wb") as stream:
 
             def store(number: int, frame: Pixels) -> None:
-                nonlocal num_stored
                 stream.seek(number * frame.nbytes)
                 stream.write(frame.data)
-                num_stored = max(num_stored, number + 1)
 
             windows = decode_windows(path, item["num_frames"], item["fixed_size"], View(**item["view"]), store)
         values = vars(windows).items()
         lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
-        return {**lists, "num_stored": num_stored}
+        return {**lists, "num_stored": int(windows.stored.max()) + 1}
 
     return _reported(item, make)
 

@@ -214,7 +214,7 @@ class _PacketCursor:
     def __init__(self, source: VideoSource, table: FrameTable) -> None:
         self._source, self._table = source, table
         self._packets: Iterator[Packet[VideoStream]] = iter(())
-        self._position = table.num_packets
+        self._position = len(table.pts)
 
     def move_to(self, key: int) -> bool:
         """Move to the keyframe with index ``key`` in decoding order; return whether that succeeded."""
@@ -309,7 +309,7 @@ def _decode_all(source: VideoSource, table: FrameTable) -> Iterator[VideoFrame]:
         source.be_strict()
     for number, packet in enumerate(source.packets()):
         if packet.is_corrupt and not _is_a_join(source, table, number):
-            is_last = number + 1 == table.num_packets
+            is_last = number + 1 == len(table.pts)
             raise (TruncatedVideo if is_last else CorruptVideo)(source.path, f"data of packet {number} is lost")
         reached_key = reached_key or packet.is_keyframe
         try:

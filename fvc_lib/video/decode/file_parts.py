@@ -138,13 +138,9 @@ def sha256_of_video(path: AnyPath) -> str:
 
 def _split(path: Path) -> tuple[Path | None, str]:
     """Return the path of the tar that ``path`` leads into, and the member's name; ``(None, "")`` without a tar."""
-    text, separator = str(path), f"{SUFFIX}{os.sep}"
-    place = text.lower().find(separator)
-    while place >= 0:
-        archive = Path(text[: place + len(SUFFIX)])
-        if archive.is_file():
-            return archive, text[place + len(separator) :]
-        place = text.lower().find(separator, place + 1)
+    for archive in path.parents:
+        if archive.suffix.lower() == SUFFIX and archive.is_file():
+            return archive, str(path.relative_to(archive))
     return None, ""
 
 

@@ -51,11 +51,6 @@ class FrameTable:
     damage: str
 
     @property
-    def num_packets(self) -> int:
-        """Return the number of packets, shown or not."""
-        return len(self.pts)
-
-    @property
     def num_shown(self) -> int:
         """Return the number of frames that the packets should yield."""
         return int(np.count_nonzero(self.is_shown))

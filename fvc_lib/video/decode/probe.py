@@ -68,7 +68,7 @@ def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
         key_bytes_ratio=float(of_keys.mean() / of_others.mean()) if of_keys.size and of_others.size else None,
         key_distance_mean=float(distances.mean()) if distances.size else None,
         key_distance_max=float(distances.max()) if distances.size else None,
-        reordered_share=float((np.diff(table.pts) < 0).sum() / table.num_packets) if has_times else None,
+        reordered_share=float((np.diff(table.pts) < 0).sum() / len(table.pts)) if has_times else None,
         bits_per_second_std=float(rates.std()) if rates.size > 1 else None,
         bits_per_second_max=float(rates.max()) if rates.size > 1 else None,
     )

@@ -48,21 +48,17 @@ class SeenClip:
 
     Attributes:
         clip: index of the clip in its video, from 0.
-        num_source_frames: number of frames of the whole video.
         first_frame, middle_frame, last_frame: frame indices in presentation order.
         stride: distance in frames from one frame of the clip to the next; 0: frames are spread over the video.
-        num_repeated: number of frames that repeat the previous frame, because the video is too short.
         left, top, width, height: the visible part of the middle frame, as shares of the upright picture's sides.
         note: how the clip differs from the requested view; empty if it does not.
     """
 
     clip: int
-    num_source_frames: int
     first_frame: int
     middle_frame: int
     last_frame: int
     stride: int
-    num_repeated: int
     left: float
     top: float
     width: float
@@ -95,11 +91,8 @@ def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[Place
 
     Arguments and errors are those of ``decode_view``.
     """
-
-    def places_of(num_source_frames: int) -> IntArray:
-        return np.unique(clip_places(view, num_frames, num_source_frames)[0])
-
-    return places_of, decoded_side(path, num_frames, side, view)
+    side_of_all = decoded_side(path, num_frames, side, view)
+    return (lambda count: np.unique(clip_places(view, num_frames, count)[0])), side_of_all
 
 
 def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
@@ -120,11 +113,9 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
             part = boxes[num_frames // 2]
         else:
             frames[number], part = decoded.frames[own], np.array([0, 0, box.width, box.height], float)
-        shares = (part / [box.width, box.height, box.width, box.height]).tolist()
+        left, top, width, height = (part / [box.width, box.height, box.width, box.height]).tolist()
         first, middle, last = (int(places[number][place]) for place in (0, num_frames // 2, -1))
-        repeated = int((np.diff(places[number]) == 0).sum())
-        row = (number, decoded.num_source_frames, first, middle, last, stride, repeated, *shares, note)
-        seen.append(SeenClip(*row))
+        seen.append(SeenClip(number, first, middle, last, stride, left, top, width, height, note))
     return frames.reshape(-1, 3, side, side), seen
 
 
@@ -182,8 +173,11 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
     """
     height, width = pictures.shape[2:]
     if view.crop:
-        found = boxes_of(view, pictures)
-        boxes = centre_boxes(len(pictures), height, width) if found is None else found
+        boxes = found = boxes_of(view, pictures)
+        if boxes is None:  # the largest square in the middle
+            middle = min(height, width)
+            centre = np.array([(width - middle) / 2, (height - middle) / 2, middle, middle])
+            boxes = np.tile(centre, (len(pictures), 1))
         cut = [cut_out(picture, box, side) for picture, box in zip(pictures, boxes, strict=True)]
         return np.stack(cut), boxes, found is not None
     top, left = round((height - side) / 2), round((width - side) / 2)
@@ -192,12 +186,6 @@ def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, b
     frames[:, :, down : down + part.shape[2], across : across + part.shape[3]] = part
     box = np.array([max(0, left), max(0, top), part.shape[3], part.shape[2]], float)
     return frames, np.tile(box, (len(pictures), 1)), True
-
-
-def centre_boxes(num_frames: int, height: int, width: int) -> Boxes:
-    """Return the largest centred square of a frame, once per frame: float (T, 4) of left, top, width and height."""
-    side = min(height, width)
-    return np.tile(np.array([(width - side) / 2, (height - side) / 2, side, side]), (num_frames, 1))
 
 
 def boxes_of(view: View, pictures: Pixels) -> Boxes | None:

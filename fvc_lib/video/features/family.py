@@ -1,21 +1,39 @@
-"""Families of forensic features: their declaration, their input, and the pooling of values per video.
+"""Families of forensic features: their declaration, the samples that they measure, and the pooling of values per video.
 
 A family is a group of features that one function measures; the modules of this folder register families. A family gets
 pixels as they were coded, at native resolution, in square tiles. All tiles have the same area, and videos of any size
 have about the same number of tiles. So values do not grow with the size of a video. A value that cannot be measured is
 NaN, and null in the table.
+
+``sample_video`` decodes a few runs of consecutive frames, and cuts tiles out of the decoder's planes, without scaling.
+The frames equal those with the same indices when the whole video is decoded. A sample takes a few megabytes for a
+video of any size. It also holds the packets of the video, and the quantisers, motion vectors and frame types that the
+decoder exports. With PyAV 18.1, the decoders of H.264, MPEG-1, MPEG-2, MPEG-4 and its relatives export quantisers per
+macroblock and motion vectors. That of VP9 exports one quantiser per frame and no motion vectors. Those of HEVC, AV1,
+VP8, ProRes and JPEG export neither. All export frame types. Decoding takes no longer with the export.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from av.codec.context import Flags2
+from av.sidedata.encparams import VideoEncParams
+from av.sidedata.motionvectors import MotionVectors
+from av.video.frame import PictureType, VideoFrame
+from av.video.reformatter import VideoReformatter
 
+from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import FEATURES
+from fvc_lib.video.decode.clip import uniform_places
+from fvc_lib.video.decode.decoding import decode
+from fvc_lib.video.decode.frame_table import FrameTable, read_frame_table, seconds_of
+from fvc_lib.video.decode.pixels import SCALER, side_data_of
+from fvc_lib.video.decode.source import VideoSource, open_video
 
 TILE = 64  # pixels on a side
 GRID = 8  # pixels; tiles begin at multiples of it, so that all have the same 8 x 8 grid of coded blocks
@@ -165,17 +183,14 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
     return pooled
 
 
-@lru_cache(maxsize=64)
 def tile_corners(height: int, width: int) -> IntArray:
     """Return top and left of a frame's tiles in pixels, int64 (N, 2).
 
     There are at most 3 x 3 tiles, spread evenly, without overlap. All coordinates are multiples of 8. A frame smaller
-    than a tile has no tiles. The array is cached and read-only.
+    than a tile has no tiles.
     """
     rows, columns = (_spread(size, min(_ACROSS, size // TILE)) for size in (height, width))
-    corners: IntArray = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
-    corners.setflags(write=False)
-    return corners
+    return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
 
 
 def _spread(size: int, count: int) -> IntArray:
@@ -198,3 +213,202 @@ def families_named(names: str) -> tuple[FeatureFamily, ...]:
         name, reason = next(iter(FEATURES.broken.items()))
         raise UsageError(f"feature family {name} cannot be imported: {reason}. Mend it, or name families without it.")
     return tuple(FEATURES.get(name) for name in sorted(set(chosen)))
+
+
+# --- Samples of a video
+
+RUNS, RUN_LENGTH = 6, 4  # number of runs of a video, and of frames of a run; less for a short video
+_LUMA_OF_RGB = np.array([0.299, 0.587, 0.114], np.float32)  # BT.601
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The data from which a video's features are measured: its runs in order of time, and its stream."""
+
+    runs: tuple[Run, ...]
+    stream: Stream
+
+
+def run_places(num_frames: int) -> list[IntArray]:
+    """Return the frame indices of every run; runs are spread from a video's first frame to its last, without overlap.
+
+    There are at most ``RUNS`` runs of ``RUN_LENGTH`` frames. A video with fewer frames than ``RUN_LENGTH`` is one run.
+    """
+    length = min(RUN_LENGTH, num_frames)
+    starts = uniform_places(num_frames - length + 1, max(1, min(RUNS, num_frames // RUN_LENGTH)))
+    return [start + np.arange(length) for start in starts]
+
+
+def sample_video(path: AnyPath) -> Sample:
+    """Decode the runs of a video, and return them with its stream.
+
+    Raises:
+        VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
+    """
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        stream = stream_of(opened, table)
+        sink = decode(opened, table, lambda opened, count, _: _SampleSink(opened, run_places(count))).sink
+    frames = sink.seen.values()
+    stream = replace(
+        stream,
+        frame_types="".join(frame.letter for frame in frames),
+        qp=np.array([frame.qp for frame in frames], np.float32),
+        intra=np.array([frame.intra for frame in frames], np.float32),
+        motion=np.concatenate([frame.motion for frame in frames]),
+    )
+    return Sample(sink.runs(), stream)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One decoded frame with its ``shape`` (H, W): parts of its luma, and the data that the decoder exports for it.
+
+    Attributes:
+        tiles, small: as those of ``Run``, of one frame: float32 (N, 64, 64) and (h, w).
+        letter, qp, intra, motion: as those of ``Stream``, of one frame.
+    """
+
+    shape: tuple[int, int]
+    tiles: Float32
+    small: Float32
+    letter: str
+    qp: tuple[float, float]
+    intra: float
+    motion: Float32
+
+
+class _SampleSink:
+    """A sink that measures wanted frames, and does not hold the frames."""
+
+    def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
+        context = opened.stream.codec_context
+        context.options = {**context.options, "export_side_data": "venc_params"}
+        context.flags2 = int(context.flags2) | int(Flags2.export_mvs)
+        self.wanted = set(np.concatenate(runs).tolist())
+        self.seen: dict[int, _Seen] = {}
+        self._runs, self._reformatter = runs, VideoReformatter()
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """Receive a frame, as ``decode.decoding.Sink`` describes."""
+        if place is not None and place in self.wanted:
+            tiles, small = _luma(frame, self._reformatter)
+            self.seen[place] = _Seen((frame.height, frame.width), tiles, small, *_exported(frame))
+            self.wanted.discard(place)
+
+    def runs(self) -> tuple[Run, ...]:
+        """Return the runs, after all wanted frames were received; a run ends early where the frame size changes."""
+        runs = []
+        for places in self._runs:
+            first, *others = (self.seen[place] for place in places.tolist())
+            alike = [first, *takewhile(lambda other, shape=first.shape: other.shape == shape, others)]  # type: ignore[misc]
+            runs.append(Run(np.stack([frame.tiles for frame in alike]), np.stack([frame.small for frame in alike])))
+        return tuple(runs)
+
+
+def _luma(frame: VideoFrame, reformatter: VideoReformatter) -> tuple[Float32, Float32]:
+    """Return the tiles of a frame, float32 (N, 64, 64), and the reduced frame, float32 (h, w)."""
+    corners = tile_corners(frame.height, frame.width)
+    kind, parts = frame.format, frame.format.components
+    bits = parts[0].bits
+    has_luma = kind.name.startswith(("yuv", "gray")) and not kind.name.startswith(("grayf", "yuvy", "yuvg"))
+    is_planar = (kind.is_planar or len(parts) == 1) and 8 <= bits <= 16 and not kind.is_big_endian
+    if has_luma and is_planar and min(plane.line_size for plane in frame.planes) > 0:
+        plane, scale = _plane(frame, 0, bits), np.float32(2.0 ** (8 - bits))
+        return _tiles(plane, corners) * scale, _small(plane) * scale
+    planar = reformatter.reformat(frame, format="gbrp", interpolation=int(SCALER), threads=1)
+    planes = [_plane(planar, number, 8) for number in (2, 0, 1)]  # red, green, blue
+    tiles = np.stack([_tiles(plane, corners) for plane in planes], axis=-1) @ _LUMA_OF_RGB
+    small = np.stack([_small(plane) for plane in planes], axis=-1) @ _LUMA_OF_RGB
+    return tiles, small
+
+
+def _plane(frame: VideoFrame, number: int, bits: int) -> npt.NDArray[Any]:
+    """Return plane ``number`` of a frame, uint8 or uint16 (H, W), as a view of the decoder's memory."""
+    plane = frame.planes[number]
+    pixels = np.frombuffer(memoryview(plane), np.uint8 if bits == 8 else np.dtype("<u2"))
+    line = plane.line_size // pixels.itemsize
+    return pixels[: len(pixels) // line * line].reshape(-1, line)[: plane.height, : plane.width]
+
+
+def _tiles(plane: npt.NDArray[Any], corners: IntArray) -> Float32:
+    """Return copies of the tiles of ``plane`` at ``corners`` (N, 2), float32 (N, 64, 64)."""
+    tiles = np.empty((len(corners), TILE, TILE), np.float32)
+    for tile, (top, left) in zip(tiles, corners.tolist(), strict=True):
+        tile[...] = plane[top : top + TILE, left : left + TILE]
+    return tiles
+
+
+def _small(plane: npt.NDArray[Any]) -> Float32:
+    """Return ``plane`` averaged over equal blocks, so that its longer side has at most 160 pixels, float32 (h, w)."""
+    height, width = plane.shape
+    factor = -(-max(height, width) // SMALL_SIDE)
+    down, across = min(factor, height), min(factor, width)
+    h, w = height // down, width // across
+    # Adding whole rows and columns takes a fifth of the time of numpy's sum over short axes.
+    rows = np.zeros((h, w * across), np.uint16 if plane.dtype == np.uint8 and down <= 256 else np.uint32)
+    for row in range(down):
+        np.add(rows, plane[row : h * down : down, : w * across], out=rows)
+    sums = np.zeros((h, w), np.uint32)
+    for column in range(across):
+        sums += rows[:, column::across]
+    means: Float32 = sums.astype(np.float32) / np.float32(down * across)
+    return means
+
+
+# Largest quantiser by codec. In H.264 with 10 bits the smallest is -12. For MPEG, ffmpeg exports twice the scale code,
+# which is at most 31; on another scale of MPEG-2 values reach 112.
+_LARGEST_QP = {"VP9": 255.0, "H264": 51.0, "MPEG2": 62.0}
+_MACROBLOCK = 16
+_MOST_VECTORS = 4096  # per frame; of more vectors every second, third ... is taken
+
+
+def stream_of(source: VideoSource, table: FrameTable) -> Stream:
+    """Return the packets of ``table`` as a ``Stream``; presentation times are NaN where they are not reliable."""
+    seconds = np.full(len(table.pts), np.nan)
+    if not table.doubt and source.stream.time_base:
+        seconds[table.is_shown] = seconds_of(table.pts[table.is_shown], source.stream.time_base)
+    return Stream(source.codec_name, table.num_bytes, table.is_key, seconds)
+
+
+def _exported(frame: VideoFrame) -> tuple[str, tuple[float, float], float, Float32]:
+    """Return the fields ``letter``, ``qp``, ``intra`` and ``motion`` of ``_Seen`` for a frame."""
+    side_data = side_data_of(frame)
+    parameters, vectors = side_data.get("VIDEO_ENC_PARAMS"), side_data.get("MOTION_VECTORS")
+    letter = PictureType(frame.pict_type).name
+    letter = letter if letter in {"I", "P", "B"} else "?"
+    qp = _quantisers(parameters) if isinstance(parameters, VideoEncParams) else (np.nan, np.nan)
+    if not isinstance(vectors, MotionVectors):
+        return letter, qp, np.nan, np.empty((0, 2), np.float32)
+    listed = vectors.to_ndarray()
+    intra = _intra_share(listed, frame.width, frame.height) if letter == "P" else np.nan
+    return letter, qp, intra, _motion(listed)
+
+
+def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
+    """Return mean and standard deviation of the quantiser over a frame's blocks.
+
+    Both are shares of the codec's largest quantiser. The deviation is NaN if only the frame's quantiser is exported.
+    """
+    largest = _LARGEST_QP.get(parameters.codec_type.name, np.nan)
+    if not parameters.nb_blocks:
+        return parameters.qp / largest, np.nan
+    # Per block: x, y, width, height, and the difference of its quantiser from the frame's
+    # (libavutil/video_enc_params.h). The stub does not declare the buffer.
+    numbers = np.frombuffer(parameters, np.int32, offset=parameters.blocks_offset)  # type: ignore[call-overload]
+    offsets = numbers.reshape(parameters.nb_blocks, -1)[:, 4]
+    return float(parameters.qp + offsets.mean()) / largest, float(offsets.std()) / largest
+
+
+def _motion(vectors: np.ndarray) -> Float32:
+    """Return the motion of K blocks from the earlier to the later frame, in pixels right and down, float32 (K, 2)."""
+    chosen = vectors[:: -(-len(vectors) // _MOST_VECTORS) or 1]
+    # A vector points from a block to its match in an earlier frame (source below 0) or a later frame.
+    towards = np.sign(chosen["source"]) / np.maximum(chosen["motion_scale"], 1)
+    return np.stack([chosen["motion_x"] * towards, chosen["motion_y"] * towards], axis=1).astype(np.float32)
+
+
+def _intra_share(vectors: np.ndarray, width: int, height: int) -> float:
+    """Return the share of a P frame's area that is not predicted from another frame."""
+    area = -(-width // _MACROBLOCK) * -(-height // _MACROBLOCK) * _MACROBLOCK**2
+    return float(max(0.0, 1 - (vectors["w"].astype(np.int64) * vectors["h"]).sum() / area))

@@ -45,31 +45,15 @@ class FeatureReport:
     failed: tuple[tuple[str, str], ...]
 
 
-class FeatureStore:
-    """A cache of measured values.
+def features_folder(cache_dir: AnyPath, recipe: str = "") -> Path:
+    """Return the folder of cached values for samples of the current code, and for videos re-encoded by ``recipe``."""
+    by_recipe = f"_{recipe}_{recipe_named(recipe).digest[:16]}" if recipe else ""
+    return Path(cache_dir) / FEATURES_FOLDER / f"{code_of_samples()[:32]}{by_recipe}"
 
-    It has one JSON file with a digest per video content, such as ``features/<hash of the sampling code>/ab/abcd.json``.
 
-    Args:
-        cache_dir: the cache that runs share.
-        recipe: recipe by which videos are re-encoded before they are measured; empty: none.
-    """
-
-    def __init__(self, cache_dir: AnyPath, recipe: str = "") -> None:
-        by_recipe = f"_{recipe}_{recipe_named(recipe).digest[:16]}" if recipe else ""
-        self.folder = Path(cache_dir) / FEATURES_FOLDER / f"{code_of_samples()[:32]}{by_recipe}"
-
-    def path(self, content_sha256: str) -> Path:
-        """Return the path of the file with a video's values."""
-        return self.folder / content_sha256[:2] / f"{content_sha256}.json"
-
-    def read(self, content_sha256: str) -> dict[str, Any]:
-        """Return the cached ``Measured`` of a video; empty if the file is damaged or does not exist."""
-        return read_document(self.path(content_sha256))
-
-    def add(self, content_sha256: str, measured: Measured) -> None:
-        """Add values to the file of a video; values of other families in the file stay."""
-        write_document(self.path(content_sha256), {**self.read(content_sha256), **measured})
+def values_path(folder: Path, content_sha256: str) -> Path:
+    """Return the path of the JSON file with a video's ``Measured`` and a digest, such as ``ab/abcd.json``."""
+    return folder / content_sha256[:2] / f"{content_sha256}.json"
 
 
 def measure_files(
@@ -138,13 +122,14 @@ def measure_features(
     """
     chosen = families_named(families)
     codes = {family.name: code_of(family) for family in chosen}
-    store = FeatureStore(cache_dir, recipe)
-    sweep_temporaries(store.folder)
+    folder = features_folder(cache_dir, recipe)
+    sweep_temporaries(folder)
     videos = index.select("video_id", "path", "content_sha256").rows()
     rows = np.full((len(videos), sum(len(family.columns()) for family in chosen)), np.nan, np.float32)
     places, files = [], []
     for place, (_, path, content) in enumerate(videos):
-        cached = {name: entry for name, entry in store.read(content).items() if codes.get(name) == entry[0]}
+        entries = read_document(values_path(folder, content))
+        cached = {name: entry for name, entry in entries.items() if codes.get(name) == entry[0]}
         rows[place] = _row(chosen, cached)
         if missing := [name for name in codes if name not in cached]:
             places.append(place)
@@ -158,7 +143,8 @@ def measure_features(
             if failure:
                 failed[place], rows[place] = failure, np.nan
             else:
-                store.add(videos[place][2], measured)
+                file = values_path(folder, videos[place][2])
+                write_document(file, {**read_document(file), **measured})
                 added = _row(chosen, measured)
                 rows[place] = np.where(np.isnan(added), rows[place], added)
             progress(done, len(videos))

@@ -15,8 +15,7 @@ from fvc_lib.services.code_versions import code_hash
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.clips.worker import as_indexed
 from fvc_lib.video.decode.source import VideoError
-from fvc_lib.video.features.family import FeatureFamily
-from fvc_lib.video.features.sampling import Sample, sample_video
+from fvc_lib.video.features.family import FeatureFamily, Sample, sample_video
 from fvc_lib.video.reencode import reencoded
 
 _HERE = "fvc_lib.video.features"
@@ -100,7 +99,7 @@ def code_of(family: FeatureFamily) -> str:
 
 def code_of_samples() -> str:
     """Return a hexadecimal SHA-256 of the code that decodes and cuts samples, and of PyAV's version."""
-    return sha256_of_json([code_hash(f"{_HERE}.sampling", "fvc_lib.video"), _versions(("av",))])
+    return sha256_of_json([code_hash(f"{_HERE}.family", "fvc_lib.video"), _versions(("av",))])
 
 
 def _versions(packages: Sequence[str]) -> list[str]:

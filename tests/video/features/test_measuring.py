@@ -9,7 +9,7 @@ from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.tables import FEATURES, read_table
 from fvc_lib.video.features import measuring
 from fvc_lib.video.features.family import families_named
-from fvc_lib.video.features.measuring import FeatureStore, measure_features
+from fvc_lib.video.features.measuring import features_folder, measure_features, values_path
 from fvc_lib.video.features.worker import code_of, measure_video
 
 NAMES = ("plain.mp4", "tiny.mp4", "cut.mp4", "one \udcff.mp4")
@@ -57,7 +57,7 @@ def test_features_are_measured_once_and_a_video_that_fails_is_a_row_of_nulls(tmp
     assert not np.isnan(values[[0, 3]][:, columns.index("sharpness_laplacian_mean")]).any()
 
     before = path.read_bytes()
-    FeatureStore(tmp_path / "cache").path(index["content_sha256"][0]).unlink()
+    values_path(features_folder(tmp_path / "cache"), index["content_sha256"][0]).unlink()
     again = measure_features(index, root, names, tmp_path / "cache", path, workers=2)
     assert (again.measured, again.reused, len(again.failed)) == (1, 2, 1)
     assert path.read_bytes() == before
@@ -65,26 +65,18 @@ def test_features_are_measured_once_and_a_video_that_fails_is_a_row_of_nulls(tmp
 
 def test_only_what_is_missing_is_measured(tmp_path, corpus):
     root, index = corpus
-    index = index[:1]
-    cache, path = tmp_path / "cache", tmp_path / "features.parquet"
-    kept, family = FeatureStore(cache).path(index["content_sha256"][0]), families_named("sharpness")[0]
+    index, cache, path = index[[0, 1, 3]], tmp_path / "cache", tmp_path / "features.parquet"
+    files = [values_path(features_folder(cache), content) for content in index["content_sha256"]]
+    family = families_named("sharpness")[0]
     measured = [7.5] * len(family.columns())  # would be other numbers if it was measured again
-    for code, is_measured_again in ((code_of(family), False), ("other code", True)):
-        write_document(kept, {"sharpness": [code, measured]})
-        assert measure_features(index, root, "sharpness,spectrum", cache, path).measured == 1
-        assert (read_table(path, FEATURES)["sharpness_laplacian_mean"][0] != 7.5) == is_measured_again
-        assert set(json.loads(kept.read_text())) == {"sharpness", "spectrum", "document_sha256"}
-
-
-def test_a_damaged_file_of_the_cache_counts_as_missing(tmp_path):
-    store, content = FeatureStore(tmp_path), "a" * 64
-    store.add(content, {"sharpness": ["code", [1.5, None]]})
-    store.add(content, {"timing": ["code", [1]]})
-    whole = store.path(content).read_text()
-    assert store.read(content) == {"sharpness": ["code", [1.5, None]], "timing": ["code", [1]]}
-    for text in (whole.replace("1.5", "1.25"), '{"sharpness": ["code", [1]]}', "[]", whole[:-9], ""):
-        store.path(content).write_text(text)
-        assert store.read(content) == {}, text
+    for file, code in zip(files, (code_of(family), "other code", code_of(family)), strict=True):
+        write_document(file, {"sharpness": [code, measured]})
+    files[2].write_text(files[2].read_text().replace("7.5", "7.25"))  # damaged
+    assert measure_features(index, root, "sharpness,timing", cache, path).measured == 3
+    values = read_table(path, FEATURES)["sharpness_laplacian_mean"]
+    assert [value == 7.5 for value in values] == [True, False, False]
+    for file in files:
+        assert set(json.loads(file.read_text())) == {"sharpness", "timing", "document_sha256"}
 
 
 def test_a_crash_or_a_changed_file_costs_that_video(tmp_path, corpus, monkeypatch):

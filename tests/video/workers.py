@@ -1,10 +1,12 @@
-"""Do with one damaged file, in a worker process, what a run does with untrusted files."""
+"""Functions that tests run in worker processes."""
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.corpus.probing import probe_file
+from fvc_lib.services.memory import peak_rss_bytes
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import VideoError
 
@@ -31,3 +33,10 @@ def examine(path_text: str) -> dict[str, Any]:
         "open_files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - iterdir keeps one open itself
         "stderr_bytes": os.fstat(2).st_size,  # a file of the parent's
     }
+
+
+def peak_of(item: list[Any]) -> dict[str, Any]:
+    """What ``module:function`` answers to its own item, both in ``item``, and the most that this process ever held."""
+    module, _, name = item[0].partition(":")
+    answer = getattr(importlib.import_module(module), name)(item[1])
+    return {"answer": answer, "peak_bytes": peak_rss_bytes()}
