@@ -172,24 +172,19 @@ def test_under_a_protocol_each_control_learns_what_its_own_training_had(tables: 
 # A table of anyone's scores
 
 
-def test_controls_of_scores_are_in_the_order_of_the_table_and_missing_ones_are_named():
-    ids, groups = [f"v{number:02}" for number in range(40)], [f"g{number // 2}" for number in range(40)]
-    videos = pl.DataFrame({"video_id": ids, "label": ["real", "real", "fake", "fake"] * 10, "group_id": groups})
-    found, missing = controls.controls_of_scores(videos, group_ids(videos).tolist())
+def test_controls_of_scores_are_in_the_order_of_the_table_and_missing_ones_are_named(tables):
+    folds = tables.folds()
+    videos, index = folds.select("video_id", "label", "group_id"), tables.index(folds)
+    groups = group_ids(videos).tolist()
+    found, missing = controls.controls_of_scores(videos, groups)
     assert set(found) == {"constant", "group_lookup_by_group", "group_lookup_by_row"}
-    assert all(control["video_id"].to_list() == ids for control in found.values())
+    assert all(control["video_id"].to_list() == videos["video_id"].to_list() for control in found.values())
     assert ["--corpus" in line for line in missing] == [True]
     alone = videos.with_columns(group_id=pl.lit(None, pl.String))
     found, _ = controls.controls_of_scores(alone, group_ids(alone).tolist())
     assert found["group_lookup_by_group"].equals(found["constant"])
-
-
-def test_videos_of_a_corpus_have_metadata_controls_and_others_are_counted(tables):
-    folds = tables.folds()
-    videos, groups = folds.select("video_id", "label"), folds["group_id"].to_list()
-    found, missing = controls.controls_of_scores(videos, groups, tables.index(folds))
-    assert {"metadata_only", "length_only"} <= set(found)
-    assert missing == []
-    found, missing = controls.controls_of_scores(videos, groups, tables.index(folds)[1:])
+    found, missing = controls.controls_of_scores(videos, groups, index)
+    assert ({"metadata_only", "length_only"} <= set(found), missing) == (True, [])
+    found, missing = controls.controls_of_scores(videos, groups, index[1:])
     assert found["metadata_only"]["score"].null_count() == 1
     assert "1 of 60" in missing[-1]

@@ -21,28 +21,6 @@ ROWS = (ClipRow("a", 0, 0), ClipRow("a", 1, 0), ClipRow("b", 0, 1))
 CLIPS = 3
 
 
-def test_rows_are_originals_and_copies_in_the_order_of_the_ids():
-    videos = pl.DataFrame({"video_id": ["b", "a"], "label": ["fake", "real"], "group_id": ["g", "h"]})
-    assert clip_rows(videos) == (ClipRow("a", 0, 0, "h"), ClipRow("b", 0, 1, "g"))
-    assert [(row.clip_id, row.label) for row in clip_rows(videos, 1)] == [
-        ("a#0", 0),
-        ("a#1", 0),
-        ("b#0", 1),
-        ("b#1", 1),
-    ]
-
-
-def test_a_sample_is_the_clip_as_stored(tiny_training):
-    data = ClipDataset(tiny_training.store, [ClipRow("video00003", 1, 1)])
-    sample = data[0]
-    assert (len(data), data.classes, sample.sample_id) == (1, (1,), "video00003#1")
-    assert sample.tensors["frames"].dtype == torch.uint8
-    assert sample.tensors["frames"].numpy().tolist() == tiny_training.store.read("video00003", 1).tolist()
-    assert sample.tensors["label"].item() == 1.0
-    sample.tensors["frames"].zero_()  # a copy: the stored clip is not touched
-    assert tiny_training.store.read("video00003", 1).any()
-
-
 def test_class_weights_even_out_the_classes_and_average_to_one():
     real, fake = class_weights(ROWS)
     assert (2 * real, 2 * real + fake) == (fake, pytest.approx(3))

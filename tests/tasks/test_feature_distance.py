@@ -1,10 +1,9 @@
-"""Feature distance: familiar videos are flagged at the stated rate, far ones always, few groups never."""
+"""Unfamiliar videos: flagged at the stated rate by their features, and stills only where nothing moves."""
 
 import numpy as np
 import pytest
 
-from fvc_lib.services.errors import DataError
-from fvc_lib.tasks.video.verdicts.unfamiliar import UNFAMILIAR_AT, FeatureDistance, nearest_distances
+from fvc_lib.tasks.video.verdicts.unfamiliar import UNFAMILIAR_AT, FeatureDistance, is_frozen, nearest_distances
 
 NUM_FEATURES = 12
 
@@ -58,12 +57,17 @@ def test_the_distance_is_that_of_a_plain_loop():
     assert np.isinf(nearest_distances(features[:3], features[:3], np.ones((3, 3), bool))).all()
 
 
-def test_features_of_another_network_are_refused():
+def test_stored_features_are_the_same_again():
     known = reference(np.random.default_rng(4), 30)
     arrays = known.arrays()
     assert FeatureDistance.of_arrays(arrays, [1, 0]).digest == known.digest
-    with pytest.raises(ValueError, match="wanted finite float32"):
-        FeatureDistance.of_arrays(arrays | {"groups_0": arrays["groups_0"][1:]}, [0, 1])
-    for features in (of_new(np.zeros((1, 3), np.float32)), {0: np.zeros((1, NUM_FEATURES), np.float32)}):
-        with pytest.raises(DataError, match="another network's"):
-            known.quantiles(features)
+
+
+@pytest.mark.parametrize("size", [4, 20])
+def test_what_moves_in_one_place_is_no_still(size):
+    """As in a talking head: a mouth of some pixels in a picture with bars, the rest of which stays as it is."""
+    frames = np.full((1, 8, 3, 112, 112), 90, np.uint8)
+    frames[..., :30, :] = frames[..., 82:, :] = 0  # bars of a letterboxed picture
+    assert is_frozen(frames)
+    frames[:, ::2, :, 60 : 60 + size, 50 : 50 + size] = 180
+    assert not is_frozen(frames)

@@ -1,19 +1,16 @@
 import shutil
 
-import numpy as np
 import polars as pl
 import pytest
-import torch
 
 from fvc_lib.corpus.folds import TrainingRows
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
 from fvc_lib.tasks import shared_training
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.data import fold_clips
-from fvc_lib.tasks.video.training import TrainingSummary, fold_training, read_fold, train_fold
-from fvc_lib.video.clips.shards import write_shards
+from fvc_lib.tasks.video.training import TrainingSummary, read_fold, train_fold
 from tests.kits.selection_kit import recorded_selection
 from tests.kits.training import ListLog, tiny_training_in
 
@@ -93,22 +90,6 @@ def test_other_parameters_are_refused_and_the_machine_s_are_not(finished, list_l
     with pytest.raises(CheckpointMismatchError, match=r"epochs: 2 -> 4"):
         run(tiny.with_config(epochs=4), list_log())
     run(tiny.with_config(batch_size=2, num_workers=2, bootstrap_replicates=100), list_log())
-
-
-def test_a_stream_has_the_clips_of_the_store_in_another_order(tiny_training):
-    found, streamed = {}, tiny_training.with_config(clip_source="stream")
-    write_shards(streamed.store, read_table(streamed.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
-    for name, tiny in (("stream", streamed), ("store", tiny_training)):
-        clips = read_fold(tiny.paths, tiny.config, 0)[1][""]
-        data = fold_training(tiny.paths, tiny.config, 0).task.training_data
-        batch = data.__getitems__(range(len(data)))
-        found[name] = (batch.sample_ids, batch.tensors["frames"], data.classes, clips.fingerprint, data.stream)
-    assert found["stream"][:1] + found["stream"][2:4] == found["store"][:1] + found["store"][2:4]
-    assert torch.equal(found["stream"][1], found["store"][1])
-    stream = found["stream"][4]
-    assert found["store"][4] is None
-    assert (stream.buffer, len(stream.shards)) == (1000, len(found["store"][0]))
-    assert np.unique(stream.shards).size > 3
 
 
 def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):

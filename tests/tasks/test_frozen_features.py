@@ -89,25 +89,6 @@ def test_mixed_clips_are_refused_where_training_sees_features(frozen, list_log):
         train_fold(frozen.paths, frozen.with_config(mixup_alpha=0.2).config, 0, metric_log=list_log())
 
 
-def test_every_clip_goes_through_the_trunk_once_and_is_listed_and_pruned(frozen, monkeypatch):
-    seen, computed = [], features._computed
-
-    def noted(trunk, source, clips, *rest):
-        seen.extend(clips)
-        return computed(trunk, source, clips, *rest)
-
-    monkeypatch.setattr(features, "_computed", noted)
-    first, second = source_of(frozen), source_of(frozen, begin=0.5)
-    assert isinstance(first, FeatureSource)
-    assert first == second
-    assert (len(set(seen)), len(seen)) == (72, 74)  # one clip each time, for the shape
-    assert first.feature_shape == (4, 16)
-    (stored,) = [each for each in stored_sets(frozen.config.cache_dir) if each.kind == "features"]
-    assert (stored.folder, stored.settings["model"]) == (first.folder, "tiny_frozen")
-    prune_set(stored)
-    assert not first.folder.exists()
-
-
 @pytest.mark.parametrize("is_gpu", [False, True])
 def test_any_number_of_shards_computes_the_same_features_to_the_bit(frozen, monkeypatch, is_gpu):
     if is_gpu:  # passes of several clips, filled up; on a CPU they show what they would there

@@ -4,7 +4,6 @@ import pytest
 
 from fvc_lib.analysis.read.headline import judge, overall_scores
 from fvc_lib.corpus.folds import TrainingRows
-from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
@@ -115,31 +114,6 @@ def test_a_detector_that_learns_where_reals_come_from_is_not_above_control(table
     results = kfold_results(index, folds, predictions, config)
     assert results.filter(source="real_source_control", scope="all", metric="roc_auc")["value"][0] > 0.95
     assert judge(overall_scores(results)).standing == "not above control"
-
-
-def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_none(tables) -> None:
-    folds = tables.folds(num_groups=80, per_group=1)
-    is_fake = (folds["label"] == "fake").to_numpy()
-    web = np.arange(folds.height) // 8 % 2 == 0  # each half of the reals, in every fold
-    sources = [None if fake else "web" if here else "studio" for fake, here in zip(is_fake, web, strict=True)]
-    index, noise = tables.index(folds, real_source=sources), np.random.default_rng(5).uniform(0, 0.5, folds.height)
-
-    def floor_of(scores, index=index):
-        return controls.real_source_floor(index, tables.predictions(folds, scores), CONFIG)
-
-    recognises, reverse = floor_of(noise + 0.45 * web), floor_of(0.96 - noise - 0.45 * web)
-    parts = [~is_fake & (folds["fold"] == number).to_numpy() for number in range(4)]
-    aucs = [roc_auc(web[part].astype(int), (noise + 0.45 * web)[part]) for part in parts]
-    pairs = [(web & part).sum() * (~web & part).sum() for part in parts]
-    assert recognises.value == pytest.approx(np.average(aucs, weights=pairs), abs=1e-12)
-    assert recognises.low > 0.7
-    assert reverse.row() == pytest.approx(recognises.row())
-    blind = floor_of(0.1 + 0.5 * is_fake + noise / 4)
-    assert blind.low < 0.5 <= blind.value < 0.75
-    few = [f"studio {number}" if source == "studio" else source for number, source in enumerate(sources)]
-    assert [floor_of(0.1 + noise, other) for other in (tables.index(folds), tables.index(folds, real_source=few))] == [
-        None
-    ] * 2
 
 
 def test_folds_that_lean_different_ways_do_not_cancel_and_chance_is_no_lean(tables) -> None:

@@ -124,11 +124,8 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert [page for page in stamps if stamps[page] != (out / page).stat().st_mtime_ns] == [f"videos/{names[1]}"]
     assert '<svg class="curve"' in (out / "videos" / names[1]).read_text()
     assert len(seen) == 3
-    assert list(write_video_pages(verdicts, out, map_minutes=0, most=1).values()) == [f"videos/{names[0]}"]
+    write_video_pages(verdicts, out, map_minutes=0, most=1)
     assert [path.name for path in (out / "videos").iterdir()] == names[:1]
-    other = judging.judge_files(detector, files[:1], rule_of(0.2), out, workers=1)
-    write_video_pages(other, out, map_minutes=0)
-    assert (out / "videos" / names[0]).read_text() != hostile
 
 
 def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_once(detector, tmp_path, monkeypatch):

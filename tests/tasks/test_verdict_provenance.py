@@ -121,8 +121,6 @@ def test_a_file_without_a_manifest_and_one_that_is_no_video_say_so(make_video, t
 @pytest.mark.parametrize(
     "store",
     [
-        {},
-        {"validation_state": "Valid", "active_manifest": "x", "manifests": None},
         {"validation_state": "Invalid", "active_manifest": "x",
          "manifests": {"x": {"assertions": [{}], "ingredients": [{}]}}},
         {"validation_state": "Valid", "active_manifest": "x",

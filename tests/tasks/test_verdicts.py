@@ -1,8 +1,6 @@
 """Is this video fake? What is answered, what is withheld, and why."""
 
-import html
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,27 +9,21 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from click.testing import CliRunner
 
-from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.metrics.abstention import p_values
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table
-from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.video.calibration import read_selection
 from fvc_lib.tasks.video.predicting import VideoDetector, decoding_cautions, networks_of_run
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, files_of, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
-from fvc_lib.tasks.video.verdicts.unfamiliar import KnownFootage, training_ranges
+from fvc_lib.tasks.video.verdicts.unfamiliar import copies, training_ranges
 from tests.kits.scored_run import write_video
 from tests.kits.training import ScoredTables, draw_clip
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
-
-NO_MAPS = ("--map-minutes", "0")  # they have tests of their own, and take a minute
 
 
 @pytest.fixture(scope="module")
@@ -161,23 +153,9 @@ def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeyp
 
 def test_a_copy_is_found_by_the_runs_videos_alone_and_by_all_of_them(run):
     hashes = read_table(run.index, INDEX)["perceptual_hash"].to_list()
-    assert [KnownFootage(hashes[1:], 10).copied(each) for each in (hashes[0], hashes[3], None)] == [[], [2], []]
-    assert KnownFootage([*hashes[:2], None, hashes[3], hashes[3]], 10).copied(hashes[3]) == [3, 4]
-    assert KnownFootage(hashes, 0).copied(hashes[0]) == []
-
-
-def test_footage_that_reals_and_fakes_share_does_not_tell_which_a_copy_is(run, tmp_path):
-    found = verdict_detector(run.root)
-    rows = found.known.rows
-    fake = rows.filter(video_id="video00003").row(0, named=True)
-    same = pl.when(pl.col("video_id") == "video00004").then(pl.lit(fake["perceptual_hash"]))
-    known = KnownVideos(rows.with_columns(perceptual_hash=same.otherwise("perceptual_hash")))
-    write_copy(tmp_path / "near.mp4", fake)
-    (finding,) = VideoDetector(found.networks, known, found.ranges).findings([tmp_path / "near.mp4"], workers=1)
-    named, shared = finding.no_prediction
-    assert "video00003, labelled fake; video00004, labelled real. No prediction." in named
-    assert "do not tell which this is" in shared
-    assert finding.logits == ()
+    assert [copies(hashes[1:], each, 10) for each in (hashes[0], hashes[3], None)] == [[], [2], []]
+    assert copies([*hashes[:2], None, hashes[3], hashes[3]], hashes[3], 10) == [3, 4]
+    assert copies(hashes, hashes[0], 0) == []
 
 
 def test_each_kind_of_file_gets_its_row(run, tmp_path):
@@ -226,9 +204,9 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     fresh, same = judge(run, asked, tmp_path / "fresh").table, ["path", "sha256", "verdict", "reasons", "failure"]
     looked = looked_at_by(monkeypatch)
 
-    def go_on(of=detector, rule=None, progress=lambda done, total: None) -> Verdicts:
+    def go_on(rule=None, progress=lambda done, total: None) -> Verdicts:
         looked.clear()
-        return judge_files(of, asked, rule or rule_of(0.3), folder, workers=1, progress=progress)
+        return judge_files(detector, asked, rule or rule_of(0.3), folder, workers=1, progress=progress)
 
     def stop(done, _):
         if done == 3:
@@ -256,10 +234,6 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     assert looked == ["b", "bad"]
     assert changed.table["sha256"].to_list()[::2] == fresh["sha256"].to_list()[::2]
     assert changed.table["score"][1] != fresh["score"][1]
-    other = verdict_detector(run.root)
-    other.identity = "of another model"
-    go_on(of=other)
-    assert looked == ["a", "b", "c", "bad"]
 
 
 def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_filled_up_with(run, monkeypatch):
@@ -273,15 +247,6 @@ def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_fi
     assert np.array_equal(np.concatenate(own), features[0][[5, 2]])
 
 
-def test_a_run_whose_cache_cannot_be_made_here_uses_this_machines(run, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "here"))
-    elsewhere = run_config(run.params_yaml).model_copy(update={"cache_dir": str(tmp_path / "file" / "cache")})
-    with scratch_folder(elsewhere) as folder:
-        assert folder.parent == tmp_path / "here" / "scoring"
-    assert not folder.exists()
-
-
 def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):
     networks = networks_of_run(run)
     assert decoding_cautions(run, networks) == ()
@@ -289,29 +254,3 @@ def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):
     (told,) = decoding_cautions(run, networks)
     assert "not known to be that which decoded the run's videos" in told
     assert decoding_cautions(RunPaths(run.root / "without"), networks) != ()
-
-
-@pytest.mark.slow
-def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_worth(run, tmp_path):
-    write_video(tmp_path / "=new.mp4", draw_clip("new", 0, True))
-    (tmp_path / "bad.mp4").write_bytes(b"no video at all")
-    out = tmp_path / "out"
-    ended = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path), "--out", str(out), "-j", "1", *NO_MAPS])
-    assert ended.exit_code == 0, ended.output
-    rows = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
-    new, bad = sorted(rows, key=lambda row: row["failure"] or "")
-    assert (new["verdict"], new["reasons"][0]) == ("undecided", WITHHELD)
-    assert (bad["verdict"], bad["score"]) == (None, None)
-    assert read_table(out / "verdicts.csv", VERDICTS).height == 2
-    answer = (out / "answer.txt").read_text().splitlines()
-    assert answer[0] == "No result is recorded."
-    assert answer[0] in ended.output
-    page = html.unescape((out / "verdicts.html").read_text())
-    assert "default-src 'none'" in page
-    assert answer[0] in page
-
-    none = CliRunner().invoke(
-        main, ["predict", str(run.root), str(tmp_path / "bad.mp4"), "--out", str(out), "-j", "1", *NO_MAPS]
-    )
-    assert none.exit_code == 3, none.output
-    assert "of 1 video none could be read" in none.output

@@ -11,11 +11,10 @@ from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
-from fvc_lib.tasks.video.training import VideoTask, engine_settings
+from fvc_lib.tasks.video.training import VideoTask
 from tests.kits.engine_kit import latest_weights, same_end, stop_after
 from tests.kits.task_kit import DrawnClips
 
-RECIPE = pytest.mark.parametrize("kind", ["recipe"], indirect=True)
 CPU = resolve_device("cpu")
 LOGITS = torch.tensor([-3.0, 0.4, 0.0, 6.0])
 LABELS = torch.tensor([0.0, 0.0, 1.0, 1.0])
@@ -27,7 +26,7 @@ def loss_of(target=None, **settings):
     return task.loss({"logits": LOGITS}, Batch(tuple("abcd"), {"label": LABELS, **mixed}))
 
 
-@RECIPE
+@pytest.mark.parametrize("kind", ["recipe"], indirect=True)
 @pytest.mark.parametrize("stops", [[2, 0, 3]], ids=str)
 def test_a_training_with_all_of_it_that_is_stopped_goes_on_to_the_same_bits(make_engine, tmp_path, stops):
     whole = make_engine("whole")
@@ -68,21 +67,6 @@ def test_stages_are_freed_from_the_top_and_no_more_than_is_to_be_trained(tune):
         trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
         assert trained - set(model.head.parameters()) == set().union(*stages[len(stages) - number :])
         assert set(model.head.parameters()) <= trained <= wanted
-
-
-OF_THE_ENGINE = {
-    "epochs": 7, "effective_batch_size": 12, "learning_rate": 0.5, "weight_decay": 0.25, "warmup_share": 0.75,
-    "early_stopping_epochs": 9, "num_workers": 2, "gradient_checkpointing": True,
-}  # fmt: skip
-
-
-def test_the_engine_is_told_what_the_configuration_says():
-    plain, other = (engine_settings(resolve_config(values, environ={}), 0) for values in ({}, OF_THE_ENGINE))
-    for name, value in OF_THE_ENGINE.items():
-        assert getattr(plain, name) != value == getattr(other, name), name
-    for choice in ("loss", "sampler", "none"):
-        settings = engine_settings(resolve_config({"class_balance": choice}, environ={}), 0)
-        assert settings.balance_classes == (choice == "sampler")
 
 
 def mixed_clips(**settings):

@@ -33,9 +33,7 @@ class MemberRecord(_Strict):
         detector: index in ``EnsembleRecord.detectors``; runs that differ only in their seed share a detector.
         model: the run's model.
         seed: the run's seed.
-        run_hash: hash of the run's configuration.
         weights: digest of the weights (``weights_digest``) per fold; empty if the run has no weights.
-        predictions: digest per table of predictions.
     """
 
     run_id: str
@@ -43,9 +41,7 @@ class MemberRecord(_Strict):
     detector: Annotated[int, Field(ge=0)]
     model: str
     seed: int
-    run_hash: str
     weights: list[str]
-    predictions: list[str]
 
 
 class FoldRule(_Strict):

@@ -42,8 +42,6 @@ class Selection:
         operating_point: name of the goal that the threshold was chosen for (``metrics.operating_points``).
         settings: the chosen settings of a model on features.
         num_candidates: the number of settings to choose from.
-        num_real_at_one: number of reals with a score of 1 that are called fake although the operating point allows
-            none, because a threshold cannot be above 1.
     """
 
     num_epochs: int
@@ -62,7 +60,6 @@ class Selection:
     operating_point: str = "best"
     settings: dict[str, float] = field(default_factory=dict)
     num_candidates: int = 0
-    num_real_at_one: int = 0
 
     @property
     def base_rate(self) -> float | None:
@@ -77,8 +74,6 @@ class Selection:
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
         aim = operating_point(self.operating_point).says
-        if self.num_real_at_one:
-            aim += f", which is not kept: {self.num_real_at_one} reals with a score of 1 are called fake"
         first = ("epoch", f"{self.best_epoch} of {self.num_epochs}", "lowest loss")
         if self.num_candidates:
             first = ("settings", settings_text(self.settings), f"lowest loss of {self.num_candidates} over inner folds")
@@ -155,10 +150,9 @@ def select(
     temperature = fit_temperature(checked, logits)
     scores = probabilities(logits, temperature)
     has_both = checked.min() != checked.max()
-    threshold = threshold_at(operating_point(point), checked, scores) if has_both else 0.5
-    at_one = 0
-    if threshold > 1:  # no real may be called fake, but tables hold no threshold above 1
-        threshold, at_one = 1.0, int((scores[checked == 0] >= 1).sum())
+    threshold = 0.5
+    if has_both:  # tables hold no threshold above 1
+        threshold = min(1.0, threshold_at(operating_point(point), checked, scores))
     return Selection(
         num_epochs=num_epochs,
         best_epoch=best_epoch,
@@ -174,7 +168,6 @@ def select(
         num_real=int((checked == 0).sum()),
         num_fake=int((checked == 1).sum()),
         operating_point=point,
-        num_real_at_one=at_one,
         **settings,
     )
 

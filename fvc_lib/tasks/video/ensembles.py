@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib import __version__
-from fvc_lib.metrics.calibration import Stacking, fit_stacking, mean_log_odds, probabilities
+from fvc_lib.metrics.calibration import fit_stacking, probabilities
 from fvc_lib.metrics.classification import FloatArray, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
@@ -52,6 +52,7 @@ from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.shared_training import read_outcome
 from fvc_lib.tasks.video.calibration import read_selection
 from fvc_lib.tasks.video.controls import fake_labels
+from fvc_lib.tasks.video.predicting import of_detectors, of_ensemble
 from fvc_lib.tasks.video.results import check_predictions, kfold_results, made_samples, undecoded
 from fvc_lib.tasks.video.summary import TrainingSummary
 
@@ -103,35 +104,6 @@ def _left_out(member: Member) -> list[str]:
     return undecoded(read_table(member.run.folds, FOLDS), _made(member), _protocol(member))
 
 
-def of_detectors(values: FloatArray, detectors: Sequence[int]) -> FloatArray:
-    """Average the probabilities of fake over the runs of every detector, and return the means as log odds.
-
-    Args:
-        values: float64 (N, R), log odds of N videos by R runs; NaN is missing.
-        detectors: R numbers from 0 to C - 1, the detector of each run.
-
-    Returns:
-        float64 (N, C), one column per detector.
-    """
-    places = np.asarray(detectors)
-    return np.stack([mean_log_odds(values[:, places == place]) for place in range(places.max() + 1)], axis=1)
-
-
-def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, method: Method) -> FloatArray:
-    """Return the ensemble's log odds for N videos, float64 (N,), by one fold's networks.
-
-    Args:
-        log_odds: float64 (N, R), log odds by the networks of R runs, all of the same fold.
-        detectors: R numbers from 0, the detector of each run.
-        rule: the weights of the fold.
-        method: how the detectors are combined.
-    """
-    by_detector = of_detectors(log_odds, detectors)
-    if method == "mean":
-        return mean_log_odds(by_detector)
-    return Stacking(np.array(rule.weights), rule.intercept).log_odds(by_detector)
-
-
 # Rules
 
 
@@ -146,13 +118,12 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
         DataError: predictions are missing, or detectors have no inner validation video in common in any fold.
     """
     rules, number = list[FoldRule](), 1 + max(member.detector for member in members)
-    for fold in sorted(members[0].predictions["fold"].unique()):
-        chosen = [(member.detector, member.predictions.filter(fold=fold)["threshold"][0]) for member in members]
-        means = pl.DataFrame(chosen, ["detector", "threshold"], orient="row").group_by("detector").mean()
+    folds, thresholds = members[0].predictions["fold"], _mean_over_runs(members, "threshold")
+    for fold in sorted(folds.unique()):
         rule = FoldRule(
             weights=[1 / number] * number,
             intercept=0.0,
-            threshold=min(1.0, math.fsum(means["threshold"]) / number),
+            threshold=min(1.0, float(thresholds[(folds == fold).to_numpy()][0])),
             base_rate=_base_rate(members, fold),
             num_videos=0,
             num_groups=0,
@@ -192,14 +163,8 @@ def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
     if table["label"].n_unique() == 2:
         scores = probabilities(fitted.log_odds(log_odds), 1.0)
         threshold = min(1.0, threshold_at(operating_point(members[0].config.operating_point), labels, scores))
-    return FoldRule(
-        weights=fitted.weights.tolist(),
-        intercept=fitted.intercept,
-        threshold=threshold,
-        base_rate=rule.base_rate,
-        num_videos=table.height,
-        num_groups=len(set(groups)),
-    )
+    changes = {"weights": fitted.weights.tolist(), "intercept": fitted.intercept, "threshold": threshold}
+    return rule.model_copy(update={**changes, "num_videos": table.height, "num_groups": len(set(groups))})
 
 
 def inner_predictions(member: Member, fold: int) -> pl.DataFrame:
@@ -275,17 +240,18 @@ def _control(members: Sequence[Member]) -> pl.DataFrame:
     for member in members:
         alike.setdefault(tuple(member.predictions["control_label"]), []).append(member)
     is_everywhere = np.isfinite(_values(members, pl.col("control_score"))).all(1)
-    controls, aucs = list[pl.DataFrame](), list[float]()
+    chosen, highest = pl.DataFrame(), -math.inf
     for labels, same in alike.items():
         scores = np.where(is_everywhere, _mean_over_runs(same, "control_score"), np.nan)
         table = same[0].predictions.select("fold", label=pl.Series(labels, dtype=pl.String), score=pl.Series(scores))
-        controls.append(table.fill_nan(None))
-        judged = controls[-1].drop_nulls()
-        auc = math.nan
+        control, auc = table.fill_nan(None), -1.0
+        judged = control.drop_nulls()
         if judged.height:
             auc = within_folds(roc_auc, judged["fold"])(fake_labels(judged), judged["score"].to_numpy())
-        aucs.append(float(np.nan_to_num(auc, nan=-1.0)))
-    return controls[int(np.argmax(aucs))]
+        auc = float(np.nan_to_num(auc, nan=-1.0))
+        if auc > highest:
+            chosen, highest = control, auc
+    return chosen
 
 
 def _values(members: Sequence[Member], column: pl.Expr) -> FloatArray:
@@ -368,9 +334,7 @@ def _member_record(member: Member, folder: RunPaths, folds: Sequence[int]) -> Me
         detector=member.detector,
         model=config.identity("model"),
         seed=config.seed,
-        run_hash=config.config_hash,
         weights=[outcome.training.best_weights if outcome else "" for outcome in outcomes],
-        predictions=[sha256_of_file(run.predictions(fold)) for fold in folds],
     )
 
 

@@ -22,14 +22,15 @@ import safetensors.numpy
 from pydantic import Field
 
 from fvc_lib.corpus.probing import ProbeResult
-from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.calibration import Stacking, mean_log_odds, probabilities
+from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
-from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
+from fvc_lib.services.records.ensembles import EnsembleRecord, FoldRule, Method, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths, is_ensemble
 from fvc_lib.services.tables import (
     AUGMENTED,
@@ -56,8 +57,8 @@ from fvc_lib.tasks.video.verdicts.scoring import (
 )
 from fvc_lib.tasks.video.verdicts.unfamiliar import (
     FeatureDistance,
-    KnownFootage,
     TrainingRanges,
+    copies,
     distance_of,
     is_black,
     is_frozen,
@@ -314,10 +315,6 @@ class VideoDetector(Predictor):
         rows = self.known.rows.with_row_index("place").sort(pl.col("score").is_not_null(), maintain_order=True)
         return dict(rows.select("content_sha256", "place").iter_rows())
 
-    @cached_property
-    def _footage(self) -> KnownFootage:
-        return KnownFootage(self.known.rows["perceptual_hash"].to_list(), self.config.near_duplicate_bits)
-
     # Findings
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
@@ -341,8 +338,6 @@ class VideoDetector(Predictor):
 
     def _combined(self, record: EnsembleRecord, found: Sequence[Finding]) -> Finding:
         """Return the ensemble's finding on a file, from the findings of its members."""
-        from fvc_lib.tasks.video.ensembles import of_ensemble  # loads scikit-learn
-
         lead = found[record.lead]
         if lead.sha256 in self.place_of:
             return self._of_known(lead.path, lead.sha256)
@@ -385,13 +380,12 @@ class VideoDetector(Predictor):
             return Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
         if content in self.place_of:
             return self._of_known(path, content)
-        if places := self._footage.copied(probed.perceptual_hash):
+        hashes = self.known.rows["perceptual_hash"].to_list()
+        if places := copies(hashes, probed.perceptual_hash, self.config.near_duplicate_bits):
             videos = self.known.rows[places].select("video_id", "label")
             named = "; ".join(f"{name}, labelled {label}" for name, label in videos.iter_rows())
-            reasons = [f"A near-duplicate of a video of the run: {named}. No prediction."]
-            if videos["label"].n_unique() > 1:
-                reasons.append("Reals and fakes of the run show this footage: labels do not tell which this is.")
-            return Finding(path, content, no_prediction=tuple(reasons))
+            reason = f"A near-duplicate of a video of the run: {named}. No prediction."
+            return Finding(path, content, no_prediction=(reason,))
         return Finding(path, content, failure=failure) if failure else None
 
     def _of_known(self, path: str, content: str) -> Finding:
@@ -456,6 +450,35 @@ class VideoDetector(Predictor):
         return Prediction(path, values, "test" if found.is_known else "")
 
 
+def of_detectors(values: FloatArray, detectors: Sequence[int]) -> FloatArray:
+    """Average the probabilities of fake over the runs of every detector, and return the means as log odds.
+
+    Args:
+        values: float64 (N, R), log odds of N videos by R runs; NaN is missing.
+        detectors: R numbers from 0 to C - 1, the detector of each run.
+
+    Returns:
+        float64 (N, C), one column per detector.
+    """
+    places = np.asarray(detectors)
+    return np.stack([mean_log_odds(values[:, places == place]) for place in range(places.max() + 1)], axis=1)
+
+
+def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, method: Method) -> FloatArray:
+    """Return the ensemble's log odds for N videos, float64 (N,), by one fold's networks.
+
+    Args:
+        log_odds: float64 (N, R), log odds by the networks of R runs, all of the same fold.
+        detectors: R numbers from 0, the detector of each run.
+        rule: the weights of the fold.
+        method: how the detectors are combined.
+    """
+    by_detector = of_detectors(log_odds, detectors)
+    if method == "mean":
+        return mean_log_odds(by_detector)
+    return Stacking(np.array(rule.weights), rule.intercept).log_odds(by_detector)
+
+
 def _stem(fold: int) -> str:
     return "final" if fold == FINAL else f"fold_{fold}"
 
@@ -509,8 +532,7 @@ def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
         network=outcome.network,
         remedy=f"Train it again: {command_text('--force', '04b' if more else '04', '--resume', paths.root)}",
     )
-    rate = chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None
-    return FoldNetwork(trained, chosen.prior_logit, training.temperature, rate, outcome.device)
+    return FoldNetwork(trained, chosen.prior_logit, training.temperature, chosen.base_rate, outcome.device)
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:

@@ -357,7 +357,8 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
     described = index.with_columns(
         duration=_binned(pl.col("duration_seconds"), _DURATIONS, _DURATION_NAMES),
         resolution=_binned(pl.col("width") * pl.col("height"), _PIXELS, _PIXEL_NAMES),
-    ).select("video_id", pl.col(list(_SLICED)).fill_null(NOT_KNOWN))
+    )
+    described = described.select("video_id", pl.col(list(_SLICED)).fill_null(NOT_KNOWN))
     known = predictions.join(described, on="video_id").sort("video_id")
     rows: list[Row] = []
     for column, label in _SLICED.items():
@@ -431,8 +432,8 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
     """Return a text on the goal that the thresholds were chosen for, and on whether there are enough reals for it."""
     chosen = [record.selection for record in selections if record is not None]
-    if len({selection.operating_point for selection in chosen}) != 1:
-        return "What the thresholds were chosen for is not recorded, or differs between the folds."
+    if not chosen:
+        return "What the thresholds were chosen for is not recorded."
     point = operating_point(chosen[0].operating_point)
     sentence = f"Thresholds were chosen on inner validation videos for {point.says}."
     blind = sum(not point.is_resolved_by(selection.num_real) for selection in chosen)

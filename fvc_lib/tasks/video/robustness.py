@@ -8,7 +8,6 @@ Each score is appended to a file per level, so a killed sweep resumes. A stored 
 weights and decoding are the same.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -27,8 +26,6 @@ from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.video.verdicts.scoring import Networks, score_files
 from fvc_lib.video.reencode import RECIPES
 
-_logger = logging.getLogger(__name__)
-
 UNDISTURBED = "undisturbed"
 _NOT_SWEPT = "canonical"  # kind of recipe that re-encodes a whole corpus before training; no disturbance
 _TOLERANCE = 1e-4  # allowed difference of a score that is computed again on the same device
@@ -45,11 +42,10 @@ def level_facts() -> pl.DataFrame:
 def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names of the levels that ``names`` selects; an empty ``names`` selects all levels.
 
-    A name is that of a recipe, or of a kind of recipes. If ``names`` is empty, levels whose encoder PyAV lacks are left
-    out with a warning.
+    A name is that of a recipe, or of a kind of recipes.
 
     Raises:
-        UsageError: an unknown name, or a missing encoder.
+        UsageError: an unknown name, or PyAV lacks the encoder of a level.
     """
     swept = {name: recipe for name, recipe in RECIPES.items() if recipe.kind != _NOT_SWEPT}
     words = list(dict.fromkeys([recipe.kind for recipe in swept.values()])) + list(swept)
@@ -59,11 +55,8 @@ def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
     chosen = [name for name, recipe in swept.items() if not names or name in names or recipe.kind in names]
     absent = [name for name in chosen if not swept[name].is_available]
     if absent:
-        message = f"levels: PyAV {av.__version__} has no encoder for {', '.join(absent)}"
-        if names:
-            raise UsageError(f"{message}. Leave them out.")
-        _logger.warning("%s: left out", message)
-    return tuple(name for name in chosen if name not in absent)
+        raise UsageError(f"levels: PyAV {av.__version__} has no encoder for {', '.join(absent)}. Name other levels.")
+    return tuple(chosen)
 
 
 def score_levels(

@@ -78,10 +78,6 @@ from fvc_lib.tasks.video.summary import (
 Parts = dict[str, FoldClips]  # clips of the model (key: empty text) and of its controls (key: the control's name)
 
 
-def _never() -> bool:
-    return False
-
-
 def train_fold(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
@@ -371,7 +367,7 @@ def _with_features(
     """
     made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
     device = resolve_device(config.device, "off").device
-    stop = options.get("stop") or _never
+    stop = options.get("stop") or (lambda: False)
     return with_features(source, made, trunk, device, begin=place / config.num_trainings, stop=stop)
 
 
@@ -456,7 +452,8 @@ def _train_on_features(
     paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
     """Fit and test a model on features; writes the same files and raises the same errors as ``train_fold``."""
-    log, memory, stop = options["metric_log"], options.get("memory") or NoObserver(), options.get("stop") or _never
+    log, memory = options["metric_log"], options.get("memory") or NoObserver()
+    stop = options.get("stop") or (lambda: False)
     source, parts = _read_features(paths, config, fold, options)
     clips, folder = parts[""], paths.training_checkpoints(FOLD_TRAINING, fold)
     fingerprint = sha256_of_json([{"fold": fold, **config.training_values()}, clips.fingerprint])

@@ -50,7 +50,6 @@ from fvc_lib.tasks.video.verdicts.rule import (
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
 from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY, UNKNOWN
 
-STANDARD_INPUT = "-"
 CSV, LINES = "verdicts.csv", "verdicts.jsonl"
 _MOST_SHOWN = 1000
 _DECISIONS = (FAKE, REAL, UNDECIDED)
@@ -74,7 +73,7 @@ def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
     files: dict[Path, None] = {}
     for text in named:
         path = Path(text)
-        if text == STANDARD_INPUT:
+        if text == "-":  # standard input
             lines = sys.stdin.buffer.read().replace(b"\0", b"\n").splitlines()
             paths = [Path(os.fsdecode(line)) for line in lines if line.strip()]
         elif path.is_dir():

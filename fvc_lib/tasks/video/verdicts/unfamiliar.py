@@ -35,8 +35,7 @@ from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, nearly_a
 from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
-from fvc_lib.services.errors import DataError, FvcError
-from fvc_lib.services.stage_logs import Tell, silent
+from fvc_lib.services.errors import FvcError
 from fvc_lib.tasks.predicting import Strict
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, Features, Floats, Networks
@@ -134,29 +133,23 @@ def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
 # --- Copies
 
 
-class KnownFootage:
-    """Find copies of the run's videos by perceptual hash.
+def copies(hashes: Sequence[str | None], new: str | None, max_bits: int) -> list[int]:
+    """Return the indices into ``hashes`` of the videos that show the same footage as a video with hash ``new``.
+
+    A real and a fake that was made from it may both be among them.
 
     Args:
         hashes: perceptual hash of every video of the run; None: missing.
+        new: perceptual hash of the new video. If it is None, no video is a copy.
         max_bits: the largest number of bits in which the hashes of copies differ; 0: do not look for copies.
     """
-
-    def __init__(self, hashes: Sequence[str | None], max_bits: int) -> None:
-        self._max_bits, self._hashes = max_bits, hashes
-        self._places = np.array([place for place, text in enumerate(hashes) if text is not None], np.int64)
-        self._table = parse_hashes([text for text in hashes if text is not None and max_bits])[0]
-
-    def copied(self, new: str | None) -> list[int]:
-        """Return the indices into ``hashes`` of the videos that show the same footage as a video with hash ``new``.
-
-        A real and a fake that was made from it may both be among them. The list is empty if ``new`` is None or
-        ``max_bits`` is 0.
-        """
-        if new is None or not self._table.size:
-            return []
-        near = self._places[nearly_alike(self._table, parse_hashes([new])[0][0], self._max_bits)]
-        return [place for place in near.tolist() if near_duplicate_links([self._hashes[place], new], self._max_bits)]
+    places = [place for place, text in enumerate(hashes) if text is not None]
+    if new is None or not places or not max_bits:
+        return []
+    table, _ = parse_hashes([hashes[place] or "" for place in places])
+    (one,), _ = parse_hashes([new])
+    near = [places[row] for row in nearly_alike(table, one, max_bits).tolist()]
+    return [place for place in near if near_duplicate_links([hashes[place], new], max_bits)]
 
 
 # --- Features
@@ -229,14 +222,9 @@ class FeatureDistance:
         Args:
             features: features of the M new videos, float32 (M, F), by the number of the fold whose network computed
                 them.
-
-        Raises:
-            DataError: the features are not of these networks.
         """
         votes = 1.0
         for fold, known in self.features.items():
-            if fold not in features or features[fold].shape[1] != known.shape[1]:
-                raise DataError("features: the stored ones are another network's. Export the bundle again.")
             own, shares = self._own[fold]
             is_farther = own >= nearest_distances(known, features[fold])[:, None]
             votes += (is_farther * shares).sum(1)
@@ -287,7 +275,7 @@ class FeatureDistance:
         return cls(features, groups)
 
 
-def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
+def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
     """Return the features of the run's tested videos, computed from the stored clips or read from the cache.
 
     At most ``MOST_VIDEOS`` videos are used: whole groups, in an arbitrary but fixed order.
@@ -295,7 +283,6 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     Args:
         networks: the networks of the run.
         known: the run's videos.
-        tell: called with a text, the number of videos done and their total.
 
     Returns:
         The features; None if no video is tested, a clip is missing, the model sees no frames, or its head does not get
@@ -319,7 +306,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     try:
         features = {int(fold): rows.numpy() for fold, rows in load_weights(path).items()}
     except FvcError:  # missing or damaged
-        features = _features_of_run(networks, tested, tell)
+        features = _features_of_run(networks, tested)
         if not features:
             return None
         with suppress(OSError):  # without a cache they are computed again
@@ -328,7 +315,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     return FeatureDistance(features, {fold: groups[fold,]["group_id"].to_numpy() for fold in features})
 
 
-def _features_of_run(networks: Networks, tested: pl.DataFrame, tell: Tell) -> dict[int, Features]:
+def _features_of_run(networks: Networks, tested: pl.DataFrame) -> dict[int, Features]:
     """Return the features of the videos ``tested`` (``video_id group_id fold``), float32 (N, F) by fold.
 
     The result is empty if a clip is missing, or the head does not get one row per clip.
@@ -337,8 +324,7 @@ def _features_of_run(networks: Networks, tested: pl.DataFrame, tell: Tell) -> di
     if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
         return {}
     rows: dict[int, list[Features]] = {}
-    for done, (video_id, _, fold) in enumerate(tested.iter_rows()):
-        tell("looking at the run's own videos, once", done, tested.height)
+    for video_id, _, fold in tested.iter_rows():
         clips = np.array(store.read(video_id, 0))
         clips = clips.reshape(1, number, len(clips) // number, *clips.shape[1:])
         networks.logits(fold, clips, rows.setdefault(fold, []))

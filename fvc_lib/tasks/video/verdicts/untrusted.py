@@ -94,33 +94,33 @@ def read_claims(path: str) -> list[str]:
     """Return the sentences of ``provenance_of``. Call it in a worker process: a C library reads the file."""
     try:
         manifest = _manifest(path)
+        return list(manifest_sentences(manifest)) if manifest else [_NO_MANIFEST]
     except ImportError:
         return [NO_LIBRARY]
     except Exception as error:  # noqa: BLE001 - a foreign library reads an untrusted file
         return [f"Its signed manifest (C2PA) could not be read: {_short(error)}."]
-    return list(manifest_sentences(manifest)) if manifest else [_NO_MANIFEST]
 
 
 def manifest_sentences(store: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences on the signer, the signature and, if it is valid, the claimed actions.
 
-    ``store`` is the manifest store, as c2pa-python returns it.
+    ``store`` is the manifest store, as c2pa-python returns it; any error may be raised if it lacks a part.
     """
-    manifest = (store.get("manifests") or {}).get(store.get("active_manifest")) or {}
-    signature = manifest.get("signature_info") or {}
+    manifest = store["manifests"][store["active_manifest"]]
+    signature = manifest.get("signature_info", {})
     names = [_short(signature[name]) for name in ("common_name", "issuer") if signature.get(name)]
     yield f"The file has a manifest (C2PA) signed by {', '.join(names) or 'somebody unnamed'}."
-    results = (store.get("validation_results") or {}).get("activeManifest") or {}
-    codes = {str(failure.get("code")) for failure in results.get("failure") or []} - {"signingCredential.untrusted"}
+    results = store.get("validation_results", {}).get("activeManifest", {})
+    codes = {str(failure["code"]) for failure in results.get("failure", [])} - {"signingCredential.untrusted"}
     if store.get("validation_state") not in ("Valid", "Trusted") or codes:
         yield f"{_INVALID} {_short(', '.join(sorted(codes)))}".rstrip()
         return
     yield _VALID
-    for assertion in manifest.get("assertions") or []:
-        if str(assertion.get("label", "")).startswith("c2pa.actions"):
-            for action in (assertion.get("data") or {}).get("actions") or []:
-                source = str(action.get("digitalSourceType", "")).rpartition("/")[2]
-                name = str(action.get("action", "")).removeprefix("c2pa.").replace("_", " ")
+    for assertion in manifest.get("assertions", []):
+        if assertion["label"].startswith("c2pa.actions"):
+            for action in assertion["data"]["actions"]:
+                source = action.get("digitalSourceType", "").rpartition("/")[2]
+                name = action["action"].removeprefix("c2pa.").replace("_", " ")
                 yield f"It claims: {_short(name)} ({_SOURCES.get(source, _short(source) or 'no source is named')})."
 
 
