@@ -23,7 +23,6 @@ from fvc_lib.analysis.wording import count_text, megabytes_text
 from fvc_lib.services.tasks import CONTROL_TRAININGS
 
 PROCESS = "process"  # name of the place for main memory
-NEAR_LIMIT_PERCENT = 90.0
 
 # The first epoch is left out as warm-up. Fewer than four others would rise by chance more often than 1 time in 20.
 MIN_EPOCHS = 5

@@ -1,7 +1,6 @@
-"""Text for readers: numbers with units and intervals, readable names, and text escaped for figures and LaTeX."""
+"""Text for readers: numbers with units and intervals, readable names, and text escaped for figures."""
 
 import math
-from collections.abc import Sequence
 from html import escape
 
 from fvc_lib.metrics.declaration import declaration
@@ -130,29 +129,3 @@ def clean_text(text: object) -> str:
 def figure_text(text: object) -> str:
     """Return ``text`` escaped for titles, names and ticks of plotly figures, which interpret HTML tags and entities."""
     return escape(clean_text(text), quote=False)
-
-
-_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}
-_LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in "&%$#_{}"})
-
-
-def latex_text(text: object) -> str:
-    """Return ``text`` with the special characters of LaTeX escaped.
-
-    ``[`` is escaped too, because LaTeX takes it for an option at the beginning of a table row.
-    """
-    return clean_text(text).translate(_LATEX)
-
-
-def latex_table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a LaTeX table, which needs the package booktabs.
-
-    ``heads`` are the C headings of columns, and every row has C cells. All arguments are inserted as LaTeX, so plain
-    text must pass ``latex_text`` first.
-    """
-    lines = [
-        r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}",
-        rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows), r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
-    ]  # fmt: skip
-    return "\n".join(lines)

@@ -111,14 +111,6 @@ def test_figures_of_an_empty_run_say_why_they_are_empty(tmp_path: Path) -> None:
 # --- Corpus
 
 
-def test_rare_values_are_added_up_and_none_is_lost() -> None:
-    rows = [(label, f"v{n:02d}", 40 - n) for n in range(30) for label in ("real", "fake")]
-    counts = pl.DataFrame(rows, schema=["label", "value", "num_videos"], orient="row")
-    figure = corpus.index_overview_figure(counts, "codec")
-    assert sum(sum(trace.x) for trace in figure.data) == counts["num_videos"].sum()
-    assert (ticks(figure)[-1], len(ticks(figure))) == ("other", 15)
-
-
 def test_groups_are_counted_by_size_and_by_the_labels_they_hold() -> None:
     sizes = {"a": ["real"], "b": ["fake"] * 3, "c": ["fake", "real"], "d": ["fake"] * 4, "e": ["parody"]}
     members = [(group, label) for group, labels in sizes.items() for label in labels]
@@ -210,19 +202,6 @@ def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_
     assert line.x == (2, 10)
     assert line.y[1] - line.y[0] == pytest.approx(8 * 92)
     assert title(logs.growth_figure(found)).startswith("Memory leaks: 92.0 MB more with every epoch")
-
-
-def test_stages_lie_end_to_end_with_events_at_their_moment(story: StoryWriter) -> None:
-    index = StoryWriter(story.run, "01_data_index", None)
-    for _ in range(10):
-        index.sample(300, "setup")
-    story.sample(500, "setup").sample(900).event("out_of_memory", "it <b>ended</b>", seconds=0.5).sample(800)
-    figure = logs.stage_timeline_figure(memory_of(story.run))
-    first, second = (trace for trace in figure.data if trace.name == "process")
-    assert list(first.x) == list(range(1, 11))
-    assert list(second.x) == [11, 12, 13.5]
-    event = next(trace for trace in figure.data if trace.name == "out of memory")
-    assert (event.x[0], event.text[0]) == (12.5, "it &lt;b&gt;ended&lt;/b&gt;")
 
 
 def test_a_long_log_is_thinned_and_keeps_its_peak(story: StoryWriter) -> None:

@@ -17,7 +17,7 @@ from fvc_lib.analysis.read import queries
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
-from tests.analysis.task_runs import HOSTILE, captions_of, image_predictions_of, images_of, pairs_of, targets_of
+from tests.analysis.task_runs import HOSTILE, image_predictions_of, images_of, targets_of
 
 ROOT = Path("/corpus")
 
@@ -28,13 +28,6 @@ def read_picture(path: Path) -> np.ndarray:
     if number == 2:
         raise OSError("gone")
     return np.full((60, 90, 3), number % 256, np.uint8)
-
-
-def read_clip(video_id: str, copy: int) -> np.ndarray:
-    assert copy == 0
-    if int(video_id, 16) == 1:
-        raise DataError("no clip")
-    return np.full((7, 3, 40, 40), int(video_id, 16), np.uint8)
 
 
 def pictures(html: str) -> list[Image.Image]:
@@ -68,15 +61,6 @@ def test_a_picture_that_is_gone_is_marked_and_names_stay_text_in_the_report() ->
     assert cleaned.count(' alt="a/picture ') == 2
     assert "width" in cleaned
     assert "<img src=x" not in html + cleaned
-
-
-def test_captions_are_shown_with_their_references_right_and_wrong_ones() -> None:
-    captions = captions_of(pairs_of())
-    gallery = galleries.caption_gallery(captions, read_clip, count=4)
-    assert gallery.caption.startswith(f"{captions.height // 2} of n = {captions.height} test videos")
-    written = [card.title for card in gallery.cards]
-    assert (written.count("(nothing was written)"), len(written)) == (2, 4)
-    assert all(card.lines[0].startswith("reference: a red circle") for card in gallery.cards)
 
 
 @pytest.mark.fault(38, 39)

@@ -59,16 +59,6 @@ def test_the_title_states_the_share_of_the_results_also_where_scores_tie() -> No
     assert f"{share:.0%}" in roc_figure(pl.DataFrame(rows), replicates=2).layout.title.text
 
 
-def test_folds_of_one_class_are_left_out_and_no_fold_with_both_pools() -> None:
-    labels, scores, groups, folds = sample(1)
-    labels = np.where(folds == 2, 0, labels)
-    assert len(roc_band(labels, scores, groups, folds, replicates=2).fold_heights) == 2
-    labels = (folds == 0).astype(int)
-    pooled = roc_band(labels, scores, groups, folds, replicates=2)
-    assert len(pooled.fold_heights) == 0
-    assert pooled.area == pytest.approx(roc_auc_score(labels, scores))
-
-
 def test_shares_are_those_of_the_parts_and_one_group_gives_no_interval() -> None:
     labels, groups = np.array([0, 0, 1, 1, 1, 0]), np.array(["a", "b", "c", "d", "d", "d"])
     parts = [np.arange(6) < 3, np.arange(6) >= 3]

@@ -194,15 +194,6 @@ def test_the_machine_is_the_first_job_s_and_attempts_tell_what_differs(run):
     assert f"torch: 2.12.0 → 2.13.0; commit: {'c' * 12} → None" in html
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", '{"attempts": 3}', '{"attempts": [3, {"code": 1, "hardware": [], "versions": "x"}], "repeat": [1]}'],
-)
-def test_what_is_not_recorded_is_said_to_be_so(run, content):
-    run.run_json.write_text(content)
-    assert "not recorded" in provenance_html(run)
-
-
 # --- The list of all runs
 
 

@@ -14,7 +14,7 @@ from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlSentences
 from fvc_lib.analysis.read.comparison import compare, lines
 from fvc_lib.analysis.read.detector_comparison import DetectorComparison
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, Score, judge, overall_scores
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, judge, overall_scores
 from fvc_lib.analysis.read.queries import Selection
 from fvc_lib.analysis.read.robustness import UNDISTURBED
 from fvc_lib.analysis.read.runs import TARGET_SCOPE
@@ -32,14 +32,6 @@ def targets_of(results: pl.DataFrame) -> list[str]:
     return [scope.removeprefix(TARGET_SCOPE) for scope in model.sort("value", "scope", nulls_last=True)["scope"]]
 
 
-def target_scores(results: pl.DataFrame, target: str) -> tuple[Score, ...]:
-    """Return the ROC AUC of the model and of its controls on the videos of ``target``, the model first.
-
-    ``results`` are rows of tables.RESULTS.
-    """
-    return overall_scores(results.filter(scope=f"{TARGET_SCOPE}{target}").with_columns(scope=pl.lit("all")))
-
-
 def target_table(results: pl.DataFrame) -> pl.DataFrame:
     """Return one row per target in ``results`` (tables.RESULTS), the model's lowest ROC AUC first.
 
@@ -48,8 +40,8 @@ def target_table(results: pl.DataFrame) -> pl.DataFrame:
     """
     rows = []
     for target in targets_of(results):
-        scores = target_scores(results, target)
-        counts = results.filter(scope=f"{TARGET_SCOPE}{target}", source="model").row(0, named=True)
+        of_target = results.filter(scope=f"{TARGET_SCOPE}{target}").with_columns(scope=pl.lit("all"))
+        scores, counts = overall_scores(of_target), of_target.filter(source="model").row(0, named=True)
         row = {"target": target, "videos": counts["num_videos"], "groups": counts["num_groups"]}
         row |= {source_name(score.source): interval_text(score.value, score.low, score.high) for score in scores}
         rows.append({**row, "standing": judge(scores).standing})

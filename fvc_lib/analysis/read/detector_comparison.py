@@ -1,4 +1,4 @@
-"""Compare detectors: their metrics, differences from a reference and costs, as tables, LaTeX and files.
+"""Compare detectors: their metrics, differences from a reference and costs, as tables and files.
 
 A detector is a set of runs that differ in their seeds alone, or an ensemble. The mark behind a number says whether it
 is the best (``MARKS``).
@@ -32,8 +32,6 @@ from fvc_lib.analysis.wording import (
     count_text,
     duration_text,
     interval_text,
-    latex_table,
-    latex_text,
     number_text,
 )
 from fvc_lib.metrics.declaration import direction
@@ -202,7 +200,7 @@ def _mark(compared: Comparison, name: str) -> str:
 
 # --- Tables for readers
 
-TABLE_FILES = ("detectors.csv", "runs.csv", "detectors.tex", "references.bib")
+TABLE_FILES = ("detectors.csv", "runs.csv", "references.bib")
 HEADINGS = {
     "auc": "ROC AUC, mean over seeds", "over_seeds": "ROC AUC of its runs",
     "difference": "Difference from the reference", "holm_p": "Holm p", "above_controls": "Above every control",
@@ -221,12 +219,13 @@ def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
         pair, cost = by_name.get(detector.name), detector.cost
         counted = count_text(len(detector.runs), "run")
         lowest, highest = map(number_text, detector.spread[MAIN_METRIC])
+        gap = pair.difference if pair else None
         rows.append(
             {
                 "detector": detector.name,
                 "auc": _marked(detector, MAIN_METRIC),
                 "over_seeds": f"{lowest} to {highest} ({counted})",
-                "difference": _difference(pair) if pair else "reference",
+                "difference": difference_text(gap.value, gap.low, gap.high) if gap else "reference",
                 "holm_p": p_text(pair.holm_p_value) if pair else "",
                 "above_controls": f"{detector.num_above_controls} of {counted}",
                 "num_parameters": cost.get("num_parameters"),
@@ -237,10 +236,6 @@ def detector_table(comparison: DetectorComparison) -> pl.DataFrame:
             }
         )
     return pl.DataFrame(rows, infer_schema_length=None)
-
-
-def _difference(pair: PairComparison) -> str:
-    return difference_text(pair.difference.value, pair.difference.low, pair.difference.high)
 
 
 def _marked(detector: Detector, metric: str) -> str:
@@ -325,25 +320,6 @@ def number_table(comparison: DetectorComparison) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None).fill_nan(None)
 
 
-def paper_table(comparison: DetectorComparison) -> str:
-    """Return the table of detectors as LaTeX for a paper; the caption ends with the cautions of the runs."""
-    caption = (
-        rf"Detectors on the same folds. AUC: mean over seeds with {100 * comparison.confidence:.0f}\% intervals over "
-        r"groups; the AUC of single runs is a spread, no interval; $\Delta$: paired difference from the first row, $p$ "
-        r"corrected by Holm. $\star$: best, and shown to differ from all others; $\circ$: best, not shown."
-    )
-    heads = {
-        "detector": "Detector", "auc": "AUC", "over_seeds": "of its runs", "difference": r"$\Delta$", "holm_p": "$p$",
-        "above_controls": "above controls", "num_parameters": "parameters", "milliseconds_per_clip": "ms/clip",
-        "training": "training",
-    }  # fmt: skip
-    rows = []
-    for texts in detector_table(comparison).select(*heads).rows():
-        cells = ["--" if text is None else latex_text(text) for text in texts]
-        rows.append([cell.replace(BEST, r"$\star$").replace(HIGHEST, r"$\circ$") for cell in cells])
-    return latex_table(" ".join([caption, *map(latex_text, comparison.cautions)]), list(heads.values()), rows)
-
-
 def bibliography(comparison: DetectorComparison) -> str:
     """Return the BibTeX entries of the compared detectors and corpora, without repetition.
 
@@ -366,7 +342,7 @@ def _bibtex_of(model: str) -> str:
 
 
 def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
-    """Write ``TABLE_FILES`` (CSV, LaTeX and BibTeX) into ``folder``, and return their paths.
+    """Write ``TABLE_FILES`` (CSV and BibTeX) into ``folder``, and return their paths.
 
     Raises:
         OSError: the folder cannot be written.
@@ -374,6 +350,6 @@ def write_tables(comparison: DetectorComparison, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     numbers, runs = csv_for_people(number_table(comparison)), csv_for_people(run_table(runs_of(comparison)))
     files = [folder / name for name in TABLE_FILES]
-    for file, text in zip(files, (numbers, runs, paper_table(comparison), bibliography(comparison)), strict=True):
+    for file, text in zip(files, (numbers, runs, bibliography(comparison)), strict=True):
         write_text(file, text)
     return files
