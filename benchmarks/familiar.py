@@ -16,8 +16,7 @@ import numpy as np
 from benchmarks.edited_copies import Frames, read_frames, scaled, write_frames
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import verdict_detector
-from fvc_lib.corpus.samples import scenes
-from fvc_lib.corpus.samples.files import Encoding
+from fvc_lib.corpus.samples.footage import Encoding, generator_for
 from fvc_lib.corpus.samples.videos import MANIPULATIONS, ClipPlan, EventPlan, make_event, manifest_of
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.tasks.video.predicting import VideoDetector
@@ -35,7 +34,7 @@ def events(name: str, number: int, *, size: bool = False, codec: bool = False, f
     asked = [each for each, of in MANIPULATIONS.items() if of.generator == fakes] or known
     found = []
     for place in range(number):
-        rng = scenes.generator_for("familiar", name, place)
+        rng = generator_for("familiar", name, place)
         is_fake = bool(fakes) or place % 2 == 0
         width, height = _OTHER_SIZE if size else _SIZES[rng.integers(len(_SIZES))]
         kind, suffix = _OTHER_CODEC if codec else _CONTAINERS[rng.integers(len(_CONTAINERS))]

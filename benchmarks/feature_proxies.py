@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.figures.corpus import feature_ties
-from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
+from fvc_lib.corpus.samples.footage import Shot, draw_camera, generator_for, render_shot
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.features.family import sample_video

@@ -32,7 +32,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fvc_lib.corpus.samples.scenes import Planes, Shot, draw_camera, generator_for, render_shot, resize_plane
+from fvc_lib.corpus.samples.footage import Planes, Shot, draw_camera, generator_for, render_shot, resize_plane
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import Interval, group_interval

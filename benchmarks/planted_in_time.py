@@ -25,7 +25,7 @@ import av
 import numpy as np
 
 from benchmarks.planted_features import Row, as_long_as, auc_of, row_of
-from fvc_lib.corpus.samples.scenes import Planes, Shot, draw_camera, generator_for, render_shot
+from fvc_lib.corpus.samples.footage import Planes, Shot, draw_camera, generator_for, render_shot
 from fvc_lib.services.registry import FEATURES
 
 HEIGHT, WIDTH, FRAMES, MORE = 192, 256, 96, 18  # MORE: frames that a shot has beyond those that are shown

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.feature_proxies import CODECS
 from benchmarks.planted_features import Row, auc_of, row_of
-from fvc_lib.corpus.samples.scenes import Planes, Shot, draw_camera, render_shot
+from fvc_lib.corpus.samples.footage import Planes, Shot, draw_camera, render_shot
 from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.reencode import recipe_named, reencode

@@ -41,7 +41,7 @@ def test_the_example_of_the_docs_answers_as_they_say_on_a_page_that_loads_nothin
 @pytest.mark.parametrize(
     ("given", "code", "words"),
     [
-        (["gone.csv"], 2, "no such file"),
+        (["gone.csv"], 2, "No such file"),
         (["scores.csv", "--label-map", "1=maybe"], 2, "wanted such as 1=fake,0=real"),
         (["scores.csv", "--detectors", "our"], 2, "Did you mean 'ours'"),
         (["scores.csv", "--operating-point", "fpr=5"], 2, "threshold=NUMBER"),

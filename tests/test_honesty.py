@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import run_headline
-from fvc_lib.corpus.samples.scenes import generator_for
+from fvc_lib.corpus.samples.footage import generator_for
 from fvc_lib.corpus.samples.videos import plan_events, region_masks
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table

@@ -124,19 +124,19 @@ def _mine(index: Path, shard: Shard) -> pl.DataFrame:
 
 
 def _make_clips(config: RunConfig, mine: pl.DataFrame, report: Report) -> None:
-    from fvc_lib.corpus.samples.videos import corpus_root
+    from fvc_lib.corpus.samples.videos import run_listing
     from fvc_lib.video.clips.making import make_clips
     from fvc_lib.video.clips.store import ClipStore
 
     store, copies = ClipStore.of(config), config.augmentations_per_video
-    make_clips(store, mine, corpus_root(config), copies, None, progress=report, workers=config.workers)
+    make_clips(store, mine, run_listing(config).root, copies, None, progress=report, workers=config.workers)
 
 
 def _measure(config: RunConfig, mine: pl.DataFrame, recipe: str, report: Report) -> None:
-    from fvc_lib.corpus.samples.videos import corpus_root
+    from fvc_lib.corpus.samples.videos import run_listing
     from fvc_lib.video.features.measuring import measure_features
 
-    measure_features(mine, corpus_root(config), config.feature_families, config.cache_dir, None, recipe=recipe,
+    measure_features(mine, run_listing(config).root, config.feature_families, config.cache_dir, None, recipe=recipe,
                      progress=report, workers=config.workers)  # fmt: skip
 
 

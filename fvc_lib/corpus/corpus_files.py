@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from posixpath import splitext
 from typing import Literal
 
@@ -135,11 +135,11 @@ def refuse_lost(
     shown = lost if lost.height else rejected
     problem = f"no usable {what}"
     if num_used:
-        allowed = f"at most {max_rejected_share:.0%} may be (max_rejected_share)"
-        problem = f"{share:.0%} of the {what}s cannot be used, {allowed}"
-    advice = f"Put {what}s into it."
-    for reason in list(counted(shown["reason"]))[:1]:
-        advice = f"For example: {shown.filter(reason=reason)['detail'][0]}"
+        problem = (
+            f"{share:.0%} of the {what}s cannot be used, at most {max_rejected_share:.0%} may be (max_rejected_share)"
+        )
+    examples = shown.filter(pl.col("reason") == pl.col("reason").mode().min())["detail"]
+    advice = f"For example: {examples[0]}" if len(examples) else f"Put {what}s into it."
     raise DataError(f"corpus {str(root)!r}: {problem} ({reasons_text(shown)}). {advice}")
 
 
@@ -171,25 +171,13 @@ def joined(*parts: str) -> str:
     return "/".join(filter(None, parts))
 
 
-def parts_below(path: str, top: str) -> tuple[str, ...]:
-    """Return the parts of ``path`` below the folder ``top``: names of folders, and the file name at the end.
-
-    Raises:
-        ValueError: ``path`` is not below ``top``.
-    """
-    return PurePosixPath(path).relative_to(top).parts
-
-
 Kind = Literal["video", "image"]
-_VIDEO_ENDINGS = (
-    "3g2 3gp 264 265 amv asf avi divx dv f4v flv gif h264 h265 hevc ivf m1v m2ts m4s m2v m4v mjpeg mjpg mkv mov mp4 "
-    "mpe mpeg mpg mts mxf nut obu ogg ogv qt rm rmvb ts vob webm wmv y4m"
-)
-_IMAGE_ENDINGS = "avif bmp gif jfif jpe jpeg jpg mpo pgm png ppm tif tiff webp"
-ENDINGS = {
-    "video": frozenset(f".{ending}" for ending in _VIDEO_ENDINGS.split()),
-    "image": frozenset(f".{ending}" for ending in _IMAGE_ENDINGS.split()),
+_ENDINGS = {
+    "video": "3g2 3gp 264 265 amv asf avi divx dv f4v flv gif h264 h265 hevc ivf m1v m2ts m4s m2v m4v mjpeg mjpg mkv "
+    "mov mp4 mpe mpeg mpg mts mxf nut obu ogg ogv qt rm rmvb ts vob webm wmv y4m",
+    "image": "avif bmp gif jfif jpe jpeg jpg mpo pgm png ppm tif tiff webp",
 }
+ENDINGS = {kind: frozenset(f".{ending}" for ending in endings.split()) for kind, endings in _ENDINGS.items()}
 LAYOUT = "Frames of a video are read from a folder of their own: real/VIDEO/000.png or .jpg"
 LABEL_FOLDER = re.compile(r"(?:\d+[_-])?(real|fake)", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+", re.ASCII)
@@ -298,8 +286,12 @@ class CorpusFiles:
             if not is_folder and (is_named_as(self.kind, path) or (pictures and is_picture(path))):
                 yield path
                 continue
-            detail = f"{path!r} has no extension of a finished {self.kind} file. Rename it, or fetch it again."
-            refusal = self.link_refusal(path) if is_folder else Refusal("unknown_extension", detail)
+            refusal = Refusal(
+                "unknown_extension", f"{path!r} has no extension of a finished {self.kind} file. Rename it."
+            )
+            if is_folder:  # it could lead out of the corpus or in a circle
+                remedy = "Move the folder here, or set -p allow_outside true."
+                refusal = Refusal("linked_folder", f"{path!r} is a symbolic link to a folder. {remedy}")
             rejections.add_file(path_to_text(path), refusal, label)
 
     def walk_all(self, top: str) -> Iterator[tuple[str, bool]]:
@@ -326,11 +318,6 @@ class CorpusFiles:
                 yield from ((str(below / name), True) for name in links)
             visible = sorted(name for name in names if not name.startswith("."))
             yield from ((str(below / name), False) for name in visible)
-
-    def link_refusal(self, path: str) -> Refusal:
-        """Return the refusal of the linked folder ``path``, which could lead out of the corpus or in a circle."""
-        detail = f"{path!r} is a symbolic link to a folder. Move the folder here, or set -p allow_outside true."
-        return Refusal("linked_folder", detail)
 
     def _is_inside(self, full: str) -> bool:
         place = full if os.path.islink(full) else os.path.dirname(full)  # noqa: PTH114, PTH120

@@ -52,13 +52,8 @@ def balance_groups(counts: IntArray, shares: FloatArray, generator: np.random.Ge
 
     Returns:
         Number of the part of each group, 0 to P - 1, int64 (G,). Every part holds every class.
-
-    Raises:
-        ValueError: a class occurs in fewer groups than there are parts.
     """
     num_parts = len(shares)
-    if (np.count_nonzero(counts, axis=0) < num_parts).any():
-        raise ValueError(f"got classes in {np.count_nonzero(counts, axis=0)} groups, wanted at least {num_parts}")
     types, type_of = np.unique(counts, axis=0, return_inverse=True)
     # Type 0 is the empty group, of which every part has plenty: to move a group is to swap it with an empty one.
     types, type_of = np.vstack([np.zeros_like(types[:1]), types]), type_of.reshape(-1) + 1
@@ -304,10 +299,13 @@ class PartSplit:
     sources: tuple[str, ...]  # ``official`` if the corpus itself states the part of the row, else ``made``
     notes: tuple[str, ...]  # sentences with the numbers of groups in official and in made parts
 
-    @property
-    def empty_parts(self) -> tuple[str, ...]:
-        """The names of parts without a row: there were too few groups, or the official split leaves them empty."""
-        return tuple(part for part in PARTS if part not in self.parts)
+    def refuse_empty_parts(self) -> None:
+        """Raise ``DataError`` if a part has no row: there are too few groups, or the official split leaves it empty."""
+        if empty := [part for part in PARTS if part not in self.parts]:
+            raise DataError(
+                f"split: nothing is left for {' and '.join(empty)} ({counts_text(self.parts)}). Add files of other "
+                "groups, or change the corpus's own split."
+            )
 
 
 def split_parts(

@@ -143,7 +143,6 @@ _ROWS_AT_ONCE = 1 << 13  # rows of the index that are made at a time
 _SAME_AS, _USED = "same content as ", ", which is used."  # the text of a rejection before and after the repr of a path
 _PROBED = [field.name for field in fields(VideoProbe)]
 _HASHES = ("content_sha256", "perceptual_hash")
-_RESCALED = "Those that had fewer were enlarged, and slower ones repeat frames: both may still tell labels apart."
 
 Reject = Callable[[Iterable[str], str, str], None]  # called with (paths, reason, detail); rejects these paths
 
@@ -209,11 +208,16 @@ def build_index(
         videos, merges = _grouped(listing, results, config.near_duplicate_bits, reject)
         videos = _settle_contents(videos, reject)
     if config.dev_groups:
-        videos = _trial(videos, config, reject)
+        labels_of = dict(videos.group_by("group_id").agg(pl.col("label").unique()).iter_rows())
+        in_trial = pl.col("group_id").is_in(sorted(trial_groups(labels_of, config.dev_groups, config.seed)))
+        outside = videos.filter(~in_trial)["path"]
+        reject(outside, "not_in_trial", f"its group is not among the {config.dev_groups} of the trial (dev_groups).")
+        videos = videos.filter(in_trial)
     if config.recipe and videos.height:
         originals, videos = _reencoded(videos, files_of(listing), config, reject, progress)
         if height := recipe_named(config.recipe).height:
-            notes += (f"Every video has {height} rows now. {_RESCALED}",)
+            traces = "Smaller ones were enlarged, and slower ones repeat frames: both may still tell labels apart."
+            notes += (f"Every video has {height} rows now. {traces}",)
         write_table(_with_ids(originals), INDEX, folder / "original_index.parquet")
     index, rejected = _with_ids(videos), rejections.frame(listing.rejected)
     group_id = pl.col("source_id").replace_strict(group_of, return_dtype=pl.String)
@@ -325,15 +329,6 @@ def used_for(rejected: pl.DataFrame) -> dict[str, str]:
     """Map the path of each duplicate in a REJECTED table to the path of the used file of the same content."""
     rows = rejected.filter(reason="duplicate_content").select("path", "detail").iter_rows()
     return {path: ast.literal_eval(detail.removeprefix(_SAME_AS).removesuffix(_USED)) for path, detail in rows}
-
-
-def _trial(videos: pl.DataFrame, config: RunConfig, reject: Reject) -> pl.DataFrame:
-    labels_of = dict(videos.group_by("group_id").agg(pl.col("label").unique()).iter_rows())
-    chosen = trial_groups(labels_of, config.dev_groups, config.seed)
-    in_trial = pl.col("group_id").is_in(sorted(chosen))
-    detail = f"its group is not among the {len(chosen)} of the trial (dev_groups)."
-    reject(videos.filter(~in_trial)["path"], "not_in_trial", detail)
-    return videos.filter(in_trial)
 
 
 def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:

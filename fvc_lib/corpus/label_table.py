@@ -35,7 +35,6 @@ SOURCE_COLUMNS = ("real_source", "source")
 # Names of the parts of a split, in lower case.
 PART_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
               "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
-SEPARATORS = (",", ";", "\t")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
 # Texts that mean "no value". With str(NaN), else, all rows without a group would be in one group called "nan".
@@ -288,7 +287,7 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     try:
         lines = _parquet_lines(path) if path.suffix.lower() == ".parquet" else _text_lines(path, separator)
     except OSError as error:
-        raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
+        raise UsageError(f"{str(path)!r}: {error.strerror}. Give a readable CSV, TSV or Parquet table.") from error
     columns = tuple(name.strip() for name in lines[0]) if lines else ()
     if not any(columns):
         raise UsageError(f"{path.name}: is empty. Wanted a header line with the names of the columns.")
@@ -300,17 +299,14 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     return LabelTable(path.name, columns, tuple(rows))
 
 
-_Lines = list[list[str]]
-
-
-def _text_lines(path: Path, separator: str) -> _Lines:
+def _text_lines(path: Path, separator: str) -> list[list[str]]:
     """Return the cells of each line that is not empty, the header included; see ``read_label_table``."""
     content = path.read_bytes()
     is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
     text = content.decode("utf-16", "replace") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
     if separator == ",":
         header = text.lstrip().partition("\n")[0]
-        separator = max(SEPARATORS, key=header.count)
+        separator = max(",;\t", key=header.count)
     if len(separator) > 1:
         lines = (line for line in text.replace("\r\n", "\n").split("\n") if line.strip())
         return [[cell.strip() for cell in line.split(separator)] for line in lines]
@@ -329,7 +325,7 @@ def _text_lines(path: Path, separator: str) -> _Lines:
 _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 64 << 20, 200
 
 
-def _parquet_lines(path: Path) -> _Lines:
+def _parquet_lines(path: Path) -> list[list[str]]:
     """Return the header and the rows of a Parquet table as text.
 
     Raises:

@@ -19,7 +19,8 @@ import PIL
 
 from fvc_lib.corpus.copies.perceptual_hash import (
     GRID_SIDE,
-    hash_of_grids,
+    codes_of,
+    hash_text,
     luma_grids,
     perceptual_hash,
     thumbnail_text,
@@ -99,7 +100,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
     frames = without_bars(np.ascontiguousarray(np.moveaxis(picture, -1, 0))[None])
     grids = luma_grids(frames)
     thumbnail = thumbnail_text(grids[0], frames[0])
-    return {"facts": asdict(facts), "perceptual_hash": hash_of_grids(grids), "thumbnail": thumbnail}
+    return {"facts": asdict(facts), "perceptual_hash": hash_text(codes_of(grids)), "thumbnail": thumbnail}
 
 
 Progress = Callable[[int, int], None] | None  # called with (done, total)

@@ -51,19 +51,12 @@ from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT, PARTS, PROTOCOL, ch
 
 # Protocols that use a file content once if several corpora hold it. The others test a corpus or an official list whole.
 _CONTENTS_ONCE = (names.KFOLD, names.LEAVE_ONE_GENERATOR_OUT, names.LENGTH_MATCHED, names.METADATA_MATCHED)
-_SAME_CONTENT = "the same file content as another corpus's, which takes part"
-_NOT_LISTED = "not in its corpus's official test list"
-_CROSSES = "its group is also tested"
-_NO_PART = "the corpus's own split does not name it"
 UNKNOWN = "its generator is not known, so it may be the one held out"
 HELD_OUT = "made by the generator held out, and its group is not tested here"
 SHARES = "made by several generators, one of which is held out"
 OTHER = "its group is tested here, and it is not made by the generator held out"
-_UNMATCHED = "no video of the other label is left that is like it"
 _FEWEST_GROUPS = 2  # a generator is tested only if its fakes are in at least this many groups
-_SHORTEST_ALIKE = 3  # letters; shorter names are contained in other names by chance
 LENGTH = ("num_frames", "duration_seconds")
-_METADATA = (*LENGTH, "codec", "width", "height")
 CELLS_PER_OCTAVE = (1, 2, 4, 8, 16, 0)  # numbers of cells per doubling of a value, tried in turn; 0: equal values only
 # Largest AUC that counts as chance. The interval alone does not decide: with few videos it always contains 0.5.
 _CHANCE = 0.55
@@ -110,7 +103,8 @@ def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
     if strict:
         leaks = is_tested & part.is_in(["train", "validation"]) | is_validated & (part == "train")
     named = pl.format("its group is in several official parts: {}", of_group.list.join(", "))
-    reason = pl.when(part.is_null()).then(pl.lit(_NO_PART)).when(leaks).then(named)
+    unnamed = pl.when(part.is_null()).then(pl.lit("the corpus's own split does not name it"))
+    reason = unnamed.when(leaks).then(named)
     part = (pl.when(~leaks).then(part) if strict else part).fill_null(LEFT_OUT)
     target = pl.when(part == "test").then(pl.lit("official test"))
     return index.with_columns(fold=pl.lit(0, pl.Int64), part=part, reason=reason, target=target)
@@ -143,7 +137,9 @@ def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
     target = pl.when(is_tested).then("corpus")
     rows = index.with_columns(fold=pl.lit(0, pl.Int64), is_tested=is_tested, target=target)
     crosses = ~is_target & pl.col("is_tested").any().over("group_id")
-    reason = pl.when(crosses).then(pl.lit(_CROSSES)).when(is_target & ~pl.col("is_tested")).then(pl.lit(_NOT_LISTED))
+    unlisted = pl.lit("not in its corpus's official test list")
+    crossing = pl.when(crosses).then(pl.lit("its group is also tested"))
+    reason = crossing.when(is_target & ~pl.col("is_tested")).then(unlisted)
     rows = _with_parts(rows, pl.col("is_tested"), reason)
     for name in targets:
         if lacking := sorted(set(LABELS) - set(rows.filter(target=name)["label"])):
@@ -190,7 +186,8 @@ def alike_names(index: pl.DataFrame) -> list[str]:
     sentences = []
     for one, other in permutations(names_of, 2):
         short, long = names_of[one], names_of[other]
-        if "+" in long or len(short) < _SHORTEST_ALIKE or short not in long or (short == long and one > other):
+        # Names of fewer than three letters are contained in other names by chance.
+        if "+" in long or len(short) < 3 or short not in long or (short == long and one > other):
             continue
         meaning = "one generator" if short == long else "different generators"
         sentences.append(f"{one!r} and {other!r} count as {meaning}. A manifest's column generator decides.")
@@ -304,7 +301,7 @@ def _matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tell
     Raises:
         DataError: too few reals and fakes have similar metadata, or the matched columns still reveal the label.
     """
-    columns = LENGTH if protocol == names.LENGTH_MATCHED else _METADATA
+    columns = LENGTH if protocol == names.LENGTH_MATCHED else (*LENGTH, "codec", "width", "height")
     for cells in CELLS_PER_OCTAVE:
         chosen = matched_videos(index, columns, cells, seed)
         if most_folds(chosen) < num_folds:
@@ -379,7 +376,7 @@ def _parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) ->
     trainings = pl.DataFrame({"fold": range(num_folds)}, schema={"fold": pl.Int64})
     rows = index.select("video_id", "group_id", "label", target=pl.lit(None, pl.String))
     rows = rows.join(folds.select("video_id", home="fold"), on="video_id", how="left").join(trainings, how="cross")
-    reason = pl.when(pl.col("home").is_null()).then(pl.lit(_UNMATCHED))
+    reason = pl.when(pl.col("home").is_null()).then(pl.lit("no video of the other label is left that is like it"))
     return _with_parts(rows, pl.col("home") == pl.col("fold"), reason)
 
 
@@ -417,7 +414,8 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
         rows = _parts_of_folds(index, make_folds(index, num_folds, seed), num_folds)
     columns = ("video_id", "group_id", "label", "fold", "target", "part", "reason")
     copies = whole.join(index, on="video_id", how="anti").join(rows.select("fold").unique(), how="cross")
-    copies = copies.with_columns(part=pl.lit(LEFT_OUT), reason=pl.lit(_SAME_CONTENT), target=pl.lit(None, pl.String))
+    reason = pl.lit("the same file content as another corpus's, which takes part")
+    copies = copies.with_columns(part=pl.lit(LEFT_OUT), reason=reason, target=pl.lit(None, pl.String))
     table = pl.concat([rows.select(columns), copies.select(columns)]).with_columns(protocol=pl.lit(name))
     table = table.select(*PROTOCOL.columns).sort("fold", "video_id")
     check_protocol(table, whole)

@@ -79,9 +79,6 @@ def read_score_table(
         DataError: a score is no finite number, a video has two labels or two scores of the same detector, or not both
             labels, real and fake, occur. The message names the row.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"{str(path)!r}: no such file. Give a CSV, TSV or Parquet table of scores.")
     table, notes = read_label_table(path), list[str]()
     name, columns_of = table.name, _columns(table)
     no_text = pl.lit(None, pl.String)
@@ -95,9 +92,8 @@ def read_score_table(
     others = [each for each in table.columns if each and no_scores.isdisjoint((each, each.lower()))]
     scores = _scores(table, cells, others, detectors, notes).with_columns(score=_NUMBER)
     bad = scores.filter(pl.col("text").is_not_null() & ~pl.col("score").is_finite().fill_null(value=False))
-    for column, text in bad.select("column", "text").head(1).iter_rows():
-        problem = f"the score in column {column!r} is {text!r}, wanted a finite number such as 0.5 (see --detectors)"
-        _refuse(name, bad, problem)
+    got = f"the score in column {bad['column'].first()!r} is {bad['text'].first()!r}"
+    _refuse(name, bad, f"{got}, wanted a finite number such as 0.5 (see --detectors)")
     twice = scores.filter(pl.struct("video_id", "detector").is_duplicated())
     _refuse(name, twice, "has two scores of one detector. Keep one, or give the mean of frames' scores")
     cells = _join_frames(name, cells, notes)
@@ -231,12 +227,9 @@ def _score_columns(cells: pl.DataFrame, columns: Sequence[str]) -> dict[str, str
     The column ``score`` is preferred. Without it, columns that begin with ``score_`` are used. Without those, all
     columns of numbers are used that are neither constant nor equal to the label.
     """
-    prefixed = {}
-    for column in columns:
-        if column.lower() == ONE_DETECTOR:
-            return {ONE_DETECTOR: column}
-        if column.lower().startswith(_PREFIX):
-            prefixed[column[len(_PREFIX) :]] = column
+    if only := [column for column in columns if column.lower() == ONE_DETECTOR]:
+        return {ONE_DETECTOR: only[0]}
+    prefixed = {column[len(_PREFIX) :]: column for column in columns if column.lower().startswith(_PREFIX)}
     if prefixed:
         return prefixed
     found, is_fake = {}, (pl.col("label") == "fake").cast(pl.Float64)

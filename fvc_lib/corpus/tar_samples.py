@@ -20,7 +20,7 @@ from fvc_lib.video.decode.file_parts import Contents, contents_of
 
 # Kinds of texts and their largest sizes in bytes; metadata of yt-dlp has up to about a MiB.
 _TEXTS = {"json": 4 << 20, "txt": 1 << 20, "cls": 1 << 10}
-_COMPRESSED = (".tgz", *(f"{TAR_SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", "zst")))
+_ENDINGS = (TAR_SUFFIX, ".tgz", *(f"{TAR_SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", "zst")))
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,10 @@ def tars_in(corpus: Path) -> list[str]:
     Raises:
         UsageError: the pattern is unusable (see ``run_paths.tars_of``).
     """
-    folder = tar_folder(corpus)
     if is_pattern(corpus):
-        return [str(tar.relative_to(folder)) for tar in tars_of(corpus)]
+        return [str(tar.relative_to(tar_folder(corpus))) for tar in tars_of(corpus)]
     paths = [corpus] if corpus.is_file() else sorted(corpus.glob("[!.]*"))
-    return [path.name for path in paths if path.name.lower().endswith((TAR_SUFFIX, *_COMPRESSED)) and path.is_file()]
+    return [path.name for path in paths if path.name.lower().endswith(_ENDINGS) and path.is_file()]
 
 
 def tar_folder(corpus: Path) -> Path:

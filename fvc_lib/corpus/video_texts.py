@@ -28,9 +28,9 @@ from fvc_lib.corpus.corpus_files import (
     written_when_refused,
 )
 from fvc_lib.corpus.folds import PartSplit, split_parts
-from fvc_lib.corpus.images import refuse_empty_parts, reject, without_copies_across
+from fvc_lib.corpus.images import reject, without_copies_across
 from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, Progress, probe_files
 from fvc_lib.corpus.samples.drawings import generate_sample_captions
 from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import AnyPath
@@ -61,7 +61,8 @@ class PairListing:
     Attributes:
         root: absolute folder that every path is relative to.
         rows: the usable rows in the manifest's order, with the columns ``row`` (1-based number), ``path`` (table text),
-            ``text`` (normalised), ``part`` (train, validation, test or null) and ``stated_group``.
+            ``text`` (in Unicode form NFC, with single spaces), ``part`` (train, validation, test or null) and
+            ``stated_group``.
         rejections: the other rows, with reasons.
         memberships: the distinct pairs (path, stated group) of all rows with a valid path. They include missing files,
             which also show that groups belong together.
@@ -73,17 +74,6 @@ class PairListing:
     rejections: Rejections
     memberships: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
-
-
-_Pair = tuple[label_table.FileRow, str, tuple[str, ...]]  # row, text, and further groups besides the stated group
-
-
-def normalised_text(text: str) -> str:
-    """Return ``text`` in Unicode form NFC, with single spaces between words and no space at the ends.
-
-    Case is unchanged. Two texts count as equal if their normalised texts are equal.
-    """
-    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool = False) -> PairListing:
@@ -119,7 +109,7 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     """
     files, rejections = tar_files(Path(corpus), allow_outside), Rejections()
     samples, notes = tar_samples(Path(corpus), files, rejections)
-    pairs = list[_Pair]()
+    pairs = []
     for number, sample in enumerate(samples, start=1):
         row = label_table.FileRow(number, sample.path, sample.refusal, sample.cells, sample.path)
         text = sample.cells.get(".txt") or label_table.cell_text(sample.cells, *_TEXTS)
@@ -127,11 +117,24 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     return _listing(files.root, pairs, rejections, notes)
 
 
-def _listing(root: Path, pairs: Iterable[_Pair], rejections: Rejections, notes: tuple[str, ...] = ()) -> PairListing:
-    """Return the listing of ``pairs``; reject pairs without a usable file or text, or with an unknown part."""
+def _listing(
+    root: Path,
+    pairs: Iterable[tuple[label_table.FileRow, str, tuple[str, ...]]],
+    rejections: Rejections,
+    notes: tuple[str, ...] = (),
+) -> PairListing:
+    """Return the listing of ``pairs``; reject pairs without a usable file or text, or with an unknown part.
+
+    Args:
+        root: absolute folder that every path is relative to.
+        pairs: (row, text, further groups besides the stated group) of each pair.
+        rejections: receives the rejected pairs.
+        notes: sentences for the user.
+    """
     rows, memberships = [], set[tuple[str, str]]()
     for row, written, links in pairs:
-        group, text = label_table.cell_text(row.cells, *label_table.GROUP_COLUMNS), normalised_text(written)
+        group = label_table.cell_text(row.cells, *label_table.GROUP_COLUMNS)
+        text = " ".join(unicodedata.normalize("NFC", written).split())  # equal texts count as one
         part, no_part = label_table.stated_part(row.cells)
         if row.refusal is None or row.refusal.reason == "missing_video":
             memberships.update((row.path, name) for name in (group, *links) if name)
@@ -147,9 +150,6 @@ def _listing(root: Path, pairs: Iterable[_Pair], rejections: Rejections, notes: 
             rejections.add_file(row.path, refusal, row=row.number)
     table = pl.DataFrame(rows, schema=_ROWS, orient="row")
     return PairListing(root, table, rejections, tuple(sorted(memberships)), notes)
-
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def index_video_texts(
     config: RunConfig,
     *,
     rejected_path: AnyPath | None = None,
-    progress: Progress | None = None,
+    progress: Progress = None,
     stop: Callable[[], bool] | None = None,
 ) -> VideoTextIndex:
     """List the pairs of ``config.corpus``, probe their videos, and split them into train, validation and test.
@@ -249,10 +249,10 @@ def index_of(listing: PairListing, probes: Mapping[str, ProbeResult], config: Ru
     table = table.join(videos.select("path", group_id=pl.Series(group_ids, dtype=pl.String)), on="path")
     # A stated group or a file in two parts raises an error here; copies in two parts are left out below.
     _split(table, pl.coalesce("stated_group", "path"), config.seed)
-    table = table.sort("content_sha256", "text", "path", "row")
+    table = table.sort("content_sha256", "text", "path", "part", "row", nulls_last=True)
     table = without_copies_across(table, "part", "group_id", rejections)
     split = _split(table, pl.col("group_id"), config.seed)
-    refuse_empty_parts(split)
+    split.refuse_empty_parts()
     same_pair = pl.col("row").first().over("content_sha256", "text")
     table = table.with_columns(
         part=pl.Series(split.parts), split_source=pl.Series(split.sources), used=same_pair,

@@ -490,7 +490,7 @@ DETECTORS = DetectorRegistry("model", "fvc_lib.detectors")
 CROPS = CropRegistry("crop", "fvc_lib.detectors")
 # Layouts of corpora of videos and of images (``fvc_lib/corpus/listing.py``: ``CorpusLoader``).
 CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources")
-IMAGE_LAYOUTS: Registry[Any] = Registry("image layout", "fvc_lib.corpus.sources.images")
+IMAGE_LAYOUTS: Registry[Any] = Registry("image layout", "fvc_lib.corpus.images")
 # Classes of operations on clips, in the order in which a clip receives them.
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "fvc_lib.video.augmentations")
 # Families of forensic features (``fvc_lib/video/features/family.py``: ``FeatureFamily``).

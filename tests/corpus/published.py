@@ -1,5 +1,6 @@
 """Miniatures of published corpora, in the exact layouts of their releases: paths, and the corpora's own lists."""
 
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -7,15 +8,16 @@ from pathlib import Path
 Make = Callable[[Path], None]
 
 
-def touch(root: Path, *names: str) -> None:
-    for name in names:
+def touch(root: Path, *names: str | bytes) -> None:
+    for name in map(os.fsdecode, names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"x")
 
 
-def text(root: Path, name: str, lines: Iterable[str]) -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
+def text(root: Path, name: str, lines: Iterable[str]) -> Path:
+    touch(root, name)
     (root / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return root / name
 
 
 # Of FaceForensics++, 000 and 002 are of one YouTube video, and 002 is tested. Of GenVideo, a training archive may be

@@ -1,13 +1,17 @@
-"""Folds, the inner split and the split into parts: groups whole, both labels everywhere, no order matters."""
+"""Groups, folds, the inner split and the split into parts: groups whole, both labels everywhere, no order matters."""
 
+import hashlib
 import itertools
 from collections import Counter, defaultdict
+from contextlib import nullcontext
+from dataclasses import astuple
 
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.folds import (
     FoldSplit,
     TrainingRows,
@@ -21,17 +25,62 @@ from fvc_lib.corpus.folds import (
 from fvc_lib.services.errors import DataError, LeakageError
 
 
+def sha(name: object) -> str:
+    return hashlib.sha256(str(name).encode()).hexdigest()
+
+
+def member(name: str, group: str | None = None, content: object = None) -> GroupMember:
+    return GroupMember(name, name, sha(name if content is None else content), group)
+
+
+def test_a_stated_group_keeps_its_name_and_null_groups_stay_apart() -> None:
+    members = [member("a", "f12"), member("b", "f12"), member("c"), member("d")]
+    assert join_groups(members) == (("f12", "f12", f"video {sha('c')[:16]}", f"video {sha('d')[:16]}"), ())
+    assert set(join_groups(members[:2], memberships=[("a", "f2")])[0]) == {"f12+1 more"}
+
+
+def test_merges_are_reported_with_what_joined_them() -> None:
+    members = [member("a", "f1"), member("b", "f2"), member("c", content="b"), member("d"), member("e", "f9")]
+    ids, merges = join_groups(members, [(3, 0)], [("a", "f1"), ("gone", "f9"), ("gone", "f3")])
+    assert ids == ("f1", "f2", "f2", "f1", "f3+1 more")
+    assert [astuple(merge) for merge in merges] == [
+        ("f3+1 more", "same_source", "gone", "f3", "f9"),
+        ("f2", "same_content", sha("b")[:16], "c", "f2"),
+        ("f1", "near_duplicate", "a ~ d", "d", "f1"),
+    ]
+
+
+MEMBERS = st.lists(
+    st.tuples(st.sampled_from([None, None, "f1", "f2", "f3"]), st.integers(0, 8), st.integers(0, 8)), max_size=12
+).map(
+    lambda drawn: [
+        GroupMember(f"path {place}", f"source {source}", sha(content), group)
+        for place, (group, source, content) in enumerate(drawn)
+    ]
+)
+
+
+@given(MEMBERS, st.data())
+def test_groups_are_the_connected_components(members: list[GroupMember], data: st.DataObject) -> None:
+    place = st.integers(0, max(0, len(members) - 1))
+    pairs = data.draw(st.lists(st.tuples(place, place), max_size=3)) if members else []
+    facts = [{("source", m.source_id), ("content", m.content_sha256), ("group", m.stated_group or m)} for m in members]
+    for number, pair in enumerate(pairs):
+        for one in pair:
+            facts[one].add(("pair", number))
+    naive = list(range(len(members)))  # the smallest member that is connected with each
+    for _ in members:
+        naive = [min(naive[b] for b in range(len(members)) if facts[a] & facts[b]) for a in range(len(members))]
+    ids, _ = join_groups(members, pairs)
+    assert [ids.index(group_id) for group_id in ids] == naive
+
+
 def index_of(groups: list[tuple[int, int]]) -> pl.DataFrame:
     """An index with the given (real, fake) videos per group; its rows are in no particular order."""
     labels = [(f"g{n:03d}", ["real"] * real + ["fake"] * fake) for n, (real, fake) in enumerate(groups)]
     index = pl.DataFrame(labels, schema=["group_id", "label"], orient="row").explode("label")
     ids = [f"{7919 * place % 104729:08x}" for place in range(index.height)]
     return index.select(pl.Series("video_id", ids), "group_id", "label")
-
-
-def spread(folds: pl.DataFrame, label: str) -> int:
-    counts = balance_table(folds)[label]
-    return int(counts.max() - counts.min())  # type: ignore[operator]
 
 
 PURE = st.integers(1, 9).flatmap(lambda size: st.sampled_from([(size, 0), (0, size)]))
@@ -54,7 +103,8 @@ def test_groups_stay_whole_in_folds_splits_and_shuffled_labels_in_any_order_of_r
     assert balance["fold"].to_list() == list(range(num_folds))
     assert balance.select("real", "fake").min_horizontal().min() > 0  # type: ignore[operator]
     if all(0 in group for group in groups):
-        assert all(spread(folds, label) <= max(sizes) for label, *sizes in zip(("real", "fake"), *groups, strict=True))
+        spread = [balance[label].max() - balance[label].min() for label in ("real", "fake")]  # type: ignore[operator]
+        assert all(apart <= max(sizes) for apart, *sizes in zip(spread, *groups, strict=True))
     order = random.sample(range(index.height), index.height)
     assert folds.equals(make_folds(index[order], num_folds, seed))
     shuffled = shuffle_labels_by_group(folds, seed)
@@ -182,7 +232,7 @@ def test_parts_keep_groups_and_official_parts_and_are_filled_where_groups_suffic
     names_of = {group: Counter("" if name is None else f"={name}" for own, name, _ in rows if own == group)
                 for group in free}  # fmt: skip
     strata = Counter(min(each for each in names if names[each] == max(names.values())) for names in names_of.values())
-    assert result.empty_parts == () or max(strata.values(), default=0) <= len(missing)
+    assert {"train", "validation", "test"} == {*result.parts} or max(strata.values(), default=0) <= len(missing)
     assert "train" in result.parts or not free
     order = random.sample(range(len(rows)), len(rows))
     shuffled = split_parts(*zip(*(rows[place] for place in order), strict=True), seed=seed)
@@ -201,7 +251,9 @@ def test_parts_keep_groups_and_official_parts_and_are_filled_where_groups_suffic
 def test_what_a_part_cannot_be_made_of_stays_where_it_is(rows: Rows, parts: list[str], empty: tuple[str, ...]) -> None:
     result = split_parts(*zip(*rows, strict=True), seed=0)
     assert list(result.parts[-len(parts) :]) == parts
-    assert result.empty_parts == empty
+    assert {*result.parts}.isdisjoint(empty)
+    with pytest.raises(DataError, match=" and ".join(empty)) if empty else nullcontext():
+        result.refuse_empty_parts()
 
 
 def test_a_group_on_both_sides_of_an_official_split_is_a_leak() -> None:

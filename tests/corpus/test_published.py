@@ -1,30 +1,29 @@
-"""Loaders of published corpora: labels, makers, groups and official parts of miniatures in the releases' layouts."""
+"""Published corpora: labels, makers, groups and official parts of miniatures in the releases' layouts, and FVC-2018."""
 
 import json
+import re
 from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.corpus_files import Entry
-from fvc_lib.corpus.index import group_annotations
-from fvc_lib.corpus.listing import Listing, by_rank, read_corpus
+from fvc_lib.corpus.folds import make_folds, most_folds
+from fvc_lib.corpus.index import group_annotations, listed_videos, undisputed_labels
+from fvc_lib.corpus.listing import by_rank, read_corpus
 from fvc_lib.corpus.protocols import make_protocol, official_leaks, training_rows
+from fvc_lib.corpus.sources.general import parse_video_url, read_fvc2018
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
+from fvc_lib.services.tables import ANNOTATIONS, read_table
+from fvc_lib.tasks.video.controls import fake_labels, group_lookup, split_by_row
+from tests.corpus.indexing import index_of
 from tests.corpus.published import MINIATURES, text, touch
-
-
-def group_of(listing: Listing) -> dict[str, str]:
-    """Group by path, from what the corpus states alone."""
-    return group_annotations(listing)[0]
-
-
-def by_path(listing: Listing) -> dict[str, Entry]:
-    return {entry.path: entry for entry in listing.entries}
-
 
 # Of each miniature: its loader, how many are real and fake, groups, official parts, makers, and sources of reals.
 EXPECTED: dict[str, tuple[str, tuple[int, int], int, dict[str | None, int], set[str], set[str]]] = {
@@ -67,7 +66,7 @@ def test_a_release_is_read_as_it_unpacks(name: str, tmp_path: Path) -> None:
     assert {entry.generator for entry in listing.entries if entry.label == "fake"} == makers
     assert {entry.real_source for entry in listing.entries if entry.label == "real"} == sources
     assert not any(entry.generator for entry in listing.entries if entry.label == "real")
-    assert len(set(group_of(listing).values())) == num_groups
+    assert len(set(group_annotations(listing)[0].values())) == num_groups
     assert listing.rejected.is_empty()
     (loader,) = (loader for loader in by_rank(CORPORA) if loader.title and loader.recognises(tmp_path))
     assert loader.name == kind
@@ -77,35 +76,29 @@ def test_a_fake_is_tied_to_its_target_its_source_and_their_youtube_videos(tmp_pa
     MINIATURES["faceforensics"](tmp_path)
     (tmp_path / "conversion_dict.json").unlink()
     listing = read_corpus(tmp_path)
-    groups = group_of(listing)
+    groups = group_annotations(listing)[0]
     original, swapped = "original_sequences/youtube/c23/videos", "manipulated_sequences/Deepfakes"
     assert groups[f"{original}/000.mp4"] == groups[f"{original}/001.mp4"] == groups[f"{swapped}/c23/videos/000_001.mp4"]
     assert groups[f"{original}/002.mp4"] == groups[f"{swapped}/c40/videos/002_003.mp4"] != groups[f"{original}/000.mp4"]
     assert any("conversion_dict.json is not there" in note for note in listing.notes)
-    compression = json.loads(by_path(listing)[f"{swapped}/c40/videos/002_003.mp4"].attributes or "")
-    assert compression == {"compression": "c40"}
+    attributes = {entry.path: entry.attributes for entry in listing.entries}
+    assert attributes[f"{swapped}/c40/videos/002_003.mp4"] == '{"compression": "c40"}'
 
 
 def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(shared: Path, tmp_path: Path) -> None:
-    lists = shared / "corpora/faceforensics"
-    pairs = []
-    for part in ("train", "val", "test"):
-        content = (lists / f"split_{part}.json").read_text(encoding="utf-8")
-        text(tmp_path, f"splits/{part}.json", [content])
-        pairs += json.loads(content)
-    text(tmp_path, "conversion_dict.json", [(lists / "conversion_dict.json").read_text(encoding="utf-8")])
-    for first, second in pairs:
-        touch(tmp_path, *(f"original_sequences/youtube/c23/videos/{each}.mp4" for each in (first, second)))
-        touch(tmp_path, f"manipulated_sequences/Deepfakes/c23/videos/{first}_{second}.mp4")
+    for name in ("conversion_dict", "split_train", "split_val", "split_test"):
+        content = (shared / f"corpora/faceforensics/{name}.json").read_text(encoding="utf-8")
+        for pair in json.loads(content) if name.startswith("split") else ():
+            touch(tmp_path, *(f"original_sequences/youtube/c23/videos/{each}.mp4" for each in pair))
+            touch(tmp_path, f"manipulated_sequences/Deepfakes/c23/videos/{'_'.join(pair)}.mp4")
+        content = re.sub(r'"0*(\d+)"', r"\1" if name == "split_train" else r'"\1"', content)  # as in some copies
+        text(tmp_path, f"{name.replace('split_', 'splits/')}.json", [content])
     listing = read_corpus(tmp_path)
-    groups = group_of(listing)
-    reals = [entry for entry in listing.entries if entry.label == "real"]
-    assert len(reals) == 1000
-    assert len({link for entry in reals for link in entry.links}) == 977
-    assert len(set(groups.values())) == 478
-    assert Counter(entry.official_split for entry in reals) == {"train": 720, "validation": 140, "test": 140}
-    rows = [(each.path, each.path, groups[each.path], each.label, each.official_split) for each in listing.entries]
-    index = pl.DataFrame(rows, schema=["video_id", "path", "group_id", "label", "official_split"], orient="row")
+    index = listed_videos(listing).with_columns(path="video_id")
+    assert len({link for entry in listing.entries if entry.label == "real" for link in entry.links}) == 977
+    assert index["group_id"].n_unique() == 478
+    parts = dict(index.filter(label="real").group_by("official_split").len().iter_rows())
+    assert parts == {"train": 720, "validation": 140, "test": 140}
     assert official_leaks(index).height == 7
     table = make_protocol(index, RunConfig(protocol="official_strict"), lambda *_: (None, None))
     assert not training_rows(table, 0).leaking
@@ -157,13 +150,6 @@ def test_a_damaged_list_is_named(name: str, file: str, content: str, tmp_path: P
         read_corpus(tmp_path)
 
 
-def test_a_prompt_s_number_ties_reals_to_fakes_though_it_begins_a_name_like_a_youtube_id(tmp_path: Path) -> None:
-    MINIATURES["genvidbench"](tmp_path)
-    groups = group_of(read_corpus(tmp_path))
-    assert groups["Pair2/hd_vg_130m/00001_a_boy_x.mp4"] == groups["Pair2/mora/0001_y.mp4"]
-    assert groups["Pair2/hd_vg_130m/-2Zdu3hMGVw_3_10to99.mp4"] == groups["Pair1/vript/vript/-2Zdu3hMGVw-Scene-001.mp4"]
-
-
 def test_a_celebrity_s_video_without_a_row_is_not_used_because_its_other_people_are_not_known(tmp_path: Path) -> None:
     MINIATURES["fakeavceleb"](tmp_path)
     name = "FakeVideo-RealAudio/African/men/id00076/00110_id00200_fsgan.mp4"
@@ -191,6 +177,162 @@ def test_archives_and_strange_folders_of_pictures_are_named(tmp_path: Path) -> N
     assert listing.rejected.select("path", "reason").rows() == [
         ("real_test/3.tar.gz", "unknown_extension"), ("real_train/1/fake/0", "unknown_name")
     ]  # fmt: skip
-    touch(tmp_path, "packed/deepfake_in_the_wild/real_train/1.tar.gz", "packed/deepfake_in_the_wild/fake_test/1.tar.gz")
-    with pytest.raises(DataError, match=r"looks like WildDeepfake.*2 x unknown_extension.*Unpack"):
-        read_corpus(tmp_path / "packed")
+
+
+URLS = [
+    ("https://www.youtube.com/watch?v=-J_x2Y7mbln", ("youtube", "-J_x2Y7mbln")),
+    (" https://m.youtube.com/watch?v=AEPvSo8bE2I#x ", ("youtube", "AEPvSo8bE2I")),
+    ("https://youtu.be/AEPvSo8bE2I?t=3", ("youtube", "AEPvSo8bE2I")),
+    ("https://www.youtube.com/shorts/AEPvSo8bE2I/", ("youtube", "AEPvSo8bE2I")),
+    ("www.youtube.com/v/AEPvSo8bE2I", ("youtube", "AEPvSo8bE2I")),
+    ("https://www.facebook.com/some.page/videos/1542574069191584/", ("facebook", "1542574069191584")),
+    ("https://www.facebook.com/page/videos/vb.100/1542574069191584/?type=3", ("facebook", "1542574069191584")),
+    ("https://www.facebook.com/video.php?v=1542574069191584", ("facebook", "1542574069191584")),
+    ("https://fb.watch/abc_-9/", ("facebook", "abc_-9")),
+    ("https://twitter.com/user/status/123456789", ("twitter", "123456789")),
+    ("https://mobile.twitter.com/user/status/123456789/video/1", ("twitter", "123456789")),
+    ("https://x.com/i/status/123456789?s=20", ("twitter", "123456789")),
+    ("https://vimeo.com/12345", None),
+    ("https://notyoutube.com/watch?v=AEPvSo8bE2I", None),
+    ("https://www.youtube.com/watch?v=../../etc/passwd", None),
+    ("https://www.youtube.com/watch?v=", None),
+    ("https://www.facebook.com/page", None),
+    ("http://[broken", None),
+]
+
+
+def test_videos_are_known_by_their_urls() -> None:
+    assert [(url, parse_video_url(url)) for url, _ in URLS] == URLS
+
+
+def write_tables(folder: Path, seeds: str, duplicates: str) -> Path:
+    (folder / "videos").mkdir(parents=True)
+    (folder / "FVC.csv").write_bytes(f"cascade_id,video_url,label\n{seeds}".encode())
+    (folder / "FVC_dup.csv").write_bytes(f"cascade_id,video_url,label\n{duplicates}".replace("\n", "\r\n").encode())
+    return folder
+
+
+YOUTUBE = "https://www.youtube.com/watch?v="
+
+
+def test_videos_that_were_fetched_are_found_by_platform_id(tmp_path: Path) -> None:
+    corpus = write_tables(
+        tmp_path / "fvc",
+        f"f0,{YOUTUBE}aaaaaaaaaaa,fake\nr0,{YOUTUBE}bbbbbbbbbbb,real\nr1,{YOUTUBE}BBBBBBBBBBB,real\n",
+        f"f0,https://twitter.com/u/status/77,real\nf0,{YOUTUBE}ccccccccccc,debunked\n,{YOUTUBE}ddddddddddd,real\n"
+        f",{YOUTUBE}eeeeeeeeeee,real\nr0,https://vimeo.com/1,real\n",
+    )
+    for name in (
+        "aaaaaaaaaaa.mp4", "aaaaaaaaaaa.webm", "bbbbbbbbbbb.MKV", "77.mp4", "ccccccccccc.mp4", "ddddddddddd.mp4",
+        "ddddddddddd.mp4.part", "ddddddddddd.f137.mp4", "eeeeeeeeeee.mp4", "unlisted.mp4", ".hidden.mp4",
+    ):  # fmt: skip
+        (corpus / "videos" / name).write_bytes(b"x")
+    listing = read_corpus(corpus)
+    assert listing.kind == "fvc2018"
+    assert [(e.path, e.label, e.stated_group, e.platform, e.source_id) for e in listing.entries] == [
+        ("videos/77.mp4", "real", "f0", "twitter", "77"),
+        ("videos/aaaaaaaaaaa.mp4", "fake", "f0", "youtube", "aaaaaaaaaaa"),
+        ("videos/bbbbbbbbbbb.MKV", "real", "r0", "youtube", "bbbbbbbbbbb"),
+        ("videos/ddddddddddd.mp4", "real", None, "youtube", "ddddddddddd"),
+        ("videos/eeeeeeeeeee.mp4", "real", None, "youtube", "eeeeeeeeeee"),
+    ]
+    assert dict(listing.rejected.select("path", "reason").iter_rows()) == {
+        "videos/BBBBBBBBBBB": "missing_video",
+        "videos/ccccccccccc": "label_not_used",
+        "https://vimeo.com/1": "unknown_url",
+        "videos/aaaaaaaaaaa.webm": "not_listed",
+        "videos/ddddddddddd.mp4.part": "not_listed",
+        "videos/ddddddddddd.f137.mp4": "not_listed",
+        "videos/unlisted.mp4": "not_listed",
+    }
+
+
+def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
+    corpus = write_tables(tmp_path / "fvc", "", "")
+    (corpus / "FVC_dup.csv").write_text("cascade,video_url,label\n")
+    with pytest.raises(UsageError, match="wanted a column 'cascade_id', found 'cascade'"):
+        read_corpus(corpus)
+
+
+def test_every_row_of_the_real_tables_is_accounted_for(shared: Path) -> None:
+    listing = read_fvc2018(shared / "fvc2018")
+    table = listing.annotations
+    assert (table.height, table["stated_group"].n_unique(), listing.rejected.height, listing.entries) == (
+        5579,
+        380,
+        5579,
+        (),
+    )
+    assert set(table.null_count().row(0)) == {0}
+    assert Counter(table["platform"]) == {"youtube": 3375, "facebook": 2063, "twitter": 141}
+    assert Counter(table["label"]) == {"fake": 2920, "real": 2164, "uncertain": 340, "debunked": 89, "parody": 66}
+    assert table.filter((pl.col("label") == "real") & pl.col("stated_group").str.starts_with("f")).height == 74
+    # Labelled both fake and debunked, or real and parody: one usable row each.
+    unusable = {"label_not_used": 495, "duplicate_path": 5, "conflicting_labels": 2}
+    assert Counter(listing.rejected["reason"]) == {"missing_video": 5077, **unusable}
+    # Cascades that share a video are one group.
+    groups, merges = group_annotations(listing)
+    assert len(groups) == 5572
+    assert len(set(groups.values())) == 376
+    assert {astuple(merge) for merge in merges} == {
+        ("f138+3 more", "same_source", "CkLI6Qb4drI", "f140", "f142"),
+        ("f138+3 more", "same_source", "FJcVcV46XBE", "f138", "f139"),
+        ("f138+3 more", "same_source", "FJcVcV46XBE", "f138", "f140"),
+        ("f144+1 more", "same_source", "CjZt_9iehWI", "f144", "f145"),
+    }
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Four cascades in nine rows: one source in two of them, one label that is not used, two URLs of no video."""
+    one, two, three, four, five, six = (
+        f"{YOUTUBE}{name:a<11}" for name in ["one", "two", "three", "four", "five", "six"]
+    )
+    seeds = f"f1,{one},fake\nf2,{two},fake\nr1,{three},Real\n ,n/a,real\n"
+    copies = f"f1,{four},fake\nf2,{four},fake\nr1,{five},debunked\nr2,n/a,real\n,{six},\n"
+    return write_tables(tmp_path / "corpus", seeds, copies)
+
+
+def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "videos/oneaaaaaaaa.mp4").write_bytes(b"no video")
+    (corpus / "videos/fiveaaaaaaa.mp4").write_bytes(b"no video")
+    indexed = index_of(corpus, tmp_path / "out", annotations_only=True)
+    assert indexed.annotations.select("origin", "row", "source_id", "label", "group_id", "is_present").rows() == [
+        ("FVC.csv", 1, "oneaaaaaaaa", "fake", "f1+1 more", True),
+        ("FVC.csv", 2, "twoaaaaaaaa", "fake", "f1+1 more", False),
+        ("FVC.csv", 3, "threeaaaaaa", "real", "r1", False),
+        ("FVC.csv", 4, "FVC.csv row 4", "real", "source FVC.csv row 4", False),
+        ("FVC_dup.csv", 1, "fouraaaaaaa", "fake", "f1+1 more", False),
+        ("FVC_dup.csv", 2, "fouraaaaaaa", "fake", "f1+1 more", False),
+        ("FVC_dup.csv", 3, "fiveaaaaaaa", "debunked", "r1", True),
+        ("FVC_dup.csv", 4, "FVC_dup.csv row 4", "real", "r2", False),
+        ("FVC_dup.csv", 5, "sixaaaaaaaa", None, "source sixaaaaaaaa", False),
+    ]
+    with pytest.raises(DataError, match="made from annotations only"):
+        make_folds(indexed.index, 5, 0)
+    assert indexed.group_links.rows() == [("f1+1 more", "same_source", "fouraaaaaaa", "f1", "f2")]
+    assert Counter(indexed.rejected["reason"]) == {
+        "missing_video": 3, "duplicate_path": 1, "label_not_used": 2, "unknown_url": 2, "not_opened": 1,
+    }  # fmt: skip
+    assert indexed.rejected.height == indexed.annotations.height
+    assert dict(indexed.report.summary.rows())["rows of the label source"] == "9"
+    with pytest.raises(DataError, match="-p annotations_only true"):
+        index_of(corpus, tmp_path / "again")
+    assert read_table(tmp_path / "again/annotations.parquet", ANNOTATIONS).height == 9
+
+
+def test_recognising_the_group_of_the_real_tables_is_all_by_row_and_nothing_by_group(
+    shared: Path, tmp_path: Path
+) -> None:
+    indexed = index_of(shared / "fvc2018", tmp_path, annotations_only=True)
+    assert (indexed.annotations.height, indexed.index.height) == (5579, 0)
+    assert set(indexed.annotations["source_id"]) == set(indexed.rejected["source_id"])
+    labelled = undisputed_labels(indexed.annotations)
+    assert most_folds(labelled) > 100
+    folds = make_folds(labelled, 5, 0)
+    aucs = []
+    for dealt in (split_by_row(folds, seed=0), folds):
+        oracle = group_lookup(dealt)
+        aucs.append(float(within_folds(roc_auc, oracle["fold"])(fake_labels(oracle), oracle["score"].to_numpy())))
+    assert aucs[0] > 0.99
+    assert np.isclose(aucs[1], 0.5, atol=0.01)

@@ -1,7 +1,6 @@
 """Tables of anyone's scores: what is read from them, and what is refused with its row and a remedy."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -10,15 +9,13 @@ import pytest
 from fvc_lib.corpus.index import used_for
 from fvc_lib.corpus.score_table import ONE_DETECTOR, read_score_table, with_corpus
 from fvc_lib.services.errors import DataError, UsageError
+from tests.corpus.published import text
 
 
 @pytest.fixture
-def table(tmp_path: Path):
-    def write(text: str, name: str = "scores.csv", encoding: str = "utf-8") -> Path:
-        (tmp_path / name).write_text(text, encoding=encoding)
-        return tmp_path / name
-
-    return write
+def table(tmp_path: Path) -> Callable[..., Path]:
+    """Write a table, and return its path."""
+    return lambda content, name="scores.csv": text(tmp_path, name, content.splitlines())
 
 
 def test_a_column_per_detector_a_row_per_detector_and_parquet_are_the_same(table, tmp_path):
@@ -64,7 +61,7 @@ def test_scores_that_are_higher_for_reals_are_turned_round(table):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("content", "words"),
     [
         ("video,label,score\nx,real,0.1\ny,fake,inf\n", "row 2, video 'y': the score in column 'score' is 'inf'"),
         ("video;label;score\nx;real;0.1\ny;fake;0,5\n", "row 2, .*'0,5'.*such as 0.5.*--detectors"),
@@ -78,13 +75,13 @@ def test_scores_that_are_higher_for_reals_are_turned_round(table):
         ("video,label,score\n", "a header and no row"),
     ],
 )
-def test_what_gives_no_honest_number_is_refused_with_its_row(table, text, words):
+def test_what_gives_no_honest_number_is_refused_with_its_row(table, content, words):
     with pytest.raises(DataError, match=words):
-        read_score_table(table(text))
+        read_score_table(table(content))
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "message"),
+    ("content", "options", "message"),
     [
         ("vidoe,label,score\nx,real,1\n", {}, r"wanted a column 'video'.*Did you mean 'vidoe'"),
         ("video,label,note\nx,real,a\ny,fake,b\n", {}, "no column has scores.*--detectors"),
@@ -92,9 +89,9 @@ def test_what_gives_no_honest_number_is_refused_with_its_row(table, text, words)
         ("video,label,detector,score\nx,real,A,1\ny,fake,B,1\n", {"detectors": ["C"]}, r"no detector 'C'.*'A', 'B'"),
     ],
 )
-def test_a_table_without_what_is_needed_or_with_unknown_names_is_refused(table, text, options, message):
+def test_a_table_without_what_is_needed_or_with_unknown_names_is_refused(table, content, options, message):
     with pytest.raises(UsageError, match=message):
-        read_score_table(table(text), **options)
+        read_score_table(table(content), **options)
 
 
 @pytest.fixture
@@ -110,8 +107,10 @@ def index() -> pl.DataFrame:
 
 
 def test_a_corpus_gives_groups_to_videos_known_by_path_id_or_name(table, index):
-    text = "video,label,group,score\n/data/real/a.mp4,real,,1\n2222,fake,own,2\nfake/c,fake,,3\nc,real,,4\nz,real,,5\n"
-    found, of_corpus = with_corpus(read_score_table(table(text)), index)
+    content = (
+        "video,label,group,score\n/data/real/a.mp4,real,,1\n2222,fake,own,2\nfake/c,fake,,3\nc,real,,4\nz,real,,5\n"
+    )
+    found, of_corpus = with_corpus(read_score_table(table(content)), index)
     rows = {row["video_id"]: row for row in found.videos.iter_rows(named=True)}
     assert rows["/data/real/a.mp4"]["group_id"] == "corpus: g1"
     assert rows["2222"]["generator"] == "Sora"
@@ -124,18 +123,18 @@ def test_a_corpus_gives_groups_to_videos_known_by_path_id_or_name(table, index):
 
 
 def test_a_name_alike_is_no_match_where_folders_or_labels_differ(table, index):
-    text = (
+    content = (
         "video,label,score\nfake/a.mp4,real,1\nb,real,2\nother/deep/b.mp4,fake,3\nx/fake/b.mp4,fake,4\nb.avi,fake,5\n"
     )
-    _, of_corpus = with_corpus(read_score_table(table(text)), index)
+    _, of_corpus = with_corpus(read_score_table(table(content)), index)
     assert sorted(of_corpus["video_id"]) == ["b.avi", "x/fake/b.mp4"]
 
 
 def test_a_duplicate_that_the_index_leaves_out_is_the_video_that_it_has(table, index):
-    text = "video,label,score\nreal/copy.mp4,real,1\nreal/a.mp4,real,2\nfake/b.mp4,fake,3\n"
+    content = "video,label,score\nreal/copy.mp4,real,1\nreal/a.mp4,real,2\nfake/b.mp4,fake,3\n"
     detail = "same content as 'real/a.mp4', which is used."
     rejected = pl.DataFrame({"path": ["real/copy.mp4"], "reason": ["duplicate_content"], "detail": [detail]})
-    found, of_corpus = with_corpus(read_score_table(table(text)), index, used_for(rejected))
+    found, of_corpus = with_corpus(read_score_table(table(content)), index, used_for(rejected))
     assert of_corpus.height == 3
     groups = dict(found.videos.select("video_id", "group_id").iter_rows())
     assert groups["real/copy.mp4"] == groups["real/a.mp4"] != groups["fake/b.mp4"]
@@ -165,8 +164,8 @@ def test_rows_of_frames_or_parts_are_one_video_with_their_mean_score(table, name
     *kinds, videos = FRAMES[name]
     rows = [(pattern.format(kind, place), label, kind + place / 4) for kind, (pattern, label) in enumerate(kinds)
             for place in range(3)]  # fmt: skip
-    text = "".join(f"{video},{label},{score}\n" for video, label, score in [("video", "label", "score"), *rows])
-    read = read_score_table(table(text))
+    content = "".join(f"{video},{label},{score}\n" for video, label, score in [("video", "label", "score"), *rows])
+    read = read_score_table(table(content))
     assert dict(read.videos.select("video_id", "label").iter_rows()) == videos
     assert dict(zip(read.videos["video_id"], read.scores["score"], strict=True)) == {
         video: {"real": 0.25, "fake": 1.25}[label] for video, label in videos.items()
@@ -189,7 +188,7 @@ def test_rows_of_frames_or_parts_of_no_one_video_are_refused_or_stay_in_their_gr
     rows = list(zip(ids, labels, strict=True))
     with pytest.raises(DataError, match=r"row \d, .*column 'group'"):
         read_score_table(table("path,label,score\n" + "".join(f"{each},{label},0.5\n" for each, label in rows)))
-    text = "".join(f"{each},{label},0.5,g{number}\n" for number, (each, label) in enumerate(rows))
-    read = read_score_table(table("path,label,score,group\n" + text))
+    content = "".join(f"{each},{label},0.5,g{number}\n" for number, (each, label) in enumerate(rows))
+    read = read_score_table(table("path,label,score,group\n" + content))
     assert set(ids[:2]) <= {*read.videos["video_id"], "b"}
     assert read.videos["group_id"].null_count() == 0

@@ -41,15 +41,13 @@ from fvc_lib.corpus.copies.perceptual_hash import (
 )
 
 _CLOSER_BITS = 3  # frames that agree closely differ in at most ``max_bits`` minus this many bits
-_CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # (fifths cut off the start, fifths cut off the end) to consider
 _PAIRS_AT_ONCE = 1 << 16
 _LOOKS_AT_ONCE = 1 << 10
 
 # (4, K), for K pairs of videos: the number of the first video, that of the second video, that of a window of the second
 # video, and 1 if the first video is mirrored, else 0. In a middle frame, the whole first video looks like that window.
 Candidates = npt.NDArray[np.int64]
-_Keys = npt.NDArray[np.uint32]
-_Numbers = npt.NDArray[np.int32]
+_Numbers = npt.NDArray[np.int32] | npt.NDArray[np.uint32]
 # Chooses pairs of R queries and C entries, which are the rows and columns of a matrix. Arguments: positions of the
 # queries (R,), positions of the entries (C,), and a function. The function takes K column numbers and returns which of
 # these entries are near each query, bool (R, K). Returns (rows, columns) of the N chosen pairs, both (N,).
@@ -311,7 +309,7 @@ def _time_views(num_frames: int) -> tuple[TimeView, ...]:
     """
     last = num_frames - 1
     views = [tuple((frame, frame) for frame in range(num_frames))]
-    for start, end in _CUT_FIFTHS:
+    for start, end in ((1, 0), (0, 1), (1, 1)):  # fifths that are cut off the start and the end
         # For each frame of the cut copy, the nearest sampled frame of the uncut video; exact integer arithmetic.
         nearest = [(2 * (start * last + (5 - start - end) * frame) + 5) // 10 for frame in range(num_frames)]
         views.append(tuple(enumerate(nearest)))
@@ -369,7 +367,7 @@ def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block
     return tuple(block for block in blocks if block.radius >= 0)
 
 
-def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Keys, _Keys]:
+def _sorted_by(block: Block, codes: Codes) -> tuple[Codes, _Numbers, _Numbers]:
     """Return (codes, keys, positions): at most 2**32 ``codes`` sorted by their keys in ``block``, then by position.
 
     ``positions`` are the indices of the codes before they were sorted.

@@ -23,8 +23,6 @@ import numpy.typing as npt
 
 Codes = npt.NDArray[np.uint64]
 Hashes = npt.NDArray[np.uint64]  # (..., T, 30): codes of T frames with 30 windows each
-# (..., T, 216), for T frames: 12 x 12 luma, then 6 x 6 (blue - luma) / 2 + 128 and 6 x 6 (red - luma) / 2 + 128.
-Looks = npt.NDArray[np.uint8]
 Grid = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
@@ -33,9 +31,8 @@ Flags = npt.NDArray[np.bool_]
 
 GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
 STEPS = 20  # borders of windows are multiples of a 20th of a side
-_MOST_CUT = 3  # most steps that are cut off along one axis
-# (begin, end) of each span in steps along one axis; the first span is the whole side.
-SPANS = tuple((begin, begin + STEPS - cut) for cut in range(_MOST_CUT + 1) for begin in range(cut + 1))
+# (begin, end) of each span in steps along one axis. The first span is the whole side. At most 3 steps are cut off.
+SPANS = tuple((begin, begin + STEPS - cut) for cut in range(4) for begin in range(cut + 1))
 # A window is a pair of spans, (down, right), as indices into ``SPANS``; the first window is the whole picture. Height
 # and width are cut by the same share.
 WINDOWS = tuple(
@@ -47,10 +44,7 @@ WINDOWS = tuple(
 LOOK_LUMA_SIDE, LOOK_COLOUR_SIDE = 12, 6
 LOOK_BYTES = LOOK_LUMA_SIDE**2 + 2 * LOOK_COLOUR_SIDE**2
 _FRAME_BYTES = 8 * len(WINDOWS)
-_NOISE_AMPLITUDE = 0.25  # grey levels; the sign of a weaker coefficient is chance
-_MIN_SIGNIFICANT = 32  # of 64 coefficients; flat, black and striped pictures have fewer and get no hash
 _LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
-_DARK_LEVEL = 24.0  # largest mean luma, in all frames, of a row or column that is a black bar
 
 
 def perceptual_hash(frames: Pixels) -> str:
@@ -67,15 +61,10 @@ def perceptual_hash(frames: Pixels) -> str:
     """
     frames = without_bars(frames)
     grids = luma_grids(frames)
-    return hash_text(_codes(grids), _looks(frames, grids))
+    return hash_text(codes_of(grids), _looks(frames, grids))
 
 
-def hash_of_grids(grids: Grid) -> str:
-    """Return the hash of T frames without looks, from the result of ``luma_grids``, (T, 160, 160)."""
-    return hash_text(_codes(grids))
-
-
-def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
+def hash_text(codes: Hashes, looks: Pixels | None = None) -> str:
     """Return a hash as text, which ``parse_hashes`` reads.
 
     Args:
@@ -88,7 +77,7 @@ def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
     return "-".join(base64.b64encode(frame.tobytes()).decode("ascii") for frame in table)
 
 
-def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
+def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Pixels]:
     """Return (codes, looks) of N hashes of T frames each: uint64 (N, T, 30) and uint8 (N, T, 216).
 
     If the hashes have no looks, the shape of the looks is (N, T, 0).
@@ -115,8 +104,10 @@ def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
     return codes, looks
 
 
-def _looks(frames: Pixels, grids: Grid) -> Looks:
+def _looks(frames: Pixels, grids: Grid) -> Pixels:
     """Return the looks of T frames, uint8 (T, 216).
+
+    A look is 12 x 12 luma, then 6 x 6 (blue - luma) / 2 + 128 and 6 x 6 (red - luma) / 2 + 128.
 
     Args:
         frames: RGB, uint8 (T, 3, H, W).
@@ -148,9 +139,9 @@ def _picture_span(levels: Grid) -> slice:
     """Return the slice of rows (or columns) between dark bars; all rows if less than a quarter would remain.
 
     Args:
-        levels: mean luma of each row (or column), the largest value over all frames, 0 to 255.
+        levels: mean luma of each row (or column), the largest value over all frames, 0 to 255. Bars have at most 24.
     """
-    bright = np.flatnonzero(levels > _DARK_LEVEL)
+    bright = np.flatnonzero(levels > 24.0)
     if len(bright) and 4 * (bright[-1] + 1 - bright[0]) >= len(levels):
         return slice(int(bright[0]), int(bright[-1]) + 1)
     return slice(0, len(levels))
@@ -199,7 +190,7 @@ _BIT_VALUES = np.uint64(1) << np.arange(64, dtype=np.uint64)
 MIRROR_BITS = np.uint64(_BIT_VALUES[_FREQUENCIES[:, 1] % 2 == 1].sum())
 
 
-def _codes(grids: Grid) -> Hashes:
+def codes_of(grids: Grid) -> Hashes:
     """Return the codes of T frames, uint64 (T, 30): bit k of a code is set if DCT amplitude k is positive.
 
     A code is 0 if more than half of its amplitudes are so small that they may be noise. ``grids`` is the result of
@@ -212,8 +203,9 @@ def _codes(grids: Grid) -> Hashes:
     amplitudes = np.stack([window[:, down, right] for window in windows], axis=1)
     # Rounded, so that a zero stays zero in whatever order a matrix product adds.
     bits = np.where(amplitudes.round(6) > 0, _BIT_VALUES, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
-    significant = (np.abs(amplitudes) > _NOISE_AMPLITUDE).sum(axis=-1)
-    return np.asarray(np.where(significant >= _MIN_SIGNIFICANT, bits, np.uint64(0)))
+    # The sign of less than 0.25 grey levels is chance. Flat, black and striped pictures get no hash.
+    significant = (np.abs(amplitudes) > 0.25).sum(axis=-1)
+    return np.asarray(np.where(significant >= 32, bits, np.uint64(0)))
 
 
 # --- Pictures: decide whether two pictures with near hashes show the same photograph. A hash of 64 bits is too little
@@ -412,7 +404,7 @@ class SameFootage:
         looks: looks of N videos with T frames each, uint8 (N, T, 216).
     """
 
-    def __init__(self, looks: Looks) -> None:
+    def __init__(self, looks: Pixels) -> None:
         luma_bytes = LOOK_LUMA_SIDE**2
         self._luma = looks[..., :luma_bytes].reshape(*looks.shape[:2], 1, LOOK_LUMA_SIDE, LOOK_LUMA_SIDE)
         self._colour = looks[..., luma_bytes:].reshape(*looks.shape[:2], 2, LOOK_COLOUR_SIDE, LOOK_COLOUR_SIDE)
@@ -442,7 +434,7 @@ class SameFootage:
         used = is_near[:, :, None, None, None].astype(np.float32)
         is_plain = np.minimum(*(_share_off_median(values, is_near) for values in luma)) < _PLAIN_SHARE
         first, second = (values - values.mean(axis=(3, 4), keepdims=True) for values in luma)
-        # Stored colour values are halved (see ``Looks``).
+        # Stored colour values are halved (see ``_looks``).
         blue_red = [2 * (values - np.median(values, axis=(3, 4), keepdims=True)) for values in colour]
         hue, saturation = _colours(blue_red, used)
         energy = [_total(values**2 * used) for values in (first, second)]

@@ -10,7 +10,7 @@ Captions: training, validation and test show different combinations of colour, s
 occurs in training, but any two words of a test caption occur together in a training caption. So a model that finds the
 right caption of a test clip has learned what the words mean.
 
-Arithmetic is element-wise only, as in ``scenes``, so equal versions of the code give equal bytes on every machine.
+Arithmetic is element-wise only, as in ``footage``, so equal versions of the code give equal bytes on every machine.
 """
 
 import io
@@ -26,8 +26,7 @@ import numpy.typing as npt
 import polars as pl
 from PIL import Image
 
-from fvc_lib.corpus.samples.files import Encoding, encode_frames, generate
-from fvc_lib.corpus.samples.scenes import Plane, Planes, generator_for, texture
+from fvc_lib.corpus.samples.footage import Encoding, Plane, Planes, encode_frames, generate, generator_for, texture
 from fvc_lib.services.atomic_files import AnyPath
 
 # Any change that alters a byte of a corpus needs another version: finished corpora are recognised by it.
@@ -45,7 +44,6 @@ _STEPS: Plane = (np.arange(PHOTOGRAPH_PIXELS, dtype=np.float32) + 0.5) * np.floa
 # By the number of pieces on a plate: (least, largest) distance of pieces from the middle, in radii of the plate.
 _RADII = {1: (0.0, 0.5), 2: (0.38, 0.55), 3: (0.45, 0.58), 4: (0.52, 0.6)}
 _PIECE = 1.5  # scale of the pieces
-_RIM = 0.9  # distance of the berries from the middle, in radii of the plate
 # Red, green, blue of 0 to 255.
 _FOOD_COLOURS = ((150, 92, 40), (110, 60, 34), (176, 110, 30), (136, 70, 60))
 _PLATE_COLOURS = ((246, 244, 238), (206, 222, 236), (222, 232, 204), (240, 226, 214))
@@ -134,7 +132,7 @@ def _draw(dish: Dish, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     look = generator_for("dish", dish.name)  # decides what all photographs of the dish share
     pieces = _scattered(dish.num_pieces, look)
     angles = (look.permutation(12)[: dish.num_berries] + look.uniform(0.2, 0.8, dish.num_berries)) * (math.pi / 6)
-    berries = [(_RIM * math.cos(angle), _RIM * math.sin(angle)) for angle in angles.tolist()]
+    berries = [(0.9 * math.cos(angle), 0.9 * math.sin(angle)) for angle in angles.tolist()]  # in radii of the plate
     palettes = (_FOOD_COLOURS, _PLATE_COLOURS, _TABLE_COLOURS, _BERRY_COLOURS)
     food, plate, table, berry = (look.choice(palette) for palette in palettes)
     is_round = look.random() < 0.5
@@ -228,7 +226,7 @@ def plan_dishes() -> tuple[Dish, ...]:
 
 
 def generate_sample_dishes(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the corpus to ``folder``; see ``files.generate``.
+    """Write the missing files of the corpus to ``folder``; see ``footage.generate``.
 
     Equal versions of this code, numpy and Pillow write equal bytes.
 
@@ -253,8 +251,6 @@ def generate_sample_dishes(folder: AnyPath, *, progress: Callable[[int, int], No
 
 CLIP_PIXELS = 64
 NUM_FRAMES = 12
-FRAMES_PER_SECOND = 8
-_BITS_PER_PIXEL = 1.2
 
 # Red, green, blue of 0 to 255.
 COLOURS = {
@@ -308,7 +304,7 @@ class Drawing:
     def encoding(self) -> Encoding:
         """The encoding of the clip; ``name`` decides codec and container, independently of the picture."""
         codec, suffix = _ENCODINGS[int(generator_for("caption encoding", self.name).integers(len(_ENCODINGS)))]
-        return Encoding(codec, suffix, FRAMES_PER_SECOND, _BITS_PER_PIXEL)
+        return Encoding(codec, suffix, frames_per_second=8, bits_per_pixel=1.2)
 
     @property
     def path(self) -> str:
@@ -389,7 +385,7 @@ def plan_clips() -> tuple[Drawing, ...]:
 
 
 def generate_sample_captions(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the corpus to ``folder``; see ``files.generate``.
+    """Write the missing files of the corpus to ``folder``; see ``footage.generate``.
 
     Equal versions of this code, numpy and PyAV write equal bytes.
 

@@ -4,7 +4,7 @@ Nothing in this corpus was filmed. The whole pipeline runs on it, on any machine
 run reports leakage, controls (models that must score at chance) and confidence intervals honestly. Results on this
 corpus say nothing about real forgeries.
 
-Frames are planar yuv420p, uint8 (T, 3*H/2, W): T frames of height H and width W (see ``scenes``). A donor is other
+Frames are planar yuv420p, uint8 (T, 3*H/2, W): T frames of height H and width W (see ``footage``). A donor is other
 footage of the same shape, from which a manipulation copies.
 """
 
@@ -12,16 +12,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.corpus.listing import Listing, read_corpora
-from fvc_lib.corpus.samples import files, scenes
-from fvc_lib.corpus.samples.files import Encoding, decode_frames
-from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot, generator_for, split_planes
+from fvc_lib.corpus.samples.footage import (
+    Camera,
+    Encoding,
+    Planes,
+    Shot,
+    decode_frames,
+    draw_camera,
+    encode_frames,
+    encode_to_size,
+    generate,
+    generator_for,
+    render_shot,
+    resize_plane,
+    split_planes,
+)
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
@@ -68,8 +80,8 @@ def resynthesise_region(base: Planes, _donor: Planes, rng: np.random.Generator) 
     rows, columns = (np.arange(side) // half_period % 2 for side in (height, width))
     lattice = np.where(rows[:, None] == columns, amplitude, -amplitude)  # a checkerboard
     for frame, mask in zip(forged, masks, strict=True):
-        coarse = scenes.resize_plane(frame[:height], height // factor, width // factor)
-        smooth = np.rint(scenes.resize_plane(coarse, height, width) + lattice)
+        coarse = resize_plane(frame[:height], height // factor, width // factor)
+        smooth = np.rint(resize_plane(coarse, height, width) + lattice)
         np.copyto(frame[:height], np.clip(smooth, 16, 235).astype(np.uint8), where=mask)
     return forged
 
@@ -144,13 +156,9 @@ EVENTS_PER_LABEL = 20
 _SIZES = ((240, 180), (176, 240), (256, 144), (208, 208), (288, 216))
 _RATES = (12, 15, 20, 24, 30)
 _CONTAINERS = (("libx264", "mp4"), ("libx264", "mkv"), ("mpeg4", "avi"), ("mpeg4", "mp4"), ("libvpx-vp9", "webm"))
-_SECONDS = (1.6, 2.6)
 _BITS_PER_PIXEL = (0.22, 0.28, 0.35, 0.42)
-_PHONE_NOISE = 3.5  # standard deviation of luma noise in grey levels from which a camera is called a phone
 _COPIES = (0, 1, 1, 1, 2)
 _COPY_KINDS = ("reencode", "rescale", "crop")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -194,7 +202,7 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
     width, height = _SIZES[rng.integers(len(_SIZES))]
     frames_per_second = _RATES[rng.integers(len(_RATES))]
     variants = ["original", *(_COPY_KINDS[k] for k in rng.permutation(len(_COPY_KINDS))[:num_copies])]
-    num_frames, clips = round(frames_per_second * rng.uniform(*_SECONDS)), []
+    num_frames, clips = round(frames_per_second * rng.uniform(1.6, 2.6)), []
     for place, variant in enumerate(variants, start=first_clip):
         codec, suffix = _CONTAINERS[rng.integers(len(_CONTAINERS))]
         encoding = Encoding(codec, suffix, frames_per_second, _BITS_PER_PIXEL[rng.integers(len(_BITS_PER_PIXEL))])
@@ -202,7 +210,7 @@ def _event(name: str, first_clip: int, label: str, number: int, manipulation: st
     return EventPlan(name, label, manipulation, width, height, num_frames, tuple(clips))
 
 
-def _deal(cards: Sequence[T], *seed: str) -> list[T]:
+def _deal(cards: Sequence[Any], *seed: str) -> list[Any]:
     """Return an item of ``cards`` for each of the ``EVENTS_PER_LABEL`` events of a label; ``seed`` decides the order.
 
     All items are used about equally often.
@@ -221,7 +229,7 @@ Use it to see that the pipeline runs and reports honestly. Results on it say not
 
 
 def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the missing files of the sample corpus to ``folder``; see ``files.generate``.
+    """Write the missing files of the sample corpus to ``folder``; see ``footage.generate``.
 
     Equal versions of this code, numpy and PyAV write equal bytes.
 
@@ -231,7 +239,7 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
     events = plan_events()
     plan = {tuple(clip.path for clip in event.clips): partial(make_event, event) for event in events}
     notice = _NOTICE_TEXT.format(version=CORPUS_VERSION)
-    return files.generate(Path(folder), notice, plan, manifest_of(events), progress)
+    return generate(Path(folder), notice, plan, manifest_of(events), progress)
 
 
 def make_event(event: EventPlan) -> list[bytes]:
@@ -242,12 +250,12 @@ def make_event(event: EventPlan) -> list[bytes]:
         if manipulation.uses_donor:
             # The donor is filmed by another device in poorer light, so it has more noise.
             noise = generator_for("donor noise", event.name).uniform(8, 14)
-            donor = film(event, "donor", replace(scenes.draw_camera(f"donor {event.name}"), noise_sigma=noise))
+            donor = film(event, "donor", replace(draw_camera(f"donor {event.name}"), noise_sigma=noise))
         footage = manipulation.apply(footage, donor, generator_for("forger", event.name))
-    contents = [files.encode_to_size(footage, event.clips[0].encoding)]
+    contents = [encode_to_size(footage, event.clips[0].encoding)]
     footage = decode_frames(contents[0])  # copies are made from the published file
     for copy in event.clips[1:]:
-        contents.append(files.encode_to_size(_vary(footage, copy.variant, copy.path), copy.encoding))
+        contents.append(encode_to_size(_vary(footage, copy.variant, copy.path), copy.encoding))
     return contents
 
 
@@ -259,8 +267,8 @@ def film(event: EventPlan, role: str, camera: Camera) -> Planes:
     shot = Shot(f"{event.name} {role}", event.width, event.height, event.num_frames, camera)
     bits_per_pixel = generator_for("device", shot.name).uniform(0.7, 1.1)
     device = Encoding("mpeg4", "avi", event.clips[0].encoding.frames_per_second, bits_per_pixel)
-    frames = scenes.render_shot(shot)
-    return decode_frames(files.encode_frames(frames, device, device.bits_per_second(frames)))
+    frames = render_shot(shot)
+    return decode_frames(encode_frames(frames, device, device.bits_per_second(frames)))
 
 
 def manifest_of(events: Sequence[EventPlan]) -> pl.DataFrame:
@@ -274,7 +282,7 @@ def manifest_of(events: Sequence[EventPlan]) -> pl.DataFrame:
     """
     rows = []
     for event in events:
-        device = "phone" if _camera(event).noise_sigma >= _PHONE_NOISE else "camcorder"
+        device = "phone" if _camera(event).noise_sigma >= 3.5 else "camcorder"
         for clip in event.clips:
             row = {
                 "path": clip.path,
@@ -291,7 +299,7 @@ def manifest_of(events: Sequence[EventPlan]) -> pl.DataFrame:
 
 
 def _camera(event: EventPlan) -> Camera:
-    return scenes.draw_camera(f"{event.label} {event.name}")
+    return draw_camera(f"{event.label} {event.name}")
 
 
 def _vary(frames: Planes, variant: str, seed: str) -> Planes:
@@ -312,7 +320,7 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
             if variant == "crop":
                 to_plane[:] = from_plane[top // step :, left // step :][: h // step, : w // step]
             else:
-                to_plane[:] = np.rint(scenes.resize_plane(from_plane, *to_plane.shape))
+                to_plane[:] = np.rint(resize_plane(from_plane, *to_plane.shape))
     return varied
 
 
@@ -344,6 +352,9 @@ def names_of_corpora(config: RunConfig) -> list[str]:
 def run_listing(config: RunConfig) -> Listing:
     """Return the listing of the run's corpora; missing files of the sample corpus are written.
 
+    Paths in the run's index are relative to the ``root`` of the listing. For several corpora, this is a folder with
+    links to the corpora.
+
     Raises:
         UsageError: see ``read_corpora``.
         DataError: see ``read_corpora``.
@@ -354,11 +365,3 @@ def run_listing(config: RunConfig) -> Listing:
         allow_outside=config.allow_outside,
         label_map=config.label_map,
     )
-
-
-def corpus_root(config: RunConfig) -> Path:
-    """Return the folder that the paths in the run's index are relative to.
-
-    For several corpora, this is a folder with links to the corpora. Missing files of the sample corpus are written.
-    """
-    return run_listing(config).root

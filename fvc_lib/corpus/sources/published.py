@@ -32,8 +32,6 @@ from fvc_lib.services.registry import CORPORA
 
 PARTS = {"train": "train", "val": "validation", "test": "test"}  # official part by its name in published lists
 Describe = Callable[[str], Entry | Refusal | None]  # takes a path as table text; returns None for a file to skip
-_NO_SPLIT = "There is no official split: its lists are not there, or the corpus has none."
-_LISTS = (".json", ".jsonl", ".csv", ".txt")  # endings of other files that some releases have among their videos
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -166,9 +164,10 @@ def read_published(
             entries.append(described)
         elif described is not None:
             rejections.add_file(text, described)
-    rejections.rows.extend(row for row in others.rows if not row[0].endswith(_LISTS))
+    lists = (".json", ".jsonl", ".csv", ".txt")  # some releases have these among their videos
+    rejections.rows.extend(row for row in others.rows if not row[0].endswith(lists))
     if not any(entry.official_split for entry in entries):
-        notes = [*notes, _NO_SPLIT]
+        notes = [*notes, "There is no official split: its lists are not there, or the corpus has none."]
     return listing_of_files(files, kind, entries, rejections, notes)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import av
 import polars as pl
 
-from fvc_lib.corpus.samples.videos import corpus_root
+from fvc_lib.corpus.samples.videos import run_listing
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
@@ -87,7 +87,7 @@ def score_levels(
     Raises:
         DataError: undisturbed videos do not get their stored scores.
     """
-    root, checked = corpus_root(networks.config), 0.0
+    root, checked = run_listing(networks.config).root, 0.0
     videos = predictions.select("video_id", "group_id", "label", "fold", "threshold", stored="score")
     facts = index.select("video_id", "path", "content_sha256")
     videos = videos.join(facts, on="video_id", validate="1:1").sort("fold", "video_id")

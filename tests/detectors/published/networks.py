@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fvc_lib.corpus.samples.files import Encoding, encode_frames
-from fvc_lib.corpus.samples.scenes import Shot, draw_camera, render_shot
+from fvc_lib.corpus.samples.footage import Encoding, Shot, draw_camera, encode_frames, render_shot
 from fvc_lib.detectors.network import HEADS, Detector, Trunk, tune
 from fvc_lib.detectors.packages import imported
 from fvc_lib.engine.random_state import forked_random_state

@@ -1,19 +1,71 @@
+"""Copies of videos and pictures: which pairs are found, and that nothing else is."""
+
 import csv
 import itertools
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from PIL import Image
 
 from fvc_lib.corpus.copies import near_duplicates
-from fvc_lib.corpus.copies.near_duplicates import blocks_for, near_duplicate_links
-from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text, parse_hashes, perceptual_hash
-from fvc_lib.corpus.samples.scenes import generator_for, texture
+from fvc_lib.corpus.copies.near_duplicates import BlockSearch, Judge, blocks_for, near_duplicate_links
+from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, SamePictures, hash_text, parse_hashes, perceptual_hash
+from fvc_lib.corpus.samples.footage import generator_for, texture
 from fvc_lib.video.decode.clip import decode_clip
-from tests.corpus.all_pairs import near_duplicate_pairs
+from tests.corpus.edited_pictures import EDITS, drawn, saved_anew, signature
+
+
+def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
+    """All index pairs (i < j), ascending; arguments and errors as for ``near_duplicate_links``."""
+    judge = Judge(hashes, max_bits)
+    count = len(judge.known)
+    candidates = np.indices((count, count, len(WINDOWS), 2)).reshape(4, -1)
+    near = candidates[:, candidates[0] != candidates[1]]
+    near = near[:, judge.hashes_agree(near)]
+    return sorted({tuple(sorted(pair)) for pair in judge.known[near[:2, judge.agree(near)]].T.tolist()})
+
+
+# --- The search for near codes.
+
+
+def scattered(rng: np.random.Generator, centres: np.ndarray, count: int) -> np.ndarray:
+    """Codes 0 to 15 bits away from one of the centres, so that there are pairs on either side of any limit."""
+    codes = rng.choice(centres, count)
+    for place in range(count):
+        for bit in rng.permutation(64)[: rng.integers(0, 9)]:
+            codes[place] ^= np.uint64(1) << np.uint64(bit)
+    return codes
+
+
+CORPUS_SIZES = (1, 300, 3_000, 100_000, 10_000_000)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(0, 12), st.integers(0, 12), st.sampled_from(CORPUS_SIZES)
+)
+def test_every_pair_is_found_once(seed: int, max_bits: int, num_queries: int, num_entries: int, size: int) -> None:
+    """Few pairs of a key are compared as a matrix already, and in small pieces."""
+    rng = np.random.default_rng(seed)
+    centres = rng.integers(0, 2**64, 3, dtype=np.uint64)
+    queries, entries = scattered(rng, centres, num_queries), scattered(rng, centres, num_entries)
+    blocks = blocks_for(max_bits, size, size)
+    found: list[tuple[int, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"_CANDIDATES": 8, "_LARGE_PAIRS": 6, "_TILE_PAIRS": 64}.items():
+            patch.setattr(near_duplicates, name, value)
+        for number in range(len(blocks)):
+            search = BlockSearch(entries, blocks, number, max_bits)
+            for part in search.pairs(queries, lambda q, e, near: np.nonzero(near(np.arange(len(e))))):
+                found.extend(zip(*(places.tolist() for places in part), strict=True))
+    apart = np.bitwise_count(queries[:, None] ^ entries)
+    assert sorted(found) == list(map(tuple, np.argwhere(apart <= max_bits).tolist()))
+
 
 MEDIA = Path(__file__).resolve().parents[3] / "shared" / "media"
 NUM_WINDOWS = len(WINDOWS)
@@ -75,27 +127,17 @@ def naive_pairs(hashes: list[str | None], max_bits: int) -> list[tuple[int, int]
 def hash_lists(draw: st.DrawFn) -> list[str | None]:
     """Few centres, and hashes a few bits away from them, so that there are pairs, ties and near misses."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    num_videos, num_frames = draw(st.integers(0, 7)), draw(st.integers(1, 6))
+    shape = num_videos, num_frames, _ = draw(st.integers(0, 7)), draw(st.integers(1, 6)), NUM_WINDOWS
     centres = rng.integers(0, 2**64, (3, NUM_WINDOWS), dtype=np.uint64)
-    texts: list[str | None] = []
-    for _ in range(num_videos):
-        if rng.random() < 0.15:
-            texts.append(None)
-            continue
-        frames = []
-        for _ in range(num_frames):
-            values = rng.permutation(centres[rng.integers(3)])
-            values[0] = centres[rng.integers(3), rng.integers(2)]
-            for window in range(NUM_WINDOWS):
-                for bit in rng.integers(0, 64, int(rng.integers(0, 6))):
-                    values[window] ^= np.uint64(1) << np.uint64(bit)
-                if rng.random() < 0.1:
-                    values[window] = 0
-            if rng.random() < 0.3:
-                values[0] = mirror_bit_by_bit(int(values[0]))
-            frames.append(values)
-        texts.append(hash_text(np.stack(frames)))
-    return texts
+    table = rng.permuted(centres[rng.integers(3, size=shape[:2])], axis=2)
+    table[:, :, 0] = centres[rng.integers(3, size=shape[:2]), rng.integers(2, size=shape[:2])]
+    for _ in range(5):
+        bits = np.uint64(1) << rng.integers(0, 64, shape, dtype=np.uint64)
+        table ^= np.where(rng.random(shape) < 0.5, bits, np.uint64(0))
+    table[rng.random(shape) < 0.1] = 0
+    for video, frame in np.argwhere(rng.random((num_videos, num_frames)) < 0.3):
+        table[video, frame, 0] = mirror_bit_by_bit(int(table[video, frame, 0]))
+    return [None if rng.random() < 0.15 else hash_text(frames) for frames in table]
 
 
 @pytest.fixture(params=["compared", "looked up"])
@@ -139,16 +181,6 @@ class TestAgainstTheNaiveDefinition:
         assert len(set(clusters)) == {"three frames": 23, "all but a few bits": 2}[shared]
         assert connected(len(hashes), near_duplicate_links(hashes, 8)) == clusters
 
-    def test_many_copies_of_few_videos_and_strangers_that_share_a_frame(self):
-        rng = np.random.default_rng(6)
-        table = rng.integers(1, 2**64, (300, 4, NUM_WINDOWS), dtype=np.uint64)
-        table[:200] = table[np.arange(200) % 3]
-        table[:200] ^= np.uint64(1) << rng.integers(0, 64, (200, 4, NUM_WINDOWS), dtype=np.uint64)
-        table[200:, 1] = table[200, 1]
-        links = near_duplicate_links([hash_text(frames) for frames in table], 8)
-        assert connected(300, links) == [number % 3 if number < 200 else number for number in range(300)]
-        assert len(links) == 197
-
 
 def connected(count, pairs):
     """The smallest member of each one's connected component."""
@@ -179,13 +211,9 @@ COPIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def originals() -> list[np.ndarray]:
-    return [footage(seed) for seed in range(3)]
-
-
 @pytest.mark.parametrize("copy", COPIES)
-def test_copies_are_found_and_strangers_are_not(copy, originals):
+def test_copies_are_found_and_strangers_are_not(copy):
+    originals = [footage(seed) for seed in range(3)]
     videos = [*originals, *map(COPIES[copy], originals)]
     hashes = [perceptual_hash(np.ascontiguousarray(frames)) for frames in videos]
     assert near_duplicate_pairs(hashes, 10) == [(i, i + 3) for i in range(3)]
@@ -222,3 +250,96 @@ def test_real_videos_of_different_groups_are_not_joined():
     pairs = near_duplicate_pairs([perceptual_hash(decode_clip(MEDIA / path, 6, 96).frames) for path in paths], 10)
     assert pairs, "the labelled clips hold several takes of one signer and several forgeries of one portrait"
     assert [(paths[i], paths[j]) for i, j in pairs if groups[paths[i]] != groups[paths[j]]] == []
+
+
+# --- Videos that only their looks tell apart.
+
+NUM_FRAMES, SIDE = 6, 64
+GREEN, YELLOW, WHITE, RED = (30, 200, 40), (230, 220, 30), (245, 245, 245), (220, 30, 30)
+DOWN, RIGHT = np.mgrid[:SIDE, :SIDE]
+GREY = np.full((SIDE, SIDE, 3), 90.0)
+PATHS = {
+    "right": lambda share: (0.5, 0.2 + 0.6 * share),
+    "left": lambda share: (0.5, 0.8 - 0.6 * share),
+    "down": lambda share: (0.2 + 0.6 * share, 0.4),
+    "still": lambda share: (0.5, 0.4),
+}
+
+
+def scene() -> np.ndarray:
+    return texture(generator_for("a still scene"), SIDE, SIDE, (40, 20, 9), 40)[..., None] + np.full(3, 110.0)
+
+
+def moving(ground: np.ndarray, colour: tuple[int, int, int], path: str, reach: float = 9) -> np.ndarray:
+    """uint8 (T, 3, H, W): a square of one colour, of twice ``reach`` pixels, that moves over a ground."""
+    frames = np.repeat(ground[None], NUM_FRAMES, axis=0)
+    for number, frame in enumerate(frames):
+        down, right = (SIDE * place for place in PATHS[path](number / (NUM_FRAMES - 1)))
+        frame[np.maximum(np.abs(DOWN - down), np.abs(RIGHT - right)) < reach] = colour
+    return np.ascontiguousarray(frames.clip(0, 255).astype(np.uint8).transpose(0, 3, 1, 2))
+
+
+TWO_CLIPS = {
+    "another colour": (moving(GREY, GREEN, "right"), moving(GREY, YELLOW, "right")),
+    "a colour and none": (moving(GREY, YELLOW, "down"), moving(GREY, WHITE, "down")),
+    "the other way": (moving(GREY, GREEN, "right"), moving(GREY, GREEN, "left")),
+    "another colour in a scene": (moving(scene(), GREEN, "down", 4), moving(scene(), RED, "down", 4)),
+    "another movement in a scene": (moving(scene(), GREEN, "right", 4), moving(scene(), GREEN, "down", 4)),
+    "nothing moves in one": (moving(scene(), GREEN, "right", 4), moving(scene(), GREEN, "still", 4)),
+}
+
+
+@pytest.mark.parametrize("difference", TWO_CLIPS)
+def test_clips_that_only_their_hashes_confuse_are_two(difference: str) -> None:
+    hashes = [perceptual_hash(frames) for frames in TWO_CLIPS[difference]]
+    assert near_duplicate_pairs([hash_text(codes) for codes in parse_hashes(hashes)[0]], 10) == [(0, 1)]
+    assert near_duplicate_pairs(hashes, 10) == near_duplicate_links(hashes, 10) == []
+
+
+@pytest.mark.parametrize("edit", ["noise", "smaller", "brighter", "letterboxed", "one frame replaced"])
+@pytest.mark.parametrize("clip", ["a colour and none", "another movement in a scene"])
+def test_copies_of_drawn_clips_are_found(edit: str, clip: str) -> None:
+    original = TWO_CLIPS[clip][0]
+    copy = np.concatenate([footage(77, SIDE, SIDE)[:1], original[1:]])
+    if edit != "one frame replaced":
+        copy = noisy(original, 3) if edit == "noise" else COPIES[edit](original)
+    assert near_duplicate_links([perceptual_hash(original), perceptual_hash(copy)], 10) == [(0, 1)]
+
+
+# --- Pictures.
+
+NUM_DISHES = 6
+
+
+def links(signatures: list[tuple[str, str]]) -> list[tuple[int, int]]:
+    hashes, thumbnails = zip(*signatures, strict=True)
+    return near_duplicate_links(hashes, 10, SamePictures(thumbnails))
+
+
+@pytest.fixture(scope="module")
+def dishes() -> list[Image.Image]:
+    return drawn(NUM_DISHES)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_copy_is_linked_to_its_original_and_to_nothing_else(edit: str, dishes: list[Image.Image]) -> None:
+    signatures = [*map(signature, dishes), *(signature(EDITS[edit](dish)) for dish in dishes)]
+    assert links(signatures) == [(place, place + NUM_DISHES) for place in range(NUM_DISHES)]
+
+
+def test_of_one_luma_and_other_colours_two_pictures_are_two(dishes: list[Image.Image]) -> None:
+    pixels = np.asarray(dishes[0]).astype(np.float64)
+    luma = pixels @ [0.299, 0.587, 0.114]
+    opposite = np.clip(2 * luma[..., None] - pixels, 0, 255).astype(np.uint8)  # red for cyan, in equal luma
+    pair = [signature(dishes[0]), signature(Image.fromarray(opposite))]
+    judge = SamePictures([thumbnail for _, thumbnail in pair])
+    zero = np.zeros(2, np.int64)
+    assert judge(zero, np.array([0, 1]), zero, zero == 1).tolist() == [True, False]
+
+
+def test_plain_pictures_are_like_nothing() -> None:
+    grey = Image.new("RGB", (64, 64), (90, 90, 90))
+    assert links([signature(grey), signature(saved_anew(grey))]) == []
+    judge = SamePictures([signature(grey)[1]] * 2)
+    place = np.zeros(1, np.int64)
+    assert judge(place, place + 1, place, place == 1).tolist() == [False]
