@@ -14,7 +14,7 @@ from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, class_weights, clip_rows, fold_clips, prior_logit
-from fvc_lib.tasks.video.training import BinaryScores, fold_training, train_fold
+from fvc_lib.tasks.video.training import fold_training, train_fold
 from tests.kits.training import draw_clip
 
 ROWS = (ClipRow("a", 0, 0), ClipRow("a", 1, 0), ClipRow("b", 0, 1))
@@ -117,13 +117,3 @@ def test_a_result_is_one_row_per_video_with_the_mean_of_its_clips_logits(several
     ]
     assert not parts[0] & parts[1]
     assert len(task.validation_data) == CLIPS * len(parts[1])
-
-
-def test_scores_average_the_clips_of_a_video_wherever_batches_and_ranks_end():
-    logits, labels = torch.arange(12.0).double(), torch.tensor([0, 0, 0, 1, 1, 1] * 2)
-    one, other = BinaryScores(3), BinaryScores(3)
-    one.add([str(n) for n in range(5)], {"logits": logits[:5], "labels": labels[:5]})
-    other.add([str(n) for n in range(5, 12)], {"logits": logits[5:], "labels": labels[5:]})
-    one.add_document(other.to_document())
-    assert (one.logits.tolist(), one.labels.tolist()) == ([1, 4, 7, 10], [0, 1, 0, 1])
-    assert one.compute()["roc_auc"] == 0.75

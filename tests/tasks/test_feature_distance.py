@@ -57,12 +57,6 @@ def test_the_distance_is_that_of_a_plain_loop():
     assert np.isinf(nearest_distances(features[:3], features[:3], np.ones((3, 3), bool))).all()
 
 
-def test_stored_features_are_the_same_again():
-    known = reference(np.random.default_rng(4), 30)
-    arrays = known.arrays()
-    assert FeatureDistance.of_arrays(arrays, [1, 0]).digest == known.digest
-
-
 @pytest.mark.parametrize("size", [4, 20])
 def test_what_moves_in_one_place_is_no_still(size):
     """As in a talking head: a mouth of some pixels in a picture with bars, the rest of which stays as it is."""

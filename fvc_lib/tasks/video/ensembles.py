@@ -159,10 +159,12 @@ def _stacked(members: Sequence[Member], fold: int, rule: FoldRule) -> FoldRule:
     there = np.isfinite(log_odds).all(1)
     log_odds, table = log_odds[there], table.filter(pl.Series(there))
     labels, groups, threshold = fake_labels(table), table["group_id"].to_list(), rule.threshold
-    fitted = fit_stacking(labels, log_odds, one_vote_per_group(groups))
+    votes = one_vote_per_group(groups)
+    fitted = fit_stacking(labels, log_odds, votes)
     if table["label"].n_unique() == 2:
         scores = probabilities(fitted.log_odds(log_odds), 1.0)
-        threshold = min(1.0, threshold_at(operating_point(members[0].config.operating_point), labels, scores))
+        point = operating_point(members[0].config.operating_point)
+        threshold = min(1.0, threshold_at(point, labels, scores))
     changes = {"weights": fitted.weights.tolist(), "intercept": fitted.intercept, "threshold": threshold}
     return rule.model_copy(update={**changes, "num_videos": table.height, "num_groups": len(set(groups))})
 

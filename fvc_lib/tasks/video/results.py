@@ -297,7 +297,9 @@ def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config
         part = scored.filter(fold=fold)
         labels, num_groups = fake_labels(part), part["group_id"].n_unique()
         for name in names:
-            number = float(METRICS[name.removesuffix(UNCALIBRATED)](labels, measured(name, part)[1]))
+            _, inputs = measured(name, part)
+            metric = METRICS[name.removesuffix(UNCALIBRATED)]
+            number = float(metric(labels, inputs))
             if math.isfinite(number):
                 values[name].append(number)
             of_folds.append((source, f"fold_{fold}", name, number, *[None] * 4, part.height, num_groups))
@@ -371,7 +373,8 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
         for name in names if names.len() > 1 else ():
             of_slice = pl.concat([part.filter(pl.col(column) == name), others]).sort("video_id")
             groups = of_slice.group_by("label").agg(pl.len(), pl.col("group_id").n_unique())
-            real, fake = (groups.filter(label=value)["len"].sum() for value in ("real", "fake"))
+            real = groups.filter(label="real")["len"].sum()
+            fake = groups.filter(label="fake")["len"].sum()
             is_small = groups.filter(pl.col("group_id") >= SMALL_BELOW_GROUPS).height < 2
             value, low, high, total, num_groups = auc_within_folds(of_slice, config).row()
             rows.append((column, name, "roc_auc", value, low, high, total, real, fake, num_groups, is_small))

@@ -123,9 +123,11 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
     """
     model, shuffled, sources = scored[""], scored.get(SHUFFLED_LABELS), scored.get(REAL_SOURCES)
     chosen, rows = model.summary.selection, model.rows
-    pairs = zip(sources.rows, sources.scores, strict=True) if sources else ()
-    by_video = {row.video_id: (float(score), row.label) for row, score in pairs}
-    of_source = [by_video.get(row.video_id, (None, None)) for row in rows]
+    source_score, source_label = dict[str, float](), dict[str, int]()
+    if sources is not None:
+        ids = [row.video_id for row in sources.rows]
+        source_score = dict(zip(ids, sources.scores.tolist(), strict=True))
+        source_label = {row.video_id: row.label for row in sources.rows}
     columns = {
         "video_id": [row.video_id for row in rows],
         "group_id": [row.group_id for row in rows],
@@ -137,8 +139,8 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
         "temperature": chosen.temperature,
         "control_score": shuffled.scores if shuffled else None,
         "control_label": [LABELS[row.label] for row in shuffled.rows] if shuffled else None,
-        "source_score": [score for score, _ in of_source],
-        "source_label": [label for _, label in of_source],
+        "source_score": [source_score.get(row.video_id) for row in rows],
+        "source_label": [source_label.get(row.video_id) for row in rows],
     }
     return frame_of(columns, PREDICTIONS)
 

@@ -210,11 +210,12 @@ def score_windows(
         for column, fold in enumerate(folds):
             of_fold = networks.logits(fold, some)
             logits[first : first + size, column] = of_fold / networks.folds[fold].temperature
+    picture, middles = _picture(found), [frames[row[len(row) // 2]] for row in stored]
     return WindowScores(
         begins=found.begins[found.num_clips :],
         ends=found.ends[found.num_clips :],
         scores=probabilities(logits, 1.0),
-        middles=np.stack([frames[row[len(row) // 2]][_picture(found)] for row in stored]),
+        middles=np.stack([frame[picture] for frame in middles]),
         seconds=found.seconds,
         note=_note(found),
     )
@@ -258,7 +259,8 @@ def occlusion_map(
     tile_of_pixel, shape = _tiles(seen)
     num_tiles = int(np.prod(shape))
 
-    num_passes = len(folds) * (1 + num_tiles + 2 + (1 + PLACEMENTS) * (len(_SHARES) - 2))
+    num_in_check = 2 + (1 + PLACEMENTS) * (len(_SHARES) - 2)
+    num_passes = len(folds) * (1 + num_tiles + num_in_check)
     begin = time.perf_counter()
     networks.raw_logits(networks.network(folds[0]), np.repeat(clip[None], size, axis=0))
     minutes = (time.perf_counter() - begin) / size * num_passes / 60
@@ -339,8 +341,11 @@ def _deletion_check(mean_logits: Callable[[Masks], Floats], drops: Floats) -> fl
         rank = np.argsort(np.argsort(-values.ravel(), kind="stable"))
         masks += [rank < count for count in counts[1:-1]]
     begin, end, *inner = mean_logits(masks)
-    curves = np.pad(np.reshape(inner, (len(maps), -1)), ((0, 0), (1, 1)), constant_values=((0, 0), (begin, end)))
-    area, *others = np.trapezoid(curves, np.array(counts) / drops.size)
+    between = np.reshape(inner, (len(maps), -1))
+    first, last = np.full((len(maps), 1), begin), np.full((len(maps), 1), end)
+    curves = np.hstack([first, between, last])
+    shares = np.array(counts) / drops.size
+    area, *others = np.trapezoid(curves, shares)
     return float((1 + np.sum(others <= area)) / len(maps))
 
 
@@ -348,7 +353,8 @@ def _elsewhere(drops: Floats) -> Iterator[Floats]:
     """Yield up to ``PLACEMENTS`` copies of ``drops``, moved cyclically and at random by at least ``_FAR`` tiles."""
     height, width = drops.shape[1:]
     down, right = np.indices((height, width))
-    far = np.maximum(np.minimum(down, height - down), np.minimum(right, width - right)) >= _FAR
-    shifts = np.random.default_rng(0).permutation(np.argwhere(far))
+    tiles_down, tiles_right = np.minimum(down, height - down), np.minimum(right, width - right)
+    far = np.argwhere(np.maximum(tiles_down, tiles_right) >= _FAR)
+    shifts = np.random.default_rng(0).permutation(far)
     for shift in shifts[:PLACEMENTS]:
         yield np.roll(drops, tuple(shift), (1, 2))

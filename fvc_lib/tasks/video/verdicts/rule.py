@@ -206,15 +206,14 @@ def agreement_table(known: KnownVideos) -> pl.DataFrame:
     the log odds.
     """
     both = known.tested.drop_nulls("final_logit")
-    return (
-        both.with_columns(by_this=pl.Series(probabilities(both["final_logit"].to_numpy(), 1.0)))
-        .group_by("label")
-        .agg(
-            videos=pl.len(),
-            groups=pl.col("group_id").n_unique(),
-            this_network=pl.col("by_this").median(),
-            out_of_fold=pl.col("score").median(),
-            difference=(pl.col("final_logit") - pl.col("logit") / pl.col("temperature")).median(),
-        )
-        .sort("label", descending=True)
+    by_this = pl.Series(probabilities(both["final_logit"].to_numpy(), 1.0))
+    difference = both["final_logit"] - both["logit"] / both["temperature"]
+    both = both.with_columns(by_this=by_this, difference=difference)
+    table = both.group_by("label").agg(
+        videos=pl.len(),
+        groups=pl.col("group_id").n_unique(),
+        this_network=pl.col("by_this").median(),
+        out_of_fold=pl.col("score").median(),
+        difference=pl.col("difference").median(),
     )
+    return table.sort("label", descending=True)
